@@ -1,0 +1,56 @@
+"""Names that both sides must build alike.
+
+A *quota key* names one limited thing: the quota of the document and the values it is counted by, such as
+`exports:tenant=acme`. Values come from requests, so all but a few plain characters are percent-encoded: a key
+never holds a separator that a value brought along.
+"""
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Annotated
+from urllib.parse import quote, unquote
+
+from msgspec import Meta
+
+NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,62}$"
+REGION_PATTERN = r"^[a-z][a-z0-9-]{0,30}$"
+MAX_QUOTA_KEY_LENGTH = 512
+
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="lower case letters, digits, - and _")]
+RegionName = Annotated[str, Meta(pattern=REGION_PATTERN, description="lower case letters, digits and -")]
+QuotaKey = Annotated[
+    str, Meta(min_length=1, max_length=MAX_QUOTA_KEY_LENGTH, description="quota:dimension=value")
+]
+PeriodId = Annotated[str, Meta(min_length=4, max_length=64, description="such as 2026-11")]
+
+_NAME = re.compile(NAME_PATTERN)
+_REGION = re.compile(REGION_PATTERN)
+
+
+def is_name(text: str) -> bool:
+    return _NAME.match(text) is not None
+
+
+def is_region(text: str) -> bool:
+    return _REGION.match(text) is not None
+
+
+def quota_key(quota: str, dimensions: Sequence[tuple[str, str]]) -> str:
+    values = ",".join(f"{name}={quote(value, safe='')}" for name, value in dimensions)
+    return f"{quota}:{values}"
+
+
+def parse_quota_key(key: str) -> tuple[str, dict[str, str]]:
+    """The quota and its dimensions. Raises ValueError for what `quota_key` would never build."""
+    quota, separator, rest = key.partition(":")
+    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    dimensions = {name: unquote(value) for name, _, value in pairs}
+    if not separator or not is_name(quota) or quota_key(quota, list(dimensions.items())) != key:
+        raise ValueError(f"not a quota key: {key!r}")
+    return quota, dimensions
+
+
+def lane_of(key: str, lanes: int) -> int:
+    """The lane that a quota key belongs to for the whole of an epoch."""
+    return zlib.crc32(key.encode()) % lanes

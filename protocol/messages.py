@@ -1,0 +1,197 @@
+"""What travels between a region and the coordinator.
+
+An exchange has a *frozen* part, whose exact bytes are made once by a script in the region's store and sent again until
+they are acknowledged, and a *live* part, which says how things are at the moment of sending. Only the frozen part
+identifies the exchange: its bytes are hashed, its numbers are booked. It travels as text inside the envelope, so that
+nothing on the way can re-encode it.
+
+Durations travel, never timestamps. The one label that looks like a time is a usage line's minute: it says where on the
+customer's calendar the usage belongs, and nothing is computed from it but sums.
+"""
+
+import hashlib
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from protocol.identifiers import PeriodId, QuotaKey
+from protocol.lease import Totals
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.units import Milliseconds, MilliUnitsPerSecond, PositiveUnits, Units
+
+MAX_LANES = 64
+MAX_EXCHANGES = MAX_LANES
+MAX_LEASES_PER_EXCHANGE = 500
+MAX_LINES_PER_LEASE = 50_000  # a month of minutes, which is as many as one policy can make in one period
+MAX_FROZEN_BYTES = 8 * 1024 * 1024
+
+Sequence = Annotated[int, Meta(ge=1, le=2**53 - 1)]
+Lane = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
+Epoch = Annotated[int, Meta(ge=1, le=2**53 - 1)]
+Fingerprint = Annotated[str, Meta(min_length=1, max_length=256, description="one life of a store")]
+Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$")]
+DimensionValue = Annotated[str, Meta(max_length=256)]
+
+
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is not known is refused: a misspelt field must not be a silent default."""
+
+
+# --- epochs ----------------------------------------------------------------------------------------------------------
+
+
+class OpenEpoch(Message, frozen=True):
+    nonce: Nonce
+    fingerprint: Fingerprint
+
+
+class EpochOpened(Message, frozen=True):
+    epoch: Epoch
+    lanes: Annotated[int, Meta(ge=1, le=MAX_LANES)]
+
+
+# --- a region's side of an exchange ----------------------------------------------------------------------------------
+
+
+class UsageLine(Message, frozen=True):
+    minute: Annotated[int, Meta(ge=0, le=2**40, description="minutes since 1970-01-01T00:00Z")]
+    dimensions: Annotated[dict[str, DimensionValue], Meta(max_length=16)]
+    units: PositiveUnits
+
+
+class FrozenLease(Message, frozen=True):
+    """One lease as the store knew it when the batch was frozen."""
+
+    quota: QuotaKey
+    period: PeriodId
+    granted: Units
+    overage: Units
+    consumed: Units
+    returned: Units
+    lines: Annotated[list[UsageLine], Meta(max_length=MAX_LINES_PER_LEASE)] = []
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.granted, self.overage, self.consumed, self.returned)
+
+
+class FrozenBatch(Message, frozen=True):
+    """The part of an exchange that is booked. One script makes its bytes, once."""
+
+    epoch: Epoch
+    lane: Lane
+    seq: Sequence
+    leases: Annotated[list[FrozenLease], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
+
+
+class LeaseWant(Message, frozen=True):
+    """What a region would like of one quota now. Without a period: of whichever is current."""
+
+    quota: QuotaKey
+    held: Units = 0
+    demand_milli: MilliUnitsPerSecond = 0
+    waiting: Units = 0  # units of the requests that wait for this very exchange
+
+
+class RateDemand(Message, frozen=True):
+    quota: QuotaKey
+    demand_milli: MilliUnitsPerSecond
+
+
+class LiveState(Message, frozen=True):
+    wants: Annotated[list[LeaseWant], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
+    rates: Annotated[list[RateDemand], Meta(max_length=1000)] = []
+
+
+class Exchange(Message, frozen=True):
+    frozen: Annotated[
+        str, Meta(min_length=2, max_length=MAX_FROZEN_BYTES, description="a FrozenBatch, as its exact bytes")
+    ]
+    live: LiveState = field(default_factory=LiveState)
+
+
+class Versions(Message, frozen=True):
+    policies: Units = 0
+    blocks: Units = 0
+
+
+class ExchangeRequest(Message, frozen=True):
+    fingerprint: Fingerprint
+    versions: Versions
+    exchanges: Annotated[list[Exchange], Meta(min_length=1, max_length=MAX_EXCHANGES)]
+
+
+# --- the coordinator's side ------------------------------------------------------------------------------------------
+
+
+class LeaseReply(Message, frozen=True):
+    """The coordinator's totals of one lease, and for how long it may be spent, counted from the sending of the request."""
+
+    quota: QuotaKey
+    period: PeriodId
+    granted: Units
+    overage: Units
+    limit: Units  # what is funded in the whole period, for the answers that services get
+    starts_in_ms: Milliseconds
+    expires_in_ms: Milliseconds  # never past the period's end
+    ends_in_ms: Milliseconds  # the period's end
+    refresh_in_ms: Milliseconds
+    first_minute: Units  # the period's minutes, to clamp the windows of usage lines
+    last_minute: Units
+    final: bool = False  # nothing will be granted in this period any more
+    recall_keep: Units | None = None  # others wait: give back what is idle beyond this
+    refusal: GrantRefusal | None = None  # why nothing, or less than wanted, was granted
+
+
+class RateReply(Message, frozen=True):
+    quota: QuotaKey
+    rate_milli: MilliUnitsPerSecond
+    burst: Units
+    expires_in_ms: Milliseconds
+    refresh_in_ms: Milliseconds
+
+
+class WantRefused(Message, frozen=True):
+    """A want that leads to no lease at all."""
+
+    quota: QuotaKey
+    refusal: GrantRefusal
+
+
+class Receipt(Message, frozen=True):
+    """Proof that a batch was booked: where in the ledger, and the lane's chain up to it."""
+
+    position: Units
+    head: str
+
+
+class ExchangeReply(Message, frozen=True):
+    lane: Lane
+    seq: Sequence
+    outcome: ExchangeOutcome
+    receipt: Receipt | None = None
+    expected_seq: Sequence | None = None
+    leases: list[LeaseReply] = []
+    rates: list[RateReply] = []
+    refused: list[WantRefused] = []
+
+
+class ExchangeResponse(Message, frozen=True):
+    replies: list[ExchangeReply]
+    versions: Versions
+    drain: bool = False  # return what is unspent, ask for nothing
+
+
+# --- signals: hints that never carry truth; what is missed comes with the next exchange -------------------------------
+
+
+class Signal(Message, frozen=True):
+    kind: str  # recall | grant | policies | drain
+    quota: QuotaKey | None = None
+    keep: Units = 0
+    version: Units = 0
+
+
+def body_hash(frozen: str) -> bytes:
+    """What identifies an exchange: its frozen bytes and nothing else."""
+    return hashlib.sha256(frozen.encode()).digest()

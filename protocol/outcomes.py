@@ -1,0 +1,47 @@
+"""Every answer that is not plain success has a name. Exceptions are for bugs and outages."""
+
+from enum import StrEnum
+
+
+class ExchangeOutcome(StrEnum):
+    """What became of one numbered exchange."""
+
+    APPLIED = "applied"  # booked now
+    REPLAYED = "replayed"  # booked before, byte for byte; here are the current totals
+    STALE = "stale"  # an older one than the last: a slow agent, not a fault
+    GAP = "gap"  # newer than the next: the coordinator expects `expected_seq`
+    CONFLICT = "conflict"  # the last seq again, with other bytes: the store went back
+    STORE_REGRESSED = "store_regressed"  # a total is lower than what the ledger has: the store lost data
+    LEDGER_REGRESSED = "ledger_regressed"  # the ledger is behind what it had given: it lost data
+    UNKNOWN_EPOCH = "unknown_epoch"  # never issued to this region
+    WRONG_FINGERPRINT = "wrong_fingerprint"  # the epoch belongs to another life of the store
+    RETIRED = "retired"  # people decided that no more evidence counts
+
+
+class GrantRefusal(StrEnum):
+    """Why a region was not granted what it wanted of one quota."""
+
+    UNKNOWN_QUOTA = "unknown_quota"
+    NOT_LEASED = "not_leased"  # the quota's kind or mode is not served by leases
+    NO_LIMIT = "no_limit"  # the tenant's plan gives none
+    PERIOD_NOT_OPEN = "period_not_open"
+    EPOCH_FENCED = "epoch_fenced"
+    QUARANTINED = "quarantined"
+    EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back
+
+
+class DenialReason(StrEnum):
+    """Why the store's script did not admit a request. The Lua scripts use the same words."""
+
+    NO_LEASE = "no_lease"
+    LEASE_EXPIRED = "lease_expired"
+    LEASE_SPENT = "lease_spent"
+    RATE_EXCEEDED = "rate_exceeded"
+    COST_ABOVE_LIMIT = "cost_above_limit"
+
+
+class EpochRefusal(StrEnum):
+    """Why an epoch was not opened."""
+
+    NONCE_OF_ANOTHER_LIFE = "nonce_of_another_life"  # a known nonce with another fingerprint
+    REGION_DOWN = "region_down"

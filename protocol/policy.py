@@ -1,0 +1,279 @@
+"""What is limited, by what, and for whom: the limits document and what agents get of it.
+
+The document is written by people, so every mistake is answered with the field, the rule and the reason. What the
+design names but this version does not serve yet is refused here, at the door: a limit that was accepted is enforced.
+"""
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+
+from protocol.identifiers import Name, is_name
+from protocol.units import MAX_UNITS, PositiveUnits, Units
+
+MAX_QUOTAS = 1000
+MAX_POLICIES = 10_000
+MAX_PLANS = 100
+SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "route", "method")
+
+
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A misspelt key in a document is an error, not a default."""
+
+
+class QuotaKind(StrEnum):
+    ALLOWANCE = "allowance"
+    RATE = "rate"
+    CONCURRENCY = "concurrency"
+
+
+class PeriodKind(StrEnum):
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+class StoreFailure(StrEnum):
+    """What a policy answers while its region's store cannot be asked."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    LOCAL = "local"
+
+
+class Rate(NamedTuple):
+    """`rate_milli` thousandths of a unit a second, and as many units at once as `burst`."""
+
+    rate_milli: int
+    burst: int
+
+
+LimitValue = int | str
+Limit = LimitValue | dict[str, LimitValue]
+
+
+class QuotaSpec(Part, frozen=True):
+    name: Name
+    kind: QuotaKind
+    limit: Limit
+    period: str | None = None
+    time_zone: str = "UTC"
+    cap: str | dict[str, int] = "hard"
+    mode: str = "leased"
+    horizon: str = "10s"
+    durability: str = "exact"
+    algorithm: str = "token_bucket"
+    sharing: str = "adaptive"
+    slot_ttl: str | None = None
+
+
+class Match(Part, frozen=True):
+    route: str = "*"
+    method: str | list[str] = "*"
+
+
+class PolicySpec(Part, frozen=True):
+    name: Name
+    quota: Name
+    by: Annotated[list[str], Meta(min_length=1, max_length=len(SUBJECT_FIELDS))]
+    match: Match = Match()
+    cost: PositiveUnits = 1
+    on_store_failure: StoreFailure = StoreFailure.CLOSED
+    wait: str = "400ms"  # at the very end of an allowance, how long a request may wait for a last unit
+    shadow: bool = False
+
+
+class LimitsDocument(Part, frozen=True):
+    quotas: Annotated[list[QuotaSpec], Meta(max_length=MAX_QUOTAS)] = []
+    policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
+    plans: Annotated[dict[str, Part], Meta(max_length=MAX_PLANS)] = {}
+    default_plan: str | None = None
+
+
+class PolicyBundle(Struct, frozen=True, kw_only=True):
+    """What an agent needs to decide: the document, who is on which plan, and its region's part of every rate."""
+
+    version: Units
+    document: LimitsDocument
+    subscriptions: dict[str, str]
+    weight: Units
+    total_weight: PositiveUnits
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a document."""
+
+    field: str
+    rule: str
+    reason: str
+
+
+_RATE = re.compile(r"^(\d+)\s*/\s*(second|minute|hour)(?:\s*,\s*burst\s+(\d+))?$")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+_DURATION = re.compile(r"^(\d+)(ms|s|m|h|d)$")
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_duration_ms(text: str) -> int:
+    """`10s` as milliseconds. Raises ValueError for anything else than a number and a unit."""
+    found = _DURATION.match(text)
+    if not found:
+        raise ValueError(f"{text!r} is not a duration; write it as 500ms, 10s, 5m, 1h or 1d")
+    return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def parse_rate(text: LimitValue) -> Rate:
+    """`100/second, burst 200` as integers. Without a burst, one second's worth (at least one unit)."""
+    found = _RATE.match(text) if isinstance(text, str) else None
+    if not found:
+        raise ValueError(f"{text!r} is not a rate; write it as '100/second' or '1000/minute, burst 200'")
+    rate_milli = int(found[1]) * 1000 // _SECONDS[found[2]]
+    burst = int(found[3]) if found[3] else max(1, rate_milli // 1000)
+    if not 0 < rate_milli <= MAX_UNITS or not 0 < burst <= MAX_UNITS // 1_000_000:
+        raise ValueError(f"{text!r}: rate and burst must be above zero and within range")
+    return Rate(rate_milli, burst)
+
+
+def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
+    """The quota's limit on a plan; None where the plan has none, and so admits nothing."""
+    if isinstance(quota.limit, dict):
+        return quota.limit.get(plan) if plan is not None else None
+    return quota.limit
+
+
+def faults_of(document: LimitsDocument) -> list[Fault]:
+    """Everything that is wrong with a document, in the order in which it is read."""
+    return [
+        *_faults_of_names(document),
+        *(
+            fault
+            for index, quota in enumerate(document.quotas)
+            for fault in _faults_of_quota(document, index, quota)
+        ),
+        *(
+            fault
+            for index, policy in enumerate(document.policies)
+            for fault in _faults_of_policy(document, index, policy)
+        ),
+    ]
+
+
+def _faults_of_names(document: LimitsDocument) -> Iterator[Fault]:
+    for plan in document.plans:
+        if not is_name(plan):
+            yield Fault(f"plans.{plan}", "name", "a plan's name has lower case letters, digits, - and _")
+    if document.default_plan is not None and document.default_plan not in document.plans:
+        yield Fault("default_plan", "known", f"there is no plan {document.default_plan!r}")
+    yield from _repeated("quotas", [quota.name for quota in document.quotas])
+    yield from _repeated("policies", [policy.name for policy in document.policies])
+
+
+def _repeated(where: str, names: list[str]) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            yield Fault(f"{where}[{index}].name", "unique", f"{name!r} is used twice")
+        seen.add(name)
+
+
+def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> Iterator[Fault]:
+    where = f"quotas[{index}]"
+    yield from _faults_of_limit(document, f"{where}.limit", quota)
+    yield from _unserved(f"{where}.mode", quota.mode, served=("leased",), planned=("regional", "central"))
+    if quota.kind is QuotaKind.ALLOWANCE:
+        yield from _faults_of_allowance(where, quota)
+    elif quota.kind is QuotaKind.RATE:
+        planned = ("gcra", "fixed_window", "sliding_window", "sliding_log", "leaky_bucket")
+        yield from _unserved(f"{where}.algorithm", quota.algorithm, served=("token_bucket",), planned=planned)
+        yield from _unserved(f"{where}.sharing", quota.sharing, served=("adaptive", "strict"), planned=())
+
+
+def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
+    if quota.period is None:
+        yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day or month")
+    else:
+        yield from _unserved(
+            f"{where}.period", quota.period, served=tuple(PeriodKind), planned=("anniversary",)
+        )
+    if quota.time_zone != "UTC":
+        yield Fault(f"{where}.time_zone", "supported", "this version knows periods in UTC only")
+    if quota.cap != "hard":
+        yield Fault(f"{where}.cap", "supported", "this version knows the hard cap only")
+    yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
+    yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
+
+
+def _faults_of_limit(document: LimitsDocument, where: str, quota: QuotaSpec) -> Iterator[Fault]:
+    by_plan = quota.limit if isinstance(quota.limit, dict) else {None: quota.limit}
+    for plan, value in by_plan.items():
+        place = where if plan is None else f"{where}.{plan}"
+        if plan is not None and plan not in document.plans:
+            yield Fault(place, "known", f"there is no plan {plan!r}")
+        if quota.kind is QuotaKind.RATE:
+            yield from _faults_of_rate(place, value)
+        elif not isinstance(value, int) or not 0 <= value <= MAX_UNITS:
+            yield Fault(place, "units", f"a whole number from 0 to {MAX_UNITS} is needed, not {value!r}")
+
+
+def _faults_of_rate(where: str, value: LimitValue) -> Iterator[Fault]:
+    try:
+        parse_rate(value)
+    except ValueError as error:
+        yield Fault(where, "rate", str(error))
+
+
+def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:
+    try:
+        parse_duration_ms(text)
+    except ValueError as error:
+        yield Fault(where, "duration", str(error))
+
+
+def _unserved(
+    where: str, value: str, *, served: tuple[str, ...], planned: tuple[str, ...]
+) -> Iterator[Fault]:
+    if value in planned:
+        yield Fault(
+            where, "supported", f"{value!r} is not served by this version; it serves {', '.join(served)}"
+        )
+    elif value not in served:
+        yield Fault(where, "known", f"{value!r} is none of {', '.join((*served, *planned))}")
+
+
+def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) -> Iterator[Fault]:
+    where = f"policies[{index}]"
+    quota = next((each for each in document.quotas if each.name == policy.quota), None)
+    if quota is None:
+        yield Fault(f"{where}.quota", "known", f"there is no quota {policy.quota!r}")
+    for place, field in enumerate(policy.by):
+        if field not in SUBJECT_FIELDS:
+            yield Fault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
+    yield from _faults_of_duration(f"{where}.wait", policy.wait)
+    yield from _faults_of_route(f"{where}.match.route", policy.match.route)
+    if policy.shadow:
+        yield Fault(f"{where}.shadow", "supported", "shadow policies are not served by this version")
+    yield from _faults_of_failure(where, policy, quota)
+
+
+def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
+    if "*" in route[:-1]:
+        yield Fault(where, "wildcard", "a * may only be the last character")
+    if route != "*" and not route.startswith("/"):
+        yield Fault(where, "path", "a route begins with /")
+
+
+def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) -> Iterator[Fault]:
+    place = f"{where}.on_store_failure"
+    if policy.on_store_failure is StoreFailure.LOCAL:
+        yield Fault(place, "supported", "'local' is not served by this version; it serves open and closed")
+    elif (
+        policy.on_store_failure is StoreFailure.OPEN
+        and quota is not None
+        and quota.kind is not QuotaKind.RATE
+    ):
+        yield Fault(
+            place, "supported", "only a rate may fail open in this version: an open allowance needs a journal"
+        )
