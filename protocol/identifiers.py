@@ -19,9 +19,7 @@ MAX_QUOTA_KEY_LENGTH = 512
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="lower case letters, digits, - and _")]
 RegionName = Annotated[str, Meta(pattern=REGION_PATTERN, description="lower case letters, digits and -")]
-QuotaKey = Annotated[
-    str, Meta(min_length=1, max_length=MAX_QUOTA_KEY_LENGTH, description="quota:dimension=value")
-]
+QuotaKey = Annotated[str, Meta(min_length=1, max_length=MAX_QUOTA_KEY_LENGTH, description="quota:dimension=value")]
 PeriodId = Annotated[str, Meta(min_length=4, max_length=64, description="such as 2026-11")]
 
 _NAME = re.compile(NAME_PATTERN)

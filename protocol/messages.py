@@ -125,7 +125,7 @@ class ExchangeRequest(Message, frozen=True):
 
 
 class LeaseReply(Message, frozen=True):
-    """The coordinator's totals of one lease, and for how long it may be spent, counted from the sending of the request."""
+    """The totals of one lease, and for how long it may be spent, counted from the sending of the request."""
 
     quota: QuotaKey
     period: PeriodId

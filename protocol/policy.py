@@ -148,11 +148,7 @@ def faults_of(document: LimitsDocument) -> list[Fault]:
     """Everything that is wrong with a document, in the order in which it is read."""
     return [
         *_faults_of_names(document),
-        *(
-            fault
-            for index, quota in enumerate(document.quotas)
-            for fault in _faults_of_quota(document, index, quota)
-        ),
+        *(fault for index, quota in enumerate(document.quotas) for fault in _faults_of_quota(document, index, quota)),
         *(
             fault
             for index, policy in enumerate(document.policies)
@@ -195,9 +191,7 @@ def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
     if quota.period is None:
         yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day or month")
     else:
-        yield from _unserved(
-            f"{where}.period", quota.period, served=tuple(PeriodKind), planned=("anniversary",)
-        )
+        yield from _unserved(f"{where}.period", quota.period, served=tuple(PeriodKind), planned=("anniversary",))
     if quota.time_zone != "UTC":
         yield Fault(f"{where}.time_zone", "supported", "this version knows periods in UTC only")
     if quota.cap != "hard":
@@ -232,13 +226,9 @@ def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:
         yield Fault(where, "duration", str(error))
 
 
-def _unserved(
-    where: str, value: str, *, served: tuple[str, ...], planned: tuple[str, ...]
-) -> Iterator[Fault]:
+def _unserved(where: str, value: str, *, served: tuple[str, ...], planned: tuple[str, ...]) -> Iterator[Fault]:
     if value in planned:
-        yield Fault(
-            where, "supported", f"{value!r} is not served by this version; it serves {', '.join(served)}"
-        )
+        yield Fault(where, "supported", f"{value!r} is not served by this version; it serves {', '.join(served)}")
     elif value not in served:
         yield Fault(where, "known", f"{value!r} is none of {', '.join((*served, *planned))}")
 
@@ -269,11 +259,5 @@ def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) 
     place = f"{where}.on_store_failure"
     if policy.on_store_failure is StoreFailure.LOCAL:
         yield Fault(place, "supported", "'local' is not served by this version; it serves open and closed")
-    elif (
-        policy.on_store_failure is StoreFailure.OPEN
-        and quota is not None
-        and quota.kind is not QuotaKind.RATE
-    ):
-        yield Fault(
-            place, "supported", "only a rate may fail open in this version: an open allowance needs a journal"
-        )
+    elif policy.on_store_failure is StoreFailure.OPEN and quota is not None and quota.kind is not QuotaKind.RATE:
+        yield Fault(place, "supported", "only a rate may fail open in this version: an open allowance needs a journal")
