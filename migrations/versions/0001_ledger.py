@@ -3,7 +3,7 @@
 Every identity that protocol.md promises is a CHECK here, so that a bug cannot be booked: the transaction fails instead.
 """
 
-from alembic import op
+from migrations.statements import execute
 
 revision = "0001"
 down_revision = None
@@ -217,9 +217,9 @@ CREATE TABLE token (
 
 
 def upgrade() -> None:
-    op.execute(REGIONS)
-    op.execute(BOOKS)
-    op.execute(CATALOGUE)
+    execute(REGIONS)
+    execute(BOOKS)
+    execute(CATALOGUE)
 
 
 def downgrade() -> None:

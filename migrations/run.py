@@ -1,0 +1,56 @@
+"""Brings a database to the newest schema, and says what the newest is.
+
+Run by the owner of the schema and by nobody else: the coordinator only checks. Every migration waits a bounded time
+for its locks, so that a busy table fails the migration and not the service. Two runs at once are one run and a
+no-op: an advisory lock puts them in a row.
+"""
+
+import asyncio
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+LOCK_TIMEOUT_MS = 5_000
+ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
+
+
+def upgrade(url: str) -> None:
+    """To the newest revision; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db."""
+    asyncio.run(_upgrade(url))
+
+
+def newest_revision() -> str:
+    """The schema this code was written for."""
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    assert head is not None
+    return head
+
+
+async def _upgrade(url: str) -> None:
+    engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            # First the row of migrations, as long as it takes; then the tables, for a bounded time.
+            await connection.execute(text(f"SELECT pg_advisory_xact_lock({ONE_MIGRATION_AT_A_TIME})"))
+            await connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+            await connection.run_sync(_migrate)
+    finally:
+        await engine.dispose()
+
+
+def _migrate(connection: Connection) -> None:
+    config = _config()
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

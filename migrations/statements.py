@@ -1,0 +1,14 @@
+"""How a migration runs its SQL: as a script of several statements, which a prepared statement cannot be."""
+
+from alembic import op
+
+
+def execute(sql: str) -> None:
+    """Runs the statements in the transaction of the migration; as text where alembic only prints."""
+    bind = op.get_bind()
+    if bind is None:
+        op.execute(sql)
+        return
+    connection = bind.connection.dbapi_connection
+    assert connection is not None
+    connection.run_async(lambda driver: driver.execute(sql))
