@@ -1,0 +1,36 @@
+"""What a token may be allowed to do. No scope, no access.
+
+A region's token speaks for that region and for nothing else, so `admin`, which implies everything that people do,
+implies no `region:*`: whoever runs the coordinator still cannot report usage in a region's name.
+"""
+
+from collections.abc import Collection
+
+from protocol.identifiers import is_region
+
+SCOPES = (
+    "quota:read",
+    "quota:write",
+    "alloc:write",
+    "usage:read",
+    "adjust:propose",
+    "adjust:approve",
+    "period:close",
+    "audit:read",
+    "admin",
+)
+REGION_PREFIX = "region:"
+
+
+def is_scope(text: str) -> bool:
+    return text in SCOPES or (text.startswith(REGION_PREFIX) and is_region(text.removeprefix(REGION_PREFIX)))
+
+
+def allows(held: Collection[str], needed: str) -> bool:
+    return needed in held or ("admin" in held and not needed.startswith(REGION_PREFIX))
+
+
+def region_of(held: Collection[str]) -> str | None:
+    """The region that a token speaks for, if it speaks for exactly one."""
+    regions = [scope.removeprefix(REGION_PREFIX) for scope in held if scope.startswith(REGION_PREFIX)]
+    return regions[0] if len(regions) == 1 else None

@@ -1,0 +1,48 @@
+"""Issue a token. It is shown once, here: the database keeps its hash and nothing else."""
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from coordinator.database.connection import Connection
+from coordinator.domain.scopes import is_scope
+from doors.tokens import new_token, token_hash
+
+
+class IssuedToken(NamedTuple):
+    id: UUID
+    token: str
+
+
+async def issue_token(
+    connection: Connection, scopes: Collection[str], note: str, now: datetime, token: str | None = None
+) -> IssuedToken:
+    """A new token, or the given one. Issuing the same token again answers the same id, if it is the same grant.
+
+    Raises ValueError, whose sentence says what is wrong, for unknown scopes and for a token that was revoked.
+    """
+    wanted = _checked(scopes)
+    shown = token or new_token()
+    id_ = await connection.fetchval(_INSERT, uuid4(), token_hash(shown), wanted, note, now)
+    if id_ is None:
+        raise ValueError("this token was issued before with other scopes, or was revoked; issue a new one")
+    return IssuedToken(id_, shown)
+
+
+def _checked(scopes: Collection[str]) -> list[str]:
+    if not scopes:
+        raise ValueError("a token needs at least one scope")
+    for scope in scopes:
+        if not is_scope(scope):
+            raise ValueError(f"{scope!r} is not a scope")
+    return sorted(set(scopes))
+
+
+# A revoked token stays revoked, and none gains scopes by being issued again.
+_INSERT = """
+INSERT INTO token (id, hash, scopes, note, created_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (hash) DO UPDATE SET note = excluded.note
+    WHERE token.revoked_at IS NULL AND token.scopes = excluded.scopes
+RETURNING id
+"""

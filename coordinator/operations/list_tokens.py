@@ -1,0 +1,23 @@
+"""Which tokens there are. What they are is known to their holders alone."""
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from coordinator.database.connection import Connection
+
+
+class KnownToken(NamedTuple):
+    id: UUID
+    scopes: list[str]
+    note: str
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+async def list_tokens(connection: Connection) -> list[KnownToken]:
+    """Every token ever issued, oldest first."""
+    return [KnownToken(*row.values()) for row in await connection.fetch(_ALL)]
+
+
+_ALL = "SELECT id, scopes, note, created_at, revoked_at FROM token ORDER BY created_at, id"
