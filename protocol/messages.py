@@ -132,6 +132,7 @@ class LeaseReply(Message, frozen=True):
     granted: Units
     overage: Units
     limit: Units  # what is funded in the whole period, for the answers that services get
+    unallocated: Units  # what no region holds yet, likewise
     starts_in_ms: Milliseconds
     expires_in_ms: Milliseconds  # never past the period's end
     ends_in_ms: Milliseconds  # the period's end

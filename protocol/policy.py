@@ -17,6 +17,9 @@ from protocol.units import MAX_UNITS, PositiveUnits, Units
 MAX_QUOTAS = 1000
 MAX_POLICIES = 10_000
 MAX_PLANS = 100
+# Buckets count thousand-millionths of a unit, so that no refill is ever rounded; that many fit Lua's numbers.
+MAX_BURST = 9_000_000
+MAX_RATE_MILLI = MAX_BURST * 1000
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "route", "method")
 
 
@@ -132,8 +135,8 @@ def parse_rate(text: LimitValue) -> Rate:
         raise ValueError(f"{text!r} is not a rate; write it as '100/second' or '1000/minute, burst 200'")
     rate_milli = int(found[1]) * 1000 // _SECONDS[found[2]]
     burst = int(found[3]) if found[3] else max(1, rate_milli // 1000)
-    if not 0 < rate_milli <= MAX_UNITS or not 0 < burst <= MAX_UNITS // 1_000_000:
-        raise ValueError(f"{text!r}: rate and burst must be above zero and within range")
+    if not 0 < rate_milli <= MAX_RATE_MILLI or not 0 < burst <= MAX_BURST:
+        raise ValueError(f"{text!r}: rate and burst must be above zero and at most {MAX_BURST}")
     return Rate(rate_milli, burst)
 
 
