@@ -1,0 +1,62 @@
+"""The servers that the tests and `leasehold up` stand on."""
+
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import identity
+from tests.conftest import Server
+
+
+@pytest.mark.anyio
+async def test_database_is_migrated(database: str) -> None:
+    connection = await asyncpg.connect(database)
+    try:
+        assert await connection.fetchval("SELECT version FROM policy_version") is not None
+    finally:
+        await connection.close()
+
+
+@pytest.mark.anyio
+async def test_postgres_wants_the_password(database: str, postgres_server: Server) -> None:
+    with pytest.raises(asyncpg.InvalidPasswordError):
+        await asyncpg.connect(database.replace(postgres_server.password, "guess"))
+
+
+def test_store_wants_the_password(store_server: Server) -> None:
+    assert not embedded.store_is_ready(store_server.port, "guess")
+    assert embedded.store_is_ready(store_server.port, store_server.password)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("maxmemory-policy", "noeviction"), ("appendonly", "yes")])
+def test_store_forgets_nothing(store: str, setting: str, value: str) -> None:
+    assert value in _ask(store, f"CONFIG GET {setting}")
+
+
+def _ask(store: str, command: str) -> str:
+    url = urlsplit(store)
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall(f"AUTH {url.password}\r\n{command}\r\nQUIT\r\n".encode())
+        return b"".join(iter(lambda: connection.recv(4096), b"")).decode()
+
+
+def test_no_secret_in_the_process_list(postgres_server: Server, store_server: Server) -> None:
+    command_lines = b"".join(_command_line(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+    assert b"postgres" in command_lines
+    assert postgres_server.password.encode() not in command_lines
+    assert store_server.password.encode() not in command_lines
+
+
+def _command_line(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_nobody_has_the_pid_of_a_process_that_never_was() -> None:
+    assert identity(2**22 + 1) is None
