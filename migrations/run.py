@@ -1,4 +1,4 @@
-"""Brings a database to the newest schema, and says what the newest is.
+"""Brings a database to the newest schema.
 
 Run by the owner of the schema and by nobody else: the coordinator only checks. Every migration waits a bounded time
 for its locks, so that a busy table fails the migration and not the service. Two runs at once are one run and a
@@ -7,10 +7,10 @@ no-op: an advisory lock puts them in a row.
 
 import asyncio
 from pathlib import Path
+from typing import TextIO
 
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -22,13 +22,6 @@ ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
 def upgrade(url: str) -> None:
     """To the newest revision; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db."""
     asyncio.run(_upgrade(url))
-
-
-def newest_revision() -> str:
-    """The schema this code was written for."""
-    head = ScriptDirectory.from_config(_config()).get_current_head()
-    assert head is not None
-    return head
 
 
 async def _upgrade(url: str) -> None:
@@ -44,13 +37,14 @@ async def _upgrade(url: str) -> None:
 
 
 def _migrate(connection: Connection) -> None:
-    config = _config()
+    config = alembic_config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 
-def _config() -> Config:
-    config = Config()
+def alembic_config(output: TextIO | None = None) -> Config:
+    """What alembic needs to know; `output` takes the SQL where it only prints."""
+    config = Config(output_buffer=output) if output else Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config

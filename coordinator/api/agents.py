@@ -1,0 +1,5 @@
+"""For agents: epochs, exchanges, signals and policies."""
+
+from fastapi import APIRouter
+
+router = APIRouter(tags=["agents"])

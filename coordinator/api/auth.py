@@ -1,0 +1,52 @@
+"""Who may come in. Every route asks here first, before anything is looked up, so that neither answer tells what exists.
+
+Without a token, or with one that is not known: 401. With a token that lacks the scope: 403.
+"""
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import Request
+
+from coordinator.domain.scopes import REGION_PREFIX
+from coordinator.operations.authenticate import Caller, authenticate
+from coordinator.state import TheCoordinator
+from doors.problems import Problem
+from doors.tokens import bearer_token, token_hash
+
+
+async def caller_of(request: Request, coordinator: TheCoordinator) -> Caller:
+    token = bearer_token(request)
+    found = await coordinator.database.read(lambda c: authenticate(c, token_hash(token))) if token else None
+    if found is None:
+        detail = "the token is not known" if token else "this needs a token: Authorization: Bearer <token>"
+        raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+    return found
+
+
+def require(scope: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]]:
+    """A dependency: `caller: Annotated[Caller, Depends(require("quota:read"))]`."""
+
+    async def allowed(request: Request, coordinator: TheCoordinator) -> Caller:
+        caller = await caller_of(request, coordinator)
+        if not caller.may(scope):
+            raise Problem("forbidden", f"this needs a token with the scope {scope}")
+        return caller
+
+    return allowed
+
+
+async def require_this_region(request: Request, coordinator: TheCoordinator) -> str:
+    """The region in the path, which the token must speak for: nothing implies a region's scope, not even `admin`."""
+    caller = await caller_of(request, coordinator)
+    region = request.path_params["region"]
+    if not caller.may(REGION_PREFIX + region):
+        raise Problem("forbidden", "this needs a token of the region in the path")
+    return str(region)
+
+
+async def require_a_region(request: Request, coordinator: TheCoordinator) -> str:
+    """The one region that the token speaks for."""
+    caller = await caller_of(request, coordinator)
+    if caller.region is None:
+        raise Problem("forbidden", "this needs a token of one region")
+    return caller.region

@@ -1,0 +1,127 @@
+"""Postgres, and the only two ways to it: `run` and `transaction`.
+
+`run` is the one owner of retries. What another transaction caused (a deadlock, a lock that took too long) or a
+connection that died is tried again, a bounded number of times; each attempt is a whole transaction from its start.
+An operation may therefore run twice, even if its first commit got through and only the answer was lost: so every
+operation is written to be safe to repeat. What stays unreachable is `DatabaseUnavailable`, which the doors
+answer with 503.
+
+READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
+ask for `snapshot=True`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import asyncpg
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from coordinator.database.connection import Connection
+from coordinator.outages import DatabaseUnavailable
+
+if TYPE_CHECKING:
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    BaseConnection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+else:
+    Pool = asyncpg.Pool
+    BaseConnection = asyncpg.Connection
+
+Result = TypeVar("Result")
+
+ATTEMPTS = 4
+CONNECT_TIMEOUT_S = 5
+ACQUIRE_TIMEOUT_S = 5
+COMMAND_TIMEOUT_S = 30
+SESSION = {
+    "application_name": "leasehold-coordinator",
+    "lock_timeout": "5s",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "30s",
+    "jit": "off",  # short statements: compiling them costs more than running them
+    "timezone": "UTC",
+}
+
+CONTENTION = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+)
+OUTAGE = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,  # shutting down, crashed, cannot connect now
+    asyncpg.InsufficientResourcesError,
+    asyncpg.InterfaceError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ReadOnlySQLTransactionError,  # the primary has become a standby
+)
+
+
+class Session(BaseConnection):
+    """A connection that is not reset between uses: no operation leaves anything behind but its transaction."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Database:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def run(self, operation: Callable[[Connection], Awaitable[Result]], *, snapshot: bool = False) -> Result:
+        """One transaction, committed when this returns; repeated where contention or a lost connection ended it."""
+
+        async def once() -> Result:
+            async with self.transaction(snapshot=snapshot) as connection:
+                return await operation(connection)
+
+        return await _retried(once)
+
+    async def read(self, operation: Callable[[Connection], Awaitable[Result]]) -> Result:
+        """For a single statement, such as looking a token up: it needs no transaction around it."""
+
+        async def once() -> Result:
+            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+                return await operation(connection)
+
+        return await _retried(once)
+
+    @asynccontextmanager
+    async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Connection]:
+        """One attempt: commits at the end of the block, rolls back if it raises."""
+        async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+            transaction = connection.transaction(isolation="repeatable_read", readonly=True) if snapshot else None
+            async with transaction or connection.transaction():
+                yield connection
+
+
+async def _retried(once: Callable[[], Awaitable[Result]]) -> Result:
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type((*CONTENTION, asyncpg.PostgresConnectionError)),
+        wait=wait_random_exponential(multiplier=0.01, max=0.2),
+        stop=stop_after_attempt(ATTEMPTS),
+        reraise=True,
+    )
+    try:
+        return await retrying(once)
+    except (*CONTENTION, *OUTAGE) as error:
+        raise DatabaseUnavailable(type(error).__name__) from error
+
+
+@asynccontextmanager
+async def open_database(url: str, pool_size: int) -> AsyncIterator[Database]:
+    """Connects when it has to: without Postgres a coordinator starts, and says that it is not ready."""
+    pool = asyncpg.create_pool(
+        url,
+        min_size=0,
+        max_size=pool_size,
+        timeout=CONNECT_TIMEOUT_S,
+        command_timeout=COMMAND_TIMEOUT_S,
+        server_settings=SESSION,
+        connection_class=Session,
+    )
+    async with pool:
+        yield Database(pool)

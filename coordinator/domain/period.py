@@ -1,0 +1,91 @@
+"""Periods follow the calendar: an hour, a day or a month in UTC. The id says which, and is what leases are named by.
+
+    2026-11-18T09   hour        2026-11-18   day        2026-11   month
+
+The shape of an id tells its kind, so one table of formats serves both ways.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from protocol.policy import PeriodKind
+
+_FORMATS = {PeriodKind.HOUR: "%Y-%m-%dT%H", PeriodKind.DAY: "%Y-%m-%d", PeriodKind.MONTH: "%Y-%m"}
+_MINUTE = timedelta(minutes=1)
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Period(NamedTuple):
+    id: str
+    kind: PeriodKind
+    starts_at: datetime
+    ends_at: datetime  # the first moment after it
+
+    @property
+    def first_minute(self) -> int:
+        return minute_of(self.starts_at)
+
+    @property
+    def last_minute(self) -> int:
+        return minute_of(self.ends_at) - 1
+
+    def starts_in_ms(self, now: datetime) -> int:
+        return max(0, (self.starts_at - now) // _MILLISECOND)
+
+    def ends_in_ms(self, now: datetime) -> int:
+        return max(0, (self.ends_at - now) // _MILLISECOND)
+
+
+def minute_of(moment: datetime) -> int:
+    """Minutes since 1970: the label of a usage line."""
+    return (moment - _EPOCH) // _MINUTE
+
+
+def moment_of(minute: int) -> datetime:
+    return _EPOCH + minute * _MINUTE
+
+
+def period_at(kind: PeriodKind, moment: datetime) -> Period:
+    """The period of that kind which holds the moment."""
+    starts_at = _start(kind, moment.astimezone(UTC))
+    return Period(starts_at.strftime(_FORMATS[kind]), kind, starts_at, _end(kind, starts_at))
+
+
+def next_period(period: Period) -> Period:
+    return period_at(period.kind, period.ends_at)
+
+
+def period_of(period_id: str) -> Period:
+    """The period that an id names. Raises ValueError for what `period_at` would never name."""
+    for kind, shape in _FORMATS.items():
+        period = _parsed(kind, shape, period_id)
+        if period is not None:
+            return period
+    raise ValueError(f"{period_id!r} names no period; write it as 2026-11-18T09, 2026-11-18 or 2026-11")
+
+
+def _parsed(kind: PeriodKind, shape: str, period_id: str) -> Period | None:
+    try:
+        period = period_at(kind, datetime.strptime(period_id, shape).replace(tzinfo=UTC))
+    except (ValueError, OverflowError):
+        return None
+    # strptime is lenient with leading zeros: only the canonical spelling is an id.
+    return period if period.id == period_id else None
+
+
+def _start(kind: PeriodKind, moment: datetime) -> datetime:
+    hour = moment.replace(minute=0, second=0, microsecond=0)
+    if kind is PeriodKind.HOUR:
+        return hour
+    day = hour.replace(hour=0)
+    return day if kind is PeriodKind.DAY else day.replace(day=1)
+
+
+def _end(kind: PeriodKind, starts_at: datetime) -> datetime:
+    if kind is PeriodKind.HOUR:
+        return starts_at + timedelta(hours=1)
+    if kind is PeriodKind.DAY:
+        return starts_at + timedelta(days=1)
+    # The 1st plus 32 days is always in the next month.
+    return (starts_at + timedelta(days=32)).replace(day=1)

@@ -1,0 +1,87 @@
+"""The composition root: the one place that reads the settings and puts the parts together."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request, Response
+
+from coordinator.api import agents, catalogue, finance, health, operations
+from coordinator.database.engine import open_database
+from coordinator.database.notices import listen
+from coordinator.metrics import Metrics
+from coordinator.outages import DatabaseUnavailable
+from coordinator.settings import CoordinatorSettings
+from coordinator.signals import SignalHub
+from coordinator.state import Coordinator
+from doors.bodies import install_schemas
+from doors.logs import configure_logging
+from doors.problems import Problem, install_problems, problem_response
+from doors.requests import BodyLimit, RequestContext
+from doors.serving import serve
+from doors.settings import load_settings
+from protocol.clock import Clock, SystemClock
+
+ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router)
+
+
+def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
+    """The whole coordinator as an app. Its lifespan holds the connections; whoever serves it closes the hub first."""
+    hub = hub or SignalHub()
+    metrics = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        url = settings.database_url.get_secret_value()
+        async with open_database(url, settings.database_pool_size) as database, _listening(url, hub):
+            app.state.coordinator = Coordinator(settings, clock or SystemClock(), database, hub, metrics)
+            yield
+            hub.close()
+
+    app = FastAPI(title="Leasehold coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    for router in ROUTERS:
+        app.include_router(router)
+    install_problems(app)
+    install_schemas(app)
+    app.add_exception_handler(DatabaseUnavailable, _unavailable)
+    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestContext)
+    return app
+
+
+async def _unavailable(request: Request, _: Exception) -> Response:
+    detail = "the ledger cannot be reached now; nothing was changed that a repetition would not find"
+    return problem_response(Problem("database-unavailable", detail, headers={"Retry-After": "1"}), request)
+
+
+@asynccontextmanager
+async def _listening(url: str, hub: SignalHub) -> AsyncIterator[None]:
+    task = asyncio.create_task(listen(url, hub.deliver))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def run() -> None:
+    """Serves until SIGTERM."""
+    settings = load_settings(CoordinatorSettings)
+    configure_logging("coordinator", settings.log_level)
+    asyncio.run(_serve(settings))
+
+
+async def _serve(settings: CoordinatorSettings) -> None:
+    hub = SignalHub()
+
+    async def end_streams() -> None:
+        hub.close()
+
+    await serve(
+        create_app(settings, hub=hub),
+        host=settings.host,
+        port=settings.port,
+        max_header_bytes=settings.max_header_bytes,
+        before_shutdown=end_streams,
+    )

@@ -1,0 +1,27 @@
+"""What a coordinator counts. One registry for each app, so that two in one process do not add up."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        name = "leasehold_coordinator_"
+        self.exchanges = Counter(f"{name}exchanges", "Exchanges by what became of them", ["outcome"], registry=registry)
+        self.lines = Counter(f"{name}lines_booked", "Usage lines booked", registry=registry)
+        self.consumed = Counter(f"{name}units_consumed", "Units booked as used", registry=registry)
+        self.grants = Counter(f"{name}grants", "Grants to leases", registry=registry)
+        self.granted = Counter(f"{name}units_granted", "Units granted to leases", registry=registry)
+        self.overage = Counter(f"{name}units_overage", "Units used beyond what was funded", registry=registry)
+        self.quarantined = Counter(f"{name}leases_quarantined", "Leases whose two counts disagreed", registry=registry)
+        self.refused_wants = Counter(f"{name}wants_refused", "Wants not met, by reason", ["refusal"], registry=registry)
+        self.exchange_seconds = Histogram(
+            f"{name}exchange_seconds", "One call's transaction, with its retries", buckets=_BUCKETS, registry=registry
+        )
+        self.signals = Counter(f"{name}signals", "Signals to regions", ["kind"], registry=registry)
+        self.streams = Gauge(f"{name}signal_streams", "Streams and long polls that are open", registry=registry)
+        self.units = Gauge(
+            f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
+        )

@@ -1,0 +1,36 @@
+"""What a coordinator is told by its environment. Read once, by `main`, and by nobody else."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PostgresDsn, SecretStr, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from doors.settings import Settings
+from protocol.messages import MAX_LANES
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class CoordinatorSettings(Settings):
+    model_config = SettingsConfigDict(env_prefix="LEASEHOLD_COORDINATOR_")
+
+    database_url: SecretStr = Field(examples=["postgresql://leasehold:secret@127.0.0.1:5432/leasehold"])
+    host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"])
+    port: int = Field(default=8400, ge=0, le=65535, examples=[8400])
+    lanes: int = Field(default=4, ge=1, le=MAX_LANES, examples=[4])  # of epochs that are opened from now on
+    lease_ms: int = Field(default=60_000, ge=1_000, le=86_400_000, examples=[60_000])
+    refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])
+    database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
+    max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
+    log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_postgres(cls, value: SecretStr) -> SecretStr:
+        try:
+            PostgresDsn(value.get_secret_value())
+        except ValueError:
+            # Pydantic's own message would repeat the value, and with it the password.
+            raise ValueError("it must look like postgresql://user:password@host:port/database") from None
+        return value
