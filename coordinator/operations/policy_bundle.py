@@ -1,14 +1,13 @@
 """What one region's agents need to decide, read at one version.
 
-Four questions are asked, so the caller hands a connection whose transaction is REPEATABLE READ, or takes what
-READ COMMITTED gives: a bundle whose version is older than its contents, never newer. For `version` is read first,
-an agent that polls with it hears of whatever it already got once more, and misses nothing.
+Several questions are asked, the version first. So even where each sees a later moment (READ COMMITTED), a bundle's
+contents are never older than its version: an agent that goes on from that version may hear a change twice, and misses
+none.
 """
 
-import msgspec
-
 from coordinator.database.connection import Connection
-from protocol.policy import LimitsDocument, PolicyBundle
+from coordinator.operations.read_limits import read_limits
+from protocol.policy import PolicyBundle
 
 
 async def policy_bundle(connection: Connection, region: str) -> PolicyBundle:
@@ -17,17 +16,11 @@ async def policy_bundle(connection: Connection, region: str) -> PolicyBundle:
     weight, total = await connection.fetchrow(_WEIGHTS, region) or (0, 0)
     return PolicyBundle(
         version=version,
-        document=await current_document(connection),
+        document=(await read_limits(connection)).document,
         subscriptions={row["tenant"]: row["plan"] for row in await connection.fetch(_SUBSCRIPTIONS)},
         weight=weight,
         total_weight=max(total, 1),
     )
-
-
-async def current_document(connection: Connection) -> LimitsDocument:
-    """The document in force; an empty one, which limits nothing, before the first was applied."""
-    text = await connection.fetchval(_DOCUMENT)
-    return LimitsDocument() if text is None else msgspec.json.decode(text, type=LimitsDocument)
 
 
 _WEIGHTS = """
@@ -35,4 +28,3 @@ SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0)::bigint, coalesce(sum(w
 FROM region WHERE status = 'active'
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
-_DOCUMENT = "SELECT document::text FROM limits_version ORDER BY version DESC LIMIT 1"

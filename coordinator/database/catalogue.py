@@ -1,0 +1,23 @@
+"""The catalogue's version: what every change that agents must hear of goes through.
+
+Its one row is also the catalogue's lock. Whoever changes limits, subscriptions or regions takes it first, so a plan
+cannot be dropped at the moment at which somebody is put on it.
+"""
+
+from coordinator.database.connection import Connection
+from coordinator.database.notices import notify
+from coordinator.signals import Notice
+from protocol.messages import Signal
+
+
+async def lock_catalogue(connection: Connection) -> int:
+    """The version now. It stays until this transaction ends."""
+    version: int = await connection.fetchval("SELECT version FROM policy_version FOR UPDATE")
+    return version
+
+
+async def advance_catalogue(connection: Connection) -> int:
+    """The next version, of which every agent hears when this transaction commits."""
+    version: int = await connection.fetchval("UPDATE policy_version SET version = version + 1 RETURNING version")
+    await notify(connection, [Notice(Signal(kind="policies", version=version))])
+    return version

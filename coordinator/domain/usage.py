@@ -1,0 +1,118 @@
+"""How finance asks for usage: over which time, cut into which pieces, told apart by what.
+
+Usage is kept by the minute, and a minute belongs to the piece of time in which it begins. Pieces follow the calendar of
+the time zone that was asked for: a day is 23 or 25 hours long where clocks change, and an hour that happens twice is
+two pieces. The boundaries are made here, once, and handed to the database as instants, so that two tables of time
+zones never have to agree.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, time, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
+
+MAX_BUCKETS = 50_000  # a month of minutes
+
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)$", re.ASCII)
+_DATE = re.compile(r"^\d{4}-\d\d-\d\d$", re.ASCII)
+
+
+class Dimension(StrEnum):
+    """What usage can be told apart by."""
+
+    TENANT = "tenant"
+    QUOTA = "quota"
+    REGION = "region"
+    POLICY = "policy"
+
+
+class Granularity(StrEnum):
+    MINUTE = "PT1M"
+    HOUR = "PT1H"
+    DAY = "P1D"
+    MONTH = "P1M"
+
+
+class UsageQuestion(NamedTuple):
+    """`boundaries` are the beginnings of the pieces and, last, the end of the whole."""
+
+    boundaries: list[datetime]
+    group_by: list[Dimension]
+    filters: dict[Dimension, list[str]]
+
+
+def parse_instant(text: str, zone: ZoneInfo) -> datetime:
+    """An RFC 3339 time, or a date: midnight in the zone. Raises ValueError for anything else."""
+    if _DATE.match(text):
+        return _local_midnight(date.fromisoformat(text), zone)
+    if not _TIME.match(text):
+        raise ValueError("write it as 2026-11-18 or 2026-11-18T09:30:00Z (a + of an offset as %2B)")
+    try:
+        return datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("it is out of range") from error
+
+
+def parse_zone(text: str) -> ZoneInfo:
+    """An IANA time zone by name. Raises ValueError if there is none."""
+    try:
+        return ZoneInfo(text)
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(f"there is no time zone {text!r}; write it as UTC or Europe/Berlin") from error
+
+
+def month_around(now: datetime, zone: ZoneInfo) -> tuple[datetime, datetime]:
+    first = now.astimezone(zone).date().replace(day=1)
+    return _local_midnight(first, zone), _local_midnight(_next_month(first), zone)
+
+
+def boundaries(start: datetime, end: datetime, granularity: Granularity | None, zone: ZoneInfo) -> list[datetime]:
+    """From start to end, cut where the zone's calendar says. Raises ValueError for more than MAX_BUCKETS pieces."""
+    cuts = [start]
+    for cut in _cuts_after(start, granularity, zone):
+        if cut >= end:
+            break
+        if len(cuts) == MAX_BUCKETS:
+            raise ValueError(f"more than {MAX_BUCKETS} pieces of {granularity}; ask for a coarser one or less time")
+        cuts.append(cut)
+    return [*cuts, end]
+
+
+def _cuts_after(start: datetime, granularity: Granularity | None, zone: ZoneInfo) -> Iterator[datetime]:
+    if granularity is None:
+        return iter(())
+    if granularity in (Granularity.MINUTE, Granularity.HOUR):
+        return _even_cuts(start, timedelta(minutes=1 if granularity is Granularity.MINUTE else 60), zone)
+    return _calendar_cuts(start, granularity, zone)
+
+
+def _even_cuts(start: datetime, step: timedelta, zone: ZoneInfo) -> Iterator[datetime]:
+    """Full minutes or hours of the zone's clock. Offsets are not all whole hours, and they change."""
+    cut = start
+    while True:
+        local = cut.astimezone(zone)
+        into = timedelta(minutes=local.minute if step > timedelta(minutes=1) else 0, seconds=local.second)
+        whole = cut - into - timedelta(microseconds=local.microsecond)
+        cut = whole + step
+        yield cut
+
+
+def _calendar_cuts(start: datetime, granularity: Granularity, zone: ZoneInfo) -> Iterator[datetime]:
+    day = start.astimezone(zone).date()
+    while True:
+        day = _next_month(day) if granularity is Granularity.MONTH else day + timedelta(days=1)
+        yield _local_midnight(day, zone)
+
+
+def _next_month(day: date) -> date:
+    return day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1)
+
+
+def _local_midnight(day: date, zone: ZoneInfo) -> datetime:
+    """Where clocks skip midnight, the day begins when they go on."""
+    try:
+        return datetime.combine(day, time(), zone).astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("it is out of range") from error

@@ -1,0 +1,77 @@
+"""Apply a limits document, or say what applying it would change."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from coordinator.database.catalogue import advance_catalogue, lock_catalogue
+from coordinator.database.connection import Connection
+from coordinator.domain.difference import Change, differences
+from coordinator.operations.read_limits import AppliedLimits, read_limits
+from protocol.policy import Fault, LimitsDocument
+
+MAX_TENANTS_NAMED = 3
+
+
+class LimitsOutcome(StrEnum):
+    APPLIED = "applied"
+    UNCHANGED = "unchanged"  # it is in force already, or it was only tried
+    VERSION_DIFFERS = "version_differs"  # somebody else was faster
+    PLANS_IN_USE = "plans_in_use"
+
+
+class PutLimits(NamedTuple):
+    outcome: LimitsOutcome
+    limits: AppliedLimits  # what is in force now
+    changes: Sequence[Change] = ()
+    faults: Sequence[Fault] = ()
+
+
+async def put_limits(
+    connection: Connection,
+    document: LimitsDocument,
+    is_expected: Callable[[int], bool],
+    applied_by: str,
+    now: datetime,
+    *,
+    dry_run: bool = False,
+) -> PutLimits:
+    """`is_expected` says whether the caller knew the version that is about to be replaced."""
+    await lock_catalogue(connection)
+    current = await read_limits(connection)
+    changes = differences(msgspec.to_builtins(current.document), msgspec.to_builtins(document))
+    if not changes and current.version:
+        # A repetition of what was applied is answered alike, whichever version it expects: nothing can be lost by it.
+        return PutLimits(LimitsOutcome.UNCHANGED, current)
+    if not is_expected(current.version):
+        return PutLimits(LimitsOutcome.VERSION_DIFFERS, current)
+    if faults := await _missing_plans(connection, document):
+        return PutLimits(LimitsOutcome.PLANS_IN_USE, current, faults=faults)
+    if dry_run:
+        return PutLimits(LimitsOutcome.UNCHANGED, current, changes)
+    applied = AppliedLimits(await advance_catalogue(connection), document, now, applied_by)
+    await connection.execute(_INSERT, applied.version, msgspec.json.encode(document).decode(), now, applied_by)
+    return PutLimits(LimitsOutcome.APPLIED, applied, changes)
+
+
+async def _missing_plans(connection: Connection, document: LimitsDocument) -> list[Fault]:
+    """Dropping a plan would deny everything to whoever is on it."""
+    rows = await connection.fetch(_PLANS_IN_USE, list(document.plans), MAX_TENANTS_NAMED)
+    return [Fault(f"plans.{row['plan']}", "in_use", _who_is_on(row["tenants"], row["others"])) for row in rows]
+
+
+def _who_is_on(tenants: list[str], others: int) -> str:
+    named = ", ".join(repr(tenant) for tenant in tenants)
+    return f"the plan is missing, and {named}{f' and {others} more' if others else ''} are on it; move them first"
+
+
+_INSERT = """
+INSERT INTO limits_version (version, document, applied_at, applied_by) VALUES ($1, $2::text::jsonb, $3, $4)
+"""
+_PLANS_IN_USE = """
+SELECT plan, (array_agg(tenant ORDER BY tenant))[:$2::int] AS tenants, greatest(count(*) - $2::int, 0) AS others
+FROM subscription WHERE plan <> ALL ($1::text[]) GROUP BY plan ORDER BY plan
+"""

@@ -1,0 +1,31 @@
+"""The limits document in force."""
+
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from protocol.policy import LimitsDocument
+
+
+class AppliedLimits(NamedTuple):
+    """`version` is the catalogue's version that brought the document; before the first there is an empty one at 0."""
+
+    version: int = 0
+    document: LimitsDocument = LimitsDocument()
+    applied_at: datetime | None = None
+    applied_by: str | None = None
+
+
+async def read_limits(connection: Connection) -> AppliedLimits:
+    row = await connection.fetchrow(_NEWEST)
+    if row is None:
+        return AppliedLimits()
+    document = msgspec.json.decode(row["document"], type=LimitsDocument)
+    return AppliedLimits(row["version"], document, row["applied_at"], row["applied_by"])
+
+
+_NEWEST = """
+SELECT version, document::text AS document, applied_at, applied_by FROM limits_version ORDER BY version DESC LIMIT 1
+"""

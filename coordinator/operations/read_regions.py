@@ -1,0 +1,31 @@
+"""The regions, and which epoch each is in."""
+
+from datetime import datetime
+from typing import NamedTuple
+
+from coordinator.database.connection import Connection
+
+
+class Region(NamedTuple):
+    name: str
+    weight: int
+    status: str
+    created_at: datetime
+    epoch: int | None  # the current one; None before the region's first
+
+
+async def read_region(connection: Connection, name: str) -> Region | None:
+    row = await connection.fetchrow(f"{_REGIONS} WHERE name = $1", name)
+    return Region(*row.values()) if row else None
+
+
+async def read_regions(connection: Connection, after: str, count: int) -> list[Region]:
+    """At most so many, by name, that come after the given one."""
+    rows = await connection.fetch(f"{_REGIONS} WHERE name > $1 ORDER BY name LIMIT $2", after, count)
+    return [Region(*row.values()) for row in rows]
+
+
+_REGIONS = """
+SELECT name, weight, status, created_at, epoch
+FROM region LEFT JOIN region_epoch ON region_epoch.region = region.name AND region_epoch.state = 'current'
+"""
