@@ -5,10 +5,9 @@ from alembic import op
 
 def execute(sql: str) -> None:
     """Runs the statements in the transaction of the migration; as text where alembic only prints."""
-    bind = op.get_bind()
-    if bind is None:
+    if op.get_context().as_sql:
         op.execute(sql)
         return
-    connection = bind.connection.dbapi_connection
+    connection = op.get_bind().connection.dbapi_connection
     assert connection is not None
     connection.run_async(lambda driver: driver.execute(sql))
