@@ -1,0 +1,140 @@
+"""What no linter knows about this house, as a table: a file's name and text go in, findings come out.
+
+A pattern is written so that it does not find itself here (`T[O]DO`).
+"""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^dist$"
+TEXT = {
+    "",
+    ".cfg",
+    ".env",
+    ".html",
+    ".ini",
+    ".json",
+    ".lock",
+    ".lua",
+    ".md",
+    ".mako",
+    ".py",
+    ".sh",
+    ".toml",
+    ".yaml",
+    ".yml",
+}
+MAX_FUNCTION_LINES = 60
+
+# What is refused: where (a regular expression for the path), and what (one for a line).
+REFUSED_LINES = {
+    "a path of somebody's machine": (r"", r"(?<![\w.}])/(wor[k]/|roo[t]/|hom[e]/\w|User[s]/\w|tm[p]/play)"),
+    "the address of a package index": (
+        r"",
+        r"pyp[i]\.org|pythonhoste[d]\.org|--(extra-)?index-ur[l]|find-link[s] http",
+    ),
+    "a conflict marker": (r"", r"^(<{7}|={7}|>{7})( |$)"),
+    "white space at the end of a line": (r"", r"[ \t\r]+$"),
+    "a tab": (r"", r"\t"),
+    "work put off without an issue": (r"", r"\b(T[O]DO|FIXM[E]|XX[X])\b"),
+    "a promise in place of a check": (r"\.py$", r"#\s*type:\s*ignor[e](?!\[)|#\s*noq[a](?!: [A-Z]+\d+)"),
+    "a test that waits for the clock": (r"^tests/", r"\btime\.slee[p]\("),
+}
+REFUSED_NAMES = r"(^|/)(utils?|helpers?|manager|service|common|misc)\.py$"
+LUA_HEADER = ("-- KEYS ", "-- ARGV ", "-- Gives ")
+
+
+def findings(path: PurePath, text: str) -> Iterator[str]:
+    """All that is wrong with one file."""
+    if re.search(REFUSED_NAMES, str(path)):
+        yield f"{path}: a name that says nothing"
+    for number, line in enumerate(text.split("\n"), start=1):
+        for what, (where, pattern) in REFUSED_LINES.items():
+            if re.search(where, str(path)) and re.search(pattern, line):
+                yield f"{path}:{number}: {what}"
+    if path.suffix == ".py":
+        yield from python_findings(path, ast.parse(text))
+    if path.suffix == ".lua":
+        yield from lua_findings(path, text)
+
+
+def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
+    if module.body and not ast.get_docstring(module):
+        yield f"{path}: a module without a docstring"
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{path}:{node.lineno}: {node.name} has {lines} lines"
+
+
+def lua_findings(path: PurePath, text: str) -> Iterator[str]:
+    """The header is the contract: what it does, its keys, its arguments, its result."""
+    header = [line for line in text.split("\n\nlocal ", 1)[0].splitlines() if line.startswith("--")]
+    if not text.startswith("-- "):
+        yield f"{path}: a script that does not begin with what it does"
+    for word in LUA_HEADER:
+        if not any(line.startswith(word) for line in header):
+            yield f"{path}: a header without '{word.strip(' -')}'"
+
+
+def our_files() -> Iterator[Path]:
+    for directory, names, files in os.walk(ROOT):
+        names[:] = [name for name in names if not re.search(NOT_OURS, name)]
+        yield from (Path(directory, name) for name in files if PurePath(name).suffix in TEXT and name != ".venv.lock")
+
+
+def test_the_house_is_tidy() -> None:
+    found = [
+        finding
+        for path in our_files()
+        for finding in findings(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n" + "\n".join(sorted(found))
+
+
+def test_the_whole_house_is_looked_at() -> None:
+    seen = {str(path.relative_to(ROOT)) for path in our_files()}
+    assert {"dev", "README.md", "pyproject.toml", ".ci/run", "lua/check.lua", "protocol/lease.py"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "what"),
+    [
+        ("README.md", "see /roo" + "t/notes", "a path of somebody's machine"),
+        ("requirements.lock", "--index-ur" + "l https://example.org", "the address of a package index"),
+        ("a.md", "<<<<<<" + "< ours", "a conflict marker"),
+        ("a.md", "======" + "=", "a conflict marker"),
+        ("a.yaml", "a: 1 ", "white space at the end of a line"),
+        ("a.yaml", "a:\t1", "a tab"),
+        ("a.lua", "-- TO" + "DO later", "work put off without an issue"),
+        ("a.py", "import a  # noq" + "a", "a promise in place of a check"),
+        ("tests/a.py", "time.slee" + "p(1)", "a test that waits for the clock"),
+        ("coordinator/utils.py", "", "a name that says nothing"),
+        ("a.py", "x = 1", "a module without a docstring"),
+        ("a.py", '"""."""\n\n\ndef f():\n' + "    x = 1\n" * 60, "f has 61 lines"),
+        ("a.lua", "return 1", "a script that does not begin with what it does"),
+        ("a.lua", "-- Adds.\n-- KEYS  1 a\n-- Gives 1\n", "a header without 'ARGV'"),
+    ],
+)
+def test_an_untidy_file_is_found(path: str, text: str, what: str) -> None:
+    assert any(what in finding for finding in findings(PurePath(path), text))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a/__init__.py", ""),
+        ("a.py", '"""Adds."""\n\nx = 1  # noqa: S101 - because\n'),
+        ("a.lua", "-- Adds.\n--\n-- KEYS  none\n-- ARGV  1 a\n-- Gives a\n\nlocal a = ARGV[1]\n"),
+        ("a.md", "`/v1/work/` and ==== and helpers.py in a sentence"),
+    ],
+)
+def test_a_tidy_file_is_left_alone(path: str, text: str) -> None:
+    assert not list(findings(PurePath(path), text))
