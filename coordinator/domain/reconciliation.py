@@ -1,0 +1,277 @@
+"""Do the books of a period agree? Three accounts of the same units are laid side by side.
+
+    the transfers     every movement, from which everything else can be computed again
+    the projections   pools and leases, which the coordinator decides by
+    the regions       what each region says it consumed and returned in all, counted by its store
+
+Beside them stands the chain: each lane's reports are numbered without a gap and lead to the lane's head. Finance sees
+one word for all of it. Whatever is not balanced is listed, so that people know where to look.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from protocol.identifiers import lane_of
+
+
+class Word(StrEnum):
+    """What a period is called. Of several, the first of these."""
+
+    DRIFT = "drift"  # a region consumed more or less than the ledger has booked
+    RETURNS = "returns"  # a region returned more or less than the ledger has booked
+    PROJECTION = "projection"  # a pool or a lease is not the sum of its transfers
+    GAPS = "gaps"  # a report is missing
+    CHAIN = "chain"  # the last report does not lead to the lane's head
+    BALANCED = "balanced"
+
+
+class Chain(StrEnum):
+    INTACT = "intact"
+    BROKEN = "broken"
+
+
+# --- what the books say -----------------------------------------------------------------------------------------------
+
+# The accounts that a lease has a part in; a pool's is the sum of its leases'.
+SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
+LEASE = ("granted", "returned", *SHARED)
+POOL = ("funded", "carried_in", "correction", "unallocated", "carried", *SHARED)
+
+
+class PoolRow(NamedTuple):
+    quota: str
+    name: str
+    tenant: str | None
+    accounts: Mapping[str, int]  # of POOL
+
+
+class LeaseRow(NamedTuple):
+    quota: str
+    epoch: int
+    region: str
+    lanes: int  # of its epoch
+    accounts: Mapping[str, int]  # of LEASE
+    region_consumed: int
+    region_returned: int
+    reported_at: datetime
+
+
+class Moved(NamedTuple):
+    """How much went from one account to another, in all."""
+
+    quota: str
+    epoch: int | None
+    src: str
+    dst: str
+    cause: str
+    units: int
+
+
+class LaneRow(NamedTuple):
+    epoch: int
+    lane: int
+    last_seq: int
+    reports: int
+    leads_to_head: bool
+
+
+class Books(NamedTuple):
+    pools: Sequence[PoolRow]
+    leases: Sequence[LeaseRow]
+    moved: Sequence[Moved]
+    lanes: Sequence[LaneRow]
+
+
+# --- what finance gets ------------------------------------------------------------------------------------------------
+
+
+class RegionAccount(Struct, frozen=True, kw_only=True):
+    region: str
+    granted: int
+    consumed: int
+    returned: int
+    outstanding: int
+    suspense: int
+    written_off: int
+    overage: int
+    region_total: int  # what the region itself says it consumed
+    drift: int  # the region's own total less the usage in the ledger
+    oldest_unreported_age_ms: int | None  # since the last report of a lease with units outstanding
+    gaps: int
+    chain: Chain
+
+
+class QuotaAccount(Struct, frozen=True, kw_only=True):
+    quota: str
+    quota_key: str
+    tenant: str | None
+    funded: int
+    unallocated: int
+    outstanding: int
+    suspense: int
+    consumed: int
+    overage: int
+    written_off: int
+    regions: list[RegionAccount]
+
+
+class Finding(Struct, frozen=True):
+    """One thing that does not agree."""
+
+    word: Word
+    quota_key: str
+    region: str | None
+    reason: str
+
+
+class Reconciliation(Struct, frozen=True):
+    period: str
+    word: Word
+    drift: int  # all drifts added up without their signs, so that two never hide each other
+    findings: list[Finding]
+    quotas: list[QuotaAccount]
+
+
+def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
+    sums = _Sums(books.moved)
+    lanes = {(lane.epoch, lane.lane): lane for lane in books.lanes}
+    leases: dict[str, list[LeaseRow]] = defaultdict(list)
+    for lease in books.leases:
+        leases[lease.quota].append(lease)
+    quotas = [_quota_account(pool, leases[pool.quota], sums, lanes, now) for pool in books.pools]
+    findings = [
+        *(finding for pool in books.pools for finding in _faults_of_pool(pool, leases[pool.quota], sums)),
+        *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
+        *(finding for quota in quotas for finding in _faults_of_regions(quota)),
+    ]
+    found = {finding.word for finding in findings}
+    word = next((word for word in Word if word in found), Word.BALANCED)
+    drift = sum(abs(region.drift) for quota in quotas for region in quota.regions)
+    return Reconciliation(period, word, drift, sorted(findings, key=lambda each: list(Word).index(each.word)), quotas)
+
+
+class _Sums:
+    """The balances that follow from the transfers alone."""
+
+    def __init__(self, moved: Iterable[Moved]) -> None:
+        self.of_pool: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.of_lease: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.usage: dict[tuple[str, int], int] = defaultdict(int)
+        for each in moved:
+            _move(self.of_pool[each.quota], each)
+            if each.epoch is not None:
+                self._move_of_lease((each.quota, each.epoch), each)
+
+    def _move_of_lease(self, key: tuple[str, int], each: Moved) -> None:
+        _move(self.of_lease[key], each)
+        self.of_lease[key]["granted"] += each.units * ((each.src, each.dst) == ("unallocated", "outstanding"))
+        self.of_lease[key]["returned"] += each.units * (each.dst == "unallocated" and each.src != "funding")
+        self.usage[key] += each.units * (each.cause == "usage")
+
+
+# Where units come from: the books name these accounts by what has come out of them.
+_SOURCES = {"funding": "funded", "overage": "overage", "correction": "correction"}
+
+
+def _move(accounts: dict[str, int], each: Moved) -> None:
+    for account, units in ((each.src, -each.units), (each.dst, each.units)):
+        if account in _SOURCES:
+            accounts[_SOURCES[account]] -= units
+        else:
+            accounts[account] += units
+
+
+def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: _Sums) -> Iterable[Finding]:
+    for account in POOL:
+        booked, kept = sums.of_pool[pool.quota][account], pool.accounts[account]
+        if booked != kept:
+            reason = f"the pool's {account} is {kept}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+    for account in SHARED:
+        held, kept = sum(lease.accounts[account] for lease in leases), pool.accounts[account]
+        if held != kept:
+            reason = f"the pool's {account} is {kept}, its leases make {held}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_lease(lease: LeaseRow, sums: _Sums) -> Iterable[Finding]:
+    for account in LEASE:
+        booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
+        if booked != kept:
+            reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, lease.quota, lease.region, reason)
+    if lease.region_returned != lease.accounts["returned"]:
+        reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
+        yield Finding(Word.RETURNS, lease.quota, lease.region, reason)
+    if drift := _drift(lease, sums):
+        reason = f"in epoch {lease.epoch} it consumed {lease.region_consumed}, which is {drift:+} beside the ledger"
+        yield Finding(Word.DRIFT, lease.quota, lease.region, reason)
+
+
+def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
+    for region in quota.regions:
+        if region.gaps:
+            reason = f"{region.gaps} reports are missing from the lane"
+            yield Finding(Word.GAPS, quota.quota_key, region.region, reason)
+        elif region.chain is Chain.BROKEN:
+            reason = "the lane's last report does not lead to its head"
+            yield Finding(Word.CHAIN, quota.quota_key, region.region, reason)
+
+
+def _drift(lease: LeaseRow, sums: _Sums) -> int:
+    return lease.region_consumed - sums.usage[lease.quota, lease.epoch]
+
+
+def _quota_account(
+    pool: PoolRow,
+    leases: Sequence[LeaseRow],
+    sums: _Sums,
+    lanes: Mapping[tuple[int, int], LaneRow],
+    now: datetime,
+) -> QuotaAccount:
+    regions: dict[str, list[LeaseRow]] = defaultdict(list)
+    for lease in leases:
+        regions[lease.region].append(lease)
+    return QuotaAccount(
+        quota=pool.name,
+        quota_key=pool.quota,
+        tenant=pool.tenant,
+        regions=[_region_account(name, regions[name], sums, lanes, now) for name in sorted(regions)],
+        **{account: pool.accounts[account] for account in _OF_QUOTA},
+    )
+
+
+_OF_QUOTA = ("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off")
+_OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
+
+
+def _region_account(
+    region: str,
+    leases: Sequence[LeaseRow],
+    sums: _Sums,
+    lanes: Mapping[tuple[int, int], LaneRow],
+    now: datetime,
+) -> RegionAccount:
+    """One row for all the epochs that the region had."""
+    reports = [lanes.get((lease.epoch, lane_of(lease.quota, lease.lanes))) for lease in leases]
+    gaps = sum(lane.last_seq - lane.reports for lane in reports if lane is not None)
+    intact = all(lane is not None and lane.leads_to_head and lane.last_seq == lane.reports for lane in reports)
+    return RegionAccount(
+        region=region,
+        region_total=sum(lease.region_consumed for lease in leases),
+        drift=sum(_drift(lease, sums) for lease in leases),
+        oldest_unreported_age_ms=_oldest_age_ms(leases, now),
+        gaps=gaps,
+        chain=Chain.INTACT if intact else Chain.BROKEN,
+        **{account: sum(lease.accounts[account] for lease in leases) for account in _OF_REGION},
+    )
+
+
+def _oldest_age_ms(leases: Sequence[LeaseRow], now: datetime) -> int | None:
+    unreported = [lease.reported_at for lease in leases if lease.accounts["outstanding"]]
+    return max(0, (now - min(unreported)) // timedelta(milliseconds=1)) if unreported else None

@@ -1,0 +1,72 @@
+"""Read the books of one period, at one moment, for `domain.reconciliation` to judge. Wants a snapshot."""
+
+from datetime import datetime
+
+import asyncpg
+
+from coordinator.database.connection import Connection
+from coordinator.domain.reconciliation import (
+    LEASE,
+    POOL,
+    Books,
+    LaneRow,
+    LeaseRow,
+    Moved,
+    PoolRow,
+    Reconciliation,
+    reconcile,
+)
+from coordinator.operations.read_periods import read_period
+
+
+async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
+    """None if there is no such period."""
+    if await read_period(connection, period) is None:
+        return None
+    return reconcile(period, await _books(connection, period), now)
+
+
+async def _books(connection: Connection, period: str) -> Books:
+    leases = [_lease(row) for row in await connection.fetch(_LEASES, period)]
+    epochs = sorted({lease.epoch for lease in leases})
+    return Books(
+        pools=[_pool(row) for row in await connection.fetch(_POOLS, period)],
+        leases=leases,
+        moved=[Moved(*row.values()) for row in await connection.fetch(_MOVED, period)],
+        lanes=[LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)],
+    )
+
+
+def _pool(row: asyncpg.Record) -> PoolRow:
+    return PoolRow(row["quota"], row["name"], row["tenant"], {account: row[account] for account in POOL})
+
+
+def _lease(row: asyncpg.Record) -> LeaseRow:
+    return LeaseRow(
+        quota=row["quota"],
+        epoch=row["epoch"],
+        region=row["region"],
+        lanes=row["lanes"],
+        accounts={account: row[account] for account in LEASE},
+        region_consumed=row["region_consumed"],
+        region_returned=row["region_returned"],
+        reported_at=row["reported_at"],
+    )
+
+
+_POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
+_LEASES = """
+SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
+WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
+"""
+_MOVED = """
+SELECT quota, epoch, src, dst, cause, sum(units)::bigint FROM transfer WHERE period = $1
+GROUP BY quota, epoch, src, dst, cause
+"""
+# A lane without reports has nothing that could lead to its head.
+_LANES = """
+SELECT lane.epoch, lane.lane, lane.last_seq, count(report.seq),
+    coalesce(bool_or(report.head = lane.head) FILTER (WHERE report.seq = lane.last_seq), lane.last_seq = 0)
+FROM lane LEFT JOIN report USING (epoch, lane)
+WHERE lane.epoch = ANY ($1::bigint[]) GROUP BY lane.epoch, lane.lane
+"""
