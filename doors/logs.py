@@ -1,0 +1,112 @@
+"""Logs: one JSON object a line on stdout, whoever speaks, and no secrets in any of them.
+
+What other libraries say through `logging` takes the same way. Secrets are blanked at the very end, by the name of the
+key and by their look, also inside tracebacks: an error message may quote a connection URL.
+"""
+
+import json
+import logging
+import re
+import sys
+from typing import Any, BinaryIO
+
+import msgspec
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+_BLANK = "***"
+_SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|api_?key|credential|private_key", re.I)
+_SECRET_LOOKS = (
+    (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
+    (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
+    (re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.I), rf"\1 {_BLANK}"),
+    (re.compile(r"((?:token|password|passwd|secret|api_?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I), rf"\1{_BLANK}"),
+)
+# Their INFO is our DEBUG: uvicorn tells of itself, httpx tells every URL.
+_QUIET_LIBRARIES = ("uvicorn", "uvicorn.error", "httpx", "httpcore", "asyncio")
+
+
+def configure_logging(service: str, level: str) -> None:
+    """Once, at the start of a process."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=_processors(service),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=lambda *_: _Lines(sys.stdout.buffer),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(handlers=[_ThroughStructlog()], level=number, force=True)
+    for name in _QUIET_LIBRARIES:
+        logging.getLogger(name).setLevel(max(number, logging.WARNING))
+
+
+def _processors(service: str) -> list[Processor]:
+    def named(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
+    return [
+        structlog.contextvars.merge_contextvars,
+        named,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        blank_secrets,
+        _as_line,
+    ]
+
+
+def blank_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """A processor: the same event without secrets."""
+    return {name: _blanked(name, value) for name, value in event.items()}
+
+
+def _blanked(name: str, value: object) -> object:
+    if _SECRET_NAME.search(name):
+        return _BLANK
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): _blanked(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_blanked("", inner) for inner in value]
+    return without_secrets(value if isinstance(value, str) else repr(value))
+
+
+def without_secrets(text: str) -> str:
+    """Text without what looks like a secret."""
+    for look, blank in _SECRET_LOOKS:
+        text = look.sub(blank, text)
+    return text
+
+
+def _as_line(_logger: WrappedLogger, _method: str, event: EventDict) -> bytes:
+    try:
+        return msgspec.json.encode(event)
+    except (UnicodeEncodeError, OverflowError, msgspec.MsgspecError):
+        return json.dumps(event, default=repr).encode("ascii")
+
+
+class _Lines:
+    """A log that nobody reads any more must not take the service down with it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def msg(self, line: bytes) -> None:
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+        except (OSError, ValueError):
+            return
+
+    log = debug = info = warning = warn = error = critical = fatal = exception = failure = err = msg
+
+
+class _ThroughStructlog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message: Any = record.getMessage().strip()
+            structlog.get_logger().log(record.levelno, message, logger=record.name, exc_info=record.exc_info)
+        except Exception:  # as logging itself does: a bad format string of a library is not our end
+            self.handleError(record)

@@ -1,0 +1,202 @@
+"""One server, one process: bound first, ended in order.
+
+The socket is bound before the app starts, so that a port in use is one sentence and not a half-started service. On
+SIGTERM or SIGINT: no new connections, then `before_shutdown` (which ends what would never end by itself: event streams
+and long polls), then the requests that are under way, and last the app's own lifespan. A cancelled `serve` ends in the
+same order.
+
+Run it on uvloop: `uvloop.run(serve(app, ...))`.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import structlog
+from starlette.types import ASGIApp
+from uvicorn import Config, Server
+
+from doors.http_protocol import bounded_protocol
+
+GRACE_S = 5
+KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would meet a closed one now and then
+
+_log = structlog.get_logger("doors.serving")
+
+
+class CannotListen(Exception):
+    """One clear sentence."""
+
+
+class PortInUse(CannotListen):
+    """One clear sentence."""
+
+
+async def serve(
+    app: ASGIApp,
+    *,
+    host: str,
+    port: int,
+    uds: str | None = None,
+    max_header_bytes: int = 16_384,
+    before_shutdown: Callable[[], Awaitable[None]] | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal comes. With `uds`, on that unix socket instead of host and port.
+
+    `on_listening` is told the address once the app has started: with port 0 it is the only way to know.
+    """
+    listener = _listen_on_unix(uds) if uds else _listen_on_port(host, port)
+    address = f"unix:{uds}" if uds else _url_of(listener)
+    try:
+        await _Server(app, max_header_bytes, before_shutdown, _announcer(address, on_listening)).serve([listener])
+    finally:
+        listener.close()
+        if uds:
+            _remove(uds)
+
+
+def _announcer(address: str, on_listening: Callable[[str], None] | None) -> Callable[[], None]:
+    def announce() -> None:
+        _log.info("listening", address=address, pid=os.getpid())
+        if on_listening is not None:
+            on_listening(address)
+
+    return announce
+
+
+class _Server(Server):
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_header_bytes: int,
+        before_shutdown: Callable[[], Awaitable[None]] | None,
+        announce: Callable[[], None],
+    ) -> None:
+        super().__init__(_config(app, max_header_bytes))
+        self._before_shutdown = before_shutdown
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._announce()
+
+    async def main_loop(self) -> None:
+        try:
+            await super().main_loop()
+        except asyncio.CancelledError:
+            await self.shutdown()
+            raise
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._end_streams()
+        await super().shutdown(sockets)
+
+    async def _end_streams(self) -> None:
+        if self._before_shutdown is None:
+            return
+        try:
+            await asyncio.wait_for(self._before_shutdown(), GRACE_S)
+        except Exception:  # whatever it was: the server must still end, and in order
+            _log.exception("before_shutdown failed")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """uvicorn raises the signal again once it is done, which would kill the caller before it has tidied up."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+
+def _config(app: ASGIApp, max_header_bytes: int) -> Config:
+    return Config(
+        app,
+        http=bounded_protocol(max_header_bytes),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
+
+
+# --- sockets ---------------------------------------------------------------------------------------------------------
+
+
+def _listen_on_port(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return _listen(socket.socket(family, kind, protocol), address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"Port {port} of {host} is in use by another program: stop it, or choose another."
+            ) from None
+        raise CannotListen(f"Cannot listen on port {port} of {host}: {error.strerror}.") from None
+
+
+def _listen_on_unix(path: str) -> socket.socket:
+    try:
+        _remove_if_stale(path)
+        listener = _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+        os.chmod(path, 0o660)
+        return listener
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"The socket {path} is in use by another program: stop it, or choose another.") from None
+        raise CannotListen(f"Cannot listen on the socket {path}: {error.strerror or error}.") from None
+
+
+def _listen(listener: socket.socket, address: object) -> socket.socket:
+    """Two programs may bind one port with REUSEADDR; only one of them may listen."""
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)  # type: ignore[arg-type]
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _remove_if_stale(path: str) -> None:
+    """The socket of a process that was killed is still there; nobody answers at it."""
+    if not os.path.exists(path) or not stat.S_ISSOCK(os.stat(path).st_mode):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            _remove(path)
+
+
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
