@@ -27,11 +27,11 @@ _REGION = re.compile(REGION_PATTERN)
 
 
 def is_name(text: str) -> bool:
-    return _NAME.match(text) is not None
+    return _NAME.fullmatch(text) is not None
 
 
 def is_region(text: str) -> bool:
-    return _REGION.match(text) is not None
+    return _REGION.fullmatch(text) is not None
 
 
 def quota_key(quota: str, dimensions: Sequence[tuple[str, str]]) -> str:

@@ -1,3 +1,129 @@
-from fastapi import APIRouter
+"""For finance: what was used, and whether the books agree."""
 
-router = APIRouter()
+from typing import Annotated, TypeVar
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Struct
+
+from coordinator.api.auth import require
+from coordinator.api.conditions import strong_tag, unless_known
+from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
+from coordinator.domain.reconciliation import Reconciliation
+from coordinator.domain.usage import (
+    Dimension,
+    Granularity,
+    UsageQuestion,
+    boundaries,
+    month_around,
+    parse_instant,
+    parse_zone,
+)
+from coordinator.operations.authenticate import Caller
+from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
+from coordinator.operations.read_usage import UsageRow, read_usage
+from coordinator.operations.reconcile import reconcile_period
+from coordinator.state import Coordinator, TheCoordinator
+from doors.bodies import described, reply
+from doors.problems import Problem
+
+router = APIRouter(tags=["finance"])
+Reader = Annotated[Caller, Depends(require("usage:read"))]
+T = TypeVar("T")
+UTC = ZoneInfo("UTC")
+
+
+class UsageAnswer(Struct, frozen=True):
+    """Sums over the ledger up to the position `as_of`, which all pages of one answer share."""
+
+    data: list[UsageRow]
+    as_of: int
+    page: dict[str, str | None]
+
+
+class PeriodList(Struct, frozen=True):
+    data: list[BookedPeriod]
+    page: dict[str, str | None]
+
+
+_USAGE = {
+    "from": ("an RFC 3339 time or a date; the beginning of the month", TEXT),
+    "to": ("the first moment after; the end of the month", TEXT),
+    "granularity": ("how it is cut into pieces; without it there is one", choices(Granularity)),
+    "time_zone": ("whose calendar cuts, and whose midnight a date is; UTC", TEXT),
+    "group_by": ("what is told apart; repeated, or with commas", several(choices(Dimension))),
+    **{dimension.value: ("only this one; repeated, any of them", several(TEXT)) for dimension in Dimension},
+    **PAGE,
+}
+
+
+@router.get("/v1/usage", **with_query(described(answers={200: UsageAnswer, 304: None}), _USAGE))
+async def get_usage(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Half-open from `from` to `to`, in pieces of `granularity` by the calendar of `time_zone`."""
+    question, page = _usage_question(request, coordinator)
+    cursor = page.cursor
+    as_of = cursor.as_of if cursor.skip else None
+    found = await coordinator.database.run(
+        lambda c: read_usage(c, question, as_of, cursor.skip, page.size + 1), snapshot=True
+    )
+    more = len(found.rows) > page.size
+    following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
+    answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, {"next": following}))
+    return unless_known(request, answer, strong_tag(bytes(answer.body)))
+
+
+def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQuestion, Page]:
+    query = Query(request)
+    zone = query.one("time_zone", parse_zone, UTC)
+    first, last = month_around(coordinator.clock.now(), zone)
+    start = query.one("from", lambda text: parse_instant(text, zone), first)
+    end = query.one("to", lambda text: parse_instant(text, zone), last)
+    granularity = query.one("granularity", one_of(Granularity), None)
+    groups = [each for part in query.many("group_by", _dimensions) for each in part]
+    filters = {dimension: values for dimension in Dimension if (values := query.many(dimension, a_text))}
+    query.one("as_of", _not_yet, None)
+    if start >= end:
+        query.refuse("to", "after", "it must be after `from`")
+    page = query.page(start, end, granularity, zone.key, groups, sorted(filters.items()))
+    query.checked()
+    try:
+        cuts = boundaries(start, end, granularity, zone)
+    except ValueError as error:
+        query.refuse("granularity", "bound", str(error))
+        query.checked()
+    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters), page
+
+
+def _dimensions(text: str) -> list[Dimension]:
+    return [one_of(Dimension)(part) for part in text.split(",")]
+
+
+def _not_yet(_: str) -> None:
+    raise ValueError("asking for an earlier position comes with seals; leave it out, or follow the pages")
+
+
+@router.get("/v1/periods", **with_query(described(answers={200: PeriodList}), PAGE))
+async def list_periods(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    query = Query(request)
+    page = query.page("periods")
+    query.checked()
+    rows = await coordinator.database.read(lambda c: read_periods(c, page.cursor.after, page.size + 1))
+    return reply(PeriodList(rows[: page.size], page.links(rows, lambda row: row.id)))
+
+
+@router.get("/v1/periods/{period}", **described(answers={200: BookedPeriod, 404: None}))
+async def get_period(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+    return reply(_found(await coordinator.database.read(lambda c: read_period(c, period))))
+
+
+@router.get("/v1/periods/{period}/reconciliation", **described(answers={200: Reconciliation, 404: None}))
+async def get_reconciliation(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+    """`balanced`, or the word for what is not, with all that was found."""
+    now = coordinator.clock.now()
+    return reply(_found(await coordinator.database.run(lambda c: reconcile_period(c, period, now), snapshot=True)))
+
+
+def _found(found: T | None) -> T:
+    if found is None:
+        raise Problem("not-found", "the books have no such period")
+    return found

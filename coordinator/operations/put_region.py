@@ -3,6 +3,8 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
 from coordinator.database.notices import notify
@@ -26,8 +28,8 @@ async def put_region(
     await lock_catalogue(connection)
     found = await read_region(connection, name)
     before = found or Region(name, DEFAULT_WEIGHT, ACTIVE, now, epoch=None)
-    after = before._replace(
-        weight=before.weight if weight is None else weight, status=before.status if status is None else status
+    after = replace(
+        before, weight=before.weight if weight is None else weight, status=before.status if status is None else status
     )
     if after != found:
         await connection.execute(_UPSERT, name, after.weight, after.status, now)

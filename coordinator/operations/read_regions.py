@@ -1,12 +1,13 @@
 """The regions, and which epoch each is in."""
 
 from datetime import datetime
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from coordinator.database.connection import Connection
 
 
-class Region(NamedTuple):
+class Region(Struct, frozen=True):
     name: str
     weight: int
     status: str

@@ -1,12 +1,13 @@
 """Who is on which plan."""
 
 from datetime import datetime
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from coordinator.database.connection import Connection
 
 
-class Subscription(NamedTuple):
+class Subscription(Struct, frozen=True):
     tenant: str
     plan: str
     changed_at: datetime

@@ -12,14 +12,15 @@ from datetime import datetime
 from typing import NamedTuple
 
 import asyncpg
+from msgspec import Struct, field
 
 from coordinator.database.connection import Connection
 from coordinator.domain.usage import Dimension, UsageQuestion
 
 
-class UsageRow(NamedTuple):
-    start: datetime
-    end: datetime
+class UsageRow(Struct, frozen=True):
+    start: datetime = field(name="from")
+    end: datetime = field(name="to")
     dimensions: Mapping[Dimension, str | None]  # None: it was booked without one
     units: int
 

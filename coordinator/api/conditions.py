@@ -1,0 +1,37 @@
+"""Conditional requests: what a client has already is not sent again, and what it has not seen it does not replace."""
+
+import hashlib
+import re
+from collections.abc import Callable
+
+from fastapi import Request, Response
+
+_TAGS = re.compile(r'(W/)?"([^"]*)"')
+
+
+def strong_tag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
+def unless_known(request: Request, response: Response, tag: str) -> Response:
+    """The response with its ETag, or 304 for a client that has it."""
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
+    if _names(request.headers.get("If-None-Match", ""), tag, weakly=True):
+        return Response(status_code=304, headers=headers)
+    response.headers.update(headers)
+    return response
+
+
+def expectation(if_match: str | None, tags_of: Callable[[int], list[str]]) -> Callable[[int], bool]:
+    """Whether the client knows a version. Without If-Match it does not care."""
+
+    def is_expected(version: int) -> bool:
+        return if_match is None or any(_names(if_match, tag) for tag in tags_of(version))
+
+    return is_expected
+
+
+def _names(header: str, tag: str, *, weakly: bool = False) -> bool:
+    if header.strip() == "*":
+        return True
+    return any(f'"{opaque}"' == tag and (weakly or not weak) for weak, opaque in _TAGS.findall(header))

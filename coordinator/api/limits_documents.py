@@ -1,0 +1,173 @@
+"""The limits document as people write it: JSON or YAML in, and out again.
+
+It is read whole before anything is believed: a document is small, has no aliases (which could make it endlessly large),
+is not nested deeply, and no key comes twice. Whatever is wrong with it is said with the field and, as far as the text
+can be followed, with line and column.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import yaml
+
+from doors.bodies import decode, invalid
+from doors.problems import InvalidParameter, Problem
+from protocol.policy import Fault, LimitsDocument, faults_of
+
+YAML = "application/yaml"
+MAX_DOCUMENT_BYTES = 1024 * 1024
+MAX_DEPTH = 16
+MAX_FAULTS = 100
+
+_Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_PATH = re.compile(r"[^.\[\]]+")
+
+
+def read_document(body: bytes, media_type: str) -> LimitsDocument:
+    """Raises the problem that names every fault."""
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise Problem("body-too-large", f"a limits document has at most {MAX_DOCUMENT_BYTES} bytes")
+    document = _read(body, media_type)
+    if faults := [*_unprintable("", msgspec.to_builtins(document)), *faults_of(document)]:
+        refuse_document(body, faults)
+    return document
+
+
+def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
+    """The problem that says for each fault where in the text it is."""
+    root = _root_of(body)
+    found = [InvalidParameter(*fault[:2], fault.reason + _place(root, fault.field)) for fault in faults[:MAX_FAULTS]]
+    more = f"; the first {MAX_FAULTS} are named" if len(faults) > MAX_FAULTS else ""
+    raise Problem("invalid-request", f"the document has {len(faults)} faults{more}", invalid_parameters=found)
+
+
+def write_yaml(value: object) -> bytes:
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text.encode()
+
+
+def _read(body: bytes, media_type: str) -> LimitsDocument:
+    try:
+        return _from_yaml(body) if media_type == YAML else decode(body, LimitsDocument)
+    except Problem as problem:
+        if not problem.invalid_parameters:
+            raise
+        refuse_document(body, [Fault(*each) for each in problem.invalid_parameters])
+
+
+def _from_yaml(body: bytes) -> LimitsDocument:
+    try:
+        return msgspec.convert(_plain_values(body.decode()), LimitsDocument)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        fault = InvalidParameter("body", "yaml", _sentence(error))
+        raise Problem("invalid-request", "the body is not valid YAML", invalid_parameters=[fault]) from None
+
+
+def _plain_values(text: str) -> object:
+    _check_events(text)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ValueError("the document is empty")
+        _check_keys(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_events(text: str) -> None:
+    """Before a tree is made of them: nothing that multiplies, nothing that nests without end."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ValueError(f"anchors and aliases are not taken{_at(event.start_mark)}")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels{_at(event.start_mark)}")
+
+
+def _check_keys(node: yaml.Node) -> None:
+    for mapping in _mappings(node):
+        seen: set[str] = set()
+        for key, _ in mapping.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise ValueError(f"a key that is not a name{_at(key.start_mark)}")
+            if key.value in seen:
+                raise ValueError(f"the key {key.value!r} comes twice{_at(key.start_mark)}")
+            seen.add(key.value)
+
+
+def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _mappings(value)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"{error.problem}{_at(error.problem_mark)}"
+    return str(error).partition("\n")[0]
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _unprintable(path: str, value: object) -> Iterator[Fault]:
+    """Text that no request can match and that the database cannot keep."""
+    if isinstance(value, str) and not value.isprintable():
+        yield Fault(path, "text", "it holds a character that cannot be printed")
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _unprintable(f"{path}[{index}]", each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _unprintable(f"{path}.{key!a}".lstrip("."), key)
+            yield from _unprintable(f"{path}.{key}".lstrip("."), each)
+
+
+# --- where in the text ------------------------------------------------------------------------------------------------
+
+
+def _root_of(body: bytes) -> yaml.Node | None:
+    """The text as a tree. JSON is near enough to YAML for finding the way; where it is not, no place is named."""
+    try:
+        text = body.decode()
+        _check_events(text)
+        root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError):
+        return None
+    return root
+
+
+def _place(root: yaml.Node | None, field: str) -> str:
+    """The nearest to the field that the text has: of what is missing, where it should be."""
+    node = root
+    for step in _PATH.findall(field):
+        inner = _step(node, step)
+        if inner is None:
+            break
+        node = inner
+    return "" if node is None else _at(node.start_mark)
+
+
+def _step(node: yaml.Node | None, step: str) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+        found: yaml.Node = node.value[int(step)]
+        return found
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == step), None)
+    return None
+
+
+def _at(mark: Any) -> str:
+    return f" (line {mark.line + 1}, column {mark.column + 1})"
