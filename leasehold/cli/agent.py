@@ -1,0 +1,5 @@
+def agent() -> None:
+    """Run a region's agent. Its settings are environment variables that begin with LEASEHOLD_AGENT_."""
+    from regional_agent.main import run
+
+    run()

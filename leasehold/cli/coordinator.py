@@ -1,0 +1,5 @@
+def coordinator() -> None:
+    """Run a coordinator. Its settings are environment variables that begin with LEASEHOLD_COORDINATOR_."""
+    from coordinator.main import run
+
+    run()

@@ -1,0 +1,109 @@
+"""Tokens: the first of them cannot be asked for over HTTP, for nobody has one yet. So these talk to the database."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from uuid import UUID
+
+import typer
+
+from leasehold.cli.failure import fail
+from leasehold.cli.up import default_data_directory
+
+if TYPE_CHECKING:
+    from coordinator.database.connection import Connection
+
+Result = TypeVar("Result")
+
+DATABASE_VARIABLE = "LEASEHOLD_COORDINATOR_DATABASE_URL"
+
+token = typer.Typer(
+    no_args_is_help=True,
+    help="Create, list and revoke the tokens with which programs and people come to the coordinator.\n\n"
+    f"The database is the one that {DATABASE_VARIABLE} names; without it, that of a running `leasehold up`.",
+)
+Data = Annotated[Path | None, typer.Option(help="The data directory of the running `leasehold up` that is meant.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@token.command()
+def create(
+    scope: Annotated[list[str], typer.Option(help="What the token allows, such as usage:read; may be repeated.")],
+    note: Annotated[str, typer.Option(help="What it is for, shown in the list.")] = "",
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Create a token. It is shown now and never again: only its hash is kept."""
+    from coordinator.operations.issue_token import issue_token
+
+    issued = _with_database(data, lambda connection: issue_token(connection, scope, note, datetime.now(UTC)))
+    typer.echo(json.dumps({"id": str(issued.id), "token": issued.token}) if as_json else issued.token)
+
+
+@token.command(name="list")
+def list_(data: Data = None, as_json: Json = False) -> None:
+    """List all tokens: what they allow, and whether they still do. Not what they are; nobody knows."""
+    from coordinator.operations.list_tokens import list_tokens
+
+    rows = [_described(known._asdict()) for known in _with_database(data, list_tokens)]
+    typer.echo(json.dumps(rows)) if as_json else _show(rows)
+
+
+@token.command()
+def revoke(
+    token_id: Annotated[UUID, typer.Argument(help="The id that `token list` shows.")], data: Data = None
+) -> None:
+    """Revoke a token: the next request that carries it is refused."""
+    from coordinator.operations.revoke_token import revoke_token
+
+    if not _with_database(data, lambda connection: revoke_token(connection, token_id, datetime.now(UTC))):
+        fail(f"there is no token with the id {token_id}")
+
+
+def _with_database(data: Path | None, operation: "Callable[[Connection], Awaitable[Result]]") -> Result:
+    import asyncpg
+
+    try:
+        return asyncio.run(_connected(_database_url(data), operation))
+    except asyncpg.UndefinedTableError:
+        fail("the database has no schema yet: run `leasehold migrate` first")
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        fail(str(error) or type(error).__name__)
+
+
+async def _connected(url: str, operation: "Callable[[Connection], Awaitable[Result]]") -> Result:
+    import asyncpg
+
+    connection = await asyncpg.connect(url)
+    try:
+        return await operation(connection)
+    finally:
+        await connection.close()
+
+
+def _database_url(data: Path | None) -> str:
+    url = os.environ.get(DATABASE_VARIABLE)
+    if url and data is None:
+        return url
+    stack = (data or default_data_directory()) / "stack.json"
+    if not stack.exists():
+        fail(f"{DATABASE_VARIABLE} is not set, and no `leasehold up` is running ({stack} is not there)")
+    return str(json.loads(stack.read_text())["postgres"])
+
+
+def _described(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, list | None) else str(value) for name, value in row.items()}
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("id", "scopes", "note", "created", "revoked", box=None)
+    for row in rows:
+        table.add_row(row["id"], " ".join(row["scopes"]), row["note"], row["created_at"], row["revoked_at"] or "")
+    Console().print(table)

@@ -1,0 +1,43 @@
+"""Calls to our own services over HTTP, as any other program would make them; light enough for the launcher."""
+
+import http.client
+import json
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+TIMEOUT_S = 10
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Any  # decoded JSON; None where there is none
+
+
+def call(method: str, url: str, *, token: str | None = None, body: object = None) -> Answer:
+    """One request on one connection. Raises OSError where nobody answers."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        connection.request(method, parts.path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return Answer(answer.status, _decoded(answer.read()))
+    except http.client.HTTPException as error:
+        raise ConnectionError(f"{parts.hostname}:{parts.port} does not speak HTTP") from error
+    finally:
+        connection.close()
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return call("GET", f"{url}/readyz").status == 200
+    except OSError:
+        return False

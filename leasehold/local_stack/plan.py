@@ -1,0 +1,92 @@
+"""What is to be started and where: decided from the options alone, before anything is touched."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from leasehold.embedded import LOOPBACK
+
+REGIONS = ("us-east", "eu-west", "ap-south")
+# One way, so a round trip takes twice as long.
+DELAY_MS = {"us-east": 40, "eu-west": 70, "ap-south": 100}
+
+DEFAULT_BASE_PORT = 8400
+_AGENTS, _RELAY, _POSTGRES, _STORES = 11, 21, 32, 79  # offsets from the base, which is the coordinator's
+URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # what `leasehold migrate` reads too
+HIGHEST_BASE_PORT = 65535 - _STORES - len(REGIONS)
+
+Stack = Mapping[str, Any]  # what stack.json holds
+
+
+@dataclass(frozen=True)
+class Plan:
+    data: Path
+    base_port: int = DEFAULT_BASE_PORT
+    wan: bool = False
+    fresh: bool = False
+    postgres: str | None = None  # the URL of a real one, instead of an embedded one
+    stores: Mapping[str, str] = field(default_factory=dict)  # likewise, by region
+
+    @property
+    def coordinator_port(self) -> int:
+        return self.base_port
+
+    @property
+    def postgres_port(self) -> int:
+        return self.base_port + _POSTGRES
+
+    def agent_port(self, region: str) -> int:
+        return self.base_port + _AGENTS + REGIONS.index(region)
+
+    def relay_port(self, region: str) -> int:
+        return self.base_port + _RELAY + REGIONS.index(region)
+
+    def store_port(self, region: str) -> int:
+        return self.base_port + _STORES + REGIONS.index(region)
+
+    @property
+    def coordinator_url(self) -> str:
+        return f"http://{LOOPBACK}:{self.coordinator_port}"
+
+    def coordinator_url_for(self, region: str) -> str:
+        """Where an agent finds the coordinator: straight, or over the wide network."""
+        return f"http://{LOOPBACK}:{self.relay_port(region)}" if self.wan else self.coordinator_url
+
+    def agent_url(self, region: str) -> str:
+        return f"http://{LOOPBACK}:{self.agent_port(region)}"
+
+    def embedded_stores(self) -> list[str]:
+        return [region for region in REGIONS if region not in self.stores]
+
+    def ports(self) -> Iterator[tuple[int, str]]:
+        """Every port that must be free, and for what."""
+        yield self.coordinator_port, "the coordinator"
+        for region in REGIONS:
+            yield self.agent_port(region), f"the agent of {region}"
+            if self.wan:
+                yield self.relay_port(region), f"the relay of {region}"
+            if region not in self.stores:
+                yield self.store_port(region), f"the store of {region}"
+        if self.postgres is None:
+            yield self.postgres_port, "Postgres"
+
+
+def faults_of_urls(postgres: str | None, stores: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with the addresses of real servers. Never repeats them: they may hold a password."""
+    if postgres is not None and not _is_url(postgres, ("postgresql", "postgres")):
+        yield "--postgres: it must look like postgresql://user:password@host:port/database"
+    for region, url in stores.items():
+        if region not in REGIONS:
+            yield f"--store: there is no region {region!r}; the regions are {', '.join(REGIONS)}"
+        elif not _is_url(url, ("redis", "rediss", "unix")):
+            yield f"--store {region}: it must look like redis://:password@host:port/0"
+
+
+def _is_url(text: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    return url.scheme in schemes and bool(url.hostname or url.path)

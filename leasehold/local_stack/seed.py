@@ -1,0 +1,65 @@
+"""What a new stack starts with, so that there is something to try: set through the coordinator's own API.
+
+Each part is set only where there is nothing: what somebody changed or removed since is theirs.
+"""
+
+from typing import Any
+
+from leasehold.local_stack.calls import call
+from leasehold.local_stack.data_directory import CannotStart
+from leasehold.local_stack.plan import REGIONS
+
+LIMITS: dict[str, Any] = {
+    "plans": {"free": {}, "pro": {}, "enterprise": {}},
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"},
+        {"name": "api", "kind": "rate", "limit": "100/second, burst 200", "algorithm": "token_bucket"},
+        {"name": "reports", "kind": "concurrency", "limit": 5, "slot_ttl": "10m"},
+    ],
+    "policies": [
+        {
+            "name": "search",
+            "match": {"route": "/v1/search*", "method": ["GET", "POST"]},
+            "by": ["tenant"],
+            "quota": "api",
+            "on_store_failure": "open",
+        },
+        {
+            "name": "export",
+            "match": {"route": "/v1/exports", "method": "POST"},
+            "by": ["tenant"],
+            "quota": "exports",
+            "on_store_failure": "closed",
+            "wait": "2s",
+        },
+        {
+            "name": "report",
+            "match": {"route": "/v1/reports", "method": "POST"},
+            "by": ["tenant"],
+            "quota": "reports",
+        },
+    ],
+}
+SUBSCRIPTIONS = {"acme": "pro", "globex": "free", "initech": "enterprise"}
+
+
+def seed(coordinator: str, token: str) -> None:
+    """Regions, limits, subscriptions, as far as they are missing. Raises CannotStart."""
+    for region in REGIONS:
+        _call("PUT", f"{coordinator}/v1/regions/{region}", token, {})
+    if _call("GET", f"{coordinator}/v1/limits", token)["version"] == 0:
+        _call("PUT", f"{coordinator}/v1/limits", token, LIMITS)
+    if not _call("GET", f"{coordinator}/v1/subscriptions", token)["data"]:
+        for tenant, plan in SUBSCRIPTIONS.items():
+            _call("PUT", f"{coordinator}/v1/subscriptions/{tenant}", token, {"plan": plan})
+
+
+def _call(method: str, url: str, token: str, body: object = None) -> Any:
+    answer = call(method, url, token=token, body=body)
+    if answer.status >= 300:
+        raise CannotStart(f"the coordinator answered {answer.status} to {method} {url}: {_detail(answer.body)}")
+    return answer.body
+
+
+def _detail(problem: Any) -> str:
+    return str(problem.get("detail")) if isinstance(problem, dict) else "without a reason"
