@@ -1,0 +1,1 @@
+"""Pure decisions of the agent: no clock, no network, no store."""

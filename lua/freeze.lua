@@ -1,0 +1,81 @@
+-- Freeze what is to be reported of a lane, as the exact bytes that are sent until they are acknowledged.
+--
+-- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines
+-- ARGV  1 fingerprint   2 epoch   3 lane   4 how many lines are enough   then, for each quota in turn: its key
+-- Gives {'fenced'} | {'frozen', bytes, seq, mono}; mono is the store's clock before anything is sent
+--
+-- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
+-- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names.
+-- Usage lines and the consumed total are kept apart on purpose: the coordinator compares the two counts.
+
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last')
+if fence[1] ~= ARGV[1] then return {'fenced'} end
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local mono = tonumber(fence[2] or 0) + math.max(0, now - tonumber(fence[3] or now))
+redis.call('HSET', KEYS[1], 'mono', string.format('%.0f', mono), 'last', string.format('%.0f', now))
+
+local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')
+if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono)} end
+
+-- The usage lines of one quota: {period = {json, json, …}}, and each line's field and period.
+local function lines_of(key)
+  local by_period, fields, units = {}, {}, {}
+  local all = redis.call('HGETALL', key)
+  for i = 1, #all, 2 do
+    fields[#fields + 1] = all[i]
+    units[all[i]] = all[i + 1]
+  end
+  table.sort(fields)
+  local periods = {}
+  for i, field in ipairs(fields) do
+    local period, minute, dimensions = string.match(field, '^([^|]*)|(%d+)|(.*)$')
+    by_period[period] = by_period[period] or {}
+    table.insert(by_period[period], '{"minute":' .. minute .. ',"dimensions":' .. dimensions .. ',"units":' .. units[field] .. '}')
+    periods[i] = period
+  end
+  return by_period, fields, periods
+end
+
+local leases, dropped, cleaned = {}, {}, {}
+
+local function freeze(quota, lease, lines)
+  local by_period, line_fields, line_periods = lines_of(lines)
+  local reported = {}
+  local function report(period, granted, overage, consumed, returned)
+    leases[#leases + 1] = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(period)
+      .. ',"granted":' .. granted .. ',"overage":' .. overage .. ',"consumed":' .. consumed .. ',"returned":' .. returned
+      .. ',"lines":[' .. table.concat(by_period[period] or {}, ',') .. ']}'
+    reported[period] = true
+  end
+  local f = redis.call('HGETALL', lease)
+  local fields = {}
+  for j = 1, #f, 2 do fields[f[j]] = f[j + 1] end
+  -- Totals of periods that are over here and wait to be reported for the last time.
+  for name, packed in pairs(fields) do
+    local period = string.match(name, '^was:(.*)$')
+    if period then report(period, string.match(packed, '^(%d+) (%d+) (%d+) (%d+)$')) end
+  end
+  if fields['period'] then
+    report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
+  end
+  -- A line whose lease is not known cannot be reported; it stays, for people to look at.
+  for i, field in ipairs(line_fields) do
+    if reported[line_periods[i]] then dropped[#dropped + 1] = {lines, field} end
+  end
+  cleaned[#cleaned + 1] = quota
+end
+
+for i = 5, #ARGV do
+  if #dropped >= tonumber(ARGV[4]) then break end
+  freeze(ARGV[i], KEYS[4 + (i - 5) * 2], KEYS[5 + (i - 5) * 2])
+end
+
+local seq = string.format('%.0f', tonumber(lane[1] or 0) + 1)
+local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. seq .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
+
+-- From here on nothing may fail: what leaves the lines is in the bytes.
+redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', seq)
+for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
+for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
+return {'frozen', bytes, tonumber(seq), string.format('%.0f', mono)}

@@ -1,0 +1,93 @@
+"""The agent's side of the coordinator's HTTP surface. It retries nothing: each loop owns its retries."""
+
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import httpx
+import msgspec
+
+from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
+from protocol.policy import PolicyBundle
+
+T = TypeVar("T")
+LONG_POLL_S = 30.0
+SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
+
+
+class CoordinatorUnavailable(Exception):
+    """The coordinator could not be asked, or could not answer now."""
+
+
+class CoordinatorRefused(Exception):
+    """The coordinator understood and said no. Asking again the same way gives the same answer."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(f"{status}: {detail}")
+        self.status = status
+
+
+class CoordinatorClient:
+    def __init__(self, url: str, token: str, region: str) -> None:
+        self._region = f"/v1/regions/{region}"
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(5.0, pool=None),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def open_epoch(self, nonce: str, fingerprint: str) -> EpochOpened:
+        body = msgspec.json.encode(OpenEpoch(nonce=nonce, fingerprint=fingerprint))
+        return await self._post(f"{self._region}/epochs", body, EpochOpened)
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
+        return await self._post(f"{self._region}/exchanges", msgspec.json.encode(request), ExchangeResponse)
+
+    async def policies(self, since: int | None) -> PolicyBundle | None:
+        """The newest policies; None if there are none newer than `since` for as long as the coordinator waits."""
+        params = {} if since is None else {"since": since}
+        try:
+            answer = await self._http.get("/v1/policies", params=params, timeout=LONG_POLL_S)
+        except httpx.HTTPError as error:
+            raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
+        return None if answer.status_code == httpx.codes.NOT_MODIFIED else _decoded(answer, PolicyBundle)
+
+    async def signals(self) -> AsyncIterator[Signal]:
+        """Hints as they come. Ends, or raises, when the stream does."""
+        timeout = httpx.Timeout(5.0, read=SILENCE_S, pool=None)
+        try:
+            async with self._http.stream("GET", f"{self._region}/signals", timeout=timeout) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    await answer.aread()
+                    _raise(answer)
+                async for line in answer.aiter_lines():
+                    if line.startswith("data:"):
+                        yield msgspec.json.decode(line[5:], type=Signal)
+        except httpx.HTTPError as error:
+            raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
+
+    async def _post(self, path: str, body: bytes, type_: type[T]) -> T:
+        try:
+            answer = await self._http.post(path, content=body, headers={"Content-Type": "application/json"})
+        except httpx.HTTPError as error:
+            raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
+        return _decoded(answer, type_)
+
+
+def _decoded(answer: httpx.Response, type_: type[T]) -> T:
+    if answer.status_code >= httpx.codes.BAD_REQUEST:
+        _raise(answer)
+    try:
+        return msgspec.json.decode(answer.content, type=type_)
+    except msgspec.MsgspecError as error:
+        raise CoordinatorUnavailable(f"the coordinator's answer is not understood: {error}") from error
+
+
+def _raise(answer: httpx.Response) -> None:
+    status = answer.status_code
+    if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
+        raise CoordinatorUnavailable(f"{status}")
+    raise CoordinatorRefused(status, answer.text[:500])

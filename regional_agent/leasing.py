@@ -1,0 +1,165 @@
+"""What this agent wants of each allowance, and the requests that wait for it.
+
+A check that leaves little sets a flag here; the conversation (reporting.py) takes the flags along in its next
+exchange. A request waits only when the lease is spent and its policy lets it: then its cost is part of what is asked.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from protocol.clock import Clock
+from protocol.messages import LeaseWant, RateDemand
+from regional_agent.domain.demand import Demand
+from regional_agent.domain.refill import RETRY_MS, Patience, low_water
+from regional_agent.store.scripts import PolicyDecision
+
+MOST_KEYS = 10_000
+
+
+@dataclass(slots=True)
+class Want:
+    """One allowance, as this agent sees it."""
+
+    demand: Demand
+    waiting: int = 0
+    wanted: bool = False
+    exhausted: bool = False
+    retry_at_ms: int = 0
+    patience: Patience = field(default_factory=Patience)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def idle(self) -> bool:
+        return not self.wanted and not self.waiting
+
+
+class Leasing:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._wants: OrderedDict[str, Want] = OrderedDict()
+        self._rates: OrderedDict[str, tuple[Demand, int]] = OrderedDict()
+        self.round_trip_ms = 0
+        self.refresh_ms = 5_000
+        self.wake = asyncio.Event()
+
+    # --- told by admission -------------------------------------------------------------------------------------------
+
+    def note(self, quota: str, units: int, decision: PolicyDecision) -> None:
+        """A request asked for so many units: count the demand, and ask for more below the low water mark."""
+        want = self._want(quota)
+        want.demand.note(units)
+        now_ms = self._clock.monotonic_ms()
+        if want.patience.is_pausing(now_ms) or want.wanted:
+            return
+        demand_milli = want.demand.per_second_milli(now_ms)
+        if decision.available <= low_water(decision.last_grant, demand_milli, self.round_trip_ms):
+            self._ask(want)
+
+    def note_rate(self, quota: str, units: int, share_milli: int) -> None:
+        demand, _ = self._rates.get(quota) or (Demand(self._clock.monotonic_ms()), 0)
+        demand.note(units)
+        self._rates[quota] = (demand, share_milli)
+        self._rates.move_to_end(quota)
+        if len(self._rates) > MOST_KEYS:
+            self._rates.popitem(last=False)
+
+    def may_wait(self, quota: str) -> bool:
+        """True while there is hope: nobody has said lately that nothing is left."""
+        return not self._want(quota).patience.is_pausing(self._clock.monotonic_ms())
+
+    async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
+        """Wait for the next news of a quota with these units asked for. False if none came in time."""
+        want = self._want(quota)
+        want.waiting += units
+        self._ask(want)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await want.changed.wait()
+            return True
+        except TimeoutError:
+            want.patience.lost(self._clock.monotonic_ms())
+            return False
+        finally:
+            want.waiting -= units
+
+    # --- asked and told by the conversation --------------------------------------------------------------------------
+
+    def due(self) -> list[str]:
+        """Quotas to ask for now."""
+        now_ms = self._clock.monotonic_ms()
+        return [quota for quota, want in self._wants.items() if want.wanted and want.retry_at_ms <= now_ms]
+
+    def next_due_in_ms(self) -> int | None:
+        moments = [want.retry_at_ms for want in self._wants.values() if want.wanted]
+        return max(0, min(moments) - self._clock.monotonic_ms()) if moments else None
+
+    def want_of(self, quota: str) -> LeaseWant:
+        want = self._want(quota)
+        demand_milli = want.demand.per_second_milli(self._clock.monotonic_ms())
+        return LeaseWant(quota=quota, demand_milli=demand_milli, waiting=want.waiting)
+
+    def contended_rates(self) -> list[RateDemand]:
+        """Rates whose demand is above half of the safe share: below it, a key costs no message at all."""
+        now_ms = self._clock.monotonic_ms()
+        measured = [(quota, demand.per_second_milli(now_ms), share) for quota, (demand, share) in self._rates.items()]
+        return [RateDemand(quota=quota, demand_milli=milli) for quota, milli, share in measured if 2 * milli > share]
+
+    def granted(self, quota: str, units: int) -> None:
+        """The lease is good again, with so many units more: whoever waits tries again."""
+        want = self._want(quota)
+        if units > 0:
+            want.patience.restored()
+            want.wanted, want.exhausted, want.retry_at_ms = False, False, 0
+        else:
+            # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
+            want.wanted = want.waiting > 0
+            want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        self._tell(want)
+
+    def refused(self, quota: str) -> None:
+        """Nothing is left, and nothing will come back by itself: whoever waits is denied."""
+        want = self._want(quota)
+        want.wanted, want.exhausted = False, True
+        want.patience.lost(self._clock.monotonic_ms())
+        self._tell(want)
+
+    def hint(self, quota: str | None) -> None:
+        """The coordinator says that units came free (or, without a quota, that limits changed): ask again at once."""
+        for key, want in self._wants.items():
+            if quota is None or key == quota:
+                want.patience.restored()
+                want.exhausted, want.retry_at_ms = False, 0
+                want.wanted = want.wanted or want.waiting > 0
+        self.wake.set()
+
+    def is_exhausted(self, quota: str) -> bool:
+        return self._want(quota).exhausted
+
+    def demand_milli(self, quota: str) -> int:
+        return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _want(self, quota: str) -> Want:
+        want = self._wants.get(quota)
+        if want is None:
+            want = self._wants[quota] = Want(Demand(self._clock.monotonic_ms()))
+            self._evict()
+        return want
+
+    def _evict(self) -> None:
+        """Forget the oldest key that nobody waits for: what is known of it is in the store and at the coordinator."""
+        if len(self._wants) > MOST_KEYS:
+            idle = next((quota for quota, want in self._wants.items() if want.idle), None)
+            if idle is not None:
+                del self._wants[idle]
+
+    def _ask(self, want: Want) -> None:
+        want.wanted = True
+        self.wake.set()
+
+    @staticmethod
+    def _tell(want: Want) -> None:
+        event, want.changed = want.changed, asyncio.Event()
+        event.set()

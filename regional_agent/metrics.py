@@ -1,0 +1,46 @@
+"""What the agent counts. One registry for each app, so that two in one process do not meet."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.checks = Counter(
+            "leasehold_checks", "Requests decided, by policy and answer.", ["policy", "answer"], registry=self.registry
+        )
+        self.degraded = Counter(
+            "leasehold_degraded_checks",
+            "Requests answered without the store, by policy and failure mode.",
+            ["policy", "mode"],
+            registry=self.registry,
+        )
+        self.check_seconds = Histogram(
+            "leasehold_check_seconds",
+            "Time to decide one request, waiting for a last unit included.",
+            registry=self.registry,
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2.5),
+        )
+        self.waits = Counter("leasehold_waits", "Requests that waited for a lease.", registry=self.registry)
+        self.exchanges = Counter(
+            "leasehold_exchanges", "Exchanges with the coordinator, by outcome.", ["outcome"], registry=self.registry
+        )
+        self.exchange_failures = Counter(
+            "leasehold_exchange_failures", "Calls to the coordinator that failed.", registry=self.registry
+        )
+        self.exchange_seconds = Histogram(
+            "leasehold_exchange_seconds", "Round trip of an exchange.", registry=self.registry
+        )
+        self.stopped_lanes = Gauge(
+            "leasehold_stopped_lanes", "Lanes that wait for people to look at them.", registry=self.registry
+        )
+        self.unreported_seconds = Gauge(
+            "leasehold_unreported_seconds",
+            "Age of the oldest usage that may not be booked yet.",
+            registry=self.registry,
+        )
+        self.epoch = Gauge("leasehold_epoch", "The current epoch; 0 while there is none.", registry=self.registry)
+        self.policy_version = Gauge(
+            "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
+        )
+        self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)

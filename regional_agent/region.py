@@ -1,0 +1,122 @@
+"""One agent, put together: its parts and the loops that run by themselves."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import structlog
+import tenacity
+
+from protocol.clock import Clock
+from protocol.messages import Versions
+from regional_agent.admission import Admission
+from regional_agent.coordinator_client import CoordinatorClient
+from regional_agent.hearing import PolicyFeed, SignalListener
+from regional_agent.leasing import Leasing
+from regional_agent.life import LifeKeeper
+from regional_agent.metrics import Metrics
+from regional_agent.policies import Policies
+from regional_agent.reporting import FAILURES, Conversation
+from regional_agent.settings import AgentSettings
+from regional_agent.store.connection import StoreConnection
+from regional_agent.store.scripts import Fenced, Scripts
+
+log = structlog.get_logger()
+
+LAST_WORDS_S = 6.0
+RETRY_S = 0.2
+
+
+class Region:
+    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._clock = clock
+        self.metrics = Metrics()
+        store_url = settings.store_url.get_secret_value()
+        self.store = StoreConnection(store_url, timeout_ms=settings.store_timeout_ms, on_connected=self._doubt)
+        self.scripts = Scripts(self.store)
+        token = settings.coordinator_token.get_secret_value()
+        self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
+        self.life = LifeKeeper(self.store, self.scripts, self._coordinator)
+        self.leasing = Leasing(clock)
+        self.admission = Admission(self.scripts, self.life, self.leasing, self.metrics, clock)
+        self.conversation = Conversation(
+            scripts=self.scripts,
+            coordinator=self._coordinator,
+            leasing=self.leasing,
+            life=self.life,
+            metrics=self.metrics,
+            clock=clock,
+            interval_ms=settings.report_interval_ms,
+        )
+        self._signals = SignalListener(
+            coordinator=self._coordinator,
+            scripts=self.scripts,
+            life=self.life,
+            leasing=self.leasing,
+            conversation=self.conversation,
+        )
+        self._policies = PolicyFeed(self._coordinator, settings.state_dir, self._install)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From the first connection to the last words."""
+        self.store.keep()
+        parts: list[Part] = [self.life, self.conversation, self._signals, self._policies]
+        loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await self._last_words()
+            await self._coordinator.close()
+            await self.store.close()
+
+    async def _last_words(self) -> None:
+        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up."""
+        finish = tenacity.retry(
+            retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
+            wait=tenacity.wait_fixed(RETRY_S),
+            sleep=asyncio.sleep,
+        )(self.conversation.finish)
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await finish(return_unspent=self.settings.return_on_stop)
+        except TimeoutError:
+            log.error("leaving without having reported everything; it stays in the store")
+
+    def _doubt(self) -> None:
+        self.life.doubt()
+
+    def _install(self, policies: Policies) -> None:
+        self.admission.policies = policies
+        self.conversation.versions = Versions(policies=policies.version)
+
+    def unreported_age_ms(self) -> int:
+        return max(0, self._clock.monotonic_ms() - self.conversation.reported_at_ms)
+
+    def measure(self) -> None:
+        """Set the gauges that are looked up rather than counted."""
+        life, policies = self.life.current, self.admission.policies
+        self.metrics.epoch.set(life.epoch if life else 0)
+        self.metrics.policy_version.set(policies.version if policies else 0)
+        self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
+        self.metrics.store_calls.set(self.store.calls)
+
+
+class Part(Protocol):
+    async def run(self) -> None:
+        """Runs until cancelled."""
+
+
+async def _forever(part: Part) -> None:
+    """An error that nobody foresaw is loud, and does not leave the agent half deaf: the loop begins again."""
+    while True:
+        try:
+            await part.run()
+        except Exception:
+            log.exception("a loop of the agent failed", loop=type(part).__name__)
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,274 @@
+"""The conversation with the coordinator: freeze, exchange, acknowledge.
+
+One exchange carries what a lane has to report and what it would like to have. Its batch is frozen in the store before
+it is sent and stays there, byte for byte, until its receipt is in: an agent may die at any point in between, and this
+one or any other of the region sends the same bytes again. One call is under way at a time; it takes along all lanes
+that have something to say.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from protocol.clock import Clock
+from protocol.identifiers import lane_of
+from protocol.messages import (
+    Exchange,
+    ExchangeReply,
+    ExchangeRequest,
+    ExchangeResponse,
+    LiveState,
+    RateDemand,
+    Versions,
+)
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.leasing import Leasing
+from regional_agent.life import LifeKeeper
+from regional_agent.metrics import Metrics
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.scripts import Fenced, Frozen, Life, Scripts
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+FIRST_PAUSE_MS = 400
+LONGEST_PAUSE_MS = 5_000
+MOST_QUOTAS = 100
+MOST_ROUNDS = 10_000
+
+# A batch may be dropped once the coordinator has booked it, now or before.
+BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED}
+FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One lane's part of a call that is under way."""
+
+    lane: int
+    frozen: Frozen
+    asked: list[str]
+    rates: list[RateDemand]
+
+
+class Conversation:
+    def __init__(
+        self,
+        *,
+        scripts: Scripts,
+        coordinator: CoordinatorClient,
+        leasing: Leasing,
+        life: LifeKeeper,
+        metrics: Metrics,
+        clock: Clock,
+        interval_ms: int,
+    ) -> None:
+        self._scripts = scripts
+        self._coordinator = coordinator
+        self._leasing = leasing
+        self._life = life
+        self._metrics = metrics
+        self._clock = clock
+        self._interval_ms = interval_ms
+        self._pause_ms = 0
+        self._report_at_ms = 0
+        self._rates_at_ms = 0
+        self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
+        self._looked_back: Life | None = None
+        self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
+        self.versions = Versions()
+        self.reported_at_ms = clock.monotonic_ms()
+
+    async def run(self) -> None:
+        while True:
+            await self._pause()
+            await self._speak()
+
+    def report_now(self) -> None:
+        self._report_at_ms = 0
+        self._leasing.wake.set()
+
+    async def finish(self, *, return_unspent: bool) -> None:
+        """The last words: what was spent is booked and, where the agent is told to, the rest returned."""
+        life = self._life.current
+        if life is None:
+            return
+        if return_unspent:
+            await self._return_everything(life)
+        await self._report_everything(life)
+
+    async def _return_everything(self, life: Life) -> None:
+        for quota in await self._scripts.leased(life):
+            await self._scripts.give_back(life, quota, 0)
+
+    async def _report_everything(self, life: Life) -> None:
+        self._resend = set(range(life.lanes))
+        for _ in range(MOST_ROUNDS):
+            if not await self._exchange(life, asked={}, rates={}, reports=True):
+                return
+
+    # --- one turn ----------------------------------------------------------------------------------------------------
+
+    async def _pause(self) -> None:
+        """Until somebody wants something, a report is due, or the pause after a failure is over."""
+        if self._pause_ms:
+            await asyncio.sleep(self._pause_ms / 1000)
+            return
+        moments = [self._report_at_ms - self._clock.monotonic_ms(), self._leasing.next_due_in_ms()]
+        timeout_ms = max(0, min(moment for moment in moments if moment is not None))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._leasing.wake.wait()
+        self._leasing.wake.clear()
+
+    async def _speak(self) -> None:
+        life = self._life.current
+        try:
+            if life is None:
+                await self._wait_for_life()
+            else:
+                await self._look_back(life)
+                await self._say_what_is_due(life)
+                self._pause_ms = 0
+        except Fenced:
+            self._life.doubt()
+        except FAILURES as error:
+            self._pause_ms = min(LONGEST_PAUSE_MS, max(FIRST_PAUSE_MS, 2 * self._pause_ms))
+            self._metrics.exchange_failures.inc()
+            log.warning("an exchange failed", reason=str(error), again_in_ms=self._pause_ms)
+
+    async def _wait_for_life(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_ms / 1000):
+                await self._life.established.wait()
+
+    async def _look_back(self, life: Life) -> None:
+        """Once in each life: evidence of older epochs is still true, and is reported before anything else."""
+        if self._looked_back == life:
+            return
+        for older in await self._scripts.older_epochs(life):
+            await self._report_everything(older)
+            if not any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
+                await self._scripts.forget_epoch(older.epoch)
+        self._resend = set(range(life.lanes))
+        self._looked_back = life
+
+    async def _say_what_is_due(self, life: Life) -> None:
+        now_ms = self._clock.monotonic_ms()
+        reports = now_ms >= self._report_at_ms
+        if reports:
+            self._report_at_ms = now_ms + self._interval_ms
+        asked = _by_lane(life, self._leasing.due()[:MOST_QUOTAS], quota_of=str)
+        rates = _by_lane(life, self._due_rates(now_ms), quota_of=lambda rate: rate.quota)
+        await self._exchange(life, asked=asked, rates=rates, reports=reports)
+        if reports:
+            self.reported_at_ms = now_ms
+
+    def _due_rates(self, now_ms: int) -> list[RateDemand]:
+        if now_ms < self._rates_at_ms:
+            return []
+        self._rates_at_ms = now_ms + self._leasing.refresh_ms
+        return self._leasing.contended_rates()[:MOST_QUOTAS]
+
+    async def _exchange(
+        self, life: Life, *, asked: dict[int, list[str]], rates: dict[int, list[RateDemand]], reports: bool
+    ) -> bool:
+        """One call with all lanes that have something to say. False if there was nothing to say."""
+        lanes = range(life.lanes) if reports else sorted({*asked, *rates, *self._resend})
+        frozen = await asyncio.gather(
+            *(self._freeze(life, lane, asked.get(lane, []), rates.get(lane, [])) for lane in lanes)
+        )
+        spoken = [part for part in frozen if part is not None]
+        if not spoken:
+            return False
+        self._resend |= {part.lane for part in spoken}
+        await self._take_in(life, spoken, await self._call(life, spoken))
+        return True
+
+    async def _freeze(self, life: Life, lane: int, asked: list[str], rates: list[RateDemand]) -> Spoken | None:
+        if (life.epoch, lane) in self.stopped_lanes:
+            return None
+        dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
+        if not dirty and not asked and not rates and not await self._must_resend(life, lane):
+            return None
+        quotas = [*dirty, *(quota for quota in asked if quota not in dirty)]
+        return Spoken(lane, await self._scripts.freeze(life, lane, quotas), asked, rates)
+
+    async def _must_resend(self, life: Life, lane: int) -> bool:
+        waits = lane in self._resend and await self._scripts.has_frozen(life, lane)
+        if not waits:
+            self._resend.discard(lane)
+        return waits
+
+    async def _call(self, life: Life, spoken: list[Spoken]) -> ExchangeResponse:
+        exchanges = [
+            Exchange(
+                frozen=part.frozen.bytes,
+                live=LiveState(wants=[self._leasing.want_of(quota) for quota in part.asked], rates=part.rates),
+            )
+            for part in spoken
+        ]
+        request = ExchangeRequest(fingerprint=life.fingerprint, versions=self.versions, exchanges=exchanges)
+        sent_ms = self._clock.monotonic_ms()
+        response = await self._coordinator.exchange(request)
+        self._leasing.round_trip_ms = self._clock.monotonic_ms() - sent_ms
+        self._metrics.exchange_seconds.observe(self._leasing.round_trip_ms / 1000)
+        return response
+
+    # --- the reply ---------------------------------------------------------------------------------------------------
+
+    async def _take_in(self, life: Life, spoken: list[Spoken], response: ExchangeResponse) -> None:
+        replies = {reply.lane: reply for reply in response.replies}
+        for part in spoken:
+            reply = replies.get(part.lane)
+            if reply is not None:
+                await self._settle(life, part, reply)
+        if response.drain:
+            await self._return_everything(life)
+
+    async def _settle(self, life: Life, part: Spoken, reply: ExchangeReply) -> None:
+        self._metrics.exchanges.labels(reply.outcome.value).inc()
+        if reply.outcome in BOOKED:
+            gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
+            self._resend.discard(part.lane)
+            if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
+                self._tell(part.asked, reply, gained)
+        elif reply.outcome is not ExchangeOutcome.STALE:  # stale: another agent of the region was quicker
+            self._stop_lane(life, part, reply)
+
+    def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
+        refused = {lease.quota for lease in reply.leases if lease.refusal is not None}
+        refused |= {each.quota for each in reply.refused}
+        for quota in asked:
+            if gained.get(quota, 0) == 0 and quota in refused:
+                self._leasing.refused(quota)
+            else:
+                self._leasing.granted(quota, gained.get(quota, 0))
+        for rate in reply.rates:
+            self._leasing.refresh_ms = rate.refresh_in_ms
+
+    def _stop_lane(self, life: Life, part: Spoken, reply: ExchangeReply) -> None:
+        """The batch was not booked, and would not be the next time. It stays in the store, for people to look at."""
+        self.stopped_lanes[life.epoch, part.lane] = reply.outcome
+        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
+        log.error(
+            "a lane has stopped",
+            epoch=life.epoch,
+            lane=part.lane,
+            seq=part.frozen.seq,
+            outcome=reply.outcome.value,
+            expected_seq=reply.expected_seq,
+        )
+
+
+def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:
+    by_lane: dict[int, list[T]] = defaultdict(list)
+    for item in items:
+        by_lane[lane_of(quota_of(item), life.lanes)].append(item)
+    return by_lane

@@ -1,0 +1,67 @@
+"""What an agent is told by its environment. Read once, by `main`, and by nobody else."""
+
+import os
+import socket
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import SettingsConfigDict
+
+from doors.settings import Settings
+from protocol.identifiers import REGION_PATTERN
+from regional_agent.store.connection import StoreAddress
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+class AgentSettings(Settings):
+    model_config = SettingsConfigDict(env_prefix="LEASEHOLD_AGENT_")
+
+    region: str = Field(pattern=REGION_PATTERN, examples=["us-east"])
+    coordinator_url: str = Field(pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:8400"])
+    coordinator_token: SecretStr = Field(min_length=1, examples=["lh_…"])
+    store_url: SecretStr = Field(examples=["redis://:secret@127.0.0.1:6379/0"])
+    host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"])
+    port: int = Field(default=8411, ge=0, le=65535, examples=[8411])
+    uds: str | None = Field(default=None, examples=["/run/leasehold/agent.sock"])
+    service_token: SecretStr | None = Field(default=None, min_length=16, examples=["a long random text"])
+    name: str = Field(default_factory=_own_name, min_length=1, max_length=128, examples=["agent-1"])
+    report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])
+    store_timeout_ms: int = Field(default=250, ge=1, le=60_000, examples=[250])
+    return_on_stop: bool = Field(default=False, examples=["false"])
+    state_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold"])
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576])
+    max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
+    log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
+
+    @field_validator("store_url")
+    @classmethod
+    def _is_a_store(cls, value: SecretStr) -> SecretStr:
+        try:
+            StoreAddress(value.get_secret_value())
+        except ValueError:
+            # The message would repeat the value, and with it the password.
+            raise ValueError("it must look like redis://:password@host:port/0 or unix:///path") from None
+        return value
+
+    @model_validator(mode="after")
+    def _asks_for_a_token_elsewhere(self) -> Self:
+        if self.service_token is None and self.uds is None and not is_loopback(self.host):
+            raise ValueError(
+                "LEASEHOLD_AGENT_SERVICE_TOKEN is not set, and LEASEHOLD_AGENT_HOST is not loopback: an agent that"
+                " others can reach asks them for a token. Example: LEASEHOLD_AGENT_SERVICE_TOKEN=<a long random text>"
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,95 @@
+"""What an agent tells about its region, to people and to those who decide where requests go."""
+
+from msgspec import Struct
+
+from protocol.units import Units
+from regional_agent.region import Region
+
+MOST_LEASES = 1000
+
+
+class LeaseStatus(Struct, frozen=True, kw_only=True):
+    quota: str
+    period: str
+    granted: Units
+    overage: Units
+    consumed: Units
+    returned: Units
+    held: Units
+    available: int
+    expires_in_ms: Units
+    demand_milli: Units
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    region: str
+    agent: str
+    epoch: Units | None
+    lanes: Units | None
+    policy_version: Units | None
+    unreported_age_ms: Units
+    stopped_lanes: dict[str, str]
+    faults: list[str]
+    leases: list[LeaseStatus]
+    more_leases: Units
+
+
+async def status_of(region: Region) -> Status:
+    life = region.life.current
+    quotas = [] if life is None else await region.scripts.leased(life)
+    return Status(
+        region=region.settings.region,
+        agent=region.settings.name,
+        epoch=life.epoch if life else None,
+        lanes=life.lanes if life else None,
+        policy_version=region.admission.policies.version if region.admission.policies else None,
+        unreported_age_ms=region.unreported_age_ms(),
+        stopped_lanes={
+            f"{epoch}/{lane}": outcome.value for (epoch, lane), outcome in region.conversation.stopped_lanes.items()
+        },
+        faults=faults_of(region),
+        leases=await _leases(region, quotas[:MOST_LEASES]),
+        more_leases=max(0, len(quotas) - MOST_LEASES),
+    )
+
+
+async def _leases(region: Region, quotas: list[str]) -> list[LeaseStatus]:
+    life = region.life.current
+    if life is None:
+        return []
+    mono_us = await region.scripts.mono_us()
+    return [_lease(region, quota, await region.scripts.lease_fields(life, quota), mono_us) for quota in quotas]
+
+
+def _lease(region: Region, quota: str, fields: dict[str, str], mono_us: int) -> LeaseStatus:
+    granted, overage, consumed, returned, held, expires = (
+        int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held", "expires")
+    )
+    return LeaseStatus(
+        quota=quota,
+        period=fields.get("period", ""),
+        granted=granted,
+        overage=overage,
+        consumed=consumed,
+        returned=returned,
+        held=held,
+        available=granted + overage - consumed - returned - held,
+        expires_in_ms=max(0, (expires - mono_us) // 1000),
+        demand_milli=region.leasing.demand_milli(quota),
+    )
+
+
+def faults_of(region: Region) -> list[str]:
+    """Why this agent cannot enforce, in words; nothing if it can."""
+    faults: list[str] = []
+    if not region.store.connected:
+        faults.append(f"the store at {region.store.address} is not connected")
+    elif region.store.eviction_policy != "noeviction":
+        faults.append(f"the store's maxmemory-policy is {region.store.eviction_policy}; leases need noeviction")
+    if region.life.current is None:
+        faults.append("the region has no epoch")
+    if region.admission.policies is None:
+        faults.append("no policies have been heard yet")
+    if region.conversation.stopped_lanes:
+        faults.append("a lane has stopped; see /v1/status")
+    return faults

@@ -1,0 +1,214 @@
+"""One connection to the region's store, shared by every request.
+
+Writes are gathered: all that is asked for in one turn of the event loop leaves in one piece, and replies are matched
+in the order in which they come. That is what makes a store of a hundred thousand scripts a second reachable from
+Python; a call for each request through a pool reaches a tenth of it.
+
+The store's *fingerprint* is read on every new connection, before any other command: it tells one life of the store
+from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have been
+executed, and only its caller knows what that means.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import hiredis
+
+Reply = Any
+Argument = bytes | str | int
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+class StoreUnavailable(Exception):
+    """The store could not be asked, or did not answer in time."""
+
+
+class StoreError(Exception):
+    """The store answered with an error."""
+
+
+class _Protocol(asyncio.Protocol):
+    def __init__(self, on_lost: Callable[[], None]) -> None:
+        self._reader = hiredis.Reader(replyError=StoreError)
+        self._waiting: deque[asyncio.Future[Reply]] = deque()
+        self._gathered: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._on_lost = on_lost
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        if self._transport is None or self._transport.is_closing():
+            future.set_exception(StoreUnavailable("the store's connection is closed"))
+            return future
+        if not self._gathered:
+            self._loop.call_soon(self._flush)
+        self._gathered.append(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
+        self._waiting.append(future)
+        return future
+
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(gathered))
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            future = self._waiting.popleft()
+            if future.done():  # its caller gave up; the reply is somebody else's no longer
+                continue
+            if isinstance(reply, StoreError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(StoreUnavailable(f"the store's connection was lost: {exc or 'closed'}"))
+        self._waiting.clear()
+        self._on_lost()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class StoreAddress:
+    """`redis://:password@host:port/database` or `unix:///path?db=0`. The text never shows the password."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"redis", "unix"}:
+            raise ValueError("a store's address begins with redis:// or unix://")
+        self.path = unquote(parts.path) if parts.scheme == "unix" else None
+        self.host = parts.hostname or "127.0.0.1"
+        self.port = parts.port or 6379
+        self.username = unquote(parts.username) if parts.username else None
+        self.password = unquote(parts.password) if parts.password else None
+        database = parse_qs(parts.query).get("db", ["0"])[0] if self.path else parts.path.strip("/") or "0"
+        if not database.isdigit():
+            raise ValueError("a store's database is a number, such as redis://127.0.0.1:6379/0")
+        self.database = int(database)
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}/{self.database}"
+
+
+class StoreConnection:
+    def __init__(self, url: str, *, timeout_ms: int, on_connected: Callable[[], None] = lambda: None) -> None:
+        self.address = StoreAddress(url)
+        self.fingerprint: str | None = None
+        self.eviction_policy: str | None = None
+        self.calls = 0
+        self._timeout_s = timeout_ms / 1000
+        self._on_connected = on_connected
+        self._protocol: _Protocol | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        return self.fingerprint is not None
+
+    async def call(self, *arguments: Argument) -> Reply:
+        if self.fingerprint is None:
+            raise StoreUnavailable(f"the store at {self.address} is not connected")
+        return await self._ask(*arguments)
+
+    async def _ask(self, *arguments: Argument) -> Reply:
+        if self._protocol is None:
+            raise StoreUnavailable(f"the store at {self.address} is not connected")
+        self.calls += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._protocol.ask(arguments)
+        except TimeoutError:
+            raise StoreUnavailable(f"the store at {self.address} did not answer in time") from None
+
+    async def read_fingerprint(self) -> str:
+        """Which life of the store this connection leads to, asked anew."""
+        return _fingerprint(await self._ask("INFO", "server"), await self._ask("INFO", "replication"))
+
+    def keep(self) -> None:
+        """Connect, and connect again whenever the connection is lost, until closed."""
+        self._keeper = asyncio.create_task(self._keep(), name="store connection")
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        self._drop()
+
+    async def _keep(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self._connect()
+            except (OSError, TimeoutError, StoreUnavailable, StoreError):
+                self._drop()
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                pause_s = FIRST_PAUSE_S
+                self._on_connected()
+                await self._lost.wait()
+
+    async def _connect(self) -> None:
+        self._lost.clear()
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(2):
+            if self.address.path:
+                _, self._protocol = await loop.create_unix_connection(self._new_protocol, self.address.path)
+            else:
+                _, self._protocol = await loop.create_connection(
+                    self._new_protocol, self.address.host, self.address.port
+                )
+        await self._greet()
+
+    async def _greet(self) -> None:
+        if self.address.password is not None:
+            user = (self.address.username,) if self.address.username else ()
+            await self._ask("AUTH", *user, self.address.password)
+        if self.address.database:
+            await self._ask("SELECT", self.address.database)
+        fingerprint = await self.read_fingerprint()
+        policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
+        self.eviction_policy = policy[1].decode() if policy else None
+        self.fingerprint = fingerprint
+
+    def _new_protocol(self) -> _Protocol:
+        return _Protocol(self._on_lost)
+
+    def _on_lost(self) -> None:
+        self.fingerprint = None
+        self._lost.set()
+
+    def _drop(self) -> None:
+        self.fingerprint = None
+        if self._protocol is not None:
+            self._protocol.close()
+            self._protocol = None
+
+
+def _fingerprint(server: bytes, replication: bytes) -> str:
+    return f"{_field(server, b'run_id')}:{_field(replication, b'master_replid')}"
+
+
+def _field(info: bytes, name: bytes) -> str:
+    for line in info.splitlines():
+        key, _, value = line.partition(b":")
+        if key == name:
+            return value.decode()
+    raise StoreError(f"the store's INFO has no {name.decode()}")

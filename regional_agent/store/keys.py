@@ -1,0 +1,33 @@
+"""Every name that Leasehold uses in a region's store. lua/README.md says what stands behind each.
+
+A key that belongs to a lane carries the lane as its hash tag, so that in a Cluster one script can reach all of a
+lane. A key that belongs to an epoch carries the epoch in its name, so that the evidence of an older one stays
+readable beside the current.
+"""
+
+FENCE = b"lh:fence"
+EPOCHS = b"lh:epochs"
+
+
+def lane(lane: int, epoch: int) -> bytes:
+    return b"lh:{%d}:lane:%d" % (lane, epoch)
+
+
+def dirty(lane: int, epoch: int) -> bytes:
+    return b"lh:{%d}:dirty:%d" % (lane, epoch)
+
+
+def lease(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:lease:%d:%s" % (lane, epoch, quota.encode())
+
+
+def lines(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:lines:%d:%s" % (lane, epoch, quota.encode())
+
+
+def rate(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:rate:%s" % (lane, quota.encode())
+
+
+def operation(lane: int, digest: str) -> bytes:
+    return b"lh:{%d}:op:%s" % (lane, digest.encode())
