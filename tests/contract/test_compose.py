@@ -1,0 +1,143 @@
+"""The containers are told what the settings classes ask for: two copies of a fact, and the test that they agree."""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from coordinator.settings import CoordinatorSettings
+from doors.settings import Settings, SettingsError, load_settings
+from leasehold.local_stack.plan import REGIONS, URL_VARIABLE, Plan
+from regional_agent.settings import AgentSettings
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+CONTAINERFILE = (ROOT / "compose/Containerfile").read_text()
+EXAMPLE = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / "compose/example.env").read_text(), re.MULTILINE))
+OURS: dict[str, type[Settings]] = {"coordinator": CoordinatorSettings} | {
+    f"agent-{name}": AgentSettings for name in REGIONS
+}
+FILLED = "0123456789abcdef" * 3  # as `openssl rand -hex 24` makes it
+VARIABLE = r"\$\{(\w+):[?-]\}"
+
+
+def environment(service: str, values: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the service is told once somebody has filled in the example; `values` for other fillings."""
+    filled = dict.fromkeys(EXAMPLE, FILLED) | dict(values or {})
+    given: dict[str, str] = SERVICES[service]["environment"]
+    return {name: re.sub(VARIABLE, lambda found: filled[found[1]], value) for name, value in given.items()}
+
+
+def strings(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_every_region_has_a_store_and_an_agent() -> None:
+    pairs = {name for region in REGIONS for name in (f"store-{region}", f"agent-{region}")}
+    assert set(SERVICES) == pairs | {"postgres", "migrate", "coordinator"}
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_variables_are_fields_of_the_settings(service: str) -> None:
+    prefix = str(OURS[service].model_config.get("env_prefix"))
+    told = {name.removeprefix(prefix).lower() for name in SERVICES[service]["environment"] if name != "HEALTH_URL"}
+    assert told <= set(OURS[service].model_fields)
+
+
+@pytest.mark.parametrize("service", OURS)
+def test_the_settings_accept_what_they_are_told(service: str) -> None:
+    load_settings(OURS[service], environment(service))
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_an_agent_without_its_token_refuses_to_start(region: str) -> None:
+    service = f"agent-{region}"
+    with pytest.raises(SettingsError, match="LEASEHOLD_AGENT_COORDINATOR_TOKEN"):
+        load_settings(AgentSettings, environment(service, dict.fromkeys(EXAMPLE, "")))
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_an_agent_finds_its_store_and_the_coordinator(region: str) -> None:
+    told = environment(f"agent-{region}")
+    coordinator = environment("coordinator")["LEASEHOLD_COORDINATOR_PORT"]
+    assert told["LEASEHOLD_AGENT_REGION"] == region
+    assert urlsplit(told["LEASEHOLD_AGENT_STORE_URL"]).hostname == f"store-{region}"
+    assert urlsplit(told["LEASEHOLD_AGENT_COORDINATOR_URL"]).netloc == f"coordinator:{coordinator}"
+    assert SERVICES[f"agent-{region}"]["environment"]["LEASEHOLD_AGENT_COORDINATOR_TOKEN"] == (
+        f"${{TOKEN_{region.upper().replace('-', '_')}:-}}"
+    )
+
+
+def test_owner_and_coordinator_mean_the_same_database() -> None:
+    urls = (environment("migrate")[URL_VARIABLE], environment("coordinator")["LEASEHOLD_COORDINATOR_DATABASE_URL"])
+    told = SERVICES["postgres"]["environment"]
+    for url in map(urlsplit, urls):
+        assert (url.hostname, url.port, url.path) == ("postgres", 5432, f"/{told['POSTGRES_DB']}")
+        assert url.username == told["POSTGRES_USER"]
+
+
+def test_ports_are_those_of_the_local_stack_and_published_on_loopback_only() -> None:
+    plan = Plan(data=Path())
+    outside = {"coordinator": plan.coordinator_port} | {f"agent-{name}": plan.agent_port(name) for name in REGIONS}
+    for service, port in outside.items():
+        [inside] = [value for name, value in environment(service).items() if name.endswith("_PORT")]
+        assert SERVICES[service]["ports"] == [f"127.0.0.1:{port}:{inside}"]
+        assert re.search(rf"^EXPOSE .*\b{inside}\b", CONTAINERFILE, re.MULTILINE)
+    assert {name for name in SERVICES if "ports" in SERVICES[name]} == set(outside)
+
+
+@pytest.mark.parametrize("service", sorted(set(SERVICES) - {"migrate"}))
+def test_every_service_that_stays_has_a_health_check(service: str) -> None:
+    assert SERVICES[service]["healthcheck"]["test"]
+    if service in OURS:
+        [port] = [value for name, value in environment(service).items() if name.endswith("_PORT")]
+        default = re.findall(r"HEALTH_URL=(\S+)", CONTAINERFILE)[0]
+        assert urlsplit(environment(service).get("HEALTH_URL", default)).port == int(port)
+
+
+def test_what_a_service_waits_for_exists() -> None:
+    waited_for = {name for service in SERVICES.values() for name in service.get("depends_on", {})}
+    mounted = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    assert waited_for <= set(SERVICES)
+    assert mounted == set(COMPOSE["volumes"])
+
+
+def test_stores_forget_nothing() -> None:
+    lines = COMPOSE["configs"]["store"]["content"].splitlines()
+    assert {"maxmemory-policy noeviction", "appendonly yes"} <= set(lines)
+
+
+def test_no_secret_is_written_down() -> None:
+    asked_for = {name for text in strings(COMPOSE) for name in re.findall(VARIABLE, text)}
+    assert asked_for == set(EXAMPLE)
+    assert set(EXAMPLE.values()) == {""}
+    for text in strings(COMPOSE):
+        assert not re.search(r"://[^/$]*:[^/$]+@", text), text
+
+
+def test_the_image_runs_as_nobody_in_particular_from_pinned_packages() -> None:
+    last_stage = CONTAINERFILE.rsplit("\nFROM ", 1)[1]
+    assert re.search(r"^USER [1-9]\d{3,}:", last_stage, re.MULTILINE)
+    assert "\nHEALTHCHECK " in last_stage
+    installs = re.findall(r"pip install .*-r", CONTAINERFILE)
+    assert installs
+    assert all("--require-hashes" in install for install in installs)
+
+
+def test_the_image_has_every_room_that_the_package_has() -> None:
+    copied = set(re.findall(r"^COPY (\w+) \1$", CONTAINERFILE, re.MULTILINE))
+    packages = re.search(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert packages
+    assert copied == set(re.findall(r"\"(\w+)\"", packages[1]))

