@@ -32,14 +32,15 @@ async def relay(coordinator_port: int, delay_ms_by_port: dict[int, int]) -> None
 
 def _leading_to(port: int, delay_s: float) -> Accept:
     async def accept(near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            await asyncio.sleep(2 * delay_s)
-            try:
-                far, far_writer = await asyncio.open_connection(LOOPBACK, port)
-            except OSError:
-                near_writer.transport.abort()
-                return
+        await asyncio.sleep(2 * delay_s)
+        try:
+            far, far_writer = await asyncio.open_connection(LOOPBACK, port)
+        except OSError:
+            near_writer.transport.abort()
+            return
+        try:
             await asyncio.gather(_carry(near, far_writer, delay_s), _carry(far, near_writer, delay_s))
+        finally:
             far_writer.close()
             near_writer.close()
 

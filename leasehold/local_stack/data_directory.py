@@ -105,7 +105,7 @@ class DataDirectory:
         """The processes of a launcher that could not end them. They may have ended since."""
         if not self._running_file.exists():
             return {}
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError, TypeError, AttributeError):
             return {name: Identity(*who) for name, who in json.loads(self._running_file.read_text()).items()}
         return {}
 
