@@ -1,0 +1,34 @@
+"""A region's store, connected, with an epoch adopted: what the scripts meet in life."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from regional_agent.store.connection import StoreConnection
+from regional_agent.store.scripts import Life, Scripts
+
+NONCE = "0123456789abcdef"
+
+
+@pytest.fixture
+async def connection(store: str) -> AsyncIterator[StoreConnection]:
+    connected = asyncio.Event()
+    connection = StoreConnection(store, timeout_ms=5_000, on_connected=connected.set)
+    connection.keep()
+    await asyncio.wait_for(connected.wait(), 10)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def scripts(connection: StoreConnection) -> Scripts:
+    return Scripts(connection)
+
+
+@pytest.fixture
+async def life(connection: StoreConnection, scripts: Scripts) -> Life:
+    fingerprint = await connection.read_fingerprint()
+    await scripts.begin_life(fingerprint, NONCE)
+    assert await scripts.adopt_epoch(fingerprint, NONCE, 7, 4)
+    return Life(fingerprint, 7, 4)

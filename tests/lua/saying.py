@@ -1,0 +1,62 @@
+"""Short ways to say what the tests of scripts say often."""
+
+from typing import Any
+
+from protocol.identifiers import lane_of, quota_key
+from protocol.messages import ExchangeReply, LeaseReply, RateReply
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.store.scripts import AllowanceCharge, Decision, Life, Operation, RateCharge, Scripts
+
+QUOTA = quota_key("exports", [("tenant", "acme")])
+RATE = quota_key("api", [("tenant", "acme")])
+DIMENSIONS = '{"policy":"export"}'
+
+
+def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
+    fields: dict[str, Any] = {
+        "quota": quota,
+        "period": "2026-11",
+        "granted": 100,
+        "overage": 0,
+        "limit": 1000,
+        "unallocated": 900,
+        "starts_in_ms": 0,
+        "expires_in_ms": 60_000,
+        "ends_in_ms": 3_600_000,
+        "refresh_in_ms": 5_000,
+        "first_minute": 0,
+        "last_minute": 2**40,
+    }
+    return LeaseReply(**(fields | changed))
+
+
+async def install(scripts: Scripts, life: Life, *leases: LeaseReply, seq: int = 1) -> dict[str, int]:
+    """What the coordinator's reply to an exchange does; all leases are of one lane."""
+    lane = lane_of(leases[0].quota, life.lanes)
+    reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=list(leases))
+    return await scripts.settle(life, lane, await scripts.mono_us(), reply)
+
+
+async def install_rate(scripts: Scripts, life: Life, rate: RateReply) -> None:
+    lane = lane_of(rate.quota, life.lanes)
+    reply = ExchangeReply(lane=lane, seq=1, outcome=ExchangeOutcome.APPLIED, rates=[rate])
+    await scripts.settle(life, lane, await scripts.mono_us(), reply)
+
+
+async def take(
+    scripts: Scripts, life: Life, cost: int = 1, *, mode: str = "enforce", operation: Operation | None = None
+) -> Decision:
+    return await scripts.check(life, mode, [AllowanceCharge(QUOTA, cost, 1000, DIMENSIONS)], operation)
+
+
+async def take_rate(
+    scripts: Scripts, life: Life, cost: int = 1, *, rate_milli: int = 1, burst: int = 10, mode: str = "enforce"
+) -> Decision:
+    """From a bucket that refills so slowly that a test does not notice."""
+    return await scripts.check(life, mode, [RateCharge(RATE, cost, rate_milli, burst)])
+
+
+async def available(scripts: Scripts, life: Life, quota: str = QUOTA) -> int:
+    fields = {name: int(value) for name, value in (await scripts.lease_fields(life, quota)).items() if value.isdigit()}
+    given = fields.get("granted", 0) + fields.get("overage", 0)
+    return given - fields.get("consumed", 0) - fields.get("returned", 0) - fields.get("held", 0)

@@ -1,0 +1,89 @@
+"""begin_life.lua, adopt_epoch.lua and the connection's fingerprint on a real store."""
+
+import asyncio
+
+import pytest
+
+from regional_agent.store import keys
+from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.scripts import Life, Scripts
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_the_fingerprint_is_read_before_anything_else(connection: StoreConnection) -> None:
+    run_id, _, replid = (connection.fingerprint or "").partition(":")
+    assert len(run_id) == len(replid) == 40
+    assert connection.eviction_policy == "noeviction"
+
+
+async def test_a_life_keeps_its_nonce_however_often_it_is_begun(scripts: Scripts) -> None:
+    first = await scripts.begin_life("life-1", "a" * 16)
+    again = await scripts.begin_life("life-1", "b" * 16)
+    assert (first.nonce, again.nonce, again.epoch) == ("a" * 16, "a" * 16, None)
+
+
+async def test_another_life_clears_the_epoch_and_has_another_nonce(scripts: Scripts) -> None:
+    await scripts.begin_life("life-1", "a" * 16)
+    assert await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
+    begun = await scripts.begin_life("life-2", "b" * 16)
+    assert (begun.nonce, begun.epoch) == ("b" * 16, None)
+
+
+async def test_an_epoch_for_a_life_that_is_over_is_not_adopted(scripts: Scripts) -> None:
+    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.begin_life("life-2", "b" * 16)
+    assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
+    assert not await scripts.adopt_epoch("life-2", "a" * 16, 7, 4)
+    assert (await scripts.read_fence()).epoch is None
+
+
+async def test_older_epochs_stay_known_until_they_are_forgotten(scripts: Scripts) -> None:
+    for number, life in enumerate(("life-1", "life-2", "life-3"), start=7):
+        await scripts.begin_life(life, f"{number:016x}")
+        await scripts.adopt_epoch(life, f"{number:016x}", number, 4)
+    current = Life("life-3", 9, 4)
+    assert [older.epoch for older in await scripts.older_epochs(current)] == [7, 8]
+    await scripts.forget_epoch(7)
+    assert [older.epoch for older in await scripts.older_epochs(current)] == [8]
+
+
+async def test_a_script_that_the_store_has_forgotten_runs_once_all_the_same(
+    connection: StoreConnection, scripts: Scripts
+) -> None:
+    await scripts.begin_life("life-1", "a" * 16)
+    await connection.call("SCRIPT", "FLUSH")
+    assert (await scripts.begin_life("life-1", "b" * 16)).nonce == "a" * 16
+
+
+async def test_a_fence_survives_with_its_clock(connection: StoreConnection, scripts: Scripts) -> None:
+    await connection.call("HSET", keys.FENCE, "mono", 12345)
+    await scripts.begin_life("life-1", "a" * 16)
+    assert await scripts.mono_us() == 12345
+
+
+async def test_a_wrong_command_is_an_error_of_the_store_and_harms_no_other_call(connection: StoreConnection) -> None:
+    with pytest.raises(StoreError):
+        await connection.call("HGET", "too", "many", "arguments")
+    assert await connection.call("PING") == b"PONG"
+
+
+async def test_a_store_that_stalls_is_unavailable_and_its_late_reply_is_nobody_elses(store: str) -> None:
+    connected = asyncio.Event()
+    connection = StoreConnection(store, timeout_ms=100, on_connected=connected.set)
+    connection.keep()
+    try:
+        await asyncio.wait_for(connected.wait(), 10)
+        with pytest.raises(StoreUnavailable):
+            await connection.call(
+                "EVAL", "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 2 do end", 0
+            )
+        for _ in range(100):
+            try:
+                assert await connection.call("ECHO", "mine") == b"mine"
+                return
+            except StoreUnavailable:
+                continue
+        pytest.fail("the store never came back")
+    finally:
+        await connection.close()
