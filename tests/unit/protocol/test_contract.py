@@ -1,0 +1,148 @@
+"""What both sides must agree on, to the letter."""
+
+import string
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.identifiers import lane_of, parse_quota_key, quota_key
+from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, Totals, after
+from protocol.messages import FrozenBatch, LeaseWant, body_hash
+from protocol.policy import LimitsDocument, faults_of, parse_duration_ms, parse_rate
+
+LANES = [3, 2, 3]  # in the names of keys of stores that are in use
+FIELDS = st.text(string.ascii_lowercase + "_", min_size=1)
+
+
+@given(st.dictionaries(FIELDS, st.text(st.characters(exclude_categories=["Cs"])), max_size=4))
+def test_a_quota_key_can_be_read_back_whatever_its_values_are(dimensions: dict[str, str]) -> None:
+    key = quota_key("exports", list(dimensions.items()))
+    assert parse_quota_key(key) == ("exports", dimensions)
+    assert key.isascii()
+    assert not set(key) & set(" |{}\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "exports", "Exports:tenant=a", "exports:tenant", "exports:tenant=%2", "exports:a=b=c"]
+)
+def test_what_no_quota_key_looks_like_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a quota key"):
+        parse_quota_key(text)
+
+
+def test_lanes_are_the_same_everywhere_and_always() -> None:
+    assert [lane_of(f"exports:tenant={tenant}", 4) for tenant in ("acme", "globex", "initech")] == LANES
+    assert {lane_of(f"exports:tenant=t{i}", 4) for i in range(100)} == {0, 1, 2, 3}
+
+
+@given(st.builds(Totals, *[st.integers(0, 100)] * 4), st.builds(Totals, *[st.integers(0, 100)] * 4))
+def test_one_of_two_totals_is_behind_unless_they_are_equal(one: Totals, other: Totals) -> None:
+    assert one.is_behind(other) or other.is_behind(one) or one == other
+
+
+def test_the_law_refuses_grants_to_all_but_active_leases() -> None:
+    granted = {state for state in LeaseState if after(state, LeaseEvent.GRANT) is not None}
+    assert granted == {LeaseState.ACTIVE}
+
+
+def test_every_state_may_be_fenced_and_none_leaves_quarantine_by_itself() -> None:
+    assert all(after(state, LeaseEvent.FENCE) for state in LeaseState)
+    leaving = {target for (state, _), target in TRANSITIONS.items() if state is LeaseState.QUARANTINED}
+    assert leaving == {LeaseState.QUARANTINED}
+
+
+def test_unknown_fields_and_wrong_units_are_refused() -> None:
+    for text in (
+        b'{"epoch":1,"lane":0,"seq":1,"extra":1}',
+        b'{"epoch":1,"lane":0,"seq":0}',
+        b'{"epoch":1,"lane":64,"seq":1}',
+        b'{"epoch":1,"lane":0,"seq":"1"}',
+    ):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(text, type=FrozenBatch)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(b'{"quota":"q:","waiting":-1}', type=LeaseWant)
+
+
+def test_an_exchange_is_its_bytes() -> None:
+    assert body_hash('{"a":1}') != body_hash('{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("100/second, burst 200", (100_000, 200)),
+        ("10/minute", (166, 1)),
+        ("1000/minute, burst 200", (16_666, 200)),
+        ("7200/hour", (2_000, 2)),
+        ("5 / second , burst 1", (5_000, 1)),
+    ],
+)
+def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> None:
+    assert parse_rate(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "10/fortnight", "0/second", "1/second, burst 0", "-1/second", "1.5/second", 10]
+)
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="rate"):
+        parse_rate(text)
+
+
+def test_durations_as_people_write_them() -> None:
+    assert [parse_duration_ms(text) for text in ("400ms", "10s", "5m", "1h", "1d")] == [
+        400,
+        10_000,
+        300_000,
+        3_600_000,
+        86_400_000,
+    ]
+    with pytest.raises(ValueError, match="not a duration"):
+        parse_duration_ms("soon")
+
+
+def faults(**document: object) -> dict[str, str]:
+    return {fault.field: fault.rule for fault in faults_of(msgspec.convert(document, LimitsDocument))}
+
+
+def test_every_fault_of_a_document_is_named_at_once() -> None:
+    assert faults(
+        plans={"free": {}, "Pro!": {}},
+        default_plan="gold",
+        quotas=[
+            {"name": "a", "kind": "allowance", "limit": {"gold": 5}, "period": "anniversary"},
+            {"name": "a", "kind": "allowance", "limit": -1, "mode": "central", "cap": "soft",
+             "time_zone": "Europe/Berlin"},
+            {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "gcra", "sharing": "even"},
+        ],
+        policies=[
+            {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "shadow": True,
+             "wait": "long"},
+            {"name": "o", "quota": "a", "by": ["tenant"], "on_store_failure": "open"},
+            {"name": "l", "quota": "r", "by": ["tenant"], "on_store_failure": "local"},
+        ],
+    ) == {
+        "plans.Pro!": "name",
+        "default_plan": "known",
+        "quotas[1].name": "unique",
+        "quotas[0].limit.gold": "known",
+        "quotas[0].period": "supported",
+        "quotas[1].limit": "units",
+        "quotas[1].mode": "supported",
+        "quotas[1].period": "required",
+        "quotas[1].time_zone": "supported",
+        "quotas[1].cap": "supported",
+        "quotas[2].limit": "rate",
+        "quotas[2].algorithm": "supported",
+        "quotas[2].sharing": "known",
+        "policies[0].quota": "known",
+        "policies[0].by[0]": "known",
+        "policies[0].match.route": "path",
+        "policies[0].wait": "duration",
+        "policies[0].shadow": "supported",
+        "policies[1].on_store_failure": "supported",
+        "policies[2].on_store_failure": "supported",
+    }  # fmt: skip

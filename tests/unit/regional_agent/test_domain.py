@@ -1,0 +1,66 @@
+"""The agent's pure decisions: how much is asked for, when, and when no longer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regional_agent.domain.demand import Demand
+from regional_agent.domain.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Patience, low_water
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1_000))
+def test_the_low_water_mark_is_never_above_half_of_the_last_grant(grant: int, demand: int, round_trip: int) -> None:
+    assert 0 <= low_water(grant, demand, round_trip) <= grant / 2
+
+
+@pytest.mark.parametrize(
+    ("grant", "demand_milli", "round_trip_ms", "expected"),
+    [
+        (100, 0, 0, 25),  # quiet: a quarter
+        (1000, 500_000, 100, 350),  # 500 a second for 0.7 s
+        (100, 500_000, 100, 50),  # would be 350: half is the most
+        (0, 500_000, 100, 0),
+    ],
+)
+def test_the_low_water_mark(grant: int, demand_milli: int, round_trip_ms: int, expected: int) -> None:
+    assert low_water(grant, demand_milli, round_trip_ms) == expected
+
+
+def test_patience_doubles_to_a_bound_and_is_restored() -> None:
+    patience, now_ms, pauses = Patience(), 0, []
+    for _ in range(10):
+        patience.lost(now_ms)
+        pauses.append(patience.pause_ms)
+        now_ms = patience.until_ms
+    assert pauses == [500, 1000, 2000, 4000, 8000, 16000, *[LONGEST_PAUSE_MS] * 4]
+    patience.restored()
+    assert not patience.is_pausing(now_ms)
+
+
+def test_patience_lost_twice_in_one_pause_pauses_once() -> None:
+    patience = Patience()
+    patience.lost(0)
+    patience.lost(100)
+    assert (patience.pause_ms, patience.until_ms) == (FIRST_PAUSE_MS, FIRST_PAUSE_MS)
+
+
+def test_a_steady_demand_is_measured_as_it_is() -> None:
+    demand = Demand(since_ms=0)
+    for second in range(1, 40):
+        demand.note(200)
+        measured = demand.per_second_milli(second * 1000)
+    assert measured == pytest.approx(200_000, rel=0.01)
+
+
+def test_a_rise_is_believed_sooner_than_a_fall() -> None:
+    demand = Demand(since_ms=0)
+    demand.note(1000)
+    assert demand.per_second_milli(1000) > 600_000
+    assert demand.per_second_milli(2000) > 100_000
+    assert demand.per_second_milli(60_000) < 1_000
+
+
+def test_asking_twice_in_one_moment_counts_nothing_twice() -> None:
+    demand = Demand(since_ms=0)
+    demand.note(100)
+    assert demand.per_second_milli(1000) == demand.per_second_milli(1000)

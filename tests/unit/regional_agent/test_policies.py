@@ -1,0 +1,80 @@
+"""Matching requests, and what each policy takes of them."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from protocol.policy import LimitsDocument, PolicyBundle, faults_of
+from regional_agent.policies import KindNotServed, Policies, UnknownSubjectField
+from regional_agent.store.scripts import AllowanceCharge, RateCharge
+
+DOCUMENT: dict[str, Any] = {
+    "plans": {"free": {}, "pro": {}},
+    "default_plan": "free",
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "period": "month", "limit": {"free": 10, "pro": 1000}},
+        {"name": "api", "kind": "rate", "limit": "100/second, burst 200"},
+        {"name": "vip", "kind": "rate", "limit": {"pro": "5/second"}},
+        {"name": "reports", "kind": "concurrency", "limit": 5},
+    ],
+    "policies": [
+        {"name": "search", "quota": "api", "by": ["tenant"], "match": {"route": "/v1/search*"}, "cost": 5},
+        {"name": "export", "quota": "exports", "by": ["tenant"], "match": {"route": "/v1/exports", "method": "POST"}},
+        {"name": "every", "quota": "api", "by": ["ip", "route"], "match": {"route": "/v1/exports"}},
+        {"name": "vip", "quota": "vip", "by": ["tenant"], "match": {"route": "/v1/vip"}},
+        {"name": "report", "quota": "reports", "by": ["tenant"], "match": {"route": "/v1/reports"}},
+    ],
+}
+
+
+@pytest.fixture
+def policies() -> Policies:
+    document = msgspec.convert(DOCUMENT, LimitsDocument)
+    assert faults_of(document) == []
+    return Policies(PolicyBundle(version=3, document=document, subscriptions={"acme": "pro"}, weight=1, total_weight=3))
+
+
+def names(policies: Policies, **subject: str) -> list[str]:
+    return [policy.spec.name for policy in policies.match(subject)]
+
+
+def test_routes_match_exactly_or_by_prefix_and_by_method(policies: Policies) -> None:
+    assert names(policies, route="/v1/search", method="GET") == ["search"]
+    assert names(policies, route="/v1/search/images") == ["search"]
+    assert names(policies, route="/v1/exports", method="POST") == ["export", "every"]
+    assert names(policies, route="/v1/exports", method="GET") == ["every"]
+    assert names(policies, route="/v1/exports/7", method="POST") == []
+    assert names(policies) == []
+
+
+def test_the_plan_gives_the_limit_and_the_weight_the_share(policies: Policies) -> None:
+    subject = {"tenant": "acme", "ip": "203.0.113.9", "route": "/v1/exports", "method": "POST"}
+    allowance, rate = (each.charge for each in policies.demand(subject, None))
+    assert allowance == AllowanceCharge("exports:tenant=acme", 1, 1000, '{"policy":"export"}')
+    assert rate == RateCharge("api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333, 66)
+
+
+def test_a_tenant_on_no_plan_is_on_the_default_plan(policies: Policies) -> None:
+    charge = policies.demand({"tenant": "new", "ip": "::1", "route": "/v1/exports", "method": "POST"}, None)[0].charge
+    assert isinstance(charge, AllowanceCharge)
+    assert charge.limit == 10
+
+
+def test_a_plan_without_a_limit_is_limited_to_nothing(policies: Policies) -> None:
+    charge = policies.demand({"tenant": "new", "route": "/v1/vip"}, None)[0].charge
+    assert charge == RateCharge("vip:tenant=new", 1, 0, 0)
+
+
+def test_the_requests_cost_replaces_the_policys(policies: Policies) -> None:
+    assert [policies.demand({"tenant": "a", "route": "/v1/search"}, cost)[0].charge.cost for cost in (None, 2)] == [
+        5,
+        2,
+    ]
+
+
+def test_a_missing_field_and_an_unserved_kind_are_refused_by_name(policies: Policies) -> None:
+    with pytest.raises(UnknownSubjectField, match="'search' counts by 'tenant'"):
+        policies.demand({"route": "/v1/search"}, None)
+    with pytest.raises(KindNotServed, match="'report' limits concurrency"):
+        policies.demand({"tenant": "acme", "route": "/v1/reports"}, None)

@@ -1,0 +1,52 @@
+"""A bad setting is explained by its variable, and a secret is never repeated."""
+
+import pytest
+
+from doors.settings import SettingsError, load_settings
+from regional_agent.settings import AgentSettings
+
+GOOD = {
+    "LEASEHOLD_AGENT_REGION": "us-east",
+    "LEASEHOLD_AGENT_COORDINATOR_URL": "http://127.0.0.1:8400",
+    "LEASEHOLD_AGENT_COORDINATOR_TOKEN": "lh_secret",
+    "LEASEHOLD_AGENT_STORE_URL": "redis://:hunter2@127.0.0.1:6379/0",
+}
+
+
+def test_defaults_stay_on_loopback() -> None:
+    settings = load_settings(AgentSettings, GOOD)
+    assert (settings.host, settings.port, settings.service_token) == ("127.0.0.1", 8411, None)
+    assert not settings.return_on_stop
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("REGION", "US East"),
+        ("COORDINATOR_URL", "127.0.0.1:8400"),
+        ("STORE_URL", "http://:hunter2@127.0.0.1"),
+        ("PORT", "eighty"),
+        ("REPORT_INTERVAL_MS", "0"),
+        ("REGION", ""),
+        ("SERVICE_TOKEN", "short"),
+    ],
+)
+def test_a_bad_value_names_the_variable_and_gives_an_example(variable: str, value: str) -> None:
+    name = f"LEASEHOLD_AGENT_{variable}"
+    with pytest.raises(SettingsError) as raised:
+        load_settings(AgentSettings, GOOD | {name: value})
+    assert name in str(raised.value)
+    assert "Example: " in str(raised.value)
+    assert "hunter2" not in str(raised.value)
+
+
+def test_anywhere_but_on_loopback_a_token_is_needed() -> None:
+    elsewhere = GOOD | {"LEASEHOLD_AGENT_HOST": "0.0.0.0"}
+    with pytest.raises(SettingsError, match="LEASEHOLD_AGENT_SERVICE_TOKEN is not set"):
+        load_settings(AgentSettings, elsewhere)
+    assert load_settings(AgentSettings, elsewhere | {"LEASEHOLD_AGENT_SERVICE_TOKEN": "0123456789abcdef"})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])
+def test_loopback_has_many_names(host: str) -> None:
+    assert load_settings(AgentSettings, GOOD | {"LEASEHOLD_AGENT_HOST": host})
