@@ -1,7 +1,7 @@
 """For finance: what was used, and whether the books agree."""
 
+from datetime import UTC
 from typing import Annotated, TypeVar
-from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
@@ -30,7 +30,6 @@ from doors.problems import Problem
 router = APIRouter(tags=["finance"])
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 T = TypeVar("T")
-UTC = ZoneInfo("UTC")
 
 
 class UsageAnswer(Struct, frozen=True):
@@ -84,7 +83,7 @@ def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQu
     query.one("as_of", _not_yet, None)
     if start >= end:
         query.refuse("to", "after", "it must be after `from`")
-    page = query.page(start, end, granularity, zone.key, groups, sorted(filters.items()))
+    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()))
     query.checked()
     try:
         cuts = boundaries(start, end, granularity, zone)

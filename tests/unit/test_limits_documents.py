@@ -1,0 +1,169 @@
+"""Documents as people write them, and as people get them wrong."""
+
+import msgspec
+import pytest
+
+from coordinator.api.limits_documents import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
+from doors.bodies import JSON
+from doors.problems import Problem
+from protocol.policy import LimitsDocument, StoreFailure
+
+GOOD = """\
+plans:
+  free: {}
+  pro: {}
+default_plan: free
+quotas:
+  - name: exports
+    kind: allowance
+    limit: {free: 1000, pro: 100000}
+    period: month
+  - name: api
+    kind: rate
+    limit: "100/second, burst 200"
+policies:
+  - name: search
+    match: {route: "/v1/search*", method: [GET, POST]}
+    by: [tenant]
+    quota: api
+    cost: 5
+    on_store_failure: open
+  - name: export
+    match: {route: "/v1/exports", method: POST}
+    by: [tenant]
+    quota: exports
+"""
+
+
+def read(text: str | bytes, media_type: str = YAML) -> LimitsDocument:
+    return read_document(text.encode() if isinstance(text, str) else text, media_type)
+
+
+def problem_of(text: str | bytes, media_type: str = YAML) -> Problem:
+    with pytest.raises(Problem) as refused:
+        read(text, media_type)
+    return refused.value
+
+
+def faults(text: str | bytes, media_type: str = YAML) -> list[tuple[str, str]]:
+    return [(fault.field, fault.rule) for fault in problem_of(text, media_type).invalid_parameters]
+
+
+def test_the_same_document_in_both_languages() -> None:
+    document = read(GOOD)
+    assert document.policies[0].on_store_failure is StoreFailure.OPEN
+    assert read(msgspec.json.encode(document), JSON) == document
+    assert read(write_yaml(msgspec.to_builtins(document))) == document
+
+
+def test_all_faults_are_named_with_field_and_place() -> None:
+    text = (
+        GOOD.replace("free: 1000", "gold: -5").replace("quota: api", "quota: apis").replace("100/second", "100/parsec")
+    )
+    problem = problem_of(text)
+    assert (problem.status, [(fault.field, fault.rule) for fault in problem.invalid_parameters]) == (
+        422,
+        [
+            ("quotas[0].limit.gold", "known"),
+            ("quotas[0].limit.gold", "units"),
+            ("quotas[1].limit", "rate"),
+            ("policies[0].quota", "known"),
+        ],
+    )
+    places = [fault.reason.rpartition(" (")[2] for fault in problem.invalid_parameters]
+    assert places == ["line 8, column 19)", "line 8, column 19)", "line 12, column 12)", "line 17, column 12)"]
+
+
+def test_json_has_places_too() -> None:
+    (fault,) = problem_of('{"plans": {},\n "default_plan": "gold"}', JSON).invalid_parameters
+    assert (fault.field, fault.rule) == ("default_plan", "known")
+    assert fault.reason.endswith("(line 2, column 18)")
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "field"),
+    [
+        ("period: month", "period: anniversary", "quotas[0].period"),
+        ("period: month", "period: month\n    time_zone: Europe/Berlin", "quotas[0].time_zone"),
+        ("period: month", "period: month\n    cap: soft", "quotas[0].cap"),
+        ("period: month", "period: month\n    cap: {overdraft: 50}", "quotas[0].cap"),
+        ("period: month", "period: month\n    mode: regional", "quotas[0].mode"),
+        ("kind: rate", "kind: rate\n    algorithm: gcra", "quotas[1].algorithm"),
+        ("on_store_failure: open", "on_store_failure: local", "policies[0].on_store_failure"),
+        ("cost: 5", "cost: 5\n    shadow: true", "policies[0].shadow"),
+    ],
+)
+def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str, field: str) -> None:
+    (fault,) = problem_of(GOOD.replace(change, to)).invalid_parameters
+    assert (fault.field, fault.rule) == (field, "supported")
+    assert "this version" in fault.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("quotas: [{nam: a}]", [("quotas[0].nam", "unknown")]),
+        ("quotas: [{name: a}]", [("quotas[0].kind", "required")]),
+        ("quotas: 7", [("quotas", "type")]),
+        ("[]", [("body", "type")]),
+        ("quotas: [{name: a, kind: allowance, limit: 1.5, period: day}]", [("quotas[0].limit", "type")]),
+        ("quotas: [{name: a, kind: allowance, limit: yes, period: day}]", [("quotas[0].limit", "type")]),
+        ("quotas: [{name: a, kind: allowance, limit: 9007199254740992, period: day}]", [("quotas[0].limit", "units")]),
+        ("quotas: [{name: A, kind: allowance, limit: 1, period: day}]", [("quotas[0].name", "pattern")]),
+        ('quotas: [{name: "a\\n", kind: allowance, limit: 1, period: day}]', [("quotas[0].name", "text")]),
+    ],
+)
+def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
+    assert faults(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing",
+        "quotas: [",
+        "\tquotas: []",
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",  # the bomb, in small
+        "quotas: &q []",
+        "[" * 10_000,
+        "{a: " * 20 + "1" + "}" * 20,
+        "plans: {}\nplans: {}",
+        "plans: {free: {}, free: {}}",
+        "1: x",
+        "? [a]\n: x",
+        "plans: !!python/object/apply:os.getcwd []",
+        "plans: !!set {a}",
+        "default_plan: 2026-13-45",
+        "default_plan: 9" + "9" * 5000,
+        "--- {}\n--- {}",
+        "plans: \0",
+        b"plans: \xff",
+        '"\\ud800": 1',
+    ],
+)
+def test_what_is_no_document_is_refused_without_a_trace(text: str | bytes) -> None:
+    assert problem_of(text).status in (400, 422)
+
+
+@pytest.mark.parametrize("text", ["", "{", "nul", '{"plans": {}, "plans": {}}', b'{"plans": "\xff"}', "[" * 100_000])
+def test_what_is_no_json_is_refused_too(text: str | bytes) -> None:
+    assert problem_of(text, JSON).status in (400, 422)
+
+
+@pytest.mark.parametrize("text", ["a\\u0000b", "a\\u001bb", "a\\u2028b"])
+def test_text_that_the_database_or_a_terminal_could_not_take(text: str) -> None:
+    policy = '{"name": "p", "quota": "q", "by": ["tenant"], "match": {"route": "/TEXT"}}'.replace("TEXT", text)
+    quota = '{"name": "q", "kind": "rate", "limit": "1/second"}'
+    (fault,) = problem_of(f'{{"quotas": [{quota}], "policies": [{policy}]}}', JSON).invalid_parameters
+    assert fault.rule in ("text", "characters")
+
+
+def test_size_is_bounded() -> None:
+    assert problem_of("# " + "x" * MAX_DOCUMENT_BYTES).status == 413
+
+
+def test_so_many_faults_are_counted_and_the_first_named() -> None:
+    problem = problem_of("quotas: [" + "{name: a, kind: rate, limit: x}, " * 200 + "]")
+    assert len(problem.invalid_parameters) == 100
+    assert "399 faults" in problem.detail
