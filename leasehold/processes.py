@@ -31,13 +31,17 @@ def spawn(
     log: Path | None = None,
     environ: Mapping[str, str] | None = None,
     orphaned: signal.Signals = signal.SIGTERM,
+    waits: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child that reads nothing and writes to its log; `orphaned` is what it gets when its parent dies."""
+    """Start a child that writes to its log; `orphaned` is what it gets when its parent dies.
+
+    One that `waits` reads a line before it does anything; others read nothing.
+    """
     output: IO[bytes] | int = open(log, "ab", opener=_private) if log else subprocess.DEVNULL  # noqa: SIM115
     try:
         return subprocess.Popen(  # noqa: S603 - our own commands
             [str(part) for part in command],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environ,

@@ -101,9 +101,10 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
 
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("id", "scopes", "note", "created", "revoked", box=None)
+    table = Table(Column("id", no_wrap=True), "scopes", "note", "created", "revoked", box=None)
     for row in rows:
-        table.add_row(row["id"], " ".join(row["scopes"]), row["note"], row["created_at"], row["revoked_at"] or "")
+        created, revoked = (str(row[name] or "")[:16] for name in ("created_at", "revoked_at"))
+        table.add_row(row["id"], " ".join(row["scopes"]), row["note"], created, revoked)
     Console().print(table)

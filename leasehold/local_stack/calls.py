@@ -37,7 +37,18 @@ def _decoded(content: bytes) -> Any:
 
 
 def is_ready(url: str) -> bool:
+    return why_not_ready(url) is None
+
+
+def why_not_ready(url: str) -> str | None:
+    """In the service's own words; None if it is ready."""
     try:
-        return call("GET", f"{url}/readyz").status == 200
-    except OSError:
-        return False
+        answer = call("GET", f"{url}/readyz")
+    except OSError as error:
+        return str(error)
+    return None if answer.status == 200 else detail_of(answer)
+
+
+def detail_of(answer: Answer) -> str:
+    """What a problem document says."""
+    return str(answer.body.get("detail")) if isinstance(answer.body, dict) else f"status {answer.status}"

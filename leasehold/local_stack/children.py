@@ -7,6 +7,7 @@ can still book it, and the coordinator ends while Postgres can still commit it. 
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from leasehold.local_stack.data_directory import DataDirectory
 from leasehold.processes import Identity, end_strangers, identity, wait_until
 
 LAST_WORDS = 10
+PREPARE = "prepare"  # the one child that is meant to end
 
 
 class Stage(NamedTuple):
@@ -23,7 +25,7 @@ class Stage(NamedTuple):
 
 
 STAGES = (
-    Stage(("prepare", "agent-"), 5.0, True),
+    Stage((PREPARE, "agent-"), 5.0, True),
     Stage(("relay",), 0.5, True),
     Stage(("coordinator",), 2.5, True),
     Stage(("store-", "postgres"), 1.5, False),
@@ -36,7 +38,10 @@ class Ended(NamedTuple):
     last_words: list[str]
 
     def __str__(self) -> str:
-        return f"{self.name} {self.how}: {self.last_words[-1] if self.last_words else 'it left no word'}"
+        reason = self.last_words[-1] if self.last_words else "it left no word"
+        if self.name == PREPARE:
+            return f"the database could not be prepared: {reason}"
+        return f"{self.name} {self.how}: {reason}"
 
 
 class Children:
@@ -54,6 +59,14 @@ class Children:
         found = {name: identity(process.pid) for name, process in self._processes.items()}
         self._directory.remember({name: who for name, who in found.items() if who})
 
+    def tell(self, name: str) -> None:
+        """Say the word that a child waits for. One that has ended hears nothing; `ended` will tell."""
+        word = self._processes[name].stdin
+        assert word is not None
+        with suppress(BrokenPipeError):
+            word.write(b"now\n")
+            word.close()
+
     def pids(self) -> dict[str, int]:
         return {name: process.pid for name, process in self._processes.items()}
 
@@ -67,7 +80,7 @@ class Children:
     def ended(self) -> Ended | None:
         """The first of those that are not running any more, if any."""
         for name, process in self._processes.items():
-            if process.poll() is not None and not (name == "prepare" and process.returncode == 0):
+            if process.poll() is not None and not (name == PREPARE and process.returncode == 0):
                 return Ended(name, _how(process.returncode), last_words(self._directory.log(name)))
         return None
 

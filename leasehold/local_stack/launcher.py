@@ -1,7 +1,8 @@
 """`leasehold up`, from the first process to the last.
 
-Everything is started at once. Postgres and the stores answer within a fraction of a second, but Python takes as long to
-import a service, so services are started before their servers answer: they ask again until they do.
+Everything is started at once, for a Python process takes as long to import its program as Postgres takes to answer. The
+coordinator and the agents then wait, with everything imported, for a word on their standard input: the coordinator's
+is said when its schema is there, the agents' when it knows their regions. So nobody has to ask twice.
 """
 
 import os
@@ -18,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 
 from leasehold import embedded
-from leasehold.local_stack.calls import is_ready
-from leasehold.local_stack.children import Children, end_left_running
+from leasehold.local_stack.calls import is_ready, why_not_ready
+from leasehold.local_stack.children import PREPARE, Children, end_left_running
 from leasehold.local_stack.data_directory import (
     CannotStart,
     DataDirectory,
@@ -32,7 +33,8 @@ from leasehold.local_stack.seed import seed
 from leasehold.processes import spawn
 
 READY_S = 30
-POSTGRES_ANSWERS_S = 15
+EMBEDDED_POSTGRES_ANSWERS_S = 15
+REAL_POSTGRES_ANSWERS_S = 3
 WATCH_S = 0.1
 ASK_AGAIN_S = 0.03
 DATABASE = "leasehold"
@@ -117,7 +119,9 @@ class _Launch:
         urls = _Urls(self._plan, secrets)
         for region in self._plan.embedded_stores():
             self._start_store(region, secrets.stores[region])
-        self._start_python("prepare", _PREPARE, {URL_VARIABLE: urls.postgres}, self._directory.path, POSTGRES_ANSWERS_S)
+        self._start_python(
+            PREPARE, _PREPARE, {URL_VARIABLE: urls.postgres}, self._directory.path, _patience_s(self._plan)
+        )
         self._start_python("coordinator", _COORDINATOR, urls.coordinator_settings())
         if self._plan.wan:
             self._start_python("relay", _RELAY, {}, *_routes(self._plan))
@@ -129,11 +133,14 @@ class _Launch:
         return self._make_ready(secrets, urls)
 
     def _make_ready(self, secrets: Secrets, urls: "_Urls") -> Stack:
-        self._wait_for(lambda: self._children.has_done("prepare"), "the database")
-        self._wait_for(lambda: is_ready(self._plan.coordinator_url), "the coordinator")
+        self._wait_for(partial(self._children.has_done, PREPARE), lambda: "the database is not ready")
+        self._children.tell("coordinator")
+        self._wait_for_service("the coordinator", self._plan.coordinator_url)
         seed(self._plan.coordinator_url, secrets.tokens["admin"])
         for region in REGIONS:
-            self._wait_for(partial(is_ready, self._plan.agent_url(region)), f"the agent of {region}")
+            self._children.tell(f"agent-{region}")
+        for region in REGIONS:
+            self._wait_for_service(f"the agent of {region}", self._plan.agent_url(region))
         stack = {
             "coordinator": self._plan.coordinator_url,
             "agents": {region: self._plan.agent_url(region) for region in REGIONS},
@@ -164,7 +171,10 @@ class _Launch:
         command = [sys.executable, "-P", *arguments, *map(str, more)]
         self._children.add(name, lambda log: _spawn_python(command, log, settings))
 
-    def _wait_for(self, condition: Callable[[], bool], what: str) -> None:
+    def _wait_for_service(self, name: str, url: str) -> None:
+        self._wait_for(partial(is_ready, url), lambda: f"{name} is not ready: {why_not_ready(url)}")
+
+    def _wait_for(self, condition: Callable[[], bool], complaint: Callable[[], str]) -> None:
         deadline = time.monotonic() + READY_S
         while not condition():
             if ended := self._children.ended():
@@ -172,7 +182,7 @@ class _Launch:
             if self._interruptions.count:
                 raise Interrupted
             if time.monotonic() > deadline:
-                raise CannotStart(f"{what} was not ready within {READY_S} s; see the logs in {self._directory.path}")
+                raise CannotStart(f"after {READY_S} s {complaint()} (its log is in {self._directory.path / 'logs'})")
             time.sleep(ASK_AGAIN_S)
 
     # --- run and stop
@@ -226,12 +236,18 @@ class _Urls:
 
 _PREPARE = ["-m", "leasehold.local_stack.prepare"]
 _RELAY = ["-m", "leasehold.relay"]
-_COORDINATOR = ["-c", "from coordinator.main import run; run()"]
-_AGENT = ["-c", "from regional_agent.main import run; run()"]
+_WHEN_TOLD = "from {}.main import run; import sys; sys.stdin.readline() and run()"  # no word: the launcher is gone
+_COORDINATOR = ["-c", _WHEN_TOLD.format("coordinator")]
+_AGENT = ["-c", _WHEN_TOLD.format("regional_agent")]
 
 
 def _spawn_python(command: list[str], log: Path, settings: dict[str, str]) -> subprocess.Popen[bytes]:
-    return spawn(command, log=log, environ={**os.environ, **settings})
+    return spawn(command, log=log, environ={**os.environ, **settings}, waits="-c" in command)
+
+
+def _patience_s(plan: Plan) -> int:
+    """A real Postgres is there or it is not; ours is being started."""
+    return EMBEDDED_POSTGRES_ANSWERS_S if plan.postgres is None else REAL_POSTGRES_ANSWERS_S
 
 
 def _routes(plan: Plan) -> list[object]:

@@ -5,7 +5,7 @@ Each part is set only where there is nothing: what somebody changed or removed s
 
 from typing import Any
 
-from leasehold.local_stack.calls import call
+from leasehold.local_stack.calls import call, detail_of
 from leasehold.local_stack.data_directory import CannotStart
 from leasehold.local_stack.plan import REGIONS
 
@@ -57,9 +57,5 @@ def seed(coordinator: str, token: str) -> None:
 def _call(method: str, url: str, token: str, body: object = None) -> Any:
     answer = call(method, url, token=token, body=body)
     if answer.status >= 300:
-        raise CannotStart(f"the coordinator answered {answer.status} to {method} {url}: {_detail(answer.body)}")
+        raise CannotStart(f"the coordinator answered {answer.status} to {method} {url}: {detail_of(answer)}")
     return answer.body
-
-
-def _detail(problem: Any) -> str:
-    return str(problem.get("detail")) if isinstance(problem, dict) else "without a reason"

@@ -1,0 +1,281 @@
+"""`leasehold up` as people run it: its own process, real servers, real services, and what it says when it cannot."""
+
+import json
+import os
+import random
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.local_stack.calls import Answer, call
+from leasehold.local_stack.data_directory import SCOPES, CannotStart
+from leasehold.local_stack.launcher import refuse_used_ports
+from leasehold.local_stack.plan import REGIONS, Plan
+from leasehold.processes import Identity, identity, is_running, wait_until
+
+UP = [sys.executable, "-m", "leasehold.cli", "up"]
+PATIENCE_S = 60
+STOP_S = 10
+AN_EXPORT = {"subject": {"tenant": "acme", "route": "/v1/exports", "method": "POST"}}
+
+
+def free_base_port() -> int:
+    """A base whose ports are all free now. Taken at random, so that workers seldom meet."""
+    while True:
+        base = random.randrange(20_000, 32_000, 100)
+        try:
+            refuse_used_ports(Plan(Path(), base, wan=True).ports())
+        except CannotStart:
+            continue
+        return base
+
+
+class Launcher:
+    """A running `leasehold up`, once it said that it is ready."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        self._errors = data.with_name(f"{data.name}.stderr")
+        command = [*UP, "--data", str(data), "--port", str(free_base_port()), *options]
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+        assert wait_until(lambda: self._stack_file.exists() or self.process.poll() is not None, PATIENCE_S)
+        assert self._stack_file.exists(), self.said()
+        self.stack: dict[str, Any] = json.loads(self._stack_file.read_text())
+        self.everybody = [who for who in map(identity, self.stack["pids"].values()) if who]
+
+    @property
+    def _stack_file(self) -> Path:
+        return self.data / "stack.json"
+
+    def said(self) -> str:
+        return self._errors.read_text()
+
+    def ended(self, patience_s: float = PATIENCE_S) -> int:
+        """Wait for its end: its exit status, and nobody left."""
+        self.process.wait(patience_s)
+        assert not self.left()
+        return self.process.returncode
+
+    def output(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.read().decode()
+
+    def left(self) -> list[Identity]:
+        return [who for who in self.everybody if is_running(who)]
+
+    def check(self, region: str, cost: int = 1) -> Answer:
+        return call("POST", f"{self.stack['agents'][region]}/v1/check", body=AN_EXPORT | {"cost": cost})
+
+    def read(self, path: str) -> Any:
+        token = self.stack["tokens"]["admin"]
+        answer = call("GET", f"{self.stack['coordinator']}{path}", token=token)
+        assert answer.status == 200, answer
+        return answer.body
+
+    def consumed(self) -> int:
+        return sum(line["units"] for line in self.read("/v1/usage")["data"])
+
+
+@contextmanager
+def running(data: Path, *options: str) -> Iterator[Launcher]:
+    launcher = Launcher(data, *options)
+    try:
+        yield launcher
+    finally:
+        launcher.process.kill()
+        launcher.process.wait()
+        assert launcher.process.stdout
+        launcher.process.stdout.close()
+
+
+def fails(*options: str) -> str:
+    """What a start that must not succeed says: one sentence on stderr, nothing on stdout, exit status 1."""
+    done = subprocess.run([*UP, *options], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("leasehold: ")
+    assert done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_run_and_another_on_the_same_data(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data, "--json") as first:
+        _stack_is_as_promised(first)
+        _nobody_else_may_use(first)
+        assert [first.check(region, 7).status for region in REGIONS] == [200, 200, 200]
+        assert first.check("us-east", 1001).status == 429
+        _no_secret_in_the_process_list(first)
+        first.process.send_signal(signal.SIGINT)
+        assert first.ended(STOP_S) == 0
+        assert json.loads(first.output()) == first.stack
+        assert not (data / "stack.json").exists()
+        assert first.said() == ""
+
+    with running(data) as second:
+        assert second.stack["tokens"] == first.stack["tokens"]
+        assert second.consumed() == 21
+        _nothing_is_outstanding(second)
+        second.process.send_signal(signal.SIGTERM)
+        assert second.ended(STOP_S) == 0
+        _commands_do_what_they_say(second.output())
+
+
+def _stack_is_as_promised(launcher: Launcher) -> None:
+    stack = launcher.stack
+    assert mode(launcher.data / "stack.json") == 0o600
+    assert set(stack) == {"coordinator", "agents", "tokens", "postgres", "stores", "pids"}
+    assert set(stack["agents"]) == set(stack["stores"]) == set(REGIONS)
+    assert set(stack["tokens"]) == set(SCOPES)
+    assert len(set(stack["pids"].values())) == 1 + 1 + 1 + 2 * len(REGIONS)
+    assert len(launcher.everybody) == len(stack["pids"])
+    for url in (stack["coordinator"], *stack["agents"].values()):
+        assert call("GET", f"{url}/readyz").status == 200
+
+
+def _nobody_else_may_use(launcher: Launcher) -> None:
+    assert "another `leasehold up` (pid " in fails("--data", str(launcher.data))
+    port = launcher.stack["coordinator"].rpartition(":")[2]
+    said = fails("--data", str(launcher.data.with_name("elsewhere")), "--port", port)
+    assert f"port {port}, meant for the coordinator" in said
+
+
+def _no_secret_in_the_process_list(launcher: Launcher) -> None:
+    arguments = b"\0".join(Path(f"/proc/{who.pid}/cmdline").read_bytes() for who in launcher.everybody)
+    assert arguments.count(b"postgres") > 0
+    secrets = json.loads((launcher.data / "secrets.json").read_text())
+    for secret in (secrets["postgres"], *secrets["stores"].values(), *secrets["tokens"].values()):
+        assert secret.encode() not in arguments
+
+
+def _nothing_is_outstanding(launcher: Launcher) -> None:
+    """Of the epochs of the first run; the second leases nothing before somebody asks."""
+    [period] = launcher.read("/v1/periods")["data"]
+    reconciliation = launcher.read(f"/v1/periods/{period['id']}/reconciliation")
+    assert reconciliation["drift"] == 0
+    for quota in reconciliation["quotas"]:
+        assert (quota["consumed"], quota["outstanding"], quota["suspense"]) == (21, 0, 0)
+
+
+def _commands_do_what_they_say(screen: str) -> None:
+    lines = [line.strip() for line in screen.splitlines()]
+    assert sum(line.startswith("curl ") for line in lines) == 3
+    assert all(any(line.startswith(scope) for line in lines) for scope in SCOPES)
+
+
+def test_a_killed_launcher_leaves_nothing_that_the_next_cannot_clean_up(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running(data, "--json", "--wan") as first:
+        assert first.check("ap-south", 5).status == 200
+        assert wait_until(lambda: first.consumed() == 5, PATIENCE_S)
+        first.process.kill()
+        first.process.wait()
+
+    with running(data, "--json", "--wan") as second:
+        assert not first.left()
+        assert second.consumed() == 5
+        os.kill(second.stack["pids"]["agent-eu-west"], signal.SIGKILL)
+        assert second.ended() == 1
+        assert "agent-eu-west was ended by SIGKILL" in second.said()
+
+
+@pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="there is no curl")
+def test_the_commands_on_the_screen_work(tmp_path: Path) -> None:
+    with running(tmp_path / "data") as launcher:
+        assert launcher.process.stdout
+        commands: list[str] = []
+        while len(commands) < 3:
+            line = launcher.process.stdout.readline().decode().strip()
+            commands += [line] if line.startswith("curl ") else []
+        admission, denial, usage = commands
+        assert " 200 OK" in _shell(admission)
+        assert " 429 Too Many Requests" in _shell(denial)
+        assert wait_until(lambda: '"units":1' in _shell(usage), PATIENCE_S)
+        # Twice, and at once: nothing has to be orderly for everything to end.
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.process.send_signal(signal.SIGINT)
+        launcher.ended(STOP_S)
+
+
+def _shell(command: str) -> str:
+    return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+
+
+def test_interrupted_before_it_is_ready(tmp_path: Path) -> None:
+    """At whatever moment: nothing is left, and the next start works."""
+    command = [*UP, "--data", str(tmp_path / "data"), "--port", str(free_base_port())]
+    for pause_s in (0.3, 0.6, 0.9):
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+            time.sleep(pause_s)  # not to wait for anything, but to come at another moment each time
+            process.send_signal(signal.SIGINT)
+            process.wait(STOP_S)
+        assert not (tmp_path / "data" / "running.json").exists()
+        refuse_used_ports(Plan(Path(), int(command[-1])).ports())
+
+
+def test_data_of_another_version(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("leasehold local stack, format 99\n")
+    assert "holds the data of another version of Leasehold" in fails("--data", str(tmp_path))
+
+
+def test_data_of_another_postgres(tmp_path: Path) -> None:
+    (tmp_path / "format").write_text("leasehold local stack, format 1\n")
+    (tmp_path / "secrets.json").write_text(
+        json.dumps(
+            {
+                "postgres": "p",
+                "stores": dict.fromkeys(REGIONS, "s"),
+                "tokens": {"region:" + region: "t" for region in REGIONS},
+            }
+        )
+    )
+    (tmp_path / "postgres").mkdir(mode=0o700)
+    (tmp_path / "postgres" / "PG_VERSION").write_text("9\n")
+    (tmp_path / "postgres" / "postgresql.conf").write_text("")
+    assert "database files are incompatible with server" in fails(
+        "--data", str(tmp_path), "--port", str(free_base_port())
+    )
+
+
+def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    # Root may write anywhere but where there is no directory at all.
+    data = tmp_path / "file" / "data" if os.geteuid() == 0 else locked / "data"
+    (tmp_path / "file").write_text("")
+    assert f"cannot use {data} (" in fails("--data", str(data))
+
+
+def test_somebody_elses_port(tmp_path: Path) -> None:
+    base = free_base_port()
+    with socket.create_server(("127.0.0.1", Plan(Path(), base).agent_port("eu-west"))):
+        said = fails("--data", str(tmp_path / "data"), "--port", str(base))
+    assert "meant for the agent of eu-west" in said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--postgres", "nonsense"),
+        ("--store", "us-east"),
+        ("--store", "mars=redis://127.0.0.1/0"),
+        ("--store", "us-east=http://127.0.0.1/0"),
+    ],
+)
+def test_addresses_that_lead_nowhere(options: tuple[str, str], tmp_path: Path) -> None:
+    assert options[0] in fails("--data", str(tmp_path / "data"), *options)
+    assert not (tmp_path / "data").exists()
