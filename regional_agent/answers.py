@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -56,10 +56,18 @@ class CheckAnswer(Struct, frozen=True, kw_only=True):
     retry_after_ms: int
 
 
-class BatchAnswer(Struct, frozen=True, kw_only=True):
-    """One answer to each check, in order. A check that could not be decided has a problem in its place."""
+class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a check alone would have been answered: its status, and its answer or the problem instead of one."""
 
-    answers: list[CheckAnswer | dict[str, object]]
+    status: int
+    answer: CheckAnswer | None = None
+    problem: dict[str, Any] | None = None
+
+
+class BatchAnswer(Struct, frozen=True, kw_only=True):
+    """One item for each check, in order."""
+
+    items: list[BatchItem]
 
 
 def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> dict[str, str]:

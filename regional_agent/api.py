@@ -7,11 +7,19 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from doors.bodies import described, read_body, reply
 from doors.metrics import exposition
-from doors.problems import InvalidParameter, Problem, problem_document, problem_response
+from doors.problems import PROBLEMS, InvalidParameter, Problem, problem_document, problem_response
 from doors.request_ids import request_id_of
 from doors.tokens import bearer_token, same_token
 from regional_agent.admission import NoPoliciesYet, Verdict
-from regional_agent.answers import BatchAnswer, Check, CheckAnswer, CheckBatch, headers_of, retry_after_header
+from regional_agent.answers import (
+    BatchAnswer,
+    BatchItem,
+    Check,
+    CheckAnswer,
+    CheckBatch,
+    headers_of,
+    retry_after_header,
+)
 from regional_agent.policies import KindNotServed, UnknownSubjectField
 from regional_agent.region import Region
 from regional_agent.status import Status, faults_of, status_of
@@ -55,13 +63,16 @@ async def check(request: Request, region: TheRegion) -> Response:
 async def check_batch(request: Request, region: TheRegion) -> Response:
     """Up to 1,000 checks, decided one by one, in order."""
     batch = await read_body(request, CheckBatch)
-    answers: list[CheckAnswer | dict[str, object]] = []
-    for each in batch.checks:
-        try:
-            answers.append((await _decide(region, each)).answer)
-        except Problem as problem:
-            answers.append(problem_document(problem, request.url.path, request_id_of(request.scope)))
-    return reply(BatchAnswer(answers=answers))
+    return reply(BatchAnswer(items=[await _item(request, region, each) for each in batch.checks]))
+
+
+async def _item(request: Request, region: Region, check: Check) -> BatchItem:
+    try:
+        answer = (await _decide(region, check)).answer
+    except Problem as problem:
+        document = problem_document(problem, request.url.path, request_id_of(request.scope))
+        return BatchItem(status=problem.status, problem=document)
+    return BatchItem(status=200 if answer.allowed else PROBLEMS[_kind_of_denial(answer)].status, answer=answer)
 
 
 @services.get("/v1/status", **described(answers={200: Status, 503: None}))
@@ -112,9 +123,14 @@ def _denial(verdict: Verdict, headers: dict[str, str]) -> Problem:
     answer = verdict.answer
     headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
     extra = {field: getattr(answer, field) for field in answer.__struct_fields__}
+    return Problem(_kind_of_denial(answer), _detail_of_denial(answer), headers=headers, extra=extra)
+
+
+def _kind_of_denial(answer: CheckAnswer) -> str:
+    return "quota-exceeded" if answer.degraded is None else "store-unavailable"
+
+
+def _detail_of_denial(answer: CheckAnswer) -> str:
     if answer.degraded is not None:
-        detail = f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
-        return Problem("store-unavailable", detail, headers=headers, extra=extra)
-    seconds = answer.retry_after_ms / 1000
-    detail = f"policy {answer.denied_by!r} denies this request; ask again in {seconds:g} s"
-    return Problem("quota-exceeded", detail, headers=headers, extra=extra)
+        return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
+    return f"policy {answer.denied_by!r} denies this request; ask again in {answer.retry_after_ms / 1000:g} s"
