@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+import uvloop
 from fastapi import FastAPI, Request, Response
 
 from coordinator.api import agents, catalogue, finance, health, operations
@@ -16,8 +17,9 @@ from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
 from doors.bodies import install_schemas
 from doors.logs import configure_logging
+from doors.metrics import HttpMetrics
 from doors.problems import Problem, install_problems, problem_response
-from doors.requests import BodyLimit, RequestContext
+from doors.requests import install_requests
 from doors.serving import serve
 from doors.settings import load_settings
 from protocol.clock import Clock, SystemClock
@@ -44,8 +46,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     install_problems(app)
     install_schemas(app)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
-    app.add_middleware(BodyLimit, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(RequestContext)
+    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
     return app
 
 
@@ -69,7 +70,7 @@ def run() -> None:
     """Serves until SIGTERM."""
     settings = load_settings(CoordinatorSettings)
     configure_logging("coordinator", settings.log_level)
-    asyncio.run(_serve(settings))
+    uvloop.run(_serve(settings))
 
 
 async def _serve(settings: CoordinatorSettings) -> None:

@@ -1,6 +1,12 @@
 """What a coordinator counts. One registry for each app, so that two in one process do not add up."""
 
+from collections.abc import Iterable, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from coordinator.domain.books import Cause, Report
+from coordinator.domain.notice import Notice
+from protocol.messages import ExchangeResponse
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
@@ -25,3 +31,31 @@ class Metrics:
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )
+
+    def note_exchanges(
+        self, response: ExchangeResponse, reports: Iterable[Report], quarantined: int, notices: Sequence[Notice]
+    ) -> None:
+        for reply in response.replies:
+            self.exchanges.labels(reply.outcome.value).inc()
+            refusals = [*(lease.refusal for lease in reply.leases), *(each.refusal for each in reply.refused)]
+            for refusal in filter(None, refusals):
+                self.refused_wants.labels(refusal.value).inc()
+        for notice in notices:
+            self.signals.labels(notice.signal.kind).inc()
+        for report in reports:
+            self._note_report(report)
+        self.quarantined.inc(quarantined)
+
+    def _note_report(self, report: Report) -> None:
+        """By cause: how many movements, and of how many units."""
+        counters = {
+            Cause.USAGE: (self.lines, self.consumed),
+            Cause.GRANT: (self.grants, self.granted),
+            Cause.OVERAGE: (None, self.overage),
+        }
+        for transfer in report.transfers:
+            movements, units = counters.get(transfer.cause, (None, None))
+            if movements:
+                movements.inc()
+            if units:
+                units.inc(transfer.units)

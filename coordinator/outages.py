@@ -1,5 +1,5 @@
 """What fails outside of the coordinator, in its own words: the doors answer it without knowing the driver."""
 
 
-class DatabaseUnavailable(RuntimeError):  # noqa: N818 - it names a state of the world, not a bug
+class DatabaseUnavailable(RuntimeError):
     """Postgres cannot be asked now. What was being done may be repeated: every operation is safe to repeat."""

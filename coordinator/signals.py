@@ -12,16 +12,10 @@ from contextlib import contextmanager
 
 import msgspec
 
+from coordinator.domain.notice import Notice
 from protocol.messages import Signal
 
 MAX_WAITING_SIGNALS = 256
-
-
-class Notice(msgspec.Struct, frozen=True):
-    """A signal and whom it is for; without a region, for all."""
-
-    signal: Signal
-    region: str | None = None
 
 
 class Subscription:

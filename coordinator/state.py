@@ -1,10 +1,11 @@
 """What every door of the coordinator works with. `main` builds one; nothing is kept in module globals."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from coordinator.database.documents import Documents
 from coordinator.database.engine import Database
 from coordinator.metrics import Metrics
 from coordinator.settings import CoordinatorSettings
@@ -19,6 +20,7 @@ class Coordinator:
     database: Database
     hub: SignalHub
     metrics: Metrics
+    documents: Documents = field(default_factory=Documents)
 
 
 def coordinator_of(request: Request) -> Coordinator:

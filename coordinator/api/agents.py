@@ -1,5 +1,6 @@
 """For agents: epochs, exchanges, signals and policies. An agent speaks for one region, and only for that."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -8,13 +9,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import require_a_region, require_this_region
-from coordinator.api.conditions import etag_of, is_unchanged
+from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.frozen import call_of, refused
 from coordinator.api.queries import Query
 from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import Applied, WrongLane, apply_exchange
+from coordinator.operations.apply_exchange import Applied, Call, WrongLane, apply_exchange
 from coordinator.operations.open_epoch import open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.outages import DatabaseUnavailable
 from coordinator.signals import Subscription
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
@@ -24,3 +26,132 @@ from protocol.outcomes import EpochRefusal
 from protocol.policy import PolicyBundle
 
 router = APIRouter(tags=["agents"])
+
+OwnRegion = Annotated[str, Depends(require_this_region)]
+SpokenFor = Annotated[str, Depends(require_a_region)]
+
+HEARTBEAT_S = 10.0
+LONGEST_POLL_S = 20.0
+
+_REFUSED_EPOCHS = {
+    EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
+    EpochRefusal.REGION_DOWN: ("region-down", "the region is down: it opens no epoch"),
+}
+
+
+# --- epochs and exchanges ---------------------------------------------------------------------------------------------
+
+
+@router.post("/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None}))
+async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Opening twice with the same nonce and fingerprint gives the same epoch."""
+    body = await read_body(request, OpenEpoch)
+    lanes, now = coordinator.settings.lanes, coordinator.clock.now()
+    opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
+    if opened is None:
+        raise Problem("not-found", "there is no such region")
+    if isinstance(opened, EpochRefusal):
+        raise Problem(*_REFUSED_EPOCHS[opened])
+    return reply(opened)
+
+
+@router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
+async def exchange(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Book what lanes report and grant what they want. The same bytes again are booked once."""
+    call = call_of(region, await read_body(request, ExchangeRequest))
+    try:
+        applied = await _apply(coordinator, call)
+    except WrongLane as error:
+        field = f"exchanges[{error.exchange}].frozen.lane"
+        raise refused([InvalidParameter(field, "lane", str(error))]) from None
+    return reply(applied.response)
+
+
+async def _apply(coordinator: Coordinator, call: Call) -> Applied:
+    terms = Terms(coordinator.settings.lease_ms, coordinator.settings.refresh_ms)
+    now = coordinator.clock.now()
+    with coordinator.metrics.exchange_seconds.time():
+        applied = await coordinator.database.run(
+            lambda connection: apply_exchange(connection, coordinator.documents, call, terms, now)
+        )
+    coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
+    return applied
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+@router.get(
+    "/v1/regions/{region}/signals",
+    responses={200: {"description": "Hints, as they come", "content": {"text/event-stream": {}}}},
+    response_class=Response,
+)
+async def signals(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
+    events = _events(request, region, coordinator)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _events(request: Request, region: str, coordinator: Coordinator) -> AsyncIterator[bytes]:
+    with coordinator.hub.subscribe(region) as subscription:
+        yield _event(Signal(kind="hello"))
+        while (taken := await subscription.take(HEARTBEAT_S)) is not None:
+            if not taken and not await _may_stay(request, coordinator):
+                return
+            yield b"".join(map(_event, taken)) or b": still here\n\n"
+
+
+async def _may_stay(request: Request, coordinator: Coordinator) -> bool:
+    """A revoked token ends its stream, too. An outage of the database revokes nothing."""
+    try:
+        await require_this_region(request, coordinator)
+    except Problem:
+        return False
+    except DatabaseUnavailable:
+        return True
+    return True
+
+
+def _event(signal: Signal) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (signal.kind.encode(), msgspec.json.encode(signal))
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+@router.get("/v1/policies", **described(answers={200: PolicyBundle, 304: None}))
+async def policies(request: Request, region: SpokenFor, coordinator: TheCoordinator) -> Response:
+    """All that an agent needs to decide. With `since`, waits until there is another version than that."""
+    query = Query(request)
+    since = query.one("since", a_version, None)
+    query.checked()
+    with coordinator.hub.subscribe(region) as subscription:
+        bundle = await _bundle(coordinator, region)
+        if bundle.version == since:
+            await _news_of_policies(subscription)
+            bundle = await _bundle(coordinator, region)
+    if bundle.version == since:
+        return Response(status_code=304)
+    answer = reply(bundle)
+    return unless_known(request, answer, strong_tag(bytes(answer.body)))
+
+
+def a_version(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise ValueError("it is a version: a whole number")
+    return int(text)
+
+
+async def _bundle(coordinator: Coordinator, region: str) -> PolicyBundle:
+    return await coordinator.database.run(lambda c: policy_bundle(c, region), snapshot=True)
+
+
+async def _news_of_policies(subscription: Subscription) -> None:
+    """Until there may be a new version, the poll has lasted long enough, or the coordinator stops."""
+    try:
+        async with asyncio.timeout(LONGEST_POLL_S):
+            while (taken := await subscription.take(LONGEST_POLL_S)) is not None:
+                if any(signal.kind == "policies" for signal in taken):
+                    return
+    except TimeoutError:
+        return

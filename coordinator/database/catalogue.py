@@ -6,7 +6,7 @@ cannot be dropped at the moment at which somebody is put on it.
 
 from coordinator.database.connection import Connection
 from coordinator.database.notices import notify
-from coordinator.signals import Notice
+from coordinator.domain.notice import Notice
 from protocol.messages import Signal
 
 

@@ -10,10 +10,14 @@ import structlog
 
 from coordinator.database.connection import Connection
 from coordinator.database.engine import CONNECT_TIMEOUT_S, OUTAGE
-from coordinator.signals import Notice
+from coordinator.domain.notice import Notice
+from protocol.messages import Signal
 
 CHANNEL = "leasehold_signals"
 RECONNECT_AFTER_S = 1.0
+
+# What was signalled while nobody listened is lost: whoever polls looks again.
+PERHAPS_MISSED = msgspec.json.encode(Notice(Signal(kind="policies"))).decode()
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +46,7 @@ async def _listen_once(url: str, deliver: Callable[[str], None]) -> None:
     connection.add_termination_listener(lambda _: ended.set())
     try:
         await connection.add_listener(CHANNEL, lambda *notice: deliver(str(notice[-1])))
+        deliver(PERHAPS_MISSED)
         await ended.wait()
     finally:
         with suppress(*OUTAGE):

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
 from coordinator.database.notices import notify
+from coordinator.domain.notice import Notice
 from coordinator.operations.read_regions import Region, read_region
-from coordinator.signals import Notice
 from protocol.messages import Signal
 
 DEFAULT_WEIGHT = 1

@@ -1,0 +1,406 @@
+"""The statements of the ledger. Each reads or writes one table for everything that a transaction is about.
+
+Row locks are always taken in the same order, each kind by key: epochs (shared) → lanes → periods (shared) → pools. Who
+holds a pool may read and write its leases: whatever moves units of a lease holds its pool, and fencing, which changes
+only a lease's state, needs the epoch alone. Missing rows are inserted first and locked then, like all others.
+
+Every write says what it expects to find, and the count of its rows is looked at: a surprise ends the transaction.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import asyncpg
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
+from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
+from coordinator.domain.period import moment_of, period_of
+from coordinator.domain.settlement import EpochState, Lane, Quarantined
+from protocol.identifiers import parse_quota_key
+from protocol.lease import LeaseState
+from protocol.messages import Receipt
+
+
+class Surprise(RuntimeError):
+    """A row was not as it must be under our locks. A bug; nothing is booked."""
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+class LaneName(NamedTuple):
+    """A lane, and the region that says it is its own."""
+
+    epoch: int
+    lane: int
+    region: str
+
+
+async def lock_lanes(connection: Connection, names: Collection[LaneName]) -> dict[tuple[int, int], Lane]:
+    """Those of the lanes that were issued to their region, by (epoch, lane)."""
+    rows = await connection.fetch(
+        _LOCK_LANES,
+        [name.epoch for name in names],
+        [name.lane for name in names],
+        [name.region for name in names],
+    )
+    return {(row["epoch"], row["lane"]): _lane(row) for row in rows}
+
+
+def _lane(row: asyncpg.Record) -> Lane:
+    return Lane(
+        row["epoch"],
+        row["lane"],
+        row["last_seq"],
+        row["last_hash"],
+        row["head"],
+        EpochState(row["state"]),
+        row["fingerprint"],
+        row["lanes"],
+    )
+
+
+async def read_catalogue(connection: Connection, documents: Documents, tenants: Collection[str]) -> Catalogue:
+    row = await connection.fetchrow(_CATALOGUE, list(tenants))
+    assert row is not None
+    quotas, default_plan = await documents.at(connection, row["document_version"])
+    plans = msgspec.json.decode(row["plans"], type=dict[str, str])
+    regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
+    return Catalogue(row["version"], quotas, default_plan, plans, regions)
+
+
+class LockedPool(NamedTuple):
+    pool: Pool
+    period_is_open: bool
+
+
+async def lock_pools(
+    connection: Connection, keys: Collection[Key], must_exist: Collection[Key]
+) -> dict[Key, LockedPool]:
+    """The pools that there are; those that must exist are made where they are missing."""
+    found = await _lock_pools(connection, keys)
+    missing = sorted(set(must_exist) - found.keys())
+    if missing:
+        await _insert_pools(connection, missing)
+        found |= await _lock_pools(connection, missing)
+    return found
+
+
+async def _lock_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
+    if not keys:
+        return {}
+    rows = await connection.fetch(_LOCK_POOLS, [key.quota for key in keys], [key.period for key in keys])
+    return {Key(row["quota"], row["period"]): LockedPool(_pool(row), row["state"] == "open") for row in rows}
+
+
+def _pool(row: asyncpg.Record) -> Pool:
+    return Pool(Key(row["quota"], row["period"]), *(row[column] for column in POOL_COLUMNS))
+
+
+async def _insert_pools(connection: Connection, keys: Sequence[Key]) -> None:
+    periods = [period_of(period_id) for period_id in sorted({key.period for key in keys})]
+    await connection.execute(
+        _INSERT_PERIODS,
+        [period.id for period in periods],
+        [period.kind.value for period in periods],
+        [period.starts_at for period in periods],
+        [period.ends_at for period in periods],
+    )
+    await connection.execute(
+        _INSERT_POOLS,
+        [key.quota for key in keys],
+        [key.period for key in keys],
+        [parse_quota_key(key.quota)[0] for key in keys],
+        [tenant_of(key.quota) for key in keys],
+    )
+
+
+async def read_leases(connection: Connection, keys: Collection[Key], epochs: Collection[int]) -> list[Lease]:
+    """Of locked pools: the leases of these epochs, and those of others that may still be granted to."""
+    if not keys:
+        return []
+    rows = await connection.fetch(
+        _LEASES, [key.quota for key in keys], [key.period for key in keys], sorted(set(epochs))
+    )
+    return [_lease(row) for row in rows]
+
+
+def _lease(row: asyncpg.Record) -> Lease:
+    return Lease(
+        Key(row["quota"], row["period"]),
+        row["epoch"],
+        row["region"],
+        row["reported_at"],
+        row["expires_at"],
+        LeaseState(row["state"]),
+        *(row[column] for column in LEASE_COLUMNS),
+    )
+
+
+async def read_receipts(
+    connection: Connection, reports: Collection[tuple[int, int, int]]
+) -> dict[tuple[int, int], Receipt]:
+    """By (epoch, lane): the receipt that was given for a report."""
+    if not reports:
+        return {}
+    epochs, lanes, seqs = zip(*reports, strict=True)
+    rows = await connection.fetch(_RECEIPTS, epochs, lanes, seqs)
+    return {(row["epoch"], row["lane"]): Receipt(position=row["position"], head=row["head"].hex()) for row in rows}
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+class BookedReport(NamedTuple):
+    """A report as it is to be written."""
+
+    report: Report
+    body_hash: bytes
+    head: bytes
+    quarantined: Sequence[Quarantined]
+
+
+async def write_pools(connection: Connection, pools: Collection[Pool]) -> None:
+    if pools:
+        columns = [[getattr(pool, column) for pool in pools] for column in POOL_COLUMNS]
+        done = await connection.execute(
+            _UPDATE_POOLS, [pool.key.quota for pool in pools], [pool.key.period for pool in pools], *columns
+        )
+        _expect(done, len(pools), "pool")
+
+
+async def insert_leases(connection: Connection, leases: Collection[Lease]) -> None:
+    """New ones, empty: they are written like the others."""
+    if leases:
+        await connection.execute(
+            _INSERT_LEASES,
+            [lease.epoch for lease in leases],
+            [lease.key.quota for lease in leases],
+            [lease.key.period for lease in leases],
+            [lease.region for lease in leases],
+            [lease.state.value for lease in leases],
+            [lease.reported_at for lease in leases],
+        )
+
+
+async def write_leases(
+    connection: Connection, leases: Collection[Lease], were: Mapping[tuple[int, Key], LeaseState]
+) -> None:
+    """`were`: the states that the decisions were made on."""
+    if leases:
+        columns = [[getattr(lease, column) for lease in leases] for column in LEASE_COLUMNS]
+        done = await connection.execute(
+            _UPDATE_LEASES,
+            [lease.epoch for lease in leases],
+            [lease.key.quota for lease in leases],
+            [lease.key.period for lease in leases],
+            [were[lease.epoch, lease.key].value for lease in leases],
+            [lease.state.value for lease in leases],
+            [lease.reported_at for lease in leases],
+            [lease.expires_at for lease in leases],
+            *columns,
+        )
+        _expect(done, len(leases), "lease")
+
+
+async def write_transfers(connection: Connection, reports: Iterable[Report], now: datetime) -> None:
+    rows = [(report, transfer) for report in reports for transfer in report.transfers]
+    if not rows:
+        return
+    await connection.execute(
+        _INSERT_TRANSFERS,
+        [transfer.key.period for _, transfer in rows],
+        [transfer.key.quota for _, transfer in rows],
+        [transfer.src.value for _, transfer in rows],
+        [transfer.dst.value for _, transfer in rows],
+        [transfer.units for _, transfer in rows],
+        [transfer.cause.value for _, transfer in rows],
+        [report.region for report, _ in rows],
+        [report.epoch for report, _ in rows],
+        [report.lane for report, _ in rows],
+        [report.seq for report, _ in rows],
+        [transfer.line for _, transfer in rows],
+        [transfer.part for _, transfer in rows],
+        [None if transfer.minute is None else moment_of(transfer.minute) for _, transfer in rows],
+        [_json(transfer.dimensions) for _, transfer in rows],
+        [transfer.charge_period for _, transfer in rows],
+        now,
+    )
+
+
+def _json(dimensions: Mapping[str, str] | None) -> str | None:
+    return None if dimensions is None else msgspec.json.encode(dimensions).decode()
+
+
+async def write_reports(
+    connection: Connection, booked: Sequence[BookedReport], now: datetime
+) -> dict[tuple[int, int], Receipt]:
+    rows = await connection.fetch(
+        _INSERT_REPORTS,
+        [each.report.epoch for each in booked],
+        [each.report.lane for each in booked],
+        [each.report.seq for each in booked],
+        [each.body_hash for each in booked],
+        [each.head for each in booked],
+        [len(each.report.transfers) for each in booked],
+        now,
+    )
+    return {(row["epoch"], row["lane"]): Receipt(position=row["position"], head=row["head"].hex()) for row in rows}
+
+
+async def write_lanes(connection: Connection, booked: Sequence[BookedReport]) -> None:
+    done = await connection.execute(
+        _UPDATE_LANES,
+        [each.report.epoch for each in booked],
+        [each.report.lane for each in booked],
+        [each.report.seq for each in booked],
+        [each.body_hash for each in booked],
+        [each.head for each in booked],
+    )
+    _expect(done, len(booked), "lane")
+
+
+async def write_quarantine(connection: Connection, booked: Sequence[BookedReport], now: datetime) -> None:
+    rows = [(each.report, bad) for each in booked for bad in each.quarantined]
+    if rows:
+        await connection.execute(
+            _INSERT_QUARANTINE,
+            [report.epoch for report, _ in rows],
+            [report.lane for report, _ in rows],
+            [report.seq for report, _ in rows],
+            [bad.key.quota for _, bad in rows],
+            [bad.key.period for _, bad in rows],
+            [bad.reason.value for _, bad in rows],
+            [msgspec.json.encode(bad.evidence).decode() for _, bad in rows],
+            now,
+        )
+
+
+def _expect(done: str, rows: int, table: str) -> None:
+    if done != f"UPDATE {rows}":
+        raise Surprise(f"{table}: {done}, expected {rows}")
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+POOL_COLUMNS = (
+    "funded",
+    "overage",
+    "carried_in",
+    "correction",
+    "unallocated",
+    "outstanding",
+    "suspense",
+    "carried",
+    "carried_out",
+    "estimated",
+    "consumed",
+    "written_off",
+)
+LEASE_COLUMNS = (
+    "granted",
+    "overage",
+    "consumed",
+    "returned",
+    "outstanding",
+    "suspense",
+    "carried_out",
+    "estimated",
+    "written_off",
+    "region_consumed",
+    "region_returned",
+    "demand_milli",
+    "waiting",
+    "last_grant",
+)
+
+# A lane of another region is not even waited for.
+_LOCK_LANES = """
+SELECT lane.*, region_epoch.state, region_epoch.fingerprint, region_epoch.lanes
+FROM unnest($1::bigint[], $2::int[], $3::text[]) AS asked (epoch, lane, region)
+JOIN region_epoch ON region_epoch.epoch = asked.epoch AND region_epoch.region = asked.region
+JOIN lane ON lane.epoch = asked.epoch AND lane.lane = asked.lane
+ORDER BY lane.epoch, lane.lane FOR SHARE OF region_epoch FOR UPDATE OF lane
+"""
+_CATALOGUE = """
+SELECT version,
+    coalesce((SELECT max(version) FROM limits_version), 0) AS document_version,
+    coalesce((SELECT json_object_agg(tenant, plan) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
+        AS plans,
+    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions
+FROM policy_version
+"""
+_LOCK_POOLS = """
+SELECT pool.*, period.state
+FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
+JOIN period ON period.id = asked.period
+JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
+ORDER BY pool.period, pool.quota FOR SHARE OF period FOR UPDATE OF pool
+"""
+_INSERT_PERIODS = """
+INSERT INTO period (id, kind, starts_at, ends_at)
+SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[]) ON CONFLICT DO NOTHING
+"""
+_INSERT_POOLS = """
+INSERT INTO pool (quota, period, name, tenant)
+SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) ON CONFLICT DO NOTHING
+"""
+_LEASES = """
+SELECT lease.*
+FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
+JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
+WHERE lease.state = 'active' OR lease.epoch = ANY ($3::bigint[])
+"""
+_RECEIPTS = """
+SELECT epoch, lane, position, head FROM report
+JOIN unnest($1::bigint[], $2::int[], $3::bigint[]) AS asked (epoch, lane, seq) USING (epoch, lane, seq)
+"""
+
+_POOL_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(3, 3 + len(POOL_COLUMNS)))
+_UPDATE_POOLS = f"""
+UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
+FROM unnest($1::text[], $2::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
+WHERE pool.quota = new.quota AND pool.period = new.period
+"""  # noqa: S608 - the names come from the tuple above
+_INSERT_LEASES = """
+INSERT INTO lease (epoch, quota, period, region, state, reported_at, expires_at)
+SELECT epoch, quota, period, region, state, reported_at, reported_at
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[])
+    AS new (epoch, quota, period, region, state, reported_at)
+"""
+_LEASE_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(8, 8 + len(LEASE_COLUMNS)))
+_UPDATE_LEASES = f"""
+UPDATE lease SET state = new.state, reported_at = new.reported_at, expires_at = new.expires_at,
+    {", ".join(f"{column} = new.{column}" for column in LEASE_COLUMNS)}
+FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::timestamptz[],
+        {_LEASE_ARRAYS})
+    AS new (epoch, quota, period, state_was, state, reported_at, expires_at, {", ".join(LEASE_COLUMNS)})
+WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period AND lease.state = new.state_was
+"""  # noqa: S608 - likewise
+_INSERT_TRANSFERS = """
+INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, window_at,
+    dimensions, charge_period, recorded_at)
+SELECT *, $16::timestamptz
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[],
+    $9::int[], $10::bigint[], $11::int[], $12::int[], $13::timestamptz[], $14::jsonb[], $15::text[])
+"""
+_INSERT_REPORTS = """
+INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)
+SELECT *, $7::timestamptz FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[], $6::int[])
+RETURNING epoch, lane, position, head
+"""
+# The precondition once more, in the database's own words: a lane moves on by one.
+_UPDATE_LANES = """
+UPDATE lane SET last_seq = new.seq, last_hash = new.hash, head = new.head
+FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[]) AS new (epoch, lane, seq, hash, head)
+WHERE lane.epoch = new.epoch AND lane.lane = new.lane AND lane.last_seq = new.seq - 1
+"""
+_INSERT_QUARANTINE = """
+INSERT INTO quarantine (epoch, lane, seq, quota, period, reason, evidence, recorded_at)
+SELECT *, $8::timestamptz
+FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::text[], $5::text[], $6::text[], $7::jsonb[])
+"""

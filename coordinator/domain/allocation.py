@@ -1,0 +1,78 @@
+"""Who gets how much of an allowance, and which part of a rate. The formulas are those of the design, in integers.
+
+A grant aims at what the region will use in a while (the horizon), but never takes more than half of what its share of
+all demand makes of the pool: towards the end grants shrink geometrically, so the last units go where they are used.
+"""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from coordinator.domain.books import Account, Cause, Lease, Pool, Report, post
+from protocol.policy import Rate
+
+FLOOR_UNITS = 1
+DEMAND_HALVES_IN_MS = 5_000
+
+
+class Ask(NamedTuple):
+    """What one region wants of one pool, and what else is known of both."""
+
+    demand_milli: int
+    waiting: int
+    available: int  # what its lease has left, as far as is known
+    last_grant: int
+    total_demand_milli: int  # of all regions, this one included
+    regions: int
+    horizon_ms: int
+
+
+def grant_units(grantable: int, limit: int, ask: Ask) -> int:
+    """How many units to grant now; never more than are grantable."""
+    target = _target(limit, ask)
+    if not ask.waiting and ask.available > max(target, ask.last_grant) // 2:
+        return 0  # far from its low water mark: more would only lie idle
+    soon = _units_in(ask.demand_milli, 150)
+    return min(grantable, max(min(target, _cap(grantable, ask)), ask.waiting, soon))
+
+
+def _target(limit: int, ask: Ask) -> int:
+    within_horizon = max(_units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
+    return min(within_horizon, max(limit // 200, _units_in(ask.demand_milli, 1_000)))
+
+
+def _cap(grantable: int, ask: Ask) -> int:
+    by_demand = grantable * ask.demand_milli // (2 * max(ask.total_demand_milli, ask.demand_milli, 1))
+    return max(by_demand, grantable // (8 * max(ask.regions, 1)))
+
+
+def _units_in(demand_milli: int, duration_ms: int) -> int:
+    return demand_milli * duration_ms // 1_000_000
+
+
+def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
+    """The demand of a region that has gone quiet weighs less and less: half of it after five seconds."""
+    elapsed_ms = max(0, (now - since) // timedelta(milliseconds=1))
+    halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
+    left = demand_milli >> min(halvings, 64)
+    return left - left * rest_ms // (2 * DEMAND_HALVES_IN_MS)
+
+
+def fund(report: Report, pool: Pool, limit: int) -> None:
+    """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns."""
+    post(report, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
+    surplus = min(max(0, pool.funded - limit), pool.unallocated)
+    post(report, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
+
+
+def grant(report: Report, pool: Pool, lease: Lease, units: int) -> None:
+    post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
+    if units:
+        lease.last_grant = units
+
+
+def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
+    """A region's part of a rate when nothing is known of demand. All parts together never exceed the limit."""
+    if weight <= 0:
+        return Rate(0, 0)
+    # A burst below one unit would admit nothing, ever.
+    return Rate(limit.rate_milli * weight // total_weight, max(1, limit.burst * weight // total_weight))

@@ -1,0 +1,198 @@
+"""The books of an allowance: a pool for each (quota, period), and a lease in it for each epoch that spends of it.
+
+Units only ever move from one account to another, and `post` is the one place where they do: it changes the pool, the
+lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
+lease is at any time what its transfers add up to:
+
+    pool    funded + overage + carried_in + correction
+            = unallocated + outstanding + suspense + carried + carried_out + estimated + consumed + written_off
+    lease   granted + overage
+            = consumed + returned + outstanding + suspense + carried_out + estimated + written_off
+
+The left sides are where units come from, and the totals that only grow; the right sides are where units are.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from protocol.lease import LeaseState
+
+
+class Account(StrEnum):
+    FUNDING = "funding"
+    UNALLOCATED = "unallocated"
+    OUTSTANDING = "outstanding"
+    CONSUMED = "consumed"
+    SUSPENSE = "suspense"
+    ESTIMATED = "estimated"
+    WRITTEN_OFF = "written_off"
+    OVERAGE = "overage"
+    CARRIED = "carried"
+    CARRIED_OUT = "carried_out"
+    CORRECTION = "correction"
+    ADJUSTMENT = "adjustment"
+
+
+class Cause(StrEnum):
+    FUNDED = "funded"
+    DEFUNDED = "defunded"
+    GRANT = "grant"
+    COVERING = "covering"  # of work that was done already: it admits nothing
+    OVERAGE = "overage"
+    USAGE = "usage"
+    RETURNED = "returned"
+    QUARANTINED = "quarantined"
+
+
+class Key(NamedTuple):
+    """Names a pool, and a lease within its epoch."""
+
+    quota: str
+    period: str
+
+
+@dataclass(slots=True)
+class Pool:
+    key: Key
+    funded: int = 0
+    overage: int = 0
+    carried_in: int = 0
+    correction: int = 0
+    unallocated: int = 0
+    outstanding: int = 0
+    suspense: int = 0
+    carried: int = 0
+    carried_out: int = 0
+    estimated: int = 0
+    consumed: int = 0
+    written_off: int = 0
+
+    @property
+    def grantable(self) -> int:
+        """What may admit new work: overage was spent without funding, and is paid back first."""
+        return max(0, self.unallocated - self.overage)
+
+    @property
+    def balances(self) -> bool:
+        came = self.funded + self.overage + self.carried_in + self.correction
+        waits = self.unallocated + self.outstanding + self.suspense + self.carried
+        return came == waits + self.carried_out + self.estimated + self.consumed + self.written_off
+
+
+@dataclass(slots=True)
+class Lease:
+    key: Key
+    epoch: int
+    region: str
+    reported_at: datetime
+    expires_at: datetime
+    state: LeaseState = LeaseState.ACTIVE
+    granted: int = 0
+    overage: int = 0
+    consumed: int = 0
+    returned: int = 0
+    outstanding: int = 0
+    suspense: int = 0
+    carried_out: int = 0
+    estimated: int = 0
+    written_off: int = 0
+    region_consumed: int = 0
+    region_returned: int = 0
+    demand_milli: int = 0
+    waiting: int = 0
+    last_grant: int = 0
+
+    @property
+    def balances(self) -> bool:
+        spent = self.consumed + self.returned + self.carried_out + self.estimated + self.written_off
+        return self.granted + self.overage == spent + self.outstanding + self.suspense
+
+
+class Transfer(NamedTuple):
+    """One movement of a report, as it is booked."""
+
+    line: int
+    key: Key
+    src: Account
+    dst: Account
+    units: int
+    cause: Cause
+    minute: int | None = None
+    dimensions: dict[str, str] | None = None
+    part: int = 0  # of a line that drains several accounts
+
+    @property
+    def charge_period(self) -> str:
+        """The period that the usage belongs to, in which it is billed as long as that is open."""
+        return self.key.period
+
+
+@dataclass(slots=True)
+class Report:
+    """A batch while it is being booked. Its transfers are numbered in the order in which they are posted."""
+
+    region: str
+    epoch: int
+    lane: int
+    seq: int
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+class Overdrawn(ValueError):
+    """More was to be moved than there is: a bug, and never booked."""
+
+
+# The column of a pool for an account: one outside of it counts what came from there, one inside what is there.
+_OUTSIDE = {Account.FUNDING: "funded", Account.OVERAGE: "overage", Account.CORRECTION: "correction"}
+_IN_LEASE = {
+    Account.OUTSTANDING,
+    Account.CONSUMED,
+    Account.SUSPENSE,
+    Account.ESTIMATED,
+    Account.WRITTEN_OFF,
+    Account.CARRIED_OUT,
+}
+_IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.CARRIED}
+# What a lease calls units that cross its border.
+_INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
+_OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
+
+
+def post(
+    report: Report,
+    pool: Pool,
+    lease: Lease | None,
+    src: Account,
+    dst: Account,
+    units: int,
+    cause: Cause,
+    minute: int | None = None,
+    dimensions: dict[str, str] | None = None,
+) -> None:
+    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
+    if units == 0:
+        return
+    changes = [*_changes_of_pool(pool, src, dst, units), *(_changes_of_lease(lease, src, dst, units) if lease else ())]
+    if units < 0 or any(getattr(book, column) + change < 0 for book, column, change in changes):
+        raise Overdrawn(f"{units} from {src} to {dst} of {pool.key}")
+    # Everything is checked: from here on nothing may fail.
+    for book, column, change in changes:
+        setattr(book, column, getattr(book, column) + change)
+    report.transfers.append(Transfer(len(report.transfers), pool.key, src, dst, units, cause, minute, dimensions))
+
+
+Change = tuple[Pool | Lease, str, int]
+
+
+def _changes_of_pool(pool: Pool, src: Account, dst: Account, units: int) -> list[Change]:
+    taken = (pool, src.value, -units) if src in _IN_POOL else (pool, _OUTSIDE[src], units)
+    given = (pool, dst.value, units) if dst in _IN_POOL else (pool, _OUTSIDE[dst], -units)
+    return [taken, given]
+
+
+def _changes_of_lease(lease: Lease, src: Account, dst: Account, units: int) -> list[Change]:
+    taken = (lease, src.value, -units) if src in _IN_LEASE else (lease, _INTO_LEASE[src], units)
+    given = (lease, dst.value, units) if dst in _IN_LEASE else (lease, _OUT_OF_LEASE[dst], units)
+    return [taken, given]

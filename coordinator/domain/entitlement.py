@@ -1,0 +1,96 @@
+"""What the catalogue entitles a quota key to: the rules of its quota and the limit of its tenant's plan."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from coordinator.domain.allocation import safe_share
+from protocol.identifiers import parse_quota_key
+from protocol.outcomes import GrantRefusal
+from protocol.policy import (
+    LimitsDocument,
+    PeriodKind,
+    QuotaKind,
+    QuotaSpec,
+    Rate,
+    limit_of,
+    parse_duration_ms,
+    parse_rate,
+)
+
+
+class RegionShare(NamedTuple):
+    status: str
+    weight: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.status == "active"
+
+
+class Catalogue(NamedTuple):
+    """What is in force at one moment, as far as some calls need it."""
+
+    version: int
+    quotas: Mapping[str, QuotaSpec]
+    default_plan: str | None
+    plans: Mapping[str, str]  # of the tenants that are asked about
+    regions: Mapping[str, RegionShare]
+
+    @property
+    def active(self) -> list[RegionShare]:
+        return [region for region in self.regions.values() if region.is_active]
+
+    def is_active(self, region: str) -> bool:
+        return region in self.regions and self.regions[region].is_active
+
+    def is_draining(self, region: str) -> bool:
+        return region in self.regions and self.regions[region].status == "draining"
+
+    def rate_share(self, region: str, limit: Rate) -> Rate:
+        """The region's part of a rate; a region that is not active has none."""
+        weight = self.regions[region].weight if self.is_active(region) else 0
+        return safe_share(limit, weight, sum(each.weight for each in self.active))
+
+
+class Entitlement(NamedTuple):
+    """An allowance of which leases may be granted."""
+
+    kind: PeriodKind
+    limit: int
+    horizon_ms: int
+
+
+def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
+    return {quota.name: quota for quota in document.quotas}
+
+
+def tenant_of(quota_key: str) -> str | None:
+    return parse_quota_key(quota_key)[1].get("tenant")
+
+
+def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefusal:
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.ALLOWANCE or spec.mode != "leased":
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of(spec, _plan(catalogue, quota_key))
+    if not isinstance(limit, int) or spec.period is None:
+        return GrantRefusal.NO_LIMIT
+    return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon))
+
+
+def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusal:
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.RATE:
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of(spec, _plan(catalogue, quota_key))
+    return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit)
+
+
+def _plan(catalogue: Catalogue, quota_key: str) -> str | None:
+    tenant = tenant_of(quota_key)
+    subscribed = catalogue.plans.get(tenant) if tenant is not None else None
+    return subscribed or catalogue.default_plan

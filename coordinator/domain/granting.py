@@ -1,0 +1,167 @@
+"""From a want to a grant, and from the books to what a region is told of its lease.
+
+Whoever gets nothing is told why, or that there is hope: while another region holds units, those are asked back by a
+signal, and whoever waits hears of it when they come free.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units
+from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
+from coordinator.domain.notice import Notice
+from coordinator.domain.period import period_at, period_of
+from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
+from protocol.outcomes import GrantRefusal
+
+
+class Wanted(NamedTuple):
+    """A want that a lease may answer."""
+
+    key: Key
+    want: LeaseWant
+    entitlement: Entitlement
+
+
+class Terms(NamedTuple):
+    """For how long a region may spend what it was told it has."""
+
+    lease_ms: int
+    refresh_ms: int
+
+    @property
+    def margin_ms(self) -> int:
+        """The coordinator counts from its commit and waits longer than any region's clock may drift."""
+        return self.lease_ms // 10
+
+
+class Shelf(NamedTuple):
+    """One pool and all that is known of it."""
+
+    pool: Pool
+    period_is_open: bool
+    others: Sequence[Lease]  # leases of other regions that may be granted to
+
+
+def sort_wants(
+    catalogue: Catalogue, wants: Iterable[LeaseWant], now: datetime
+) -> tuple[list[Wanted], list[WantRefused]]:
+    """Those that a lease of the current period may answer, and those that none can."""
+    wanted, refused = [], []
+    for want in wants:
+        found = entitlement(catalogue, want.quota)
+        if isinstance(found, GrantRefusal):
+            refused.append(WantRefused(quota=want.quota, refusal=found))
+        else:
+            wanted.append(Wanted(Key(want.quota, period_at(found.kind, now).id), want, found))
+    return wanted, refused
+
+
+def serve(
+    report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, regions: int, now: datetime
+) -> GrantRefusal | None:
+    """Grant what the formulas give, and note what is still missing. The answer says why it is not more."""
+    refusal = _refusal(lease, shelf)
+    if refusal:
+        return refusal
+    want, pool = wanted.want, shelf.pool
+    fund(report, pool, wanted.entitlement.limit)
+    units = grant_units(pool.grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf.others, regions, now))
+    grant(report, pool, lease, units)
+    lease.demand_milli, lease.waiting = want.demand_milli, max(0, want.waiting - units)
+    is_unmet = lease.waiting > 0 or units == 0
+    return GrantRefusal.EXHAUSTED if is_unmet and not pool.grantable and not _holders(shelf.others) else None
+
+
+def _refusal(lease: Lease, shelf: Shelf) -> GrantRefusal | None:
+    if not shelf.period_is_open:
+        return GrantRefusal.PERIOD_NOT_OPEN
+    return None if after(lease.state, LeaseEvent.GRANT) else refusal_of(lease)
+
+
+def refusal_of(lease: Lease) -> GrantRefusal | None:
+    """Why a lease gets nothing any more."""
+    return _REFUSALS.get(lease.state)
+
+
+_REFUSALS = {LeaseState.FENCED: GrantRefusal.EPOCH_FENCED, LeaseState.QUARANTINED: GrantRefusal.QUARANTINED}
+
+
+def _ask(wanted: Wanted, lease: Lease, others: Iterable[Lease], regions: int, now: datetime) -> Ask:
+    want = wanted.want
+    return Ask(
+        demand_milli=want.demand_milli,
+        waiting=want.waiting,
+        available=max(0, lease.outstanding - want.held),
+        last_grant=lease.last_grant,
+        total_demand_milli=want.demand_milli
+        + sum(decayed(other.demand_milli, other.reported_at, now) for other in others),
+        regions=regions,
+        horizon_ms=wanted.entitlement.horizon_ms,
+    )
+
+
+def _holders(others: Iterable[Lease]) -> list[Lease]:
+    return [other for other in others if other.outstanding > 0]
+
+
+# --- hints to other regions -------------------------------------------------------------------------------------------
+
+
+def recalls(lease: Lease, shelf: Shelf) -> list[Notice]:
+    """Somebody waits and nothing is left: whoever holds some is asked for what lies idle."""
+    if not lease.waiting or shelf.pool.grantable:
+        return []
+    signal = Signal(kind="recall", quota=lease.key.quota, keep=0)
+    return [Notice(signal, other.region) for other in _holders(shelf.others)]
+
+
+def came_free(pool: Pool, was_grantable: int, leases: Iterable[Lease]) -> list[Notice]:
+    """There was nothing, and now there is: whoever waits hears of it, once."""
+    if was_grantable or not pool.grantable:
+        return []
+    signal = Signal(kind="grant", quota=pool.key.quota)
+    return [Notice(signal, lease.region) for lease in leases if lease.waiting]
+
+
+# --- what a region is told --------------------------------------------------------------------------------------------
+
+
+def touch(lease: Lease, terms: Terms, now: datetime) -> None:
+    """The region was heard about this lease: its demand begins to age, and it may spend for another while."""
+    lease.demand_milli = decayed(lease.demand_milli, lease.reported_at, now)
+    lease.waiting = 0
+    lease.reported_at = now
+    lease.expires_at = now + timedelta(milliseconds=terms.lease_ms + terms.margin_ms)
+
+
+def lease_reply(
+    lease: Lease, pool: Pool, period_is_open: bool, terms: Terms, refusal: GrantRefusal | None, now: datetime
+) -> LeaseReply:
+    period = period_of(lease.key.period)
+    may_spend = period_is_open and lease.state is LeaseState.ACTIVE
+    ends_in_ms = period.ends_in_ms(now)
+    return LeaseReply(
+        quota=lease.key.quota,
+        period=lease.key.period,
+        granted=lease.granted,
+        overage=lease.overage,
+        limit=pool.funded,
+        unallocated=pool.grantable,
+        starts_in_ms=period.starts_in_ms(now),
+        expires_in_ms=min(_spendable_for_ms(lease, terms, now), ends_in_ms) if may_spend else 0,
+        ends_in_ms=ends_in_ms,
+        refresh_in_ms=terms.refresh_ms,
+        first_minute=period.first_minute,
+        last_minute=period.last_minute,
+        final=not may_spend or not ends_in_ms,
+        refusal=refusal,
+    )
+
+
+def _spendable_for_ms(lease: Lease, terms: Terms, now: datetime) -> int:
+    """Never longer than the ledger remembers, less the margin: a replay extends nothing."""
+    return max(0, (lease.expires_at - now) // timedelta(milliseconds=1) - terms.margin_ms)

@@ -1,0 +1,194 @@
+"""What becomes of a numbered batch, and how its usage is booked.
+
+Judged in two steps, since a lane's number says at once what may be read and locked next: first the number and the
+bytes, then the totals. Every answer has a name; nothing here raises for what a region may send.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from coordinator.domain.books import Account, Cause, Key, Lease, Pool, Report, post
+from coordinator.domain.period import period_of
+from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.messages import FrozenBatch, FrozenLease
+from protocol.outcomes import ExchangeOutcome
+
+
+class EpochState(StrEnum):
+    CURRENT = "current"  # may be granted to
+    FENCED = "fenced"  # its evidence is booked
+    RETIRED = "retired"  # people decided that no more evidence counts
+
+
+class Lane(NamedTuple):
+    """A lane as the ledger has it, locked."""
+
+    epoch: int
+    lane: int
+    last_seq: int
+    last_hash: bytes | None
+    head: bytes
+    epoch_state: EpochState
+    fingerprint: str
+    lanes: int
+
+
+class Verdict(NamedTuple):
+    outcome: ExchangeOutcome
+    expected_seq: int | None = None
+
+
+class QuarantineReason(StrEnum):
+    LINES_DISAGREE = "lines_disagree"  # the lines do not add up to what the total grew by
+    RETURNED_TOO_MUCH = "returned_too_much"  # more than was left of the lease
+    QUARANTINED_BEFORE = "quarantined_before"  # more evidence on a lease that people have yet to look at
+
+
+class Quarantined(NamedTuple):
+    key: Key
+    reason: QuarantineReason
+    evidence: FrozenLease
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes) -> Verdict:
+    """`applied` means that the totals may be looked at; everything else is final."""
+    if lane is None:
+        return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
+    if lane.epoch_state is EpochState.RETIRED:
+        return Verdict(ExchangeOutcome.RETIRED)
+    # A fenced epoch is reported by its region's next life: evidence is never refused.
+    if lane.epoch_state is EpochState.CURRENT and lane.fingerprint != fingerprint:
+        return Verdict(ExchangeOutcome.WRONG_FINGERPRINT)
+    return _judge_seq(lane, seq, body_hash)
+
+
+def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> Verdict:
+    if seq > lane.last_seq + 1:
+        return Verdict(ExchangeOutcome.GAP, expected_seq=lane.last_seq + 1)
+    if seq == lane.last_seq + 1:
+        return Verdict(ExchangeOutcome.APPLIED)
+    if seq < lane.last_seq:
+        return Verdict(ExchangeOutcome.STALE)
+    return Verdict(ExchangeOutcome.REPLAYED if body_hash == lane.last_hash else ExchangeOutcome.CONFLICT)
+
+
+def judge_totals(batch: FrozenBatch, leases: Mapping[Key, Lease]) -> ExchangeOutcome:
+    """Did the store forget something, or did the ledger?"""
+    outcomes = {_judge_lease(frozen, leases.get(key_of(frozen))) for frozen in batch.leases}
+    for evidence_of_loss in (ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.LEDGER_REGRESSED):
+        if evidence_of_loss in outcomes:
+            return evidence_of_loss
+    return ExchangeOutcome.APPLIED
+
+
+def _judge_lease(frozen: FrozenLease, lease: Lease | None) -> ExchangeOutcome:
+    known = lease or _NOTHING
+    if frozen.consumed < known.region_consumed or frozen.returned < known.region_returned:
+        return ExchangeOutcome.STORE_REGRESSED
+    if frozen.granted > known.granted or frozen.overage > known.overage:
+        return ExchangeOutcome.LEDGER_REGRESSED
+    return ExchangeOutcome.APPLIED
+
+
+class _Known(NamedTuple):
+    granted: int
+    overage: int
+    region_consumed: int
+    region_returned: int
+
+
+_NOTHING = _Known(0, 0, 0, 0)
+
+
+def key_of(frozen: FrozenLease) -> Key:
+    return Key(frozen.quota, frozen.period)
+
+
+def is_empty(frozen: FrozenLease) -> bool:
+    """A lease on which nothing ever happened says nothing."""
+    return not (frozen.consumed or frozen.returned or frozen.lines)
+
+
+# --- booking ----------------------------------------------------------------------------------------------------------
+
+
+def settle(
+    report: Report, frozen_leases: Sequence[FrozenLease], pools: Mapping[Key, Pool], leases: Mapping[Key, Lease]
+) -> list[Quarantined]:
+    """Book a batch that was judged `applied`. One bad lease never holds up the others."""
+    quarantined = []
+    for frozen in frozen_leases:
+        lease = leases.get(key_of(frozen))
+        if lease is None:
+            continue  # never granted to, and nothing happened on it
+        reason = _settle_lease(report, frozen, pools[lease.key], lease)
+        lease.region_consumed, lease.region_returned = frozen.consumed, frozen.returned
+        if reason:
+            quarantined.append(Quarantined(lease.key, reason, frozen))
+    return quarantined
+
+
+def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> QuarantineReason | None:
+    """Afterwards the lease is where its report says, or in quarantine for the reason given."""
+    consumed = frozen.consumed - lease.region_consumed
+    returned = frozen.returned - lease.region_returned
+    if after(lease.state, LeaseEvent.REPORT) is None:
+        return QuarantineReason.QUARANTINED_BEFORE if consumed or returned or frozen.lines else None
+    reason = _disagreement(frozen, lease, consumed, returned)
+    if reason:
+        _quarantine(report, pool, lease)
+        return reason
+    _cover(report, pool, lease, consumed)
+    _book_lines(report, frozen, pool, lease)
+    if lease.state is LeaseState.ACTIVE:
+        # Of an epoch that is over, what was returned may have been spent as well: it stays outstanding.
+        post(report, pool, lease, Account.OUTSTANDING, Account.UNALLOCATED, returned, Cause.RETURNED)
+    return None
+
+
+def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
+    if sum(line.units for line in frozen.lines) != consumed:
+        return QuarantineReason.LINES_DISAGREE
+    if returned > max(0, lease.outstanding - consumed) and lease.state is LeaseState.ACTIVE:
+        return QuarantineReason.RETURNED_TOO_MUCH
+    return None
+
+
+def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
+    """Nothing of it is available or billed until people have looked at it."""
+    state = after(lease.state, LeaseEvent.QUARANTINE)
+    assert state is not None
+    lease.state = state
+    lease.demand_milli = lease.waiting = 0
+    post(report, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.QUARANTINED)
+
+
+def _cover(report: Report, pool: Pool, lease: Lease, consumed: int) -> None:
+    """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
+    short = max(0, consumed - lease.outstanding)
+    covered = min(short, pool.unallocated)
+    post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
+    post(report, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
+
+
+def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:
+    period = period_of(frozen.period)
+    first, last = period.first_minute, period.last_minute
+    for line in frozen.lines:
+        # A unit belongs to its lease's period, whatever the store's clock said.
+        minute = min(max(line.minute, first), last)
+        post(
+            report,
+            pool,
+            lease,
+            Account.OUTSTANDING,
+            Account.CONSUMED,
+            line.units,
+            Cause.USAGE,
+            minute,
+            line.dimensions,
+        )
