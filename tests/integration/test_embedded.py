@@ -1,5 +1,7 @@
 """The servers that the tests and `leasehold up` stand on."""
 
+import os
+import signal
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -8,8 +10,8 @@ import asyncpg
 import pytest
 
 from leasehold import embedded
-from leasehold.processes import identity
-from tests.conftest import Server
+from leasehold.processes import identity, stop, wait_until
+from tests.conftest import START_S, Server, free_port
 
 
 @pytest.mark.anyio
@@ -56,6 +58,25 @@ def _command_line(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
+def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nobody, in a directory that only root can reach."""
+    monkeypatch.setattr(embedded, "AS_SOMEBODY_ELSE", ["false"])
+    embedded._unprivileged.cache_clear()
+    data, log = tmp_path / "data", tmp_path / "log"
+    tmp_path.chmod(0o700)
+    try:
+        embedded.initialise_postgres(data, "password")
+        process = embedded.start_postgres(data, free_port(), log=log, settings=embedded.FORGETFUL)
+    finally:
+        embedded._unprivileged.cache_clear()
+    try:
+        assert wait_until(lambda: embedded.postgres_is_ready(data), START_S), log.read_text()
+        assert Path(f"/proc/{process.pid}").stat().st_uid == embedded.NOBODY
+    finally:
+        assert stop(process, by=signal.SIGINT)
 
 
 def test_nobody_has_the_pid_of_a_process_that_never_was() -> None:
