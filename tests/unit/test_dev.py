@@ -1,0 +1,114 @@
+"""The task runner's own decisions, and that Pythons which are too old can read it."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DEV = Path(__file__).parents[2] / "dev"
+
+
+@pytest.fixture
+def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The runner of another checkout, in which nothing has been made yet."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    copy = shutil.copy(DEV, tmp_path)
+    (tmp_path / "requirements.lock").write_text("a==1\n")
+    (tmp_path / "pyproject.toml").write_text("[build-system]\n[project]\nname = 'a'\n[tool.hatch]\n[tool.ruff]\n")
+    spec = spec_from_loader("dev", SourceFileLoader("dev", str(copy)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, DEV, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_is_the_default() -> None:
+    answer = run()
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == run("help").stdout
+    for command in ("up", "test", "check", "bench", "help"):
+        assert f"\n  {command} " in answer.stdout
+
+
+def test_an_unknown_command_is_refused_with_the_help() -> None:
+    answer = run("tset")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "'tset'" in answer.stderr
+    assert "usage:" in answer.stderr
+
+
+def test_an_unknown_step_of_check_is_refused_by_name() -> None:
+    answer = run("check", "rufff")
+    assert answer.returncode == 1
+    assert "'rufff'" in answer.stderr
+
+
+def test_old_pythons_can_read_it() -> None:
+    ast.parse(DEV.read_text(), feature_version=(3, 7))  # ast knows no older one; 3.6 was tried by hand
+
+
+def test_the_version_is_judged_before_anything_new_is_used() -> None:
+    top = [ast.unparse(node) for node in ast.parse(DEV.read_text()).body]
+    judged = next(number for number, text in enumerate(top) if text.startswith("if sys.version_info < OLDEST_PYTHON"))
+    assert judged < top.index("import tomllib")
+    assert not [text for text in top[:judged] if text.startswith(("def ", "class "))]
+
+
+def test_venv_is_stale_until_its_stamp_says_otherwise(dev: ModuleType) -> None:
+    assert dev.is_stale()
+    Path(dev.PYTHON).parent.mkdir(parents=True)
+    Path(dev.PYTHON).symlink_to(sys.executable)
+    Path(dev.STAMP).write_text("\n".join(dev.stamp()))
+    assert not dev.is_stale()
+    Path(dev.PYTHON).unlink()
+    Path(dev.PYTHON).symlink_to("/nowhere/python")
+    assert dev.is_stale()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "changed"),
+    [
+        ("requirements.lock", "a==2\n", [True, False]),
+        ("pyproject.toml", "[build-system]\n[project]\nname = 'b'\n[tool.hatch]\n", [False, True]),
+        ("pyproject.toml", "[build-system]\n[project]\nname = 'a'\n[tool.hatch]\n[tool.mypy]\n", [False, False]),
+    ],
+)
+def test_what_makes_it_stale(dev: ModuleType, file: str, text: str, changed: list[bool]) -> None:
+    before = dev.stamp()
+    Path(dev.ROOT, file).write_text(text)
+    assert [old != new for old, new in zip(before, dev.stamp(), strict=True)] == changed
+
+
+def test_another_place_makes_it_stale(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dev.stamp()
+    monkeypatch.setattr(dev, "ROOT", f"{dev.ROOT}/.")
+    assert dev.stamp()[0] != before[0]
+
+
+def test_no_room_names_the_place_and_the_need(dev: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(dev.Trouble, match=f"no room in {tmp_path}: {1 << 40} MiB are needed for this"):
+        dev.require_room(str(tmp_path), 1 << 40, "for this")
+
+
+@pytest.mark.parametrize(
+    ("output", "word"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "no room"),
+        ("Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('", "network"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "hash"),
+        ("something else\nthe last line", "the last line"),
+    ],
+)
+def test_trouble_is_explained(dev: ModuleType, output: str, word: str) -> None:
+    assert word in dev.diagnosis(output)
