@@ -80,7 +80,7 @@ def faults_of_urls(postgres: str | None, stores: Mapping[str, str]) -> Iterator[
     for region, url in stores.items():
         if region not in REGIONS:
             yield f"--store: there is no region {region!r}; the regions are {', '.join(REGIONS)}"
-        elif not _is_url(url, ("redis", "rediss", "unix")):
+        elif not _is_url(url, ("redis", "unix")):
             yield f"--store {region}: it must look like redis://:password@host:port/0"
 
 

@@ -12,10 +12,13 @@ executed, and only its caller knows what that means.
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
+import structlog
+
+log = structlog.get_logger()
 
 Reply = Any
 Argument = bytes | str | int
@@ -42,8 +45,7 @@ class _Protocol(asyncio.Protocol):
         self._on_lost = on_lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -156,12 +158,15 @@ class StoreConnection:
         while True:
             try:
                 await self._connect()
-            except (OSError, TimeoutError, StoreUnavailable, StoreError):
+            except (OSError, TimeoutError, StoreUnavailable, StoreError) as error:
+                if pause_s == FIRST_PAUSE_S:  # once for each outage
+                    log.warning("the store cannot be reached", store=str(self.address), reason=str(error))
                 self._drop()
                 await asyncio.sleep(pause_s)
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = FIRST_PAUSE_S
+                log.info("the store is connected", store=str(self.address), fingerprint=self.fingerprint)
                 self._on_connected()
                 await self._lost.wait()
 
