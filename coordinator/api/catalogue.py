@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
@@ -103,7 +104,7 @@ def _tags(version: int) -> list[str]:
 
 
 def _as_yaml(limits: AppliedLimits) -> bytes:
-    return f"# version {limits.version}\n".encode() + write_yaml(limits.document)
+    return f"# version {limits.version}\n".encode() + write_yaml(msgspec.to_builtins(limits.document))
 
 
 def _media_type(request: Request) -> str:

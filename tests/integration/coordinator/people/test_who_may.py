@@ -1,0 +1,63 @@
+"""No scope, no access; and neither refusal tells whether the thing exists."""
+
+import pytest
+
+from coordinator.domain.scopes import SCOPES
+from coordinator.operations.list_tokens import list_tokens
+from coordinator.operations.revoke_token import revoke_token
+from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
+
+pytestmark = pytest.mark.anyio
+
+DOORS = [
+    ("GET", "/v1/limits", "quota:read"),
+    ("PUT", "/v1/limits", "quota:write"),
+    ("GET", "/v1/subscriptions", "quota:read"),
+    ("GET", "/v1/subscriptions/acme", "quota:read"),
+    ("PUT", "/v1/subscriptions/acme", "quota:write"),
+    ("DELETE", "/v1/subscriptions/acme", "quota:write"),
+    ("GET", "/v1/regions", "quota:read"),
+    ("GET", "/v1/regions/eu-west", "quota:read"),
+    ("POST", "/v1/regions", "alloc:write"),
+    ("PUT", "/v1/regions/eu-west", "alloc:write"),
+    ("GET", "/v1/usage", "usage:read"),
+    ("GET", "/v1/periods", "usage:read"),
+    ("GET", "/v1/periods/2026-11", "usage:read"),
+    ("GET", "/v1/periods/2026-11/reconciliation", "usage:read"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "scope"), DOORS)
+async def test_each_door_opens_to_its_scope_alone(stand: Stand, method: str, path: str, scope: str) -> None:
+    nobody = await stand.caller()
+    anonymous = await nobody.request(method, path)
+    unknown = await nobody.request(method, path, headers={"Authorization": "Bearer lh_" + "x" * 43})
+    for refused in (anonymous, unknown):
+        assert problem(refused) == (401, [])
+        assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+    others = await stand.caller(*(each for each in SCOPES if each not in (scope, "admin")), "region:eu-west")
+    assert problem(await others.request(method, path)) == (403, [])
+    for allowed in (await stand.caller(scope), await stand.caller("admin")):
+        assert (await allowed.request(method, path)).status_code not in (401, 403, 500)
+
+
+async def test_a_refusal_does_not_depend_on_what_there_is(stand: Stand) -> None:
+    admin = await stand.caller("admin")
+    await admin.put("/v1/limits", json=DOCUMENT)
+    await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})
+    reader = await stand.caller("usage:read")
+    there, not_there = [await reader.get(f"/v1/subscriptions/{tenant}") for tenant in ("acme", "nobody")]
+    different = {"instance", "request_id"}
+    assert {k: v for k, v in there.json().items() if k not in different} == {
+        k: v for k, v in not_there.json().items() if k not in different
+    }
+
+
+async def test_a_revoked_token_is_refused_at_once(stand: Stand) -> None:
+    reader = await stand.caller("quota:read")
+    assert (await reader.get("/v1/limits")).status_code == 200
+    (known,) = await list_tokens(stand.owner)
+    assert known.scopes == ["quota:read"]
+    assert await revoke_token(stand.owner, known.id, stand.clock.now())
+    assert problem(await reader.get("/v1/limits")) == (401, [])
+    assert await revoke_token(stand.owner, known.id, stand.clock.now())
