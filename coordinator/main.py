@@ -29,7 +29,7 @@ ROUTERS = (health.router, agents.router, catalogue.router, operations.router, fi
 
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
     """The whole coordinator as an app. Its lifespan holds the connections; whoever serves it closes the hub first."""
-    hub = hub or SignalHub()
+    hub = SignalHub() if hub is None else hub  # an empty one is false
     metrics = Metrics()
 
     @asynccontextmanager

@@ -9,12 +9,14 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 from leasehold.local_stack.data_directory import DataDirectory
 from leasehold.processes import Identity, end_strangers, identity, wait_until
 
 LAST_WORDS = 10
+LONGEST_WORD = 400
 PREPARE = "prepare"  # the one child that is meant to end
 
 
@@ -117,9 +119,10 @@ def _how(status: int) -> str:
 
 
 def last_words(log: Path) -> list[str]:
-    """The last lines of a log; Postgres's explanations follow its reason, so they are left out."""
+    """The last lines of a log, each as far as people read. What Postgres adds to its reason is not its last word."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return [line for line in lines if line.strip() and "DETAIL:" not in line and "HINT:" not in line][-LAST_WORDS:]
+    told = [line for line in lines if line.strip() and "DETAIL:" not in line and "HINT:" not in line]
+    return [shorten(line, LONGEST_WORD, placeholder=" …") for line in told[-LAST_WORDS:]]
 
 
 def end_left_running(directory: DataDirectory) -> list[str]:
