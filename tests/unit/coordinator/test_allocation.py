@@ -1,0 +1,80 @@
+"""The formulas of grants and shares, as properties and at their corners."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.domain.allocation import Ask, decayed, grant_units, safe_share
+from protocol.policy import Rate
+
+units = st.integers(0, 2**53 - 1)
+NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
+
+
+def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> Ask:
+    known = {"available": 0, "last_grant": 0, "total_demand_milli": demand_milli, "regions": 3, "horizon_ms": 10_000}
+    return Ask(demand_milli, waiting, **(known | other))
+
+
+@given(units, units, st.builds(Ask, units, units, units, units, units, st.integers(0, 1000), st.integers(0, 10**9)))
+def test_never_more_than_is_grantable_and_never_less_than_nothing(grantable: int, limit: int, wanted: Ask) -> None:
+    assert 0 <= grant_units(grantable, limit, wanted) <= grantable
+
+
+@given(units, units, units)
+def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, waiting: int) -> None:
+    assert grant_units(grantable, limit, ask(waiting=waiting)) >= min(grantable, waiting)
+
+
+@pytest.mark.parametrize(
+    ("grantable", "wanted", "granted"),
+    [
+        (1000, ask(demand_milli=100_000), 100),  # one second's worth, as a thousandth of the limit is less
+        (1000, ask(demand_milli=1_000), 5),  # half a percent of the limit
+        (1000, ask(), 1),  # nothing is known yet
+        (100, ask(demand_milli=100_000), 50),  # towards the end never more than half
+        (100, ask(demand_milli=100_000, total_demand_milli=400_000), 15),  # of its share, but 0.15 s at least
+        (8, ask(demand_milli=1_000, waiting=6), 6),
+        (0, ask(demand_milli=1_000, waiting=6), 0),
+        (1000, ask(demand_milli=100_000, available=60, last_grant=100), 0),  # far from its low water mark
+        (1000, ask(demand_milli=100_000, available=50, last_grant=100), 100),
+        (1000, ask(demand_milli=100_000, available=60, last_grant=100, waiting=1), 100),
+    ],
+)
+def test_the_formula_at_a_limit_of_a_thousand(grantable: int, wanted: Ask, granted: int) -> None:
+    assert grant_units(grantable, 1000, wanted) == granted
+
+
+def test_the_last_unit_goes_to_whoever_waits_for_it() -> None:
+    pool, rounds = 1000, 0
+    while pool:
+        pool -= grant_units(pool, 1000, ask(demand_milli=100_000, waiting=1))
+        rounds += 1
+    assert rounds < 40
+
+
+@given(st.integers(0, 2**53 - 1), st.integers(0, 100_000), st.integers(0, 100_000))
+def test_demand_only_decays(demand_milli: int, first_ms: int, second_ms: int) -> None:
+    earlier = decayed(demand_milli, NOW, NOW + timedelta(milliseconds=first_ms))
+    later = decayed(demand_milli, NOW, NOW + timedelta(milliseconds=first_ms + second_ms))
+    assert 0 <= later <= earlier <= demand_milli
+
+
+def test_half_of_it_is_gone_after_five_seconds() -> None:
+    assert [decayed(1000, NOW, NOW + timedelta(seconds=each)) for each in (0, 2.5, 5, 10)] == [1000, 750, 500, 250]
+    assert decayed(1000, NOW, NOW - timedelta(seconds=9)) == 1000
+
+
+@given(
+    st.integers(1, 9_000_000_000),
+    st.integers(1, 9_000_000),
+    st.lists(st.integers(0, 1_000_000), min_size=1, max_size=50),
+)
+def test_all_shares_together_never_exceed_the_rate(rate_milli: int, burst: int, weights: list[int]) -> None:
+    shares = [safe_share(Rate(rate_milli, burst), weight, sum(weights)) for weight in weights]
+    assert sum(share.rate_milli for share in shares) <= rate_milli
+    # A region that takes part can burst by one unit at least, so tiny bursts may add up to one a region.
+    assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
+    assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))

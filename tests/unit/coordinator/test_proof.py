@@ -1,0 +1,80 @@
+"""A head covers everything that is billed: change any of it, and the head is another one."""
+
+import hashlib
+import json
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.domain.books import Account, Cause, Key, Report, Transfer
+from coordinator.domain.proof import genesis_head, next_head
+
+BODY = b"\x01" * 32
+TRANSFER = Transfer(
+    0,
+    Key("exports:tenant=acme", "2026-11"),
+    Account.OUTSTANDING,
+    Account.CONSUMED,
+    7,
+    Cause.USAGE,
+    29_891_520,
+    {"a": "b"},
+)
+
+
+def head(report: Report, previous: bytes = b"", body: bytes = BODY) -> bytes:
+    return next_head(previous, report, body)
+
+
+def report(*transfers: Transfer, region: str = "us-east", epoch: int = 1, lane: int = 2, seq: int = 3) -> Report:
+    return Report(region, epoch, lane, seq, list(transfers))
+
+
+def test_the_format_is_fixed() -> None:
+    """Changing it would break every chain there is: then old heads need their old format kept."""
+    usage = [0, 0, "exports:tenant=acme", "2026-11", "2026-11", "outstanding", "consumed", 7, "usage", 29_891_520]
+    covered = ["us-east", 1, 2, 3, BODY.hex(), [[*usage, {"a": "b"}]]]
+    plain = hashlib.sha256(b"leasehold lane 1/2").digest() + json.dumps(covered, separators=(",", ":")).encode()
+    assert head(report(TRANSFER), genesis_head(1, 2)) == hashlib.sha256(plain).digest()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        TRANSFER._replace(units=8),
+        TRANSFER._replace(line=1),
+        TRANSFER._replace(part=1),
+        TRANSFER._replace(minute=29_891_521),
+        TRANSFER._replace(dimensions={"a": "c"}),
+        TRANSFER._replace(dimensions=None),
+        TRANSFER._replace(cause=Cause.GRANT),
+        TRANSFER._replace(src=Account.SUSPENSE),
+        TRANSFER._replace(dst=Account.SUSPENSE),
+        TRANSFER._replace(key=Key("exports:tenant=globex", "2026-11")),
+        TRANSFER._replace(key=Key("exports:tenant=acme", "2026-12")),
+    ],
+)
+def test_every_billed_field_counts(changed: Transfer) -> None:
+    assert head(report(changed)) != head(report(TRANSFER))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: head(report(TRANSFER, region="eu-west")),
+        lambda: head(report(TRANSFER, epoch=9)),
+        lambda: head(report(TRANSFER, lane=9)),
+        lambda: head(report(TRANSFER, seq=9)),
+        lambda: head(report(TRANSFER), body=b"\x02" * 32),
+        lambda: head(report(TRANSFER), previous=b"\x00"),
+        lambda: head(report()),
+        lambda: head(report(TRANSFER, TRANSFER)),
+    ],
+)
+def test_so_does_the_report_and_what_came_before(other: Callable[[], bytes]) -> None:
+    assert other() != head(report(TRANSFER))
+
+
+def test_the_order_of_dimensions_does_not_count() -> None:
+    one, two = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
+    assert head(report(TRANSFER._replace(dimensions=one))) == head(report(TRANSFER._replace(dimensions=two)))

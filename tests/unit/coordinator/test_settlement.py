@@ -1,0 +1,148 @@
+"""Every outcome of a numbered batch by its name, and what settling a lease moves."""
+
+import pytest
+
+from coordinator.domain.books import Cause, Lease, Pool, Report
+from coordinator.domain.settlement import (
+    EpochState,
+    Lane,
+    QuarantineReason,
+    judge_number,
+    judge_totals,
+    settle,
+)
+from protocol.lease import LeaseState
+from protocol.outcomes import ExchangeOutcome
+from tests.unit.coordinator.test_books import KEY, batch, frozen_lease, new_lease
+
+LAST, OTHER = b"last", b"other"
+
+
+def lane(state: EpochState = EpochState.CURRENT) -> Lane:
+    return Lane(1, 0, last_seq=4, last_hash=LAST, head=b"", epoch_state=state, fingerprint="f1", lanes=4)
+
+
+@pytest.mark.parametrize(
+    ("seq", "body_hash", "outcome", "expected"),
+    [
+        (5, OTHER, ExchangeOutcome.APPLIED, None),
+        (4, LAST, ExchangeOutcome.REPLAYED, None),
+        (4, OTHER, ExchangeOutcome.CONFLICT, None),
+        (3, LAST, ExchangeOutcome.STALE, None),
+        (6, OTHER, ExchangeOutcome.GAP, 5),
+    ],
+)
+def test_the_number_decides(seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None) -> None:
+    assert judge_number(lane(), "f1", seq, body_hash) == (outcome, expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "fingerprint", "outcome"),
+    [
+        (EpochState.CURRENT, "f2", ExchangeOutcome.WRONG_FINGERPRINT),
+        (EpochState.FENCED, "f2", ExchangeOutcome.APPLIED),  # evidence is never refused
+        (EpochState.RETIRED, "f1", ExchangeOutcome.RETIRED),
+    ],
+)
+def test_an_epoch_decides_before_the_number(state: EpochState, fingerprint: str, outcome: ExchangeOutcome) -> None:
+    assert judge_number(lane(state), fingerprint, 5, OTHER).outcome is outcome
+
+
+def test_what_was_never_issued_is_unknown() -> None:
+    assert judge_number(None, "f1", 1, OTHER).outcome is ExchangeOutcome.UNKNOWN_EPOCH
+
+
+def leased(**columns: int) -> Lease:
+    lease = new_lease("us-east", 1)
+    for column, units in columns.items():
+        setattr(lease, column, units)
+    return lease
+
+
+@pytest.mark.parametrize(
+    ("granted", "overage", "consumed", "returned", "outcome"),
+    [
+        (100, 0, 7, 3, ExchangeOutcome.APPLIED),
+        (40, 0, 7, 3, ExchangeOutcome.APPLIED),  # a reply was lost
+        (100, 0, 6, 3, ExchangeOutcome.STORE_REGRESSED),
+        (100, 0, 7, 2, ExchangeOutcome.STORE_REGRESSED),
+        (101, 0, 7, 3, ExchangeOutcome.LEDGER_REGRESSED),
+        (100, 1, 7, 3, ExchangeOutcome.LEDGER_REGRESSED),
+    ],
+)
+def test_totals_tell_who_forgot(
+    granted: int, overage: int, consumed: int, returned: int, outcome: ExchangeOutcome
+) -> None:
+    lease = leased(granted=100, region_consumed=7, region_returned=3)
+    assert judge_totals(batch(frozen_lease(granted, overage, consumed, returned, 0)), {KEY: lease}) is outcome
+
+
+def test_a_lease_that_the_ledger_does_not_know() -> None:
+    assert judge_totals(batch(frozen_lease(0, 0, 0, 0, 0)), {}) is ExchangeOutcome.APPLIED
+    assert judge_totals(batch(frozen_lease(1, 0, 0, 0, 0)), {}) is ExchangeOutcome.LEDGER_REGRESSED
+
+
+def settled(pool: Pool, lease: Lease, *totals: int) -> tuple[list[tuple[Cause, int]], list[QuarantineReason]]:
+    report = Report("us-east", 1, 0, 1)
+    bad = settle(report, [frozen_lease(*totals)], {KEY: pool}, {KEY: lease})
+    assert pool.balances
+    assert lease.balances
+    return [(each.cause, each.units) for each in report.transfers], [each.reason for each in bad]
+
+
+def funded_pool(unallocated: int, outstanding: int) -> Pool:
+    return Pool(KEY, funded=unallocated + outstanding, unallocated=unallocated, outstanding=outstanding)
+
+
+def test_what_was_used_beyond_the_lease_is_covered_first_and_overage_then() -> None:
+    pool, lease = funded_pool(3, 10), leased(granted=10, outstanding=10)
+    moved, _ = settled(pool, lease, 10, 0, 15, 0, 15)
+    assert moved == [(Cause.COVERING, 3), (Cause.OVERAGE, 2), (Cause.USAGE, 15)]
+    assert (lease.granted, lease.overage, lease.consumed, pool.grantable) == (13, 2, 15, 0)
+
+
+def test_returns_become_grantable_again_after_overage_is_made_up() -> None:
+    pool, lease = funded_pool(5, 10), leased(granted=10, outstanding=10)
+    pool.overage = pool.consumed = 3
+    moved, _ = settled(pool, lease, 10, 0, 4, 6, 4)
+    assert moved == [(Cause.USAGE, 4), (Cause.RETURNED, 6)]
+    assert (pool.unallocated, pool.grantable) == (11, 8)
+
+
+def test_returns_of_a_fenced_epoch_may_have_been_spent() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    lease.state = LeaseState.FENCED
+    moved, reasons = settled(pool, lease, 10, 0, 4, 6, 4)
+    assert moved == [(Cause.USAGE, 4)]
+    assert (lease.outstanding, lease.returned, lease.region_returned, reasons) == (6, 0, 6, [])
+
+
+def test_lines_that_do_not_add_up_cost_that_lease_its_liberty() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    moved, reasons = settled(pool, lease, 10, 0, 4, 0, 5)
+    assert moved == [(Cause.QUARANTINED, 10)]
+    assert reasons == [QuarantineReason.LINES_DISAGREE]
+    assert (lease.state, lease.suspense, lease.region_consumed) == (LeaseState.QUARANTINED, 10, 4)
+
+
+def test_more_returned_than_there_was() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    _, reasons = settled(pool, lease, 10, 0, 4, 7, 4)
+    assert reasons == [QuarantineReason.RETURNED_TOO_MUCH]
+
+
+def test_later_evidence_on_a_quarantined_lease_is_kept() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    settled(pool, lease, 10, 0, 4, 0, 5)
+    assert settled(pool, lease, 10, 0, 6, 0, 2) == ([], [QuarantineReason.QUARANTINED_BEFORE])
+    assert settled(pool, lease, 10, 0, 6, 0, 0) == ([], [])
+
+
+@pytest.mark.parametrize(("minute", "booked"), [(0, 29_891_520), (29_900_000, 29_900_000), (29_934_720, 29_934_719)])
+def test_a_unit_belongs_to_the_period_of_its_lease(minute: int, booked: int) -> None:
+    pool, lease, report = funded_pool(0, 10), leased(granted=10, outstanding=10), Report("us-east", 1, 0, 1)
+    frozen = frozen_lease(10, 0, 1, 0, 0)
+    line = type(frozen_lease(0, 0, 1, 0, 1).lines[0])(minute=minute, dimensions={}, units=1)
+    frozen.lines.append(line)
+    settle(report, [frozen], {KEY: pool}, {KEY: lease})
+    assert [transfer.minute for transfer in report.transfers] == [booked]
