@@ -41,8 +41,10 @@ class LifeKeeper:
     async def run(self) -> None:
         while True:
             await self._doubted.wait()
+            self._doubted.clear()
+            if not self._store.connected:
+                continue  # a new connection is a new doubt
             try:
-                self._doubted.clear()
                 await self._establish()
             except (StoreUnavailable, StoreError, CoordinatorUnavailable) as error:
                 log.warning("no epoch yet", reason=str(error))
