@@ -6,6 +6,7 @@ It is started together with Postgres, so it waits for an answer. What went wrong
 """
 
 import asyncio
+import importlib
 import json
 import sys
 import time
@@ -17,39 +18,43 @@ from pathlib import Path
 import asyncpg
 
 from coordinator.operations.issue_token import issue_token
+from coordinator.operations.readiness import schema_revision
 from leasehold.local_stack.plan import URL_VARIABLE
-from migrations.run import upgrade
+from migrations.revisions import is_behind
 
 AGAIN_AFTER_S = 0.02
 CONNECT_TIMEOUT_S = 5
 
 
-async def find_database(url: str, patience_s: float) -> None:
-    """Wait until Postgres answers, and make the database if it is not there."""
+async def find_database(url: str, patience_s: float) -> bool:
+    """Wait until Postgres answers, and make the database if it is not there. True if its schema is up to date."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            await _make_sure_of(url)
+            return await _is_up_to_date(url)
         except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(AGAIN_AFTER_S)
-        else:
-            return
 
 
-async def _make_sure_of(url: str) -> None:
+async def _is_up_to_date(url: str) -> bool:
     try:
-        await _execute(url, "SELECT")
+        connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
     except asyncpg.InvalidCatalogNameError:
-        server, _, database = url.partition("?")[0].rpartition("/")
-        await _execute(f"{server}/postgres", 'CREATE DATABASE "{}"'.format(database.replace('"', '""')))
-
-
-async def _execute(url: str, sql: str) -> None:
-    connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
+        await _create(url)
+        return False
     try:
-        await connection.execute(sql)
+        return not is_behind(await schema_revision(connection))
+    finally:
+        await connection.close()
+
+
+async def _create(url: str) -> None:
+    server, _, database = url.partition("?")[0].rpartition("/")
+    connection = await asyncpg.connect(f"{server}/postgres", timeout=CONNECT_TIMEOUT_S)
+    try:
+        await connection.execute('CREATE DATABASE "{}"'.format(database.replace('"', '""')))
     finally:
         await connection.close()
 
@@ -67,8 +72,11 @@ async def issue_tokens(url: str, tokens: Mapping[str, str]) -> None:
 
 def main(data: Path, patience_s: float) -> None:
     url = environ[URL_VARIABLE]
-    asyncio.run(find_database(url, patience_s))
-    upgrade(url)
+    if not (data / "postgres").exists():
+        # It will be needed, and its import takes about as long as making the cluster: not after it, then.
+        importlib.import_module("migrations.run")
+    if not asyncio.run(find_database(url, patience_s)):
+        importlib.import_module("migrations.run").upgrade(url)
     asyncio.run(issue_tokens(url, json.loads((data / "secrets.json").read_text())["tokens"]))
 
 
