@@ -9,6 +9,7 @@ from msgspec import Struct
 from coordinator.api.auth import require
 from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
+from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.usage import (
     Dimension,
@@ -112,14 +113,23 @@ async def list_periods(request: Request, coordinator: TheCoordinator, _: Reader)
 
 @router.get("/v1/periods/{period}", **described(answers={200: BookedPeriod, 404: None}))
 async def get_period(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
-    return reply(_found(await coordinator.database.read(lambda c: read_period(c, period))))
+    return reply(_found(await coordinator.database.read(lambda c: read_period(c, _named(period)))))
 
 
 @router.get("/v1/periods/{period}/reconciliation", **described(answers={200: Reconciliation, 404: None}))
 async def get_reconciliation(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """`balanced`, or the word for what is not, with all that was found."""
     now = coordinator.clock.now()
-    return reply(_found(await coordinator.database.run(lambda c: reconcile_period(c, period, now), snapshot=True)))
+    found = await coordinator.database.run(lambda c: reconcile_period(c, _named(period), now), snapshot=True)
+    return reply(_found(found))
+
+
+def _named(period: str) -> str:
+    """What names no period of any calendar is not looked for."""
+    try:
+        return period_of(period).id
+    except ValueError:
+        return _found(None)
 
 
 def _found(found: T | None) -> T:

@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from coordinator.domain.proof import genesis_head
 from protocol.identifiers import lane_of
+from protocol.lease import LeaseState
 
 
 class Word(StrEnum):
@@ -54,6 +56,7 @@ class LeaseRow(NamedTuple):
     quota: str
     epoch: int
     region: str
+    state: LeaseState
     lanes: int  # of its epoch
     accounts: Mapping[str, int]  # of LEASE
     region_consumed: int
@@ -76,8 +79,17 @@ class LaneRow(NamedTuple):
     epoch: int
     lane: int
     last_seq: int
+    head: bytes
     reports: int
-    leads_to_head: bool
+    last_head: bytes | None  # of the last report there is
+
+    @property
+    def gaps(self) -> int:
+        return abs(self.last_seq - self.reports)
+
+    @property
+    def is_intact(self) -> bool:
+        return self.gaps == 0 and self.head == (self.last_head or genesis_head(self.epoch, self.lane))
 
 
 class Books(NamedTuple):
@@ -205,7 +217,9 @@ def _faults_of_lease(lease: LeaseRow, sums: _Sums) -> Iterable[Finding]:
         if booked != kept:
             reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, lease.quota, lease.region, reason)
-    if lease.region_returned != lease.accounts["returned"]:
+    # Of an epoch that is over a return is not booked: what was returned may have been spent as well.
+    unbooked = lease.region_returned - lease.accounts["returned"]
+    if unbooked < 0 or (unbooked > 0 and lease.state is not LeaseState.FENCED):
         reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
         yield Finding(Word.RETURNS, lease.quota, lease.region, reason)
     if drift := _drift(lease, sums):
@@ -258,9 +272,9 @@ def _region_account(
     now: datetime,
 ) -> RegionAccount:
     """One row for all the epochs that the region had."""
-    reports = [lanes.get((lease.epoch, lane_of(lease.quota, lease.lanes))) for lease in leases]
-    gaps = sum(lane.last_seq - lane.reports for lane in reports if lane is not None)
-    intact = all(lane is not None and lane.leads_to_head and lane.last_seq == lane.reports for lane in reports)
+    in_lanes = [lanes.get((lease.epoch, lane_of(lease.quota, lease.lanes))) for lease in leases]
+    gaps = sum(lane.gaps for lane in in_lanes if lane is not None)
+    intact = all(lane is not None and lane.is_intact for lane in in_lanes)
     return RegionAccount(
         region=region,
         region_total=sum(lease.region_consumed for lease in leases),

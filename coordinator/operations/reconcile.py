@@ -17,6 +17,7 @@ from coordinator.domain.reconciliation import (
     reconcile,
 )
 from coordinator.operations.read_periods import read_period
+from protocol.lease import LeaseState
 
 
 async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
@@ -46,6 +47,7 @@ def _lease(row: asyncpg.Record) -> LeaseRow:
         quota=row["quota"],
         epoch=row["epoch"],
         region=row["region"],
+        state=LeaseState(row["state"]),
         lanes=row["lanes"],
         accounts={account: row[account] for account in LEASE},
         region_consumed=row["region_consumed"],
@@ -63,10 +65,9 @@ _MOVED = """
 SELECT quota, epoch, src, dst, cause, sum(units)::bigint FROM transfer WHERE period = $1
 GROUP BY quota, epoch, src, dst, cause
 """
-# A lane without reports has nothing that could lead to its head.
 _LANES = """
-SELECT lane.epoch, lane.lane, lane.last_seq, count(report.seq),
-    coalesce(bool_or(report.head = lane.head) FILTER (WHERE report.seq = lane.last_seq), lane.last_seq = 0)
-FROM lane LEFT JOIN report USING (epoch, lane)
-WHERE lane.epoch = ANY ($1::bigint[]) GROUP BY lane.epoch, lane.lane
+SELECT epoch, lane, last_seq, head,
+    (SELECT count(*) FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane)),
+    (SELECT head FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane) ORDER BY seq DESC LIMIT 1)
+FROM lane WHERE epoch = ANY ($1::bigint[])
 """

@@ -1,0 +1,166 @@
+"""Whether the books agree, and each way in which they can be made not to: by somebody who owns the database."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
+
+pytestmark = pytest.mark.anyio
+
+ACME = "exports:tenant=acme"
+AT = datetime(2026, 11, 18, 9, 5, tzinfo=UTC)
+
+
+@pytest.fixture
+async def regions(stand: Stand, admin: httpx.AsyncClient) -> list[Region]:
+    await admin.put("/v1/limits", json=DOCUMENT)
+    regions = [await open_region(stand, admin, name) for name in ("eu-west", "us-east")]
+    await regions[0].use(ACME, "2026-11", [Used(AT, 30), Used(AT, 10, "bulk")])
+    await regions[1].use(ACME, "2026-11", [Used(AT, 20)])
+    await regions[0].exchange(ACME, wants=[{"quota": ACME, "waiting": 25}])
+    return regions
+
+
+async def reconciled(finance: httpx.AsyncClient) -> dict[str, Any]:
+    answer = await finance.get("/v1/periods/2026-11/reconciliation")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def tampered(stand: Stand, *statements: str) -> None:
+    """As the owner, past the triggers. The CHECKs still hold: what is tried here gets by them."""
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        for statement in statements:
+            assert (await stand.owner.execute(statement)).split()[-1] == "1"
+
+
+@pytest.mark.usefixtures("regions")
+async def test_books_that_agree_are_balanced(stand: Stand, finance: httpx.AsyncClient) -> None:
+    stand.clock.time += timedelta(seconds=90)
+    found = await reconciled(finance)
+    assert (found["period"], found["word"], found["drift"], found["findings"]) == ("2026-11", "balanced", 0, [])
+    (quota,) = found["quotas"]
+    assert (quota["quota"], quota["quota_key"], quota["tenant"]) == ("exports", ACME, "acme")
+    assert (quota["funded"], quota["consumed"], quota["suspense"], quota["overage"]) == (1000, 60, 0, 0)
+    assert (quota["unallocated"], quota["outstanding"]) == (1000 - 60 - 25, 25)
+    eu, us = quota["regions"]
+    assert [(region["region"], region["consumed"], region["region_total"]) for region in (eu, us)] == [
+        ("eu-west", 40, 40),
+        ("us-east", 20, 20),
+    ]
+    assert [(region["granted"], region["outstanding"], region["returned"]) for region in (eu, us)] == [
+        (65, 25, 0),
+        (20, 0, 0),
+    ]
+    assert [region["oldest_unreported_age_ms"] for region in (eu, us)] == [90_000, None]
+    for region in (eu, us):
+        assert (region["drift"], region["gaps"], region["chain"]) == (0, 0, "intact")
+
+
+async def test_a_quarantined_lease_is_seen(stand: Stand, finance: httpx.AsyncClient, regions: list[Region]) -> None:
+    """A region whose two counts disagree: its units are in suspense, and the month is not balanced."""
+    lease = regions[0].leases[ACME, "2026-11"] | {"consumed": 45, "lines": []}
+    await regions[0].exchange(ACME, frozen=[lease])
+    found = await reconciled(finance)
+    eu = found["quotas"][0]["regions"][0]
+    assert (eu["suspense"], eu["outstanding"], eu["region_total"]) == (25, 0, 45)
+    assert (found["word"], found["drift"]) == ("drift", 5)
+
+
+async def test_what_a_life_that_is_over_returned_stays_outstanding_and_is_no_fault(
+    stand: Stand, admin: httpx.AsyncClient, finance: httpx.AsyncClient, regions: list[Region]
+) -> None:
+    """It may have been spent as well, so it is not booked as returned; nothing is wrong with the books for that."""
+    await open_region(stand, admin, "eu-west")
+    await regions[0].exchange(ACME, frozen=[regions[0].leases[ACME, "2026-11"] | {"returned": 20, "lines": []}])
+    found = await reconciled(finance)
+    assert (found["word"], found["quotas"][0]["regions"][0]["outstanding"]) == ("balanced", 25)
+
+
+IN_EU = "epoch = (SELECT epoch FROM region_epoch WHERE region = 'eu-west')"
+LAST = f"{IN_EU} AND seq = (SELECT max(seq) FROM report WHERE {IN_EU})"
+
+
+@pytest.mark.parametrize(
+    ("statements", "word", "drift"),
+    [
+        # usage
+        ([f"DELETE FROM transfer WHERE cause = 'usage' AND units = 10 AND {IN_EU}"], "drift", 10),
+        ([f"UPDATE transfer SET units = 31 WHERE cause = 'usage' AND units = 30 AND {IN_EU}"], "drift", 1),
+        ([f"UPDATE lease SET region_consumed = 39 WHERE {IN_EU}"], "drift", 1),
+        # two that would hide each other in a sum
+        (
+            [
+                f"UPDATE transfer SET units = 29 WHERE cause = 'usage' AND units = 30 AND {IN_EU}",
+                "UPDATE transfer SET units = 21 WHERE cause = 'usage' AND units = 20",
+            ],
+            "drift",
+            2,
+        ),
+        ([f"UPDATE lease SET region_returned = 1 WHERE {IN_EU}"], "returns", 0),
+        # projections, within what the CHECKs let through
+        (["UPDATE pool SET funded = funded + 5, unallocated = unallocated + 5"], "projection", 0),
+        (["UPDATE pool SET unallocated = unallocated - 5, written_off = written_off + 5"], "projection", 0),
+        ([f"UPDATE lease SET granted = granted + 5, outstanding = outstanding + 5 WHERE {IN_EU}"], "projection", 0),
+        (
+            [f"UPDATE lease SET granted = granted + 5, returned = 5, region_returned = 5 WHERE {IN_EU}"],
+            "projection",
+            0,
+        ),
+        (
+            ["UPDATE transfer SET units = units + 1 WHERE cause = 'funded'"],
+            "projection",
+            0,
+        ),
+        # reports
+        ([f"DELETE FROM report WHERE {IN_EU} AND seq = 1"], "gaps", 0),
+        ([f"DELETE FROM report WHERE {LAST}"], "gaps", 0),
+        ([f"UPDATE report SET head = 'x' WHERE {LAST}"], "chain", 0),
+        ([f"UPDATE lane SET head = 'x' WHERE last_seq > 0 AND {IN_EU}"], "chain", 0),
+    ],
+)
+@pytest.mark.usefixtures("regions")
+async def test_whatever_is_changed_behind_the_ledgers_back_is_found(
+    stand: Stand, finance: httpx.AsyncClient, statements: list[str], word: str, drift: int
+) -> None:
+    await tampered(stand, *statements)
+    found = await reconciled(finance)
+    assert (found["word"], found["drift"]) == (word, drift), found["findings"]
+    assert found["findings"][0]["word"] == word
+    assert all(finding["reason"] and finding["quota_key"] == ACME for finding in found["findings"])
+
+
+@pytest.mark.usefixtures("regions")
+async def test_a_lane_that_went_back_is_found(stand: Stand, finance: httpx.AsyncClient) -> None:
+    """The newest report and its lane's last number gone together: the head still tells."""
+    await tampered(
+        stand,
+        f"DELETE FROM report WHERE {LAST}",
+        f"UPDATE lane SET last_seq = last_seq - 1 WHERE last_seq > 0 AND {IN_EU}",
+    )
+    assert (await reconciled(finance))["word"] == "chain"
+    await stand.owner.execute("SET session_replication_role = replica")
+    await stand.owner.execute(f"DELETE FROM report WHERE {IN_EU}")
+    await stand.owner.execute(f"UPDATE lane SET last_seq = 0 WHERE {IN_EU}")
+    assert (await reconciled(finance))["word"] == "chain"
+
+
+@pytest.mark.usefixtures("regions")
+async def test_periods_are_listed_and_read(finance: httpx.AsyncClient) -> None:
+    november = {
+        "id": "2026-11",
+        "kind": "month",
+        "from": "2026-11-01T00:00:00Z",
+        "to": "2026-12-01T00:00:00Z",
+        "state": "open",
+    }
+    assert (await finance.get("/v1/periods")).json() == {"data": [november], "page": {"next": None}}
+    assert (await finance.get("/v1/periods/2026-11")).json() == november
+    for path in ("2026-10", "2026-10/reconciliation", "x%00", "x%00/reconciliation", "2026-11-18"):
+        assert problem(await finance.get(f"/v1/periods/{path}")) == (404, [])
+    assert problem(await finance.get("/v1/periods?state=open")) == (422, [("state", "unknown")])
