@@ -81,11 +81,11 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@router.get(
-    "/v1/regions/{region}/signals",
-    responses={200: {"description": "Hints, as they come", "content": {"text/event-stream": {}}}},
-    response_class=Response,
-)
+_SIGNALS = described(answers={200: None})
+_SIGNALS["responses"][200] = {"description": "Hints, as they come", "content": {"text/event-stream": {}}}
+
+
+@router.get("/v1/regions/{region}/signals", **_SIGNALS)
 async def signals(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
     """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
     events = _events(request, region, coordinator)
