@@ -8,7 +8,7 @@ become a field, a rule and a reason, so that nobody has to parse prose.
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn, TypeVar
 
@@ -72,9 +72,7 @@ def _refuse_other_media(request: Request) -> None:
         raise Problem("unsupported-media-type", "Send the body as it is, without Content-Encoding.")
 
 
-@functools.cache
-def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(type_)
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)
 
 
 class _Repeated(Exception):

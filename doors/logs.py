@@ -15,12 +15,12 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 _BLANK = "***"
-_SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|api_?key|credential|private_key", re.I)
+_SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|api[_-]?key|credential|private_key", re.I)
 _SECRET_LOOKS = (
     (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
     (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
     (re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.I), rf"\1 {_BLANK}"),
-    (re.compile(r"((?:token|password|passwd|secret|api_?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I), rf"\1{_BLANK}"),
+    (re.compile(r"((?:token|password|passwd|secret|api[_-]?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I), rf"\1{_BLANK}"),
 )
 # Their INFO is our DEBUG: uvicorn tells of itself, httpx tells every URL.
 _QUIET_LIBRARIES = ("uvicorn", "uvicorn.error", "httpx", "httpcore", "asyncio")

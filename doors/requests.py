@@ -51,7 +51,7 @@ class RequestContext:
     async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
             await self._app(scope, receive, reply)
-        except ClientDisconnect:
+        except (ClientDisconnect, _NoBodyWanted):
             return
         except Exception as error:
             if reply.status != _CLIENT_GONE:
@@ -81,14 +81,19 @@ class _Reply:
         await self._send(message)
 
 
+class _NoBodyWanted(Exception):
+    """Ends a stream that would go on for ever."""
+
+
 class _HeadReply(_Reply):
-    """Headers and no body, at once: the GET behind a HEAD may be a stream that never ends."""
+    """The headers, at once, and no body: the GET behind a HEAD may be a stream."""
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] != "http.response.start":
-            return
-        await super().__call__(message)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if message["type"] == "http.response.start":
+            await super().__call__(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif message.get("more_body"):
+            raise _NoBodyWanted
 
 
 def _as_get(scope: Scope) -> Scope:
