@@ -127,6 +127,7 @@ def last_words(log: Path) -> list[str]:
 
 def end_left_running(directory: DataDirectory) -> list[str]:
     """End what a killed launcher left. Returns the names of what was still there."""
+    directory.stack_file.unlink(missing_ok=True)  # what it says is true no more
     left = directory.left_running()
     running: Sequence[Identity] = end_strangers({who: stop_signal(name) for name, who in left.items()})
     if "postgres" in left:

@@ -48,14 +48,21 @@ class Launcher:
         command = [*UP, "--data", str(data), "--port", str(free_base_port()), *options]
         with self._errors.open("w") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
-        assert wait_until(lambda: self._stack_file.exists() or self.process.poll() is not None, PATIENCE_S)
-        assert self._stack_file.exists(), self.said()
+        assert wait_until(lambda: self._is_ready() or self.process.poll() is not None, PATIENCE_S)
+        assert self._is_ready(), self.said()
         self.stack: dict[str, Any] = json.loads(self._stack_file.read_text())
         self.everybody = [who for who in map(identity, self.stack["pids"].values()) if who]
 
     @property
     def _stack_file(self) -> Path:
         return self.data / "stack.json"
+
+    def _is_ready(self) -> bool:
+        """A launcher that was killed leaves its file to the next, which removes it; so it says whose it is."""
+        try:
+            return bool(json.loads(self._stack_file.read_text())["pids"]["launcher"] == self.process.pid)
+        except FileNotFoundError:
+            return False
 
     def said(self) -> str:
         return self._errors.read_text()
