@@ -2,10 +2,14 @@
 
 import argparse
 import asyncio
+import logging
 from datetime import UTC, datetime
 
+import structlog
+
 from benchmarks import agent
-from benchmarks.frame import FEWEST_TURNS, show, write
+from benchmarks.frame import FEWEST_TURNS, conditions, show, write
+from benchmarks.load import RefusedError
 
 BENCHMARKS = {"agent": agent.run}
 
@@ -15,16 +19,20 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which to run; all if none ({', '.join(BENCHMARKS)})")
     parser.add_argument("--repeats", type=int, default=FEWEST_TURNS, help=f"turns of each row, at least {FEWEST_TURNS}")
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
-    parser.add_argument("--port", type=int, default=18400, help="the first port of the local stack")
+    parser.add_argument("--port", type=int, default=26400, help="the first port of the local stack")
     chosen = parser.parse_args()
     if unknown := set(chosen.names) - set(BENCHMARKS):
         parser.error(f"there is no benchmark {sorted(unknown)[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     for name in chosen.names or BENCHMARKS:
-        tables = asyncio.run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
+        how = conditions(datetime.now(UTC)) | {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
+        try:
+            tables = asyncio.run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
+        except RefusedError as error:
+            raise SystemExit(f"{name}: {error}") from None
         for about, rows in tables.items():
             show(about, rows)
-        how = {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
-        path = write(name, tables, how, datetime.now(UTC))
+        path = write(name, tables, how)
         print(f"written to {path.relative_to(path.parents[2])}")
 
 

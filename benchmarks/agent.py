@@ -28,7 +28,7 @@ REGION = "us-east"
 LIMIT_PER_SECOND = 1_000_000
 CHECK = {"subject": {"tenant": "acme", "route": "/benchmark", "method": "GET"}}
 LIMITS = {
-    "plans": {"pro": {}},
+    "plans": {"free": {}, "pro": {}, "enterprise": {}},  # those of the tenants that a new stack has
     "quotas": [
         {
             "name": "benchmark",
@@ -76,7 +76,8 @@ async def put_limits(stack: dict[str, Any]) -> None:
     authorisation = {"Authorization": f"Bearer {stack['tokens']['quota:write']}"}
     async with httpx.AsyncClient() as client:
         put = await client.put(f"{stack['coordinator']}/v1/limits", json=LIMITS, headers=authorisation)
-        put.raise_for_status()
+        if put.status_code != 200:
+            raise SystemExit(f"the limits were refused: {put.text}")
         for _ in range(100):
             answer = await client.post(f"{stack['agents'][REGION]}/v1/check", json=CHECK)
             if answer.status_code == 200 and answer.json()["policies"]:

