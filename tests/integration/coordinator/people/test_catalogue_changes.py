@@ -69,23 +69,23 @@ async def test_a_plan_must_be_known(admin: httpx.AsyncClient) -> None:
     assert problem(await admin.get("/v1/subscriptions/acme")) == (404, [])
 
 
-@pytest.mark.parametrize("tenant", ["a/b", "a b", "é", "a%2Fb", "..", "x" * 256])
-async def test_tenants_have_the_names_they_have(admin: httpx.AsyncClient, tenant: str) -> None:
+async def test_tenants_have_the_names_they_have(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
-    path = "/v1/subscriptions/" + quote(tenant, safe="").replace("..", "%2E%2E")
-    assert (await admin.put(path, json={"plan": "pro"})).json()["tenant"] == tenant
-    assert (await admin.get(path)).json()["tenant"] == tenant
+    for tenant in ("a/b", "a b", "é", "a%2Fb", "..", "x" * 256):
+        path = "/v1/subscriptions/" + quote(tenant, safe="").replace("..", "%2E%2E")
+        assert (await admin.put(path, json={"plan": "pro"})).json()["tenant"] == tenant
+        assert (await admin.get(path)).json()["tenant"] == tenant
 
 
-@pytest.mark.parametrize("path", ["a%00b", "a%01b", "x" * 257])
-async def test_names_that_nobody_has_are_refused(admin: httpx.AsyncClient, path: str) -> None:
+async def test_names_that_nobody_has_are_refused(admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
-    for answer in (
-        await admin.put(f"/v1/subscriptions/{path}", json={"plan": "pro"}),
-        await admin.get(f"/v1/subscriptions/{path}"),
-        await admin.delete(f"/v1/subscriptions/{path}"),
-    ):
-        assert problem(answer) == (422, [("tenant", "format")])
+    for path in ("a%00b", "a%01b", "x" * 257):
+        for answer in (
+            await admin.put(f"/v1/subscriptions/{path}", json={"plan": "pro"}),
+            await admin.get(f"/v1/subscriptions/{path}"),
+            await admin.delete(f"/v1/subscriptions/{path}"),
+        ):
+            assert problem(answer) == (422, [("tenant", "format")])
 
 
 async def test_a_list_is_read_page_by_page(admin: httpx.AsyncClient) -> None:
@@ -149,9 +149,8 @@ async def test_all_hear_of_a_weight_and_the_region_itself_of_its_draining(
     assert await heard(stand, notices) == [("policies", None, 1), ("policies", None, 2), ("drain", "eu-west", 0)]
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
+async def test_regions_that_cannot_be(admin: httpx.AsyncClient) -> None:
+    impossible: list[tuple[dict[str, object], str]] = [
         ({"name": "EU"}, "name"),
         ({"name": "eu\n"}, "region"),
         ({"name": "eu", "weight": -1}, "weight"),
@@ -160,11 +159,10 @@ async def test_all_hear_of_a_weight_and_the_region_itself_of_its_draining(
         ({"name": "eu", "status": "gone"}, "status"),
         ({"name": "eu", "store": "x"}, "store"),
         ({}, "name"),
-    ],
-)
-async def test_regions_that_cannot_be(admin: httpx.AsyncClient, body: dict[str, object], field: str) -> None:
-    status, faults = problem(await admin.post("/v1/regions", json=body))
-    assert (status, [name for name, _ in faults]) == (422, [field])
+    ]
+    for body, field in impossible:
+        status, faults = problem(await admin.post("/v1/regions", json=body))
+        assert (status, [name for name, _ in faults]) == (422, [field])
     assert (await admin.get("/v1/regions")).json()["data"] == []
 
 

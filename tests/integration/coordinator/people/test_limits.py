@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from coordinator.operations.policy_bundle import policy_bundle
-from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
+from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, Used, open_region, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -108,20 +108,16 @@ async def test_what_is_not_served_is_refused_in_words(admin: httpx.AsyncClient) 
     assert "'central' is not served by this version" in answer.json()["invalid_parameters"][0]["reason"]
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "expected"),
-    [
-        ("{}", {"Content-Type": "text/plain"}, (415, [])),
-        ("{}", {}, (415, [])),
-        ("{", {"Content-Type": "application/json"}, (400, [])),
-        ("a: *b", YAML, (422, [("body", "yaml")])),
-        ("# " + "x" * 2**20, YAML, (413, [])),
-    ],
-)
-async def test_what_is_no_document_is_refused(
-    admin: httpx.AsyncClient, content: str, headers: dict[str, str], expected: object
-) -> None:
-    assert problem(await admin.put("/v1/limits", content=content, headers=headers)) == expected
+async def test_what_is_no_document_is_refused(admin: httpx.AsyncClient) -> None:
+    for content, media_type, expected in (
+        ("{}", "text/plain", (415, [])),
+        ("{}", "", (415, [])),
+        ("{", "application/json", (400, [])),
+        ("a: *b", "application/yaml", (422, [("body", "yaml")])),
+        ("# " + "x" * 2**20, "application/yaml", (413, [])),
+    ):
+        answer = await admin.put("/v1/limits", content=content, headers={"Content-Type": media_type})
+        assert problem(answer) == expected
 
 
 async def test_an_unknown_parameter_is_refused(admin: httpx.AsyncClient) -> None:
@@ -151,3 +147,32 @@ async def test_agents_get_every_limit_that_was_raised_or_lowered(stand: Stand, a
         bundle = await policy_bundle(stand.owner, "eu-west")
         seen.append((bundle.version, bundle.document.quotas[0].limit))
     assert seen == [(2, 1000), (3, 2000), (4, 500)]
+
+
+async def test_a_limit_that_was_changed_is_what_the_next_exchange_funds(stand: Stand, admin: httpx.AsyncClient) -> None:
+    """Raised, it is there at once; lowered, it takes only what nobody holds."""
+    await admin.put("/v1/limits", json=DOCUMENT)
+    region = await open_region(stand, admin, "eu-west")
+    quota, at = "exports:tenant=acme", stand.clock.now()
+    funded = []
+    for limit, units in ((1000, 600), (2000, 900), (500, 1), (1600, 1)):
+        await admin.put("/v1/limits", json=with_limit(limit))
+        await region.use(quota, "2026-11", [Used(at, units)])
+        found = (await admin.get("/v1/periods/2026-11/reconciliation")).json()
+        assert found["word"] == "balanced"
+        funded.append(found["quotas"][0]["funded"])
+    # 1,500 were spent when the limit fell to 500; what was used beyond is overage.
+    assert funded == [1000, 2000, 1500, 1600]
+
+
+async def test_a_plan_is_never_dropped_while_somebody_is_put_on_it(stand: Stand, admin: httpx.AsyncClient) -> None:
+    await admin.put("/v1/limits", json=DOCUMENT)
+    exports, _, api = DOCUMENT["quotas"]
+    without = {"plans": {"free": {}}, "quotas": [exports, api], "policies": [DOCUMENT["policies"][0]]}
+    changes = [admin.put(f"/v1/subscriptions/t{number}", json={"plan": "pro"}) for number in range(6)]
+    changes.insert(3, admin.put("/v1/limits", json=without))
+    answers = await asyncio.gather(*changes)
+    assert {answer.status_code for answer in answers} <= {200, 201, 422}
+    plans = set((await admin.get("/v1/limits")).json()["document"]["plans"])
+    on = {row["plan"] for row in (await admin.get("/v1/subscriptions")).json()["data"]}
+    assert on <= plans

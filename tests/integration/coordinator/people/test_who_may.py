@@ -27,8 +27,12 @@ DOORS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "scope"), DOORS)
-async def test_each_door_opens_to_its_scope_alone(stand: Stand, method: str, path: str, scope: str) -> None:
+async def test_each_door_opens_to_its_scope_alone(stand: Stand) -> None:
+    for method, path, scope in DOORS:
+        await opens_to_its_scope_alone(stand, method, path, scope)
+
+
+async def opens_to_its_scope_alone(stand: Stand, method: str, path: str, scope: str) -> None:
     nobody = await stand.caller()
     anonymous = await nobody.request(method, path)
     unknown = await nobody.request(method, path, headers={"Authorization": "Bearer lh_" + "x" * 43})
@@ -36,9 +40,9 @@ async def test_each_door_opens_to_its_scope_alone(stand: Stand, method: str, pat
         assert problem(refused) == (401, [])
         assert refused.headers["WWW-Authenticate"].startswith("Bearer")
     others = await stand.caller(*(each for each in SCOPES if each not in (scope, "admin")), "region:eu-west")
-    assert problem(await others.request(method, path)) == (403, [])
+    assert problem(await others.request(method, path)) == (403, []), (method, path)
     for allowed in (await stand.caller(scope), await stand.caller("admin")):
-        assert (await allowed.request(method, path)).status_code not in (401, 403, 500)
+        assert (await allowed.request(method, path)).status_code not in (401, 403, 500), (method, path)
 
 
 async def test_a_refusal_does_not_depend_on_what_there_is(stand: Stand) -> None:
