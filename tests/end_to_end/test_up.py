@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from leasehold.embedded import postgres_url
 from leasehold.local_stack.calls import Answer, call
 from leasehold.local_stack.data_directory import SCOPES, CannotStart
 from leasehold.local_stack.launcher import refuse_used_ports
 from leasehold.local_stack.plan import REGIONS, Plan
 from leasehold.processes import Identity, identity, is_running, wait_until
+from tests.conftest import Server, free_port
 
 UP = [sys.executable, "-m", "leasehold.cli", "up"]
 PATIENCE_S = 60
@@ -120,7 +121,7 @@ def mode(path: Path) -> int:
 
 
 def test_a_run_and_another_on_the_same_data(tmp_path: Path) -> None:
-    data = tmp_path / "data"
+    data = tmp_path / "données, 1 of 2"
     with running(data, "--json") as first:
         _stack_is_as_promised(first)
         _nobody_else_may_use(first)
@@ -201,8 +202,14 @@ def test_a_killed_launcher_leaves_nothing_that_the_next_cannot_clean_up(tmp_path
 
 
 @pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="there is no curl")
-def test_the_commands_on_the_screen_work(tmp_path: Path) -> None:
-    with running(tmp_path / "data") as launcher:
+def test_the_commands_on_the_screen_work_with_real_servers_too(
+    tmp_path: Path, postgres_server: Server, store: str
+) -> None:
+    postgres = postgres_url(postgres_server.port, postgres_server.password, "made_by_up")
+    with running(tmp_path / "data", "--postgres", postgres, "--store", f"us-east={store}") as launcher:
+        assert launcher.stack["postgres"] == postgres
+        assert launcher.stack["stores"]["us-east"] == store
+        assert not {"postgres", "store-us-east"} & set(launcher.stack["pids"])
         assert launcher.process.stdout
         commands: list[str] = []
         while len(commands) < 3:
@@ -222,16 +229,17 @@ def _shell(command: str) -> str:
     return subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
 
 
-def test_interrupted_before_it_is_ready(tmp_path: Path) -> None:
-    """At whatever moment: nothing is left, and the next start works."""
-    command = [*UP, "--data", str(tmp_path / "data"), "--port", str(free_base_port())]
-    for pause_s in (0.3, 0.6, 0.9):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-            time.sleep(pause_s)  # not to wait for anything, but to come at another moment each time
-            process.send_signal(signal.SIGINT)
-            process.wait(STOP_S)
-        assert not (tmp_path / "data" / "running.json").exists()
-        refuse_used_ports(Plan(Path(), int(command[-1])).ports())
+@pytest.mark.parametrize("newest", ["store-us-east", "agent-ap-south", "postgres"])
+def test_interrupted_before_it_is_ready(newest: str, tmp_path: Path) -> None:
+    """At whatever moment: nothing is left."""
+    base = free_base_port()
+    record = tmp_path / "data" / "running.json"
+    with subprocess.Popen([*UP, "--data", str(record.parent), "--port", str(base)], start_new_session=True) as process:
+        assert wait_until(lambda: record.exists() and newest in record.read_text(), PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(STOP_S) == 0
+    assert not record.exists()
+    refuse_used_ports(Plan(Path(), base).ports())
 
 
 def test_data_of_another_version(tmp_path: Path) -> None:
@@ -265,6 +273,13 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     data = tmp_path / "file" / "data" if os.geteuid() == 0 else locked / "data"
     (tmp_path / "file").write_text("")
     assert f"cannot use {data} (" in fails("--data", str(data))
+
+
+def test_a_real_postgres_that_does_not_answer(tmp_path: Path) -> None:
+    nobody = postgres_url(free_port(), "pa55word")
+    said = fails("--data", str(tmp_path / "data"), "--port", str(free_base_port()), "--postgres", nobody)
+    assert "the database could not be prepared: " in said
+    assert "pa55word" not in said
 
 
 def test_somebody_elses_port(tmp_path: Path) -> None:

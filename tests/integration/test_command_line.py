@@ -78,6 +78,22 @@ def test_without_a_database_the_variable_is_named(tmp_path: Path) -> None:
     assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(leasehold("migrate"))
 
 
+@pytest.mark.parametrize(
+    ("command", "variable"), [("coordinator", "LEASEHOLD_COORDINATOR_PORT"), ("agent", "LEASEHOLD_AGENT_REGION")]
+)
+def test_a_service_with_wrong_settings_names_them(command: str, variable: str) -> None:
+    assert variable in refused(leasehold(command, **{variable: "No such thing!"}))
+
+
+def test_a_service_whose_port_is_taken_says_so(database: str, store_server: Server) -> None:
+    port = str(store_server.port)
+    settings = {"LEASEHOLD_COORDINATOR_DATABASE_URL": database, "LEASEHOLD_COORDINATOR_PORT": port}
+    command = [sys.executable, "-m", "leasehold.cli", "coordinator"]
+    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"leasehold: Port {port} of 127.0.0.1 is in use")
+
+
 def test_migrating_twice_is_migrating_once(database: str) -> None:
     """As its own process, and as it is installed: by the name that people type."""
     command = [str(Path(sys.executable).with_name("leasehold")), "migrate"]
