@@ -1,0 +1,76 @@
+"""A new life of a store gets a new epoch, the old one is fenced, and asking twice is asking once."""
+
+import asyncio
+
+import pytest
+
+from coordinator.domain.proof import genesis_head
+from tests.integration.coordinator.agents.conftest import Agent, Stand, leased, want
+
+pytestmark = pytest.mark.anyio
+
+NONCE = "0123456789abcdef"
+
+
+async def test_the_same_nonce_and_fingerprint_give_the_same_epoch(stand: Stand, agent: Agent) -> None:
+    answers = await asyncio.gather(*(agent.open(NONCE) for _ in range(10)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["epoch"] for answer in answers}) == 1
+    assert await stand.one("SELECT count(*) FROM region_epoch") == 2
+
+
+async def test_a_nonce_of_another_life_is_refused(stand: Stand, agent: Agent) -> None:
+    await agent.open(NONCE)
+    agent.fingerprint = "another life"
+    answer = await agent.open(NONCE)
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/nonce-of-another-life")
+    other = await stand.agent("eu-west")
+    other.fingerprint = "one life"
+    assert (await other.open(NONCE)).status_code == 409
+    assert await stand.one("SELECT count(*) FROM region_epoch WHERE state = 'current'") == 2
+
+
+async def test_two_regions_that_open_with_one_nonce_at_once(stand: Stand) -> None:
+    agents = [await stand.agent(name) for name in ("us-east", "eu-west")]
+    answers = await asyncio.gather(*(agent.open(NONCE) for agent in agents))
+    assert sorted(answer.status_code for answer in answers) == [200, 409]
+
+
+async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    old = agent.epoch
+    agent.fingerprint = "another life"
+    await agent.open()
+    states = await stand.owner.fetch("SELECT epoch, state FROM region_epoch ORDER BY epoch")
+    assert [tuple(row) for row in states] == [(old, "fenced"), (agent.epoch, "current")]
+    assert await stand.one("SELECT state FROM lease WHERE epoch = $1", old) == "fenced"
+    lanes = await stand.owner.fetch("SELECT lane, head FROM lane WHERE epoch = $1 ORDER BY lane", agent.epoch)
+    assert [tuple(row) for row in lanes] == [(lane, genesis_head(agent.epoch, lane)) for lane in range(4)]
+
+
+async def test_nothing_is_granted_to_an_epoch_that_is_over(stand: Stand, agent: Agent) -> None:
+    """An exchange and the opening of the next epoch at once, in either order: what the lease has is what it was told."""
+    for life in range(10):
+        await agent.say(1, wants=[want(waiting=1)])
+        newer = Agent(agent.client, agent.region, f"life {life}")
+        reply, opened = await asyncio.gather(agent.say(2, wants=[want(waiting=1)]), newer.open())
+        assert opened.status_code == 200
+        fenced = await stand.lease(agent)
+        assert (fenced["state"], fenced["granted"]) == ("fenced", leased(reply).granted if reply.leases else 1)
+        assert (await agent.say(3, wants=[want(waiting=1)])).leases == []
+        agent = newer
+
+
+async def test_where_no_epoch_is_opened(stand: Stand, agent: Agent) -> None:
+    await stand.owner.execute("UPDATE region SET status = 'down'")
+    answer = await agent.open()
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/region-down")
+    nowhere = Agent(await stand.client("region:nowhere"), "nowhere")
+    assert (await nowhere.open()).status_code == 404
+
+
+@pytest.mark.parametrize("nonce", ["", "short", "G" * 32, "0" * 65])
+async def test_a_nonce_has_a_form(agent: Agent, nonce: str) -> None:
+    answer = await agent.client.post("/v1/regions/us-east/epochs", json={"nonce": nonce, "fingerprint": "f"})
+    assert answer.status_code == 422
+    assert answer.json()["invalid_parameters"][0]["field"] == "nonce"

@@ -1,0 +1,160 @@
+"""Who gets how much: limits, plans, the end of an allowance, the end of a period, and shares of rates."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from protocol.messages import ExchangeReply
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from tests.integration.coordinator.agents.conftest import (
+    API,
+    EXPORTS,
+    MAILS,
+    NOON,
+    Agent,
+    Stand,
+    exchange,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def allowance(limit: int, name: str = "exports", period: str = "month") -> dict[str, object]:
+    return {"name": name, "kind": "allowance", "limit": limit, "period": period}
+
+
+async def test_a_lease_says_for_how_long_and_of_what(agent: Agent) -> None:
+    given = leased(await agent.say(1, wants=[want(demand_milli=100_000)]))
+    assert (given.granted, given.limit, given.unallocated) == (100, 1000, 900)
+    assert (given.starts_in_ms, given.expires_in_ms, given.refresh_in_ms) == (0, 60_000, 5_000)
+    assert (given.first_minute, given.last_minute, given.final) == (29_891_520, 29_934_719, False)
+    assert given.ends_in_ms == (datetime(2026, 12, 1, tzinfo=UTC) - NOON).total_seconds() * 1000
+
+
+@pytest.mark.parametrize(
+    ("quota", "refusal"),
+    [
+        ("faxes:tenant=acme", GrantRefusal.UNKNOWN_QUOTA),
+        (API, GrantRefusal.NOT_LEASED),
+        (MAILS, GrantRefusal.NO_LIMIT),  # the default plan has none
+    ],
+)
+async def test_a_want_that_leads_to_no_lease(stand: Stand, agent: Agent, quota: str, refusal: GrantRefusal) -> None:
+    reply = await agent.say(1, wants=[want(quota, waiting=1)], quota=quota)
+    assert (reply.outcome, reply.leases) == (ExchangeOutcome.APPLIED, [])
+    assert [(each.quota, each.refusal) for each in reply.refused] == [(quota, refusal)]
+    assert await stand.one("SELECT count(*) FROM pool") == 0
+
+
+async def test_the_plan_of_the_tenant_gives_the_limit(stand: Stand, agent: Agent) -> None:
+    await stand.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', now())")
+    assert leased(await agent.say(1, wants=[want(MAILS, waiting=60)], quota=MAILS), MAILS).granted == 50
+
+
+async def test_whoever_is_far_from_running_dry_gets_no_more(agent: Agent) -> None:
+    await agent.say(1, wants=[want(demand_milli=100_000)])
+    again = await agent.say(2, lease(granted=100, consumed=20), wants=[want(demand_milli=100_000)])
+    assert leased(again).granted == 100
+    low = await agent.say(3, lease(granted=100, consumed=60, units=40), wants=[want(demand_milli=100_000)])
+    assert leased(low).granted == 200
+
+
+async def test_a_changed_limit_is_followed(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=40)])
+    await stand.limit([allowance(60)])
+    lowered = leased(await agent.say(2, wants=[want()]))
+    assert (lowered.limit, lowered.granted, lowered.unallocated) == (60, 40, 20)
+    await stand.limit([allowance(10)])
+    below = leased(await agent.say(3, wants=[want(waiting=1)]))
+    # What a region holds cannot be taken; what nobody holds goes at once.
+    assert (below.limit, below.unallocated, below.refusal) == (40, 0, GrantRefusal.EXHAUSTED)
+    returned = leased(await agent.say(4, lease(granted=40, consumed=1, returned=25), wants=[want()]))
+    assert returned.limit == 15
+    await stand.limit([allowance(100)])
+    raised = leased(await agent.say(5, lease(granted=40, consumed=1, returned=25, units=0), wants=[want()]))
+    assert (raised.limit, raised.unallocated) == (100, 85)
+
+
+async def test_nothing_is_left_and_nobody_holds_any(stand: Stand, agent: Agent) -> None:
+    await stand.limit([allowance(5)])
+    await agent.say(1, wants=[want(waiting=5)])
+    spent = leased(await agent.say(2, lease(granted=5, consumed=5), wants=[want(waiting=1)]))
+    assert (spent.granted, spent.refusal) == (5, GrantRefusal.EXHAUSTED)
+
+
+async def test_overage_is_paid_back_before_anything_is_granted(stand: Stand, agent: Agent) -> None:
+    await stand.limit([allowance(5)])
+    await agent.say(1, lease(consumed=8))
+    reply = leased(await agent.say(2, lease(overage=8, consumed=8, units=0), wants=[want(waiting=1)]))
+    assert (reply.granted, reply.limit, reply.unallocated, reply.refusal) == (0, 5, 0, GrantRefusal.EXHAUSTED)
+
+
+async def test_regions_that_race_for_the_last_units_get_exactly_these(stand: Stand) -> None:
+    await stand.limit([allowance(50)])
+    agents = [await stand.agent(name) for name in ("us-east", "eu-west", "ap-south")]
+
+    async def grab(agent: Agent) -> int:
+        total = 0
+        for seq in range(1, 9):
+            total = leased(await agent.say(seq, wants=[want(waiting=7)])).granted
+        return total
+
+    totals = await asyncio.gather(*map(grab, agents))
+    assert sum(totals) == 50
+    pool = await stand.pool()
+    assert (pool["unallocated"], pool["outstanding"], pool["overage"]) == (0, 50, 0)
+
+
+async def test_a_new_period_has_its_own_lease_and_old_usage_stays_in_the_old_one(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    stand.clock.time = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
+    last = leased(await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=1)]))
+    assert (last.expires_in_ms, last.ends_in_ms, last.granted) == (1000, 1000, 11)
+    stand.clock.move(seconds=1)
+    reply = await agent.say(3, lease(granted=11, consumed=4, units=3), wants=[want(waiting=10)])
+    old, new = sorted(reply.leases, key=lambda each: each.period)
+    assert (old.period, old.granted, old.expires_in_ms, old.final) == ("2026-11", 11, 0, True)
+    assert (new.period, new.granted, new.limit, new.final) == ("2026-12", 10, 1000, False)
+    assert (await stand.pool())["consumed"] == 4
+    assert await stand.one("SELECT consumed FROM pool WHERE period = '2026-12'") == 0
+
+
+async def test_a_replay_extends_nothing(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    frozen = lease(granted=10, consumed=1)
+    assert leased(await agent.say(2, frozen)).expires_in_ms == 60_000
+    stand.clock.move(seconds=50)
+    assert leased(await agent.say(2, frozen)).expires_in_ms == 10_000
+    assert leased(await agent.say(3, lease(granted=10, consumed=1, units=0))).expires_in_ms == 60_000
+
+
+async def test_a_draining_region_is_told_and_gets_nothing(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await stand.owner.execute("UPDATE region SET status = 'draining'")
+    response = await agent.call(exchange(agent.frozen(2, lease(granted=10, consumed=1)), [want(waiting=5)]))
+    assert response.drain
+    assert leased(response.replies[0]).granted == 10
+
+
+async def rate(agent: Agent, seq: int) -> ExchangeReply:
+    return await agent.say(seq, rates=[{"quota": API, "demand_milli": 5}])
+
+
+async def test_a_region_gets_its_share_of_a_rate_by_weight(stand: Stand, agent: Agent) -> None:
+    (alone,) = (await rate(agent, 1)).rates
+    assert (alone.rate_micro, alone.burst, alone.expires_in_ms) == (100_000_000, 200, 20_000)
+    await stand.add_region("eu-west", weight=2)
+    (shared,) = (await rate(agent, 2)).rates
+    assert (shared.rate_micro, shared.burst) == (33_333_333, 66)
+    await stand.owner.execute("UPDATE region SET status = 'down' WHERE name = 'eu-west'")
+    (again,) = (await rate(agent, 3)).rates
+    assert again.rate_micro == 100_000_000
+
+
+async def test_a_rate_that_is_none(agent: Agent) -> None:
+    reply = await agent.say(1, rates=[{"quota": EXPORTS, "demand_milli": 5}])
+    assert [each.refusal for each in reply.refused] == [GrantRefusal.NOT_LEASED]

@@ -1,0 +1,80 @@
+"""What an outage of Postgres looks like from outside: 503 and a moment to wait, and afterwards all is as it was."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from coordinator.database.connection import Connection
+from coordinator.main import create_app
+from coordinator.settings import CoordinatorSettings
+from protocol.outcomes import ExchangeOutcome
+from tests.conftest import free_port
+from tests.integration.coordinator.agents.conftest import (
+    Agent,
+    Stand,
+    connected,
+    exchange,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def another_database(url: str) -> AsyncIterator[Connection]:
+    """A connection to the same server that does not keep the database in use."""
+    async with connected(urlunsplit(urlsplit(url)._replace(path="/postgres"))) as connection:
+        yield connection
+
+
+async def cut(server: Connection, name: str) -> None:
+    await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
+
+
+async def test_a_lost_connection_is_not_even_noticed(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    own = await stand.one("SELECT pg_backend_pid()")
+    await stand.owner.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1", own
+    )
+    reply = await agent.say(2, lease(granted=10, consumed=7))
+    assert (reply.outcome, leased(reply).granted) == (ExchangeOutcome.APPLIED, 10)
+
+
+async def test_an_outage_is_503_and_is_over_when_it_is_over(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    name = urlsplit(stand.url).path[1:]
+    async with another_database(stand.url) as server:
+        await cut(server, name)
+        await server.execute(f'ALTER DATABASE "{name}" RENAME TO "{name}_away"')
+        answer = await agent.post(exchange(agent.frozen(2, lease(granted=10, consumed=7))))
+        ready = await agent.client.get("/readyz")
+        await cut(server, f"{name}_away")
+        await server.execute(f'ALTER DATABASE "{name}_away" RENAME TO "{name}"')
+    for refused in (answer, ready):
+        assert (refused.status_code, refused.json()["type"]) == (503, "/problems/database-unavailable")
+        assert int(refused.headers["Retry-After"]) > 0
+        assert "password" not in refused.text
+    reply = await agent.say(2, lease(granted=10, consumed=7))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    async with connected(stand.url) as stand.owner:
+        assert (await stand.pool())["consumed"] == 7
+
+
+async def test_a_coordinator_starts_without_postgres_and_says_that_it_is_not_ready() -> None:
+    url = f"postgresql://nobody:hunter2@127.0.0.1:{free_port()}/nowhere"
+    app = create_app(CoordinatorSettings(database_url=SecretStr(url)))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://c") as client:
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/metrics")).status_code == 200
+        answer = await client.post("/v1/regions/x/exchanges", headers={"Authorization": "Bearer lh_x"})
+        assert answer.status_code == 503
+        assert "hunter2" not in answer.text
