@@ -51,11 +51,9 @@ class Children:
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def add(self, name: str, start: Callable[[Path], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        process = start(self._directory.new_log(name))
-        self._processes[name] = process
+    def add(self, name: str, start: Callable[[Path], subprocess.Popen[bytes]]) -> None:
+        self._processes[name] = start(self._directory.new_log(name))
         self._remember()
-        return process
 
     def _remember(self) -> None:
         found = {name: identity(process.pid) for name, process in self._processes.items()}

@@ -152,11 +152,20 @@ class _Launch:
         write_private(self._directory.stack_file, stack)
         return stack
 
+    def _begin(self, name: str, start: Callable[[Path], subprocess.Popen[bytes]]) -> None:
+        self._refuse_if_interrupted()
+        self._children.add(name, start)
+
+    def _refuse_if_interrupted(self) -> None:
+        if self._interruptions.count:
+            raise Interrupted
+
     def _start_store(self, region: str, password: str) -> None:
         data, port = self._directory.store(region), self._plan.store_port(region)
-        self._children.add(f"store-{region}", lambda log: embedded.start_store(data, port, password, log=log))
+        self._begin(f"store-{region}", lambda log: embedded.start_store(data, port, password, log=log))
 
     def _start_postgres(self, password: str) -> None:
+        self._refuse_if_interrupted()
         data = self._directory.postgres
         if not data.exists():
             unfinished = data.with_name("postgres.unfinished")
@@ -164,12 +173,12 @@ class _Launch:
             embedded.initialise_postgres(unfinished, password)
             unfinished.rename(data)
         port = self._plan.postgres_port
-        self._children.add("postgres", lambda log: embedded.start_postgres(data, port, log=log))
+        self._begin("postgres", lambda log: embedded.start_postgres(data, port, log=log))
 
     def _start_python(self, name: str, arguments: list[str], settings: dict[str, str], *more: object) -> None:
         # -P: whatever lies in the directory from which somebody calls us is not part of the program.
         command = [sys.executable, "-P", *arguments, *map(str, more)]
-        self._children.add(name, lambda log: _spawn_python(command, log, settings))
+        self._begin(name, lambda log: _spawn_python(command, log, settings))
 
     def _wait_for_service(self, name: str, url: str) -> None:
         self._wait_for(partial(is_ready, url), lambda: f"{name} is not ready: {why_not_ready(url)}")
@@ -179,8 +188,7 @@ class _Launch:
         while not condition():
             if ended := self._children.ended():
                 raise CannotStart(str(ended))
-            if self._interruptions.count:
-                raise Interrupted
+            self._refuse_if_interrupted()
             if time.monotonic() > deadline:
                 raise CannotStart(f"after {READY_S} s {complaint()} (its log is in {self._directory.path / 'logs'})")
             time.sleep(ASK_AGAIN_S)
