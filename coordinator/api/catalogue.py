@@ -1,5 +1,6 @@
 """For those who decide what is limited: the limits document, and who is on which plan."""
 
+import asyncio
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -57,7 +58,8 @@ async def get_limits(request: Request, coordinator: TheCoordinator, _: Reader) -
     limits = await coordinator.database.read(read_limits)
     json_tag, yaml_tag = _tags(limits.version)
     if YAML in request.headers.get("Accept", ""):
-        return unless_known(request, Response(_as_yaml(limits), media_type=YAML), yaml_tag)
+        text = await asyncio.to_thread(_as_yaml, limits)
+        return unless_known(request, Response(text, media_type=YAML), yaml_tag)
     answer = LimitsInForce(limits.version, limits.applied_at, limits.applied_by, limits.document)
     return unless_known(request, reply(answer), json_tag)
 
@@ -79,13 +81,13 @@ async def put_limits_(request: Request, coordinator: TheCoordinator, caller: Wri
     dry_run = query.one("dry_run", a_flag, default=False)
     query.checked()
     body = await request.body()
-    document = read_document(body, _media_type(request))
+    document = await asyncio.to_thread(read_document, body, _media_type(request))
     is_expected = expectation(request.headers.get("If-Match"), _tags)
     by, now = str(caller.token_id), coordinator.clock.now()
     put = await coordinator.database.run(
         lambda c: put_limits(c, document, is_expected, by, now, dry_run=dry_run),
     )
-    _raise_refusal(put, body)
+    await asyncio.to_thread(_raise_refusal, put, body)
     answer = LimitsPut(put.limits.version, dry_run, list(put.changes), document if dry_run else put.limits.document)
     return reply(answer, headers={"ETag": _tags(put.limits.version)[0]})
 

@@ -2,7 +2,7 @@
 
 It is read whole before anything is believed: a document is small, has no aliases (which could make it endlessly large),
 is not nested deeply, and no key comes twice. Whatever is wrong with it is said with the field and, as far as the text
-can be followed, with line and column.
+can be followed, with line and column. A large document takes seconds: nothing here belongs into an event loop.
 """
 
 import re
@@ -17,9 +17,11 @@ from doors.problems import InvalidParameter, Problem
 from protocol.policy import Fault, LimitsDocument, faults_of
 
 YAML = "application/yaml"
-MAX_DOCUMENT_BYTES = 1024 * 1024
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024  # ten thousand policies, written at length
+MAX_EVENTS = 500_000  # of a YAML document: what bounds the time to read it
 MAX_DEPTH = 16
 MAX_FAULTS = 100
+MAX_TEXT = 256
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -39,7 +41,10 @@ def read_document(body: bytes, media_type: str) -> LimitsDocument:
 def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
     """The problem that says for each fault where in the text it is."""
     root = _root_of(body)
-    found = [InvalidParameter(*fault[:2], fault.reason + _place(root, fault.field)) for fault in faults[:MAX_FAULTS]]
+    found = [
+        InvalidParameter(fault.field[:MAX_TEXT], fault.rule, fault.reason[:MAX_TEXT] + _place(root, fault.field))
+        for fault in faults[:MAX_FAULTS]
+    ]
     more = f"; the first {MAX_FAULTS} are named" if len(faults) > MAX_FAULTS else ""
     raise Problem("invalid-request", f"the document has {len(faults)} faults{more}", invalid_parameters=found)
 
@@ -84,7 +89,9 @@ def _plain_values(text: str) -> object:
 def _check_events(text: str) -> None:
     """Before a tree is made of them: nothing that multiplies, nothing that nests without end."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if count > MAX_EVENTS:
+            raise ValueError(f"it has too many values{_at(event.start_mark)}")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise ValueError(f"anchors and aliases are not taken{_at(event.start_mark)}")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

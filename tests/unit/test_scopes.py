@@ -1,3 +1,5 @@
+"""Scopes: which there are, and what each implies."""
+
 import pytest
 
 from coordinator.domain.scopes import SCOPES, allows, is_scope, region_of

@@ -114,7 +114,7 @@ async def test_what_is_no_document_is_refused(admin: httpx.AsyncClient) -> None:
         ("{}", "", (415, [])),
         ("{", "application/json", (400, [])),
         ("a: *b", "application/yaml", (422, [("body", "yaml")])),
-        ("# " + "x" * 2**20, "application/yaml", (413, [])),
+        ("# " + "x" * 2**22, "application/yaml", (413, [])),
     ):
         answer = await admin.put("/v1/limits", content=content, headers={"Content-Type": media_type})
         assert problem(answer) == expected
