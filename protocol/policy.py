@@ -117,6 +117,7 @@ class Fault(NamedTuple):
 _RATE = re.compile(r"^(\d+)\s*/\s*(second|minute|hour)(?:\s*,\s*burst\s+(\d+))?$")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _DURATION = re.compile(r"^(\d+)(ms|s|m|h|d)$")
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -184,6 +185,8 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     yield from _unserved(f"{where}.mode", quota.mode, served=("leased",), planned=("regional", "central"))
     if quota.kind is QuotaKind.ALLOWANCE:
         yield from _faults_of_allowance(where, quota)
+    elif quota.kind is QuotaKind.CONCURRENCY and quota.slot_ttl is not None:
+        yield from _faults_of_duration(f"{where}.slot_ttl", quota.slot_ttl)
     elif quota.kind is QuotaKind.RATE:
         planned = ("gcra", "fixed_window", "sliding_window", "sliding_log", "leaky_bucket")
         yield from _unserved(f"{where}.algorithm", quota.algorithm, served=("token_bucket",), planned=planned)
@@ -244,8 +247,11 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     for place, field in enumerate(policy.by):
         if field not in SUBJECT_FIELDS:
             yield Fault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
+        if field in policy.by[:place]:
+            yield Fault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
     yield from _faults_of_duration(f"{where}.wait", policy.wait)
     yield from _faults_of_route(f"{where}.match.route", policy.match.route)
+    yield from _faults_of_method(f"{where}.match.method", policy.match.method)
     if policy.shadow:
         yield Fault(f"{where}.shadow", "supported", "shadow policies are not served by this version")
     yield from _faults_of_failure(where, policy, quota)
@@ -256,6 +262,15 @@ def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
         yield Fault(where, "wildcard", "a * may only be the last character")
     if route != "*" and not route.startswith("/"):
         yield Fault(where, "path", "a route begins with /")
+
+
+def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
+    """Requests name their method in capitals: another spelling would match none, and so limit nothing."""
+    if method == []:
+        yield Fault(where, "required", "name a method, or * for all")
+    for each in method if isinstance(method, list) else [method]:
+        if not _METHOD.fullmatch(each) and method != "*":
+            yield Fault(where, "method", f"{each!r} is no method; write GET, or * for all")
 
 
 def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) -> Iterator[Fault]:

@@ -105,6 +105,7 @@ def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str,
         ("quotas: [{nam: a}]", [("quotas[0].nam", "unknown")]),
         ("quotas: [{name: a}]", [("quotas[0].kind", "required")]),
         ("quotas: 7", [("quotas", "type")]),
+        ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: soon}]", [("quotas[0].slot_ttl", "duration")]),
         ("[]", [("body", "type")]),
         ("quotas: [{name: a, kind: allowance, limit: 1.5, period: day}]", [("quotas[0].limit", "type")]),
         ("quotas: [{name: a, kind: allowance, limit: yes, period: day}]", [("quotas[0].limit", "type")]),
@@ -115,6 +116,22 @@ def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str,
 )
 def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
     assert faults(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "expected"),
+    [
+        ("by: [tenant]", "by: [tenant, tenant]", ("policies[0].by[1]", "unique")),
+        ("by: [tenant]", "by: [color]", ("policies[0].by[0]", "known")),
+        ("method: [GET, POST]", "method: [GET, post]", ("policies[0].match.method", "method")),
+        ("method: [GET, POST]", "method: [GET, '*']", ("policies[0].match.method", "method")),
+        ("method: [GET, POST]", "method: []", ("policies[0].match.method", "required")),
+        ('route: "/v1/search*"', 'route: "/v1/*/search"', ("policies[0].match.route", "wildcard")),
+        ('route: "/v1/search*"', "route: search", ("policies[0].match.route", "path")),
+    ],
+)
+def test_a_policy_that_would_limit_nothing_is_refused(change: str, to: str, expected: tuple[str, str]) -> None:
+    assert expected in faults(GOOD.replace(change, to))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +178,15 @@ def test_text_that_the_database_or_a_terminal_could_not_take(text: str) -> None:
 
 def test_size_is_bounded() -> None:
     assert problem_of("# " + "x" * MAX_DOCUMENT_BYTES).status == 413
+
+
+def test_so_many_values_are_refused_before_they_are_built() -> None:
+    assert "too many values" in problem_of("a: [" + "1," * 600_000 + "]").invalid_parameters[0].reason
+
+
+def test_what_is_quoted_of_a_document_is_bounded() -> None:
+    (fault,) = problem_of("quotas: [{name: a, kind: rate, limit: " + "x" * 100_000 + "}]").invalid_parameters
+    assert len(fault.reason) < 400
 
 
 def test_so_many_faults_are_counted_and_the_first_named() -> None:
