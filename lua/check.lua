@@ -9,11 +9,11 @@
 --       4 hash of the operation's body, or ''   5 how long the operation is remembered, ms   6 number of policies
 --       then, for each policy in turn, six:
 --         allowance  'allowance', cost, limit, quota key, dimensions (JSON), ''
---         rate       'rate', cost, rate_milli, burst, '', ''
+--         rate       'rate', cost, rate_micro, burst, '', ''
 -- Gives {'fenced'} | {'operation_conflict'} | {'decided' or 'replayed', allowed 0|1, policy, policy, …}
 --       a policy is {allowed 0|1, reason or '', limit, remaining, reset_ms, retry_after_ms, available, last_grant}
 --
--- Buckets count thousand-millionths of a unit: a refill of `rate_milli` of them each microsecond is a whole number.
+-- Buckets count thousand-millionths of a unit: a refill of `rate_micro` of them each millisecond is a whole number.
 
 local MAX_UNITS = 9007199254740991
 local PARTS = 1000000000
@@ -39,7 +39,7 @@ redis.call('HSET', KEYS[1], 'mono', string.format('%.0f', mono), 'last', string.
 
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
 -- How long a bucket takes to gain so many parts. A region without a share gains none: ask again in a second.
-local function ms_to_gain(parts, rate_milli) return rate_milli > 0 and math.ceil(parts / rate_milli / 1000) or 1000 end
+local function ms_to_gain(parts, rate_micro) return rate_micro > 0 and math.ceil(parts / rate_micro) or 1000 end
 
 -- What a request has taken of a key so far: two policies may share one, and each takes its own cost.
 local states = {}
@@ -53,6 +53,7 @@ local function allowance(key, cost, limit)
       unallocated = tonumber(f[9] or 0), first = tonumber(f[10] or 0), last = tonumber(f[11] or 0),
       last_grant = tonumber(f[12] or 0)}
     state.available = tonumber(f[2] or 0) + tonumber(f[3] or 0) - state.consumed - tonumber(f[5] or 0) - tonumber(f[6] or 0)
+    state.untouched = math.max(0, state.available) + state.unallocated
     states[key] = state
   end
   local reason = ''
@@ -66,44 +67,48 @@ local function allowance(key, cost, limit)
   end
   local reset = ms_until(state.ends)
   local remaining = math.max(0, state.available) + state.unallocated
-  return {reason == '' and 1 or 0, reason, limit, remaining, reset, reason == '' and 0 or reset, state.available, state.last_grant}
+  return {reason == '' and 1 or 0, reason, limit, remaining, reset, reason == '' and 0 or reset, state.available, state.last_grant},
+    state.untouched
 end
 
-local function rate(key, cost, rate_milli, burst)
+local function rate(key, cost, rate_micro, burst)
   local state = states[key]
   if not state then
-    local f = redis.call('HMGET', key, 'parts', 'at', 'rate_milli', 'burst', 'until')
+    local f = redis.call('HMGET', key, 'parts', 'at', 'rate_micro', 'burst', 'until')
     -- A share that the coordinator gave holds until it runs out; then the safe share of the arguments does.
-    if f[5] and mono < tonumber(f[5]) then rate_milli, burst = tonumber(f[3]), tonumber(f[4]) end
+    if f[5] and mono < tonumber(f[5]) then rate_micro, burst = tonumber(f[3]), tonumber(f[4]) end
     local full = burst * PARTS
     local parts = math.min(full, tonumber(f[1] or full))
-    local elapsed = mono - tonumber(f[2] or mono)
-    if elapsed * rate_milli >= full - parts then parts = full else parts = parts + elapsed * rate_milli end
-    state = {parts = parts, full = full, rate_milli = rate_milli, burst = burst}
+    -- Whole milliseconds only; the microseconds left over count the next time.
+    local at = tonumber(f[2] or mono)
+    local elapsed_ms = math.floor((mono - at) / 1000)
+    if elapsed_ms * rate_micro >= full - parts then parts = full else parts = parts + elapsed_ms * rate_micro end
+    state = {parts = parts, at = at + elapsed_ms * 1000, full = full, rate_micro = rate_micro, burst = burst,
+      untouched = math.max(0, math.floor(parts / PARTS))}
     states[key] = state
   end
   local reason, retry = '', 0
   if cost > state.burst and mode ~= 'adjust' or cost * PARTS > MAX_UNITS then reason = 'cost_above_limit'
   elseif cost * PARTS > state.parts and mode ~= 'adjust' then
     reason = 'rate_exceeded'
-    retry = ms_to_gain(cost * PARTS - state.parts, state.rate_milli)
+    retry = ms_to_gain(cost * PARTS - state.parts, state.rate_micro)
   else
     state.parts = math.max(state.parts - cost * PARTS, -MAX_UNITS)
   end
-  local reset = ms_to_gain(state.full - state.parts, state.rate_milli)
+  local reset = ms_to_gain(state.full - state.parts, state.rate_micro)
   local remaining = math.max(0, math.floor(state.parts / PARTS))
-  return {reason == '' and 1 or 0, reason, state.burst, remaining, reset, retry, remaining, 0}
+  return {reason == '' and 1 or 0, reason, state.burst, remaining, reset, retry, remaining, 0}, state.untouched
 end
 
-local answer = {'decided', 1}
+local answer, untouched = {'decided', 1}, {}
 local key, at = 3, 7
-for _ = 1, tonumber(ARGV[6]) do
+for i = 1, tonumber(ARGV[6]) do
   local policy
   if ARGV[at] == 'allowance' then
-    policy = allowance(KEYS[key], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]))
+    policy, untouched[i] = allowance(KEYS[key], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]))
     key = key + 3
   else
-    policy = rate(KEYS[key], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
+    policy, untouched[i] = rate(KEYS[key], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]))
     key = key + 1
   end
   if policy[1] == 0 then answer[2] = 0 end
@@ -111,7 +116,11 @@ for _ = 1, tonumber(ARGV[6]) do
   at = at + 6
 end
 
-if answer[2] == 0 or mode == 'peek' then return answer end
+if answer[2] == 0 or mode == 'peek' then
+  -- Nothing is consumed, so what remains is what there was.
+  for i, units in ipairs(untouched) do answer[2 + i][4] = units end
+  return answer
+end
 
 -- From here on nothing may fail: everything was checked above.
 key, at = 3, 7
@@ -127,9 +136,9 @@ for _ = 1, tonumber(ARGV[6]) do
     key = key + 3
   else
     local state = states[KEYS[key]]
-    redis.call('HSET', KEYS[key], 'parts', string.format('%.0f', state.parts), 'at', string.format('%.0f', mono))
+    redis.call('HSET', KEYS[key], 'parts', string.format('%.0f', state.parts), 'at', string.format('%.0f', state.at))
     -- A bucket that is full again says nothing that an absent one does not.
-    redis.call('PEXPIRE', KEYS[key], string.format('%.0f', ms_to_gain(state.full - state.parts, state.rate_milli) + 60000))
+    redis.call('PEXPIRE', KEYS[key], string.format('%.0f', ms_to_gain(state.full - state.parts, state.rate_micro) + 60000))
     key = key + 1
   end
   at = at + 6

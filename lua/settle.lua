@@ -5,7 +5,7 @@
 --       5 number of leases   6 number of rates
 --       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
 --         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms
---       then, for each rate, three: rate_milli, burst, expires_in_ms
+--       then, for each rate, three: rate_micro, burst, expires_in_ms
 -- Gives {'fenced'} | {'settled', 1 if a batch was dropped, units newly granted to each lease …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
@@ -70,7 +70,7 @@ for i = 1, tonumber(ARGV[5]) do
 end
 for i = 1, tonumber(ARGV[6]) do
   local key = KEYS[3 + tonumber(ARGV[5]) + i]
-  redis.call('HSET', key, 'rate_milli', ARGV[at], 'burst', ARGV[at + 1], 'until', whole(sent + ARGV[at + 2] * 1000))
+  redis.call('HSET', key, 'rate_micro', ARGV[at], 'burst', ARGV[at + 1], 'until', whole(sent + ARGV[at + 2] * 1000))
   if redis.call('PTTL', key) < tonumber(ARGV[at + 2]) then redis.call('PEXPIRE', key, ARGV[at + 2]) end
   at = at + 3
 end

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from protocol.identifiers import PeriodId, QuotaKey
 from protocol.lease import Totals
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from protocol.units import Milliseconds, MilliUnitsPerSecond, PositiveUnits, Units
+from protocol.units import MicroUnitsPerSecond, Milliseconds, MilliUnitsPerSecond, PositiveUnits, Units
 
 MAX_LANES = 64
 MAX_EXCHANGES = MAX_LANES
@@ -146,7 +146,7 @@ class LeaseReply(Message, frozen=True):
 
 class RateReply(Message, frozen=True):
     quota: QuotaKey
-    rate_milli: MilliUnitsPerSecond
+    rate_micro: MicroUnitsPerSecond
     burst: Units
     expires_in_ms: Milliseconds
     refresh_in_ms: Milliseconds

@@ -19,7 +19,7 @@ MAX_POLICIES = 10_000
 MAX_PLANS = 100
 # Buckets count thousand-millionths of a unit, so that no refill is ever rounded; that many fit Lua's numbers.
 MAX_BURST = 9_000_000
-MAX_RATE_MILLI = MAX_BURST * 1000
+MAX_RATE_MICRO = MAX_BURST * 1_000_000
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "route", "method")
 
 
@@ -48,9 +48,9 @@ class StoreFailure(StrEnum):
 
 
 class Rate(NamedTuple):
-    """`rate_milli` thousandths of a unit a second, and as many units at once as `burst`."""
+    """`rate_micro` millionths of a unit a second, and as many units at once as `burst`."""
 
-    rate_milli: int
+    rate_micro: int
     burst: int
 
 
@@ -134,11 +134,11 @@ def parse_rate(text: LimitValue) -> Rate:
     found = _RATE.match(text) if isinstance(text, str) else None
     if not found:
         raise ValueError(f"{text!r} is not a rate; write it as '100/second' or '1000/minute, burst 200'")
-    rate_milli = int(found[1]) * 1000 // _SECONDS[found[2]]
-    burst = int(found[3]) if found[3] else max(1, rate_milli // 1000)
-    if not 0 < rate_milli <= MAX_RATE_MILLI or not 0 < burst <= MAX_BURST:
+    rate_micro = int(found[1]) * 1_000_000 // _SECONDS[found[2]]
+    burst = int(found[3]) if found[3] else max(1, rate_micro // 1_000_000)
+    if not 0 < rate_micro <= MAX_RATE_MICRO or not 0 < burst <= MAX_BURST:
         raise ValueError(f"{text!r}: rate and burst must be above zero and at most {MAX_BURST}")
-    return Rate(rate_milli, burst)
+    return Rate(rate_micro, burst)
 
 
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:

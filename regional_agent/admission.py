@@ -107,7 +107,7 @@ class Admission:
                 if policy.reason != DenialReason.COST_ABOVE_LIMIT:  # it could never be granted, so it is no demand
                     self._leasing.note(each.charge.quota, each.charge.cost, policy)
             else:
-                self._leasing.note_rate(each.charge.quota, each.charge.cost, each.charge.rate_milli)
+                self._leasing.note_rate(each.charge.quota, each.charge.cost, each.charge.rate_micro // 1000)
 
     def _worth_waiting(self, demanded: list[Demanded], decision: Decision) -> Demanded | None:
         """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
@@ -195,6 +195,6 @@ def _answer(allowed: bool, degraded: str | None, answers: list[PolicyAnswer]) ->
 
 
 def _window_s(each: Demanded) -> int:
-    if isinstance(each.charge, RateCharge) and each.charge.rate_milli:
-        return max(1, each.charge.burst * 1000 // each.charge.rate_milli)
+    if isinstance(each.charge, RateCharge) and each.charge.rate_micro:
+        return max(1, each.charge.burst * 1_000_000 // each.charge.rate_micro)
     return each.policy.window_s

@@ -102,7 +102,7 @@ class Policies:
         if quota.kind is QuotaKind.RATE:
             assert isinstance(limit, Rate)
             share = self._safe_share(limit)
-            return Demanded(policy, RateCharge(key, units, share.rate_milli, share.burst))
+            return Demanded(policy, RateCharge(key, units, share.rate_micro, share.burst))
         raise KindNotServed(policy.spec.name, quota.kind)
 
     def _limit(self, quota: QuotaSpec, subject: Subject) -> int | Rate:
@@ -116,7 +116,7 @@ class Policies:
     def _safe_share(self, rate: Rate) -> Rate:
         """This region's part of a rate by weight: all regions' parts together never exceed the limit."""
         weight, total = self._bundle.weight, self._bundle.total_weight
-        return Rate(rate.rate_milli * weight // total, rate.burst * weight // total)
+        return Rate(rate.rate_micro * weight // total, rate.burst * weight // total)
 
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:

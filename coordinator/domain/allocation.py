@@ -75,4 +75,4 @@ def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
     if weight <= 0:
         return Rate(0, 0)
     # A burst below one unit would admit nothing, ever.
-    return Rate(limit.rate_milli * weight // total_weight, max(1, limit.burst * weight // total_weight))
+    return Rate(limit.rate_micro * weight // total_weight, max(1, limit.burst * weight // total_weight))

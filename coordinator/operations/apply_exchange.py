@@ -381,7 +381,7 @@ def _rates(work: _Work, catalogue: Catalogue, terms: Terms) -> tuple[list[RateRe
         rates.append(
             RateReply(
                 quota=demand.quota,
-                rate_milli=share.rate_milli,
+                rate_micro=share.rate_micro,
                 burst=share.burst,
                 expires_in_ms=4 * terms.refresh_ms,
                 refresh_in_ms=terms.refresh_ms,

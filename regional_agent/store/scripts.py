@@ -51,7 +51,7 @@ class AllowanceCharge(NamedTuple):
 class RateCharge(NamedTuple):
     quota: str
     cost: int
-    rate_milli: int
+    rate_micro: int
     burst: int
 
 
@@ -155,7 +155,7 @@ class Scripts:
             arguments += ("allowance", charge.cost, charge.limit, charge.quota, charge.dimensions, "")
         else:
             names.append(keys.rate(lane, charge.quota))
-            arguments += ("rate", charge.cost, charge.rate_milli, charge.burst, "", "")
+            arguments += ("rate", charge.cost, charge.rate_micro, charge.burst, "", "")
 
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Scripts:
         for lease in leases:
             arguments += _lease_arguments(lease)
         for rate in reply.rates:
-            arguments += (rate.rate_milli, rate.burst, rate.expires_in_ms)
+            arguments += (rate.rate_micro, rate.burst, rate.expires_in_ms)
         answer = await self._run("settle", names, *arguments)
         if answer[0] == b"fenced":
             raise Fenced

@@ -50,10 +50,10 @@ async def take(
 
 
 async def take_rate(
-    scripts: Scripts, life: Life, cost: int = 1, *, rate_milli: int = 1, burst: int = 10, mode: str = "enforce"
+    scripts: Scripts, life: Life, cost: int = 1, *, rate_micro: int = 1_000, burst: int = 10, mode: str = "enforce"
 ) -> Decision:
     """From a bucket that refills so slowly that a test does not notice."""
-    return await scripts.check(life, mode, [RateCharge(RATE, cost, rate_milli, burst)])
+    return await scripts.check(life, mode, [RateCharge(RATE, cost, rate_micro, burst)])
 
 
 async def available(scripts: Scripts, life: Life, quota: str = QUOTA) -> int:

@@ -107,7 +107,7 @@ async def test_of_several_policies_all_are_consumed_or_none(
     connection: StoreConnection, scripts: Scripts, life: Life
 ) -> None:
     await install(scripts, life, lease_reply(granted=10))
-    both: list[Charge] = [AllowanceCharge(QUOTA, 1, 1000, DIMENSIONS), RateCharge(RATE, 4, 1, 10)]
+    both: list[Charge] = [AllowanceCharge(QUOTA, 1, 1000, DIMENSIONS), RateCharge(RATE, 4, 1_000, 10)]
     allowed = [(await scripts.check(life, "enforce", both)).allowed for _ in range(4)]
     assert allowed == [True, True, False, False]  # the bucket has room for two
     assert sum((await lines(connection, life)).values()) == 2
@@ -129,7 +129,7 @@ async def test_two_policies_on_one_quota_each_take_their_cost(
 
 
 async def test_two_policies_on_one_bucket_each_take_their_cost(scripts: Scripts, life: Life) -> None:
-    twice = [RateCharge(RATE, 3, 1, 10), RateCharge(RATE, 3, 1, 10)]
+    twice = [RateCharge(RATE, 3, 1_000, 10), RateCharge(RATE, 3, 1_000, 10)]
     assert (await scripts.check(life, "enforce", twice)).allowed
     assert not (await scripts.check(life, "enforce", twice)).allowed
     assert (await take_rate(scripts, life, 4)).allowed
@@ -191,28 +191,29 @@ async def test_a_bucket_gives_its_burst_and_no_more(scripts: Scripts, life: Life
 async def test_a_bucket_refills_exactly_with_the_stores_clock(
     connection: StoreConnection, scripts: Scripts, life: Life
 ) -> None:
-    await take_rate(scripts, life, 10, rate_milli=1_000)
+    await take_rate(scripts, life, 10, rate_micro=1_000_000)
     key = keys.rate(lane_of(RATE, life.lanes), RATE)
     at = int(await connection.call("HGET", key, "at"))
     await connection.call("HSET", key, "at", at - 2_500_000)  # as if 2.5 s had passed: 2.5 units
-    decision = await take_rate(scripts, life, 2, rate_milli=1_000)
+    decision = await take_rate(scripts, life, 2, rate_micro=1_000_000)
     assert decision.allowed
     parts = int(await connection.call("HGET", key, "parts"))
     elapsed_us = int(await connection.call("HGET", key, "at")) - (at - 2_500_000)
+    assert elapsed_us % 1_000 == 0
     assert parts == elapsed_us * 1_000 - 2 * 10**9
 
 
 async def test_a_clock_that_jumps_back_stands_still(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await take_rate(scripts, life, 10, rate_milli=1_000_000)
+    await take_rate(scripts, life, 10, rate_micro=1_000_000)
     await connection.call("HSET", keys.FENCE, "last", 2**52)  # the store's clock was far ahead, and is corrected
     before = int(await connection.call("HGET", keys.FENCE, "mono"))
-    decision = await take_rate(scripts, life, 10, rate_milli=1_000_000)
+    decision = await take_rate(scripts, life, 10, rate_micro=1_000_000)
     assert not decision.allowed
     assert int(await connection.call("HGET", keys.FENCE, "mono")) == before
 
 
 async def test_a_granted_share_replaces_the_safe_one_until_it_runs_out(scripts: Scripts, life: Life) -> None:
-    share = RateReply(quota=RATE, rate_milli=1, burst=25, expires_in_ms=60_000, refresh_in_ms=5_000)
+    share = RateReply(quota=RATE, rate_micro=1_000, burst=25, expires_in_ms=60_000, refresh_in_ms=5_000)
     await install_rate(scripts, life, share)
     assert (await take_rate(scripts, life, 20, burst=10)).allowed
     await install_rate(scripts, life, msgspec.structs.replace(share, expires_in_ms=0))
@@ -220,7 +221,7 @@ async def test_a_granted_share_replaces_the_safe_one_until_it_runs_out(scripts: 
 
 
 async def test_a_region_without_a_share_is_denied_with_a_finite_answer(scripts: Scripts, life: Life) -> None:
-    policy = (await take_rate(scripts, life, rate_milli=0, burst=0)).policies[0]
+    policy = (await take_rate(scripts, life, rate_micro=0, burst=0)).policies[0]
     assert (policy.allowed, policy.limit, policy.reset_ms) == (False, 0, 1_000)
 
 
@@ -231,3 +232,10 @@ async def test_values_with_separators_stay_values(scripts: Scripts, life: Life) 
     assert (await scripts.check(life, "enforce", [charge])).allowed
     assert await scripts.leased(life) == [odd]
     assert await available(scripts, life, odd) == 1
+
+
+async def test_remaining_is_what_there_was_where_nothing_is_consumed(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=10, unallocated=0))
+    assert (await take(scripts, life, 4, mode="peek")).policies[0].remaining == 10
+    both: list[Charge] = [AllowanceCharge(QUOTA, 4, 1000, DIMENSIONS), RateCharge(RATE, 11, 1_000, 10)]
+    assert [policy.remaining for policy in (await scripts.check(life, "enforce", both)).policies] == [10, 10]

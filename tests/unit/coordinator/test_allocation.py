@@ -72,9 +72,9 @@ def test_half_of_it_is_gone_after_five_seconds() -> None:
     st.integers(1, 9_000_000),
     st.lists(st.integers(0, 1_000_000), min_size=1, max_size=50),
 )
-def test_all_shares_together_never_exceed_the_rate(rate_milli: int, burst: int, weights: list[int]) -> None:
-    shares = [safe_share(Rate(rate_milli, burst), weight, sum(weights)) for weight in weights]
-    assert sum(share.rate_milli for share in shares) <= rate_milli
+def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, weights: list[int]) -> None:
+    shares = [safe_share(Rate(rate_micro, burst), weight, sum(weights)) for weight in weights]
+    assert sum(share.rate_micro for share in shares) <= rate_micro
     # A region that takes part can burst by one unit at least, so tiny bursts may add up to one a region.
     assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
     assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))

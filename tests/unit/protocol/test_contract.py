@@ -73,11 +73,12 @@ def test_an_exchange_is_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("100/second, burst 200", (100_000, 200)),
-        ("10/minute", (166, 1)),
-        ("1000/minute, burst 200", (16_666, 200)),
-        ("7200/hour", (2_000, 2)),
-        ("5 / second , burst 1", (5_000, 1)),
+        ("100/second, burst 200", (100_000_000, 200)),
+        ("10/minute", (166_666, 1)),
+        ("1000/minute, burst 200", (16_666_666, 200)),
+        ("7200/hour", (2_000_000, 2)),
+        ("3/hour, burst 30", (833, 30)),
+        ("5 / second , burst 1", (5_000_000, 1)),
     ],
 )
 def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> None:

@@ -1,0 +1,193 @@
+"""A real coordinator behind a real socket, agents beside it, and weather between them.
+
+The coordinator runs in the test's own loop on a real Postgres; agents run on databases of a real store, one for each
+region. `Weather` stands where the network is: it can swallow a request, or swallow the reply after the work was done.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+from pydantic import SecretStr
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.main import create_app as create_coordinator
+from coordinator.operations.issue_token import issue_token
+from coordinator.settings import CoordinatorSettings
+from coordinator.signals import SignalHub
+from doors.serving import serve
+from regional_agent.main import create_app as create_agent
+from regional_agent.region import Region
+from regional_agent.settings import AgentSettings
+
+REGIONS = ("us-east", "eu-west", "ap-south")
+EXPORT = {"tenant": "acme", "route": "/v1/exports", "method": "POST"}
+DOCUMENT: dict[str, Any] = {
+    "plans": {"free": {}},
+    "default_plan": "free",
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"},
+        {"name": "api", "kind": "rate", "limit": "3/hour, burst 30"},
+        {"name": "reports", "kind": "concurrency", "limit": 5},
+    ],
+    "policies": [
+        {"name": "export", "match": {"route": "/v1/exports"}, "by": ["tenant"], "quota": "exports", "wait": "5s"},
+        {"name": "search", "match": {"route": "/v1/search*"}, "by": ["tenant"], "quota": "api"},
+        {
+            "name": "open",
+            "match": {"route": "/v1/open"},
+            "by": ["tenant"],
+            "quota": "api",
+            "on_store_failure": "open",
+        },
+        {"name": "report", "match": {"route": "/v1/reports"}, "by": ["tenant"], "quota": "reports"},
+    ],
+}
+
+
+class Weather:
+    """What happens to calls on their way to the coordinator and back."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.swallows_requests = False
+        self.swallows_replies_to: set[str] = set()
+        self.swallowed = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self.swallows_requests:
+            await _answer_nothing_of_use(send)
+        elif any(scope["path"].endswith(end) for end in self.swallows_replies_to):
+            await self._app(scope, receive, _nowhere)
+            self.swallowed += 1
+            await _answer_nothing_of_use(send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def _nowhere(_: Any) -> None:
+    return
+
+
+async def _answer_nothing_of_use(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 502, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@dataclass
+class Agent:
+    region: Region
+    http: httpx.AsyncClient
+
+    async def check(self, subject: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/check", json={"subject": subject or EXPORT, **fields})
+
+    async def lease(self, units: int) -> None:
+        """Have so many units here: a peek asks for what it would need, and consumes nothing."""
+        assert (await self.check(cost=units, mode="peek")).status_code == 200
+
+    async def ready(self) -> None:
+        await until(lambda: self.region.life.current is not None and self.region.admission.policies is not None)
+
+
+@dataclass
+class World:
+    """Everything around the agents."""
+
+    url: str
+    store: str
+    weather: Weather
+    admin: httpx.AsyncClient
+    tokens: dict[str, str]
+    agents: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def settings(self, region: str, **changed: Any) -> AgentSettings:
+        """The agent of a region; each region has a database of the store's."""
+        given: dict[str, Any] = {
+            "region": region,
+            "coordinator_url": self.url,
+            "coordinator_token": self.tokens[region],
+            "store_url": SecretStr(f"{self.store.rpartition('/')[0]}/{REGIONS.index(region)}"),
+            "report_interval_ms": 20,
+            "store_timeout_ms": 5_000,
+        }
+        return AgentSettings(**(given | changed))
+
+    async def agent(self, region: str = "us-east", **changed: Any) -> Agent:
+        """An agent that lives as long as the test."""
+        agent = await self.agents.enter_async_context(running(self.settings(region, **changed)))
+        await agent.ready()
+        return agent
+
+    async def usage(self, **filters: str) -> int:
+        answer = await self.admin.get("/v1/usage", params=filters)
+        return sum(line["units"] for line in answer.json()["data"])
+
+    async def quota(self, key: str = "exports:tenant=acme") -> dict[str, Any]:
+        """One quota of the reconciliation of the only period."""
+        [period] = (await self.admin.get("/v1/periods")).json()["data"]
+        reconciliation = (await self.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
+        assert (reconciliation["word"], reconciliation["drift"]) == ("balanced", 0)
+        return next(quota for quota in reconciliation["quotas"] if quota["quota_key"] == key)
+
+
+@asynccontextmanager
+async def running(settings: AgentSettings) -> AsyncIterator[Agent]:
+    app = create_agent(settings)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=30) as http:
+            yield Agent(app.state.region, http)
+
+
+async def until(condition: Callable[[], bool], turns: int = 3_000) -> None:
+    for _ in range(turns):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+@pytest.fixture
+async def world(database: str, store: str) -> AsyncIterator[World]:
+    hub = SignalHub()
+    weather = Weather(create_coordinator(CoordinatorSettings(database_url=SecretStr(database)), hub=hub))
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def end_streams() -> None:
+        hub.close()
+
+    server = asyncio.create_task(
+        serve(weather, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result)
+    )
+    url = await listening
+    tokens = await _tokens(database)
+    headers = {"Authorization": f"Bearer {tokens['admin']}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as admin:
+        for region in REGIONS:
+            assert (await admin.put(f"/v1/regions/{region}", json={})).is_success
+        assert (await admin.put("/v1/limits", json=DOCUMENT)).is_success
+        world = World(url, store, weather, admin, tokens)
+        async with world.agents:
+            yield world
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)
+
+
+async def _tokens(database: str) -> dict[str, str]:
+    connection = await asyncpg.connect(database)
+    try:
+        now = datetime.now(UTC)
+        issued = {region: await issue_token(connection, [f"region:{region}"], "test", now) for region in REGIONS}
+        issued["admin"] = await issue_token(connection, ["admin"], "test", now)
+    finally:
+        await connection.close()
+    return {name: each.token for name, each in issued.items()}

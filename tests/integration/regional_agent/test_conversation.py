@@ -1,0 +1,170 @@
+"""From an admission to the ledger and back, in good weather and in bad."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import stop, wait_until
+from tests.conftest import free_port
+from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, REGIONS, Agent, World, running, until
+
+pytestmark = pytest.mark.anyio
+
+
+async def eventually(ask: Callable[[], Awaitable[Any]], expected: Any) -> None:
+    for _ in range(1_000):
+        found = await ask()
+        if found == expected:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{found} and not {expected}")
+
+
+async def statuses(agents: list[Agent], each: int) -> list[int]:
+    answers = await asyncio.gather(*(agent.check() for agent in agents for _ in range(each)))
+    return [answer.status_code for answer in answers]
+
+
+async def test_three_regions_at_once_admit_the_limit_to_the_unit(world: World) -> None:
+    agents = [await world.agent(region) for region in REGIONS]
+    found = await statuses(agents, 50)
+    assert (found.count(200), found.count(429)) == (100, 50)
+    await eventually(world.usage, 100)
+    quota = await world.quota()
+    assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (100, 0, 0)
+
+
+async def test_units_that_lie_idle_elsewhere_are_recalled_for_who_waits(world: World) -> None:
+    holder, asker = await world.agent("us-east"), await world.agent("eu-west")
+    await holder.lease(90)
+    await holder.check(cost=20)
+    assert (await asker.check(cost=80)).status_code == 200
+    assert (await asker.check()).status_code == 429
+
+
+async def test_a_lost_reply_loses_nothing_and_books_nothing_twice(world: World) -> None:
+    agent = await world.agent()
+    await agent.lease(50)
+    world.weather.swallows_replies_to = {"/exchanges"}
+    assert (await agent.check(cost=11)).status_code == 200
+    await until(lambda: world.weather.swallowed >= 2)
+    assert await world.usage() == 11, "it was booked, though nobody was told"
+    assert (await agent.check(cost=5)).status_code == 200
+    world.weather.swallows_replies_to = set()
+    await eventually(world.usage, 16)
+    assert (await statuses([agent], 100)).count(200) == 84
+    await eventually(world.usage, 100)
+    assert (await world.quota())["consumed"] == 100
+
+
+async def test_cut_off_a_region_spends_its_lease_and_tells_later(world: World) -> None:
+    agent = await world.agent()
+    await agent.lease(40)
+    world.weather.swallows_requests = True
+    assert (await statuses([agent], 60)).count(200) == 40
+    world.weather.swallows_requests = False
+    await eventually(world.usage, 40)
+
+
+async def test_leaving_reports_what_was_spent_and_keeps_the_rest(world: World) -> None:
+    async with running(world.settings("us-east", report_interval_ms=60_000)) as agent:
+        await agent.ready()
+        await agent.lease(50)
+        await agent.check(cost=11)
+    assert await world.usage() == 11
+    assert (await world.quota())["outstanding"] == 39
+
+
+async def test_leaving_returns_the_rest_where_it_is_told_to(world: World) -> None:
+    async with running(world.settings("us-east", return_on_stop=True)) as agent:
+        await agent.ready()
+        await agent.lease(50)
+        await agent.check(cost=30)
+    quota = await world.quota()
+    assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (30, 0, 70)
+
+
+async def test_the_next_agent_of_a_region_goes_on_where_the_last_one_stopped(world: World) -> None:
+    """It died in the middle: its batch waits in the store, and nobody was told."""
+    async with running(world.settings("us-east")) as agent:
+        await agent.ready()
+        await agent.lease(50)
+        world.weather.swallows_replies_to = {"/exchanges"}
+        await agent.check(cost=5)
+        await until(lambda: world.weather.swallowed >= 1)
+        life = agent.region.life.current
+    world.weather.swallows_replies_to = set()
+    next_agent = await world.agent()
+    assert next_agent.region.life.current == life
+    assert (await next_agent.check(cost=45)).status_code == 200
+    await eventually(world.usage, 50)
+
+
+async def test_when_limits_change_who_was_denied_is_admitted_soon(world: World) -> None:
+    agent = await world.agent()
+    await agent.check(cost=100)
+    assert (await agent.check()).status_code == 429
+    raised = DOCUMENT | {"quotas": [DOCUMENT["quotas"][0] | {"limit": 150}, *DOCUMENT["quotas"][1:]]}
+    assert (await world.admin.put("/v1/limits", json=raised)).is_success
+
+    async def ask() -> int:
+        return (await agent.check(cost=50)).status_code
+
+    await eventually(ask, 200)
+    await eventually(world.usage, 150)
+
+
+async def test_the_last_known_policies_outlive_the_coordinator(world: World, tmp_path: Path) -> None:
+    first = await world.agent(state_dir=tmp_path)
+    await first.check(cost=10)
+    world.weather.swallows_requests = True
+    async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
+        await agent.ready()
+        assert (await agent.check({"tenant": "acme", "route": "/v1/search"})).status_code == 200
+        world.weather.swallows_requests = False
+
+
+async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(world: World, tmp_path: Path) -> None:
+    port, password, log = free_port(), "secret", tmp_path / "log"
+
+    def start() -> Any:
+        process = embedded.start_store(tmp_path / "data", port, password, log=log)
+        assert wait_until(lambda: embedded.store_is_ready(port, password), 30), log.read_text()
+        return process
+
+    process = start()
+    try:
+        agent = await world.agent(store_url=embedded.store_url(port, password))
+        await agent.lease(50)
+        assert (await agent.check(cost=10)).status_code == 200
+        await eventually(world.usage, 10)
+        first = agent.region.life.current
+        world.weather.swallows_requests = True
+        assert (await agent.check()).status_code == 200
+        stop(process)
+        await until(lambda: not agent.region.store.connected)
+
+        closed, opened = await agent.check(), await agent.check({"tenant": "acme", "route": "/v1/open"})
+        assert (closed.status_code, closed.json()["degraded"]) == (503, "closed")
+        assert closed.json()["type"] == "/problems/store-unavailable"
+        assert int(closed.headers["Retry-After"]) >= 1
+        assert (opened.status_code, opened.json()["degraded"]) == (200, "open")
+        assert (await agent.http.get("/readyz")).status_code == 503
+
+        process = start()
+        world.weather.swallows_requests = False
+        await until(lambda: agent.region.life.current not in {None, first})
+        # Another life has another epoch; what the older one spent is booked all the same, and its rest stays reserved.
+        await eventually(world.usage, 11)
+        assert (await agent.check(EXPORT, cost=5)).status_code == 200
+        await eventually(world.usage, 16)
+        quota = await world.quota()
+        assert quota["outstanding"] >= 39
+        assert quota["consumed"] + quota["outstanding"] + quota["unallocated"] == 100
+    finally:
+        await world.agents.aclose()
+        stop(process)
