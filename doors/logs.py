@@ -1,9 +1,10 @@
 """Logs: one JSON object a line on stdout, whoever speaks, and no secrets in any of them.
 
-What other libraries say through `logging` takes the same way. Secrets are blanked at the very end, by the name of the
-key and by their look, also inside tracebacks: an error message may quote a connection URL.
+What other libraries say through `logging` takes the same way. Secrets are blanked last, by the name of the key and by
+their look, also inside tracebacks: an error message may quote a connection URL.
 """
 
+import functools
 import json
 import logging
 import re
@@ -20,8 +21,15 @@ _SECRET_LOOKS = (
     (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
     (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
     (re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.I), rf"\1 {_BLANK}"),
-    (re.compile(r"((?:token|password|passwd|secret|api[_-]?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I), rf"\1{_BLANK}"),
+    (
+        re.compile(r"((?:token|password|passwd|secret|api[_-]?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I),
+        rf"\1{_BLANK}",
+    ),
 )
+# One look before all others: most text is innocent, and every request leaves a line.
+_SUSPECT = re.compile(r"://|lh_|bearer|basic|token|passw|secret|api[_-]?key", re.I)
+# Declared in the code, or checked at the door. They are in every access line, so looking at them would cost most.
+_HARMLESS = frozenset(("request_id", "method", "route", "status", "duration_ms"))
 # Their INFO is our DEBUG: uvicorn tells of itself, httpx tells every URL.
 _QUIET_LIBRARIES = ("uvicorn", "uvicorn.error", "httpx", "httpcore", "asyncio")
 
@@ -47,22 +55,22 @@ def _processors(service: str) -> list[Processor]:
 
     return [
         structlog.contextvars.merge_contextvars,
+        structlog.processors.format_exc_info,
+        blank_secrets,  # behind all that others said; what follows is ours
         named,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
-        blank_secrets,
         _as_line,
     ]
 
 
 def blank_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """A processor: the same event without secrets."""
-    return {name: _blanked(name, value) for name, value in event.items()}
+    return {name: value if name in _HARMLESS else _blanked(name, value) for name, value in event.items()}
 
 
 def _blanked(name: str, value: object) -> object:
-    if _SECRET_NAME.search(name):
+    if _is_secret_name(name):
         return _BLANK
     if value is None or isinstance(value, int | float):
         return value
@@ -73,8 +81,15 @@ def _blanked(name: str, value: object) -> object:
     return without_secrets(value if isinstance(value, str) else repr(value))
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_secret_name(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
 def without_secrets(text: str) -> str:
     """Text without what looks like a secret."""
+    if not _SUSPECT.search(text):
+        return text
     for look, blank in _SECRET_LOOKS:
         text = look.sub(blank, text)
     return text

@@ -41,12 +41,13 @@ class RequestContext:
         started_ns = time.perf_counter_ns()
         request_id = request_id_of(scope)
         reply = _HeadReply(send, request_id) if scope["method"] == "HEAD" else _Reply(send, request_id)
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
-            inner = _as_get(scope)
-            try:
-                await self._serve(inner, receive, reply)
-            finally:
-                self._note(scope["method"], inner, reply.status, time.perf_counter_ns() - started_ns)
+        inner = _as_get(scope)
+        bound = structlog.contextvars.bind_contextvars(request_id=request_id)
+        try:
+            await self._serve(inner, receive, reply)
+        finally:
+            self._note(scope["method"], inner, reply.status, time.perf_counter_ns() - started_ns)
+            structlog.contextvars.reset_contextvars(**bound)
 
     async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         try:
