@@ -1,0 +1,79 @@
+"""The OpenAPI documents that are checked in are the ones that the code makes, and have every door of the contract."""
+
+import json
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import coordinator.openapi
+import regional_agent.openapi
+
+DOORS = {
+    coordinator.openapi: {
+        "GET /healthz",
+        "GET /metrics",
+        "GET /readyz",
+        "POST /v1/regions/{region}/epochs",
+        "POST /v1/regions/{region}/exchanges",
+        "GET /v1/regions/{region}/signals",
+        "GET /v1/policies",
+        "GET /v1/limits",
+        "PUT /v1/limits",
+        "GET /v1/subscriptions",
+        "GET /v1/subscriptions/{tenant}",
+        "PUT /v1/subscriptions/{tenant}",
+        "DELETE /v1/subscriptions/{tenant}",
+        "GET /v1/regions",
+        "POST /v1/regions",
+        "GET /v1/regions/{region}",
+        "PUT /v1/regions/{region}",
+        "GET /v1/usage",
+        "GET /v1/periods",
+        "GET /v1/periods/{period}",
+        "GET /v1/periods/{period}/reconciliation",
+    },
+    regional_agent.openapi: {
+        "GET /healthz",
+        "GET /metrics",
+        "GET /readyz",
+        "POST /v1/check",
+        "POST /v1/check:batch",
+        "GET /v1/status",
+    },
+}
+
+each_service = pytest.mark.parametrize("service", DOORS, ids=lambda service: service.__name__.partition(".")[0])
+
+
+def operations(service: ModuleType) -> dict[str, dict[str, Any]]:
+    paths = json.loads(service.document())["paths"]
+    return {f"{method.upper()} {path}": each for path, methods in paths.items() for method, each in methods.items()}
+
+
+@each_service
+def test_the_document_is_the_codes(service: ModuleType) -> None:
+    assert service.PATH.read_text(encoding="utf-8") == service.document(), "run `./dev openapi`, and look at the change"
+
+
+@each_service
+def test_every_door_of_the_contract_is_there(service: ModuleType) -> None:
+    assert set(operations(service)) == DOORS[service]
+
+
+@each_service
+def test_every_refusal_is_a_problem_document(service: ModuleType) -> None:
+    for name, operation in operations(service).items():
+        if " /v1/" not in name:
+            continue
+        refusals = {status: answer for status, answer in operation["responses"].items() if int(status) >= 400}
+        assert {"401", "403", "422"} <= refusals.keys(), name
+        assert all(list(answer["content"]) == ["application/problem+json"] for answer in refusals.values()), name
+
+
+@each_service
+def test_every_reference_leads_somewhere(service: ModuleType) -> None:
+    text = service.document()
+    schemas = json.loads(text)["components"]["schemas"]
+    parts = text.split('"#/components/schemas/')[1:]
+    assert {part.partition('"')[0] for part in parts} <= schemas.keys()
