@@ -1,8 +1,9 @@
 """`leasehold up`, from the first process to the last.
 
-Everything is started at once, for a Python process takes as long to import its program as Postgres takes to answer. The
-coordinator and the agents then wait, with everything imported, for a word on their standard input: the coordinator's
-is said when its schema is there, the agents' when it knows their regions. So nobody has to ask twice.
+Everything is started at once, for Python takes as long to import a service as Postgres takes to answer; only
+the making of a new cluster goes first, for all else has to wait for it. The coordinator and the agents then wait, with
+everything imported, for a word on their standard input: the coordinator's is said when its schema is there, the agents'
+when it knows their regions. So nobody has to ask twice.
 """
 
 import os
@@ -122,14 +123,14 @@ class _Launch:
         self._start_python(
             PREPARE, _PREPARE, {URL_VARIABLE: urls.postgres}, self._directory.path, _patience_s(self._plan)
         )
+        if self._plan.postgres is None:
+            self._start_postgres(secrets.postgres)
         self._start_python("coordinator", _COORDINATOR, urls.coordinator_settings())
         if self._plan.wan:
             self._start_python("relay", _RELAY, {}, *_routes(self._plan))
         for region in REGIONS:
             state = {"LEASEHOLD_AGENT_STATE_DIR": str(self._directory.agent(region))}
             self._start_python(f"agent-{region}", _AGENT, urls.agent_settings(region) | state)
-        if self._plan.postgres is None:
-            self._start_postgres(secrets.postgres)
         return self._make_ready(secrets, urls)
 
     def _make_ready(self, secrets: Secrets, urls: "_Urls") -> Stack:
