@@ -96,15 +96,15 @@ async def _events(request: Request, region: str, coordinator: Coordinator) -> As
     with coordinator.hub.subscribe(region) as subscription:
         yield _event(Signal(kind="hello"))
         while (taken := await subscription.take(HEARTBEAT_S)) is not None:
-            if not taken and not await _may_stay(request, coordinator):
+            if not taken and not await _may_stay(request, region, coordinator):
                 return
             yield b"".join(map(_event, taken)) or b": still here\n\n"
 
 
-async def _may_stay(request: Request, coordinator: Coordinator) -> bool:
+async def _may_stay(request: Request, region: str, coordinator: Coordinator) -> bool:
     """A revoked token ends its stream, too. An outage of the database revokes nothing."""
     try:
-        await require_this_region(request, coordinator)
+        await require_this_region(request, region, coordinator)
     except Problem:
         return False
     except DatabaseUnavailable:

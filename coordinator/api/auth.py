@@ -35,13 +35,12 @@ def require(scope: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]
     return allowed
 
 
-async def require_this_region(request: Request, coordinator: TheCoordinator) -> str:
+async def require_this_region(request: Request, region: str, coordinator: TheCoordinator) -> str:
     """The region in the path, which the token must speak for: nothing implies a region's scope, not even `admin`."""
     caller = await caller_of(request, coordinator)
-    region = request.path_params["region"]
     if not caller.may(REGION_PREFIX + region):
         raise Problem("forbidden", "this needs a token of the region in the path")
-    return str(region)
+    return region
 
 
 async def require_a_region(request: Request, coordinator: TheCoordinator) -> str:

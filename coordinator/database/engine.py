@@ -1,10 +1,10 @@
 """Postgres, and the only two ways to it: `run` and `transaction`.
 
-`run` is the one owner of retries. What another transaction caused (a deadlock, a lock that took too long) or a
-connection that died is tried again, a bounded number of times; each attempt is a whole transaction from its start.
-An operation may therefore run twice, even if its first commit got through and only the answer was lost: so every
-operation is written to be safe to repeat. What stays unreachable is `DatabaseUnavailable`, which the doors
-answer with 503.
+`run` is the one owner of retries. What another transaction caused (a deadlock, a lock that took too long, a row that it
+was quicker to insert) or a connection that died is tried again, a bounded number of times; each attempt is a whole
+transaction from its start. An operation may therefore run twice, even if its first commit got through and only the
+answer was lost: so every operation is written to be safe to repeat. What stays unreachable is `DatabaseUnavailable`,
+which the doors answer with 503.
 
 READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
 ask for `snapshot=True`.
@@ -100,7 +100,7 @@ class Database:
 
 async def _retried(once: Callable[[], Awaitable[Result]]) -> Result:
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type((*CONTENTION, asyncpg.PostgresConnectionError)),
+        retry=retry_if_exception_type((*CONTENTION, asyncpg.PostgresConnectionError, asyncpg.UniqueViolationError)),
         wait=wait_random_exponential(multiplier=0.01, max=0.2),
         stop=stop_after_attempt(ATTEMPTS),
         reraise=True,

@@ -17,6 +17,8 @@ from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
 
+WAITS_AT_MOST = timedelta(seconds=5)
+
 
 class Wanted(NamedTuple):
     """A want that a lease may answer."""
@@ -119,12 +121,17 @@ def recalls(lease: Lease, shelf: Shelf) -> list[Notice]:
     return [Notice(signal, other.region) for other in _holders(shelf.others)]
 
 
-def came_free(pool: Pool, was_grantable: int, leases: Iterable[Lease]) -> list[Notice]:
+def came_free(shelf: Shelf, was_grantable: int, now: datetime) -> list[Notice]:
     """There was nothing, and now there is: whoever waits hears of it, once."""
-    if was_grantable or not pool.grantable:
+    if was_grantable or not shelf.pool.grantable:
         return []
-    signal = Signal(kind="grant", quota=pool.key.quota)
-    return [Notice(signal, lease.region) for lease in leases if lease.waiting]
+    signal = Signal(kind="grant", quota=shelf.pool.key.quota)
+    return [Notice(signal, other.region) for other in shelf.others if _waits(other, now)]
+
+
+def _waits(lease: Lease, now: datetime) -> bool:
+    """Requests do not wait for long: what was said a while ago is over, however it ended."""
+    return lease.waiting > 0 and now - lease.reported_at < WAITS_AT_MOST
 
 
 # --- what a region is told --------------------------------------------------------------------------------------------
@@ -138,11 +145,9 @@ def touch(lease: Lease, terms: Terms, now: datetime) -> None:
     lease.expires_at = now + timedelta(milliseconds=terms.lease_ms + terms.margin_ms)
 
 
-def lease_reply(
-    lease: Lease, pool: Pool, period_is_open: bool, terms: Terms, refusal: GrantRefusal | None, now: datetime
-) -> LeaseReply:
-    period = period_of(lease.key.period)
-    may_spend = period_is_open and lease.state is LeaseState.ACTIVE
+def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal | None, now: datetime) -> LeaseReply:
+    pool, period = shelf.pool, period_of(lease.key.period)
+    may_spend = shelf.period_is_open and lease.state is LeaseState.ACTIVE
     ends_in_ms = period.ends_in_ms(now)
     return LeaseReply(
         quota=lease.key.quota,
@@ -158,8 +163,15 @@ def lease_reply(
         first_minute=period.first_minute,
         last_minute=period.last_minute,
         final=not may_spend or not ends_in_ms,
+        recall_keep=_recall_keep(lease, shelf, now),
         refusal=refusal,
     )
+
+
+def _recall_keep(lease: Lease, shelf: Shelf, now: datetime) -> int | None:
+    """The recall once more, for whoever missed the signal."""
+    others_wait = not shelf.pool.grantable and any(_waits(other, now) for other in shelf.others)
+    return 0 if others_wait and lease.outstanding and not lease.waiting else None
 
 
 def _spendable_for_ms(lease: Lease, terms: Terms, now: datetime) -> int:

@@ -98,15 +98,15 @@ async def apply_exchange(
 ) -> Applied:
     works = [_Work(call, index, incoming) for index, incoming in enumerate(call.incoming)]
     catalogue = await _lock_and_read_catalogue(connection, documents, works, now)
-    ledger_view = await _lock_and_read_books(connection, works, now)
+    books = await _lock_and_read_books(connection, works, now)
     for work in works:
-        _settle(work, ledger_view, terms, now)
+        _settle(work, books, terms, now)
     for work in works:
-        _grant(work, ledger_view, len(catalogue.active), now)
-    notices = _notices(works, ledger_view)
-    await _write(connection, works, ledger_view, notices, now)
+        _grant(work, books, len(catalogue.active), now)
+    notices = _notices(works, books, now)
+    await _write(connection, works, books, notices, now)
     response = ExchangeResponse(
-        replies=[_reply(work, ledger_view, catalogue, terms, now) for work in works],
+        replies=[_reply(work, books, catalogue, terms, now) for work in works],
         versions=Versions(policies=catalogue.version),
         drain=catalogue.is_draining(call.region),
     )
@@ -295,14 +295,14 @@ def _grant(work: _Work, books: _Ledger, regions: int, now: datetime) -> None:
         work.refusals[wanted.key] = serve(work.report, wanted, lease, books.shelf(lease), regions, now)
 
 
-def _notices(works: Iterable[_Work], books: _Ledger) -> list[Notice]:
+def _notices(works: Iterable[_Work], books: _Ledger, now: datetime) -> list[Notice]:
     notices: list[Notice] = []
     for work in works:
         if work.is_applied:
             for lease in books.of(work).values():
                 shelf = books.shelf(lease)
                 notices += recalls(lease, shelf)
-                notices += came_free(shelf.pool, books.grantable[lease.key], shelf.others)
+                notices += came_free(shelf, books.grantable[lease.key], now)
     return notices
 
 
@@ -364,9 +364,8 @@ def _reply(work: _Work, books: _Ledger, catalogue: Catalogue, terms: Terms, now:
 
 
 def _lease_reply(work: _Work, lease: Lease, books: _Ledger, terms: Terms, now: datetime) -> LeaseReply:
-    pool, period_is_open = books.pools[lease.key]
     refusal = work.refusals.get(lease.key) or refusal_of(lease)
-    return lease_reply(lease, pool, period_is_open, terms, refusal, now)
+    return lease_reply(lease, books.shelf(lease), terms, refusal, now)
 
 
 def _rates(work: _Work, catalogue: Catalogue, terms: Terms) -> tuple[list[RateReply], list[WantRefused]]:

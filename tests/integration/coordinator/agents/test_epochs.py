@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from coordinator.domain.proof import genesis_head
-from tests.integration.coordinator.agents.conftest import Agent, Stand, leased, want
+from tests.integration.coordinator.agents.conftest import Agent, Stand, connected, leased, want
 
 pytestmark = pytest.mark.anyio
 
@@ -30,10 +30,27 @@ async def test_a_nonce_of_another_life_is_refused(stand: Stand, agent: Agent) ->
     assert await stand.one("SELECT count(*) FROM region_epoch WHERE state = 'current'") == 2
 
 
-async def test_two_regions_that_open_with_one_nonce_at_once(stand: Stand) -> None:
-    agents = [await stand.agent(name) for name in ("us-east", "eu-west")]
-    answers = await asyncio.gather(*(agent.open(NONCE) for agent in agents))
-    assert sorted(answer.status_code for answer in answers) == [200, 409]
+async def test_two_regions_that_open_with_one_nonce_at_once(stand: Stand, agent: Agent) -> None:
+    """The second finds the first one's row only when it inserts its own: then it looks again."""
+    await stand.add_region("eu-west")
+    sql = (
+        "INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at) VALUES ('eu-west', $1, 'f', 4, now())"
+    )
+    async with connected(stand.url) as first:
+        transaction = first.transaction()
+        await transaction.start()
+        await first.execute(sql, NONCE)
+        second = asyncio.create_task(agent.open(NONCE))
+        while not await stand.one(_SOMEBODY_WAITS):
+            assert not second.done()
+        await transaction.commit()
+        assert (await second).status_code == 409
+    assert await stand.one("SELECT count(*) FROM region_epoch WHERE state = 'current'") == 2
+
+
+_SOMEBODY_WAITS = """
+SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+"""
 
 
 async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> None:
@@ -49,7 +66,7 @@ async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> 
 
 
 async def test_nothing_is_granted_to_an_epoch_that_is_over(stand: Stand, agent: Agent) -> None:
-    """An exchange and the opening of the next epoch at once, in either order: what the lease has is what it was told."""
+    """An exchange and the opening of the next epoch at once, in either order: a lease has what its region was told."""
     for life in range(10):
         await agent.say(1, wants=[want(waiting=1)])
         newer = Agent(agent.client, agent.region, f"life {life}")

@@ -109,6 +109,17 @@ async def test_regions_that_race_for_the_last_units_get_exactly_these(stand: Sta
     assert (pool["unallocated"], pool["outstanding"], pool["overage"]) == (0, 50, 0)
 
 
+async def test_whoever_missed_the_recall_hears_it_in_the_reply(stand: Stand, agent: Agent) -> None:
+    await stand.limit([allowance(10)])
+    other = await stand.agent("eu-west")
+    held = leased(await agent.say(1, wants=[want(waiting=10)]))
+    await other.say(1, wants=[want(waiting=4)])
+    asked = leased(await agent.say(2, lease(granted=10, consumed=1)))
+    assert (held.recall_keep, asked.recall_keep) == (None, 0)
+    stand.clock.move(seconds=5)  # whoever waited then does not wait any more
+    assert leased(await agent.say(3, lease(granted=10, consumed=1, units=0))).recall_keep is None
+
+
 async def test_a_new_period_has_its_own_lease_and_old_usage_stays_in_the_old_one(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     stand.clock.time = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)

@@ -86,6 +86,16 @@ async def test_a_coordinator_that_stops_ends_its_streams(stand: Stand) -> None:
                 await hears.next()
 
 
+async def test_a_revoked_token_ends_its_stream(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.api.agents.HEARTBEAT_S", 0.05)
+    async with stand.served() as url:
+        agent = await stand.agent("us-east", url)
+        async with stream(agent.client, "us-east") as hears:
+            await stand.owner.execute("UPDATE token SET revoked_at = now()")
+            with pytest.raises(EOFError):
+                await hears.next()
+
+
 async def test_streams_and_polls_leave_no_subscription_behind(stand: Stand) -> None:
     async with stand.served() as url:
         agent = await stand.agent("us-east", url)
