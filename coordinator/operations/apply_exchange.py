@@ -114,7 +114,7 @@ async def apply_exchange(
     return Applied(response, [work.report for work in works if work.is_applied], quarantined, notices)
 
 
-NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
+_NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
 
 
 @dataclass(slots=True)
@@ -125,12 +125,11 @@ class _Work:
     index: int
     incoming: Incoming
     lane: Lane | None = None
-    verdict: Verdict = NOT_JUDGED
+    verdict: Verdict = _NOT_JUDGED
     wanted: list[Wanted] = field(default_factory=list)
     refused: list[WantRefused] = field(default_factory=list)
     refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
-    head: bytes = b""
     receipt: Receipt | None = None
     report: Report = field(init=False)
 
@@ -146,10 +145,6 @@ class _Work:
     def is_answered(self) -> bool:
         """With the totals as they are now."""
         return self.verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
-
-    @property
-    def may_be_granted(self) -> bool:
-        return self.is_applied and self.lane is not None and self.lane.epoch_state is EpochState.CURRENT
 
     @property
     def keys(self) -> list[Key]:
@@ -333,8 +328,8 @@ async def _write(
 
 def _booked(work: _Work) -> BookedReport:
     assert work.lane is not None
-    work.head = next_head(work.lane.head, work.report, work.incoming.body_hash)
-    return BookedReport(work.report, work.incoming.body_hash, work.head, work.quarantined)
+    head = next_head(work.lane.head, work.report, work.incoming.body_hash)
+    return BookedReport(work.report, work.incoming.body_hash, head, work.quarantined)
 
 
 async def _read_receipts(connection: Connection, replayed: Sequence[_Work]) -> None:

@@ -1,10 +1,15 @@
 """One numbered exchange, once: every outcome, and what it leaves in the ledger."""
 
 import asyncio
+import json
 from collections import Counter
 
 import pytest
 
+from coordinator.domain.books import Account, Cause, Key, Report, Transfer
+from coordinator.domain.period import minute_of
+from coordinator.domain.proof import genesis_head, next_head
+from protocol.identifiers import lane_of
 from protocol.messages import body_hash
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from tests.integration.coordinator.agents.conftest import (
@@ -170,15 +175,40 @@ async def test_lanes_of_a_call_are_judged_one_by_one(stand: Stand, agent: Agent)
     assert await stand.one("SELECT count(DISTINCT xmin::text) FROM report") == 1
 
 
-async def test_a_lanes_chain_leads_from_its_genesis_to_its_head(stand: Stand, agent: Agent) -> None:
+async def test_a_lanes_chain_can_be_computed_again_from_what_is_booked(stand: Stand, agent: Agent) -> None:
     await granted(agent, 10)
-    reply = await agent.say(2, lease(granted=10, consumed=7))
-    head = await stand.one("SELECT head FROM lane WHERE epoch = $1 AND last_seq = 2", agent.epoch)
-    assert head.hex() == receipt(reply).head
+    await agent.say(2, lease(granted=10, consumed=7))
+    reply = await agent.say(3, lease(granted=10, consumed=7, returned=3, units=0))
+    lane = lane_of(EXPORTS, agent.lanes)
+    head = genesis_head(agent.epoch, lane)
     reports = await stand.owner.fetch("SELECT * FROM report ORDER BY seq")
-    assert [row["position"] for row in reports] == [1, 2]
+    for row in reports:
+        head = next_head(head, await booked_report(stand, agent, lane, row["seq"]), row["body_hash"])
+        assert head == row["head"]
+    assert receipt(reply).head == head.hex()
+    assert await stand.one("SELECT head FROM lane WHERE epoch = $1 AND last_seq = 3", agent.epoch) == head
+    assert [row["position"] for row in reports] == [1, 2, 3]
+    assert [row["lines"] for row in reports] == [2, 1, 1]
     assert reports[1]["body_hash"] == body_hash(agent.frozen(2, lease(granted=10, consumed=7)))
-    assert [row["lines"] for row in reports] == [2, 1]
+
+
+async def booked_report(stand: Stand, agent: Agent, lane: int, seq: int) -> Report:
+    rows = await stand.owner.fetch("SELECT * FROM transfer WHERE seq = $1 ORDER BY line, part", seq)
+    transfers = [
+        Transfer(
+            row["line"],
+            Key(row["quota"], row["period"]),
+            Account(row["src"]),
+            Account(row["dst"]),
+            row["units"],
+            Cause(row["cause"]),
+            row["window_at"] and minute_of(row["window_at"]),
+            row["dimensions"] and json.loads(row["dimensions"]),
+            row["part"],
+        )
+        for row in rows
+    ]
+    return Report(agent.region, agent.epoch, lane, seq, transfers)
 
 
 async def test_evidence_of_a_fenced_epoch_is_booked_and_grants_nothing(stand: Stand, agent: Agent) -> None:
