@@ -1,5 +1,6 @@
 """The agent's doors. They translate, and decide nothing."""
 
+import math
 import random
 from typing import Annotated
 
@@ -133,4 +134,4 @@ def _kind_of_denial(answer: CheckAnswer) -> str:
 def _detail_of_denial(answer: CheckAnswer) -> str:
     if answer.degraded is not None:
         return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
-    return f"policy {answer.denied_by!r} denies this request; ask again in {answer.retry_after_ms / 1000:g} s"
+    return f"policy {answer.denied_by!r} denies this request; ask again in {math.ceil(answer.retry_after_ms / 1000)} s"

@@ -19,8 +19,9 @@ def call(method: str, url: str, *, token: str | None = None, body: object = None
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    target = parts.path + (f"?{parts.query}" if parts.query else "")
     try:
-        connection.request(method, parts.path, None if body is None else json.dumps(body), headers)
+        connection.request(method, target, None if body is None else json.dumps(body), headers)
         answer = connection.getresponse()
         return Answer(answer.status, _decoded(answer.read()))
     except http.client.HTTPException as error:
