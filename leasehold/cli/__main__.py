@@ -1,3 +1,5 @@
+"""`python -m leasehold.cli`, for where the script is not on the path."""
+
 from leasehold.cli import main
 
 main()

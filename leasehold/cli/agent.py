@@ -1,3 +1,5 @@
+"""`leasehold agent`."""
+
 from leasehold.cli.failure import run_service
 
 

@@ -1,3 +1,5 @@
+"""`leasehold coordinator`."""
+
 from leasehold.cli.failure import run_service
 
 

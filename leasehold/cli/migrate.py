@@ -1,3 +1,5 @@
+"""`leasehold migrate`."""
+
 import os
 
 from leasehold.cli.failure import fail

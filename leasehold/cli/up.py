@@ -1,3 +1,5 @@
+"""`leasehold up`: the options, and what they mean; leasehold/local_stack does the rest."""
+
 import json
 import os
 import time
@@ -16,46 +18,49 @@ def default_data_directory() -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "leasehold"
 
 
+Data = Annotated[
+    Path | None,
+    typer.Option(help="The directory that is kept between runs. [default: leasehold in your state directory]"),
+]
+Port = Annotated[
+    int,
+    typer.Option(
+        metavar="BASE",
+        min=1024,
+        max=HIGHEST_BASE_PORT,
+        help="The coordinator's port; agents are at BASE+11 to +13, Postgres at BASE+32, stores at BASE+79 to +81.",
+    ),
+]
+Wan = Annotated[bool, typer.Option("--wan", help="Put regions and coordinator 80 to 200 ms apart, there and back.")]
+Postgres = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="LEASEHOLD_UP_POSTGRES",
+        help="Use this Postgres instead of starting one. Arguments can be seen by others: for a URL with a "
+        "password, use the variable.",
+    ),
+]
+Stores = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="REGION=URL",
+        envvar="LEASEHOLD_UP_STORES",
+        help="Use this Redis as the store of a region, instead of starting one; may be repeated.",
+    ),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew: everything in the data directory is lost.")]
+Json = Annotated[bool, typer.Option("--json", help="When ready, print what is in stack.json and nothing else.")]
+
+
 def up(
-    data: Annotated[
-        Path | None,
-        typer.Option(help="The directory that is kept between runs. [default: leasehold in your state directory]"),
-    ] = None,
-    port: Annotated[
-        int,
-        typer.Option(
-            metavar="BASE",
-            min=1024,
-            max=HIGHEST_BASE_PORT,
-            help="The coordinator's port; agents are at BASE+11 to +13, Postgres at BASE+32, stores at BASE+79 to +81.",
-        ),
-    ] = DEFAULT_BASE_PORT,
-    wan: Annotated[
-        bool, typer.Option("--wan", help="Put regions and coordinator 80 to 200 ms apart, there and back.")
-    ] = False,
-    postgres: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="LEASEHOLD_UP_POSTGRES",
-            help="Use this Postgres instead of starting one. Arguments can be seen by others: for a URL with a "
-            "password, use the variable.",
-        ),
-    ] = None,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="REGION=URL",
-            envvar="LEASEHOLD_UP_STORES",
-            help="Use this Redis as the store of a region, instead of starting one; may be repeated.",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew: everything in the data directory is lost.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="When ready, print what is in stack.json and nothing else.")
-    ] = False,
+    data: Data = None,
+    port: Port = DEFAULT_BASE_PORT,
+    wan: Wan = False,
+    postgres: Postgres = None,
+    store: Stores = None,
+    fresh: Fresh = False,
+    as_json: Json = False,
 ) -> None:
     """Run everything on this machine, until Ctrl-C: Postgres, three stores, the coordinator, three agents."""
     began = time.monotonic()

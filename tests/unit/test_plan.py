@@ -1,3 +1,5 @@
+"""Where everything of a local stack is, and which addresses are refused."""
+
 from pathlib import Path
 
 import pytest

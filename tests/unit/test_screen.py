@@ -1,3 +1,5 @@
+"""The screen of `leasehold up` says what is in stack.json."""
+
 import shlex
 from pathlib import Path
 

@@ -44,7 +44,6 @@ REFUSED_LINES = {
     "a tab": (r"", r"\t"),
     "work put off without an issue": (r"", r"\b(T[O]DO|FIXM[E]|XX[X])\b"),
     "a promise in place of a check": (r"\.py$", r"#\s*type:\s*ignor[e](?!\[)|#\s*noq[a](?!: [A-Z]+\d+)"),
-    "a test that waits for the clock": (r"^tests/", r"\btime\.slee[p]\("),
 }
 REFUSED_NAMES = r"(^|/)(utils?|helpers?|manager|service|common|misc)\.py$"
 LUA_HEADER = ("-- KEYS ", "-- ARGV ", "-- Gives ")
@@ -69,9 +68,11 @@ def python_findings(path: PurePath, module: ast.Module) -> Iterator[str]:
         yield f"{path}: a module without a docstring"
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            lines = (node.end_lineno or 0) - node.body[0].lineno + 1  # a signature may be as long as it needs
             if lines > MAX_FUNCTION_LINES:
                 yield f"{path}:{node.lineno}: {node.name} has {lines} lines"
+        if isinstance(node, ast.Call) and path.parts[0] == "tests" and ast.unparse(node.func) == "time.sleep":
+            yield f"{path}:{node.lineno}: a test that waits for the clock"
 
 
 def lua_findings(path: PurePath, text: str) -> Iterator[str]:
@@ -115,10 +116,10 @@ def test_the_whole_house_is_looked_at() -> None:
         ("a.yaml", "a:\t1", "a tab"),
         ("a.lua", "-- TO" + "DO later", "work put off without an issue"),
         ("a.py", "import a  # noq" + "a", "a promise in place of a check"),
-        ("tests/a.py", "time.slee" + "p(1)", "a test that waits for the clock"),
+        ("tests/a.py", "time.sleep(1)", "a test that waits for the clock"),
         ("coordinator/utils.py", "", "a name that says nothing"),
         ("a.py", "x = 1", "a module without a docstring"),
-        ("a.py", '"""."""\n\n\ndef f():\n' + "    x = 1\n" * 60, "f has 61 lines"),
+        ("a.py", '"""."""\n\n\ndef f():\n' + "    x = 1\n" * 61, "f has 61 lines"),
         ("a.lua", "return 1", "a script that does not begin with what it does"),
         ("a.lua", "-- Adds.\n-- KEYS  1 a\n-- Gives 1\n", "a header without 'ARGV'"),
     ],
@@ -133,6 +134,7 @@ def test_an_untidy_file_is_found(path: str, text: str, what: str) -> None:
         ("a/__init__.py", ""),
         ("a.py", '"""Adds."""\n\nx = 1  # noqa: S101 - because\n'),
         ("a.lua", "-- Adds.\n--\n-- KEYS  none\n-- ARGV  1 a\n-- Gives a\n\nlocal a = ARGV[1]\n"),
+        ("tests/a.py", '"""Spawns."""\n\nSLEEP = "time.sleep(1)"\n'),
         ("a.md", "`/v1/work/` and ==== and helpers.py in a sentence"),
     ],
 )
