@@ -52,7 +52,8 @@ local function allowance(key, cost, limit)
     state = {period = f[1], consumed = tonumber(f[4] or 0), expires = tonumber(f[7] or 0), ends = tonumber(f[8] or 0),
       unallocated = tonumber(f[9] or 0), first = tonumber(f[10] or 0), last = tonumber(f[11] or 0),
       last_grant = tonumber(f[12] or 0)}
-    state.available = tonumber(f[2] or 0) + tonumber(f[3] or 0) - state.consumed - tonumber(f[5] or 0) - tonumber(f[6] or 0)
+    local given, taken = tonumber(f[2] or 0) + tonumber(f[3] or 0), tonumber(f[5] or 0) + tonumber(f[6] or 0)
+    state.available = given - taken - state.consumed
     state.untouched = math.max(0, state.available) + state.unallocated
     states[key] = state
   end
@@ -67,8 +68,8 @@ local function allowance(key, cost, limit)
   end
   local reset = ms_until(state.ends)
   local remaining = math.max(0, state.available) + state.unallocated
-  return {reason == '' and 1 or 0, reason, limit, remaining, reset, reason == '' and 0 or reset, state.available, state.last_grant},
-    state.untouched
+  local allowed, retry = reason == '' and 1 or 0, reason == '' and 0 or reset
+  return {allowed, reason, limit, remaining, reset, retry, state.available, state.last_grant}, state.untouched
 end
 
 local function rate(key, cost, rate_micro, burst)
@@ -138,7 +139,8 @@ for _ = 1, tonumber(ARGV[6]) do
     local state = states[KEYS[key]]
     redis.call('HSET', KEYS[key], 'parts', string.format('%.0f', state.parts), 'at', string.format('%.0f', state.at))
     -- A bucket that is full again says nothing that an absent one does not.
-    redis.call('PEXPIRE', KEYS[key], string.format('%.0f', ms_to_gain(state.full - state.parts, state.rate_micro) + 60000))
+    local ttl_ms = ms_to_gain(state.full - state.parts, state.rate_micro) + 60000
+    redis.call('PEXPIRE', KEYS[key], string.format('%.0f', ttl_ms))
     key = key + 1
   end
   at = at + 6

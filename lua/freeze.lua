@@ -31,7 +31,8 @@ local function lines_of(key)
   for i, field in ipairs(fields) do
     local period, minute, dimensions = string.match(field, '^([^|]*)|(%d+)|(.*)$')
     by_period[period] = by_period[period] or {}
-    table.insert(by_period[period], '{"minute":' .. minute .. ',"dimensions":' .. dimensions .. ',"units":' .. units[field] .. '}')
+    table.insert(by_period[period],
+      '{"minute":' .. minute .. ',"dimensions":' .. dimensions .. ',"units":' .. units[field] .. '}')
     periods[i] = period
   end
   return by_period, fields, periods
@@ -44,7 +45,8 @@ local function freeze(quota, lease, lines)
   local reported = {}
   local function report(period, granted, overage, consumed, returned)
     leases[#leases + 1] = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(period)
-      .. ',"granted":' .. granted .. ',"overage":' .. overage .. ',"consumed":' .. consumed .. ',"returned":' .. returned
+      .. ',"granted":' .. granted .. ',"overage":' .. overage
+      .. ',"consumed":' .. consumed .. ',"returned":' .. returned
       .. ',"lines":[' .. table.concat(by_period[period] or {}, ',') .. ']}'
     reported[period] = true
   end
@@ -72,7 +74,8 @@ for i = 5, #ARGV do
 end
 
 local seq = string.format('%.0f', tonumber(lane[1] or 0) + 1)
-local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. seq .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
+local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. seq
+  .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
 
 -- From here on nothing may fail: what leaves the lines is in the bytes.
 redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', seq)

@@ -36,7 +36,8 @@ local function retire(key, quota, f)
 end
 
 local function install(key, quota, period, granted, overage, at)
-  local v = redis.call('HMGET', key, 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires', 'first_minute')
+  local v = redis.call('HMGET', key, 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
+    'first_minute')
   local f = {period = v[1], granted = v[2] or 0, overage = v[3] or 0, consumed = v[4] or 0, returned = v[5] or 0,
     held = v[6] or 0, expires = v[7] or 0, first_minute = v[8] or 0}
   local first = tonumber(ARGV[at + 7])
@@ -52,7 +53,8 @@ local function install(key, quota, period, granted, overage, at)
   local more = math.max(0, granted - tonumber(f.granted))
   redis.call('HSET', key, 'period', period, 'granted', whole(math.max(granted, tonumber(f.granted))),
     'overage', whole(math.max(overage, tonumber(f.overage))), 'unallocated', ARGV[at + 4],
-    'expires', whole(math.max(tonumber(f.expires), sent + ARGV[at + 5] * 1000)), 'ends', whole(sent + ARGV[at + 6] * 1000),
+    'expires', whole(math.max(tonumber(f.expires), sent + ARGV[at + 5] * 1000)),
+    'ends', whole(sent + ARGV[at + 6] * 1000),
     'first_minute', ARGV[at + 7], 'last_minute', ARGV[at + 8])
   if more > 0 then redis.call('HSET', key, 'last_grant', whole(more)) end
   return more
