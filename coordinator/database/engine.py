@@ -47,13 +47,19 @@ CONTENTION = (
     asyncpg.DeadlockDetectedError,
     asyncpg.LockNotAvailableError,
 )
+LOST = (
+    ConnectionError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.InterfaceError,  # rolling back on a connection that has just died
+)
 OUTAGE = (
+    *LOST,
     OSError,
     TimeoutError,
-    asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,  # shutting down, crashed, cannot connect now
     asyncpg.InsufficientResourcesError,
-    asyncpg.InterfaceError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.ReadOnlySQLTransactionError,  # the primary has become a standby
@@ -100,7 +106,7 @@ class Database:
 
 async def _retried(once: Callable[[], Awaitable[Result]]) -> Result:
     retrying = AsyncRetrying(
-        retry=retry_if_exception_type((*CONTENTION, asyncpg.PostgresConnectionError, asyncpg.UniqueViolationError)),
+        retry=retry_if_exception_type((*CONTENTION, *LOST, asyncpg.UniqueViolationError)),
         wait=wait_random_exponential(multiplier=0.01, max=0.2),
         stop=stop_after_attempt(ATTEMPTS),
         reraise=True,

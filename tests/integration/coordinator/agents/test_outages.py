@@ -1,5 +1,6 @@
 """What an outage of Postgres looks like from outside: 503 and a moment to wait, and afterwards all is as it was."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit, urlunsplit
@@ -19,11 +20,15 @@ from tests.integration.coordinator.agents.conftest import (
     connected,
     exchange,
     lease,
-    leased,
     want,
 )
 
 pytestmark = pytest.mark.anyio
+
+
+WHO_WAITS = """
+SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' LIMIT 1
+"""
 
 
 @asynccontextmanager
@@ -37,14 +42,18 @@ async def cut(server: Connection, name: str) -> None:
     await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
 
 
-async def test_a_lost_connection_is_not_even_noticed(stand: Stand, agent: Agent) -> None:
+async def test_a_connection_that_dies_in_the_middle_is_not_even_noticed(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    own = await stand.one("SELECT pg_backend_pid()")
-    await stand.owner.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> $1", own
-    )
-    reply = await agent.say(2, lease(granted=10, consumed=7))
-    assert (reply.outcome, leased(reply).granted) == (ExchangeOutcome.APPLIED, 10)
+    async with connected(stand.url) as holder, holder.transaction():
+        await holder.execute("SELECT FROM lane FOR UPDATE")
+        said = asyncio.create_task(agent.say(2, lease(granted=10, consumed=7)))
+        while not (waiting := await stand.owner.fetchval(WHO_WAITS)):
+            assert not said.done()
+        await stand.owner.execute("SELECT pg_terminate_backend($1)", waiting)
+        while await stand.owner.fetchval(WHO_WAITS) == waiting:
+            pass
+    assert (await said).outcome is ExchangeOutcome.APPLIED
+    assert (await stand.pool())["consumed"] == 7
 
 
 async def test_an_outage_is_503_and_is_over_when_it_is_over(stand: Stand, agent: Agent) -> None:
