@@ -141,6 +141,17 @@ def parse_rate(text: LimitValue) -> Rate:
     return Rate(rate_micro, burst)
 
 
+def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
+    """A region's part of a rate by its weight: what it may always use, and all it may use while it is cut off.
+
+    All parts together never exceed the rate, nor the burst, but where the burst is so small that a region would be
+    left with less than one unit, and so admit nothing, ever: it has one.
+    """
+    if weight <= 0 or limit.burst == 0:
+        return Rate(0, 0)
+    return Rate(limit.rate_micro * weight // total_weight, max(1, limit.burst * weight // total_weight))
+
+
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
     """The quota's limit on a plan; None where the plan has none, and so admits nothing."""
     if isinstance(quota.limit, dict):

@@ -21,6 +21,7 @@ from protocol.policy import (
     limit_of,
     parse_duration_ms,
     parse_rate,
+    safe_share,
 )
 from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge
 
@@ -101,7 +102,7 @@ class Policies:
             return Demanded(policy, AllowanceCharge(key, units, limit, _dimensions(policy)), policy.wait_ms)
         if quota.kind is QuotaKind.RATE:
             assert isinstance(limit, Rate)
-            share = self._safe_share(limit)
+            share = safe_share(limit, self._bundle.weight, self._bundle.total_weight)
             return Demanded(policy, RateCharge(key, units, share.rate_micro, share.burst))
         raise KindNotServed(policy.spec.name, quota.kind)
 
@@ -112,11 +113,6 @@ class Policies:
         if quota.kind is QuotaKind.RATE:
             return Rate(0, 0) if limit is None else parse_rate(limit)
         return limit if isinstance(limit, int) else 0
-
-    def _safe_share(self, rate: Rate) -> Rate:
-        """This region's part of a rate by weight: all regions' parts together never exceed the limit."""
-        weight, total = self._bundle.weight, self._bundle.total_weight
-        return Rate(rate.rate_micro * weight // total, rate.burst * weight // total)
 
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:

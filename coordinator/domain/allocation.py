@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from coordinator.domain.books import Account, Cause, Lease, Pool, Report, post
-from protocol.policy import Rate
 
 FLOOR_UNITS = 1
 DEMAND_HALVES_IN_MS = 5_000
@@ -68,11 +67,3 @@ def grant(report: Report, pool: Pool, lease: Lease, units: int) -> None:
     post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
     if units:
         lease.last_grant = units
-
-
-def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
-    """A region's part of a rate when nothing is known of demand. All parts together never exceed the limit."""
-    if weight <= 0:
-        return Rate(0, 0)
-    # A burst below one unit would admit nothing, ever.
-    return Rate(limit.rate_micro * weight // total_weight, max(1, limit.burst * weight // total_weight))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from coordinator.domain.allocation import safe_share
 from protocol.identifiers import parse_quota_key
 from protocol.outcomes import GrantRefusal
 from protocol.policy import (
@@ -15,6 +14,7 @@ from protocol.policy import (
     limit_of,
     parse_duration_ms,
     parse_rate,
+    safe_share,
 )
 
 

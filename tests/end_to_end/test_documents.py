@@ -9,19 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.launching import Launcher, running
+from leasehold.processes import wait_until
+from tests.end_to_end.launching import PATIENCE_S, Launcher, running
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"127\.0\.0\.1:(84\d\d)")
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are for curl, which is not here")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("curl") is None, reason="the examples are for curl, which is not here"),
+    pytest.mark.xdist_group("documents"),  # one stack for all pages
+]
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """With something in the books, as a reader has who comes to a page after the README."""
     with running(tmp_path_factory.mktemp("stack") / "data", "--json") as launcher:
+        assert launcher.check("us-east").status == 200
+        assert wait_until(lambda: launcher.consumed() == 1, PATIENCE_S)
         yield launcher
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.allocation import Ask, decayed, grant_units, safe_share
-from protocol.policy import Rate
+from coordinator.domain.allocation import Ask, decayed, grant_units
 
 units = st.integers(0, 2**53 - 1)
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
@@ -65,16 +64,3 @@ def test_demand_only_decays(demand_milli: int, first_ms: int, second_ms: int) ->
 def test_half_of_it_is_gone_after_five_seconds() -> None:
     assert [decayed(1000, NOW, NOW + timedelta(seconds=each)) for each in (0, 2.5, 5, 10)] == [1000, 750, 500, 250]
     assert decayed(1000, NOW, NOW - timedelta(seconds=9)) == 1000
-
-
-@given(
-    st.integers(1, 9_000_000_000),
-    st.integers(1, 9_000_000),
-    st.lists(st.integers(0, 1_000_000), min_size=1, max_size=50),
-)
-def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, weights: list[int]) -> None:
-    shares = [safe_share(Rate(rate_micro, burst), weight, sum(weights)) for weight in weights]
-    assert sum(share.rate_micro for share in shares) <= rate_micro
-    # A region that takes part can burst by one unit at least, so tiny bursts may add up to one a region.
-    assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
-    assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))

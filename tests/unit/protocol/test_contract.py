@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protocol.identifiers import lane_of, parse_quota_key, quota_key
 from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, Totals, after
 from protocol.messages import FrozenBatch, LeaseWant, body_hash
-from protocol.policy import LimitsDocument, faults_of, parse_duration_ms, parse_rate
+from protocol.policy import LimitsDocument, Rate, faults_of, parse_duration_ms, parse_rate, safe_share
 
 LANES = [3, 2, 3]  # in the names of keys of stores that are in use
 FIELDS = st.text(string.ascii_lowercase + "_", min_size=1)
@@ -147,3 +147,17 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "policies[1].on_store_failure": "supported",
         "policies[2].on_store_failure": "supported",
     }  # fmt: skip
+
+
+@given(
+    st.integers(1, 9_000_000_000),
+    st.integers(1, 9_000_000),
+    st.lists(st.integers(0, 1_000_000), min_size=1, max_size=50),
+)
+def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, weights: list[int]) -> None:
+    shares = [safe_share(Rate(rate_micro, burst), weight, sum(weights)) for weight in weights]
+    assert sum(share.rate_micro for share in shares) <= rate_micro
+    # A region that takes part can burst by one unit at least, so tiny bursts may add up to one a region.
+    assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
+    assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
+    assert safe_share(Rate(0, 0), 1, 1) == Rate(0, 0)
