@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from doors.problems import MEDIA_TYPE, InvalidParameter, Problem
+from doors.problems import MEDIA_TYPE, PROBLEMS, InvalidParameter, Problem
 
 JSON = "application/json"
 T = TypeVar("T")
@@ -149,6 +149,7 @@ _REF = "#/components/schemas/{name}"
 _CARRIED = "x-leasehold-schemas"  # what an operation refers to, until install_schemas gathers it
 _ANY_OPERATION = (400, 401, 403, 404, 405, 422, 431, 500)
 _WITH_BODY = (413, 415)
+_RENAMED = {413: "Content Too Large", 422: "Unprocessable Content"}  # by RFC 9110, and in newer Pythons only
 
 _PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
@@ -197,12 +198,17 @@ def described(*, body: Any = None, answers: Mapping[int, Any]) -> dict[str, Any]
 
 
 def _response(status: int, type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": HTTPStatus(status).phrase}
+    described: dict[str, Any] = {"description": _meaning(status)}
     if status >= 400:
         described["content"] = {MEDIA_TYPE: {"schema": _problem_schema(type_, carried)}}
     elif type_ is not None:
         described["content"] = {JSON: {"schema": _schema(type_, carried)}}
     return described
+
+
+def _meaning(status: int) -> str:
+    """In our words where we have some: Python's own phrases change from version to version."""
+    return " / ".join(kind.title for kind in PROBLEMS.values() if kind.status == status) or HTTPStatus(status).phrase
 
 
 def _problem_schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
