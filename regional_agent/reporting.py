@@ -239,8 +239,16 @@ class Conversation:
             self._resend.discard(part.lane)
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
+            for lease in reply.leases:
+                if lease.recall_keep is not None:
+                    await self._answer_recall(life, lease.quota, lease.recall_keep)
         elif reply.outcome is not ExchangeOutcome.STALE:  # stale: another agent of the region was quicker
             self._stop_lane(life, part, reply)
+
+    async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
+        """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""
+        if await self._scripts.give_back(life, quota, keep):
+            self.report_now()
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
         refused = {lease.quota for lease in reply.leases if lease.refusal is not None}

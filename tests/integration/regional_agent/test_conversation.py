@@ -168,3 +168,15 @@ async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(
     finally:
         await world.agents.aclose()
         stop(process)
+
+
+async def test_a_recall_that_was_missed_as_a_signal_is_in_the_next_reply(world: World) -> None:
+    world.weather.swallows_replies_to = {"/signals"}
+    holder, asker = await world.agent("us-east"), await world.agent("eu-west")
+    await holder.lease(100)
+
+    async def spend_and_ask() -> int:
+        await holder.check()  # so that it has something to report, and hears the reply
+        return (await asker.check(cost=20)).status_code
+
+    await eventually(spend_and_ask, 200)
