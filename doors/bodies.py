@@ -149,7 +149,6 @@ _REF = "#/components/schemas/{name}"
 _CARRIED = "x-leasehold-schemas"  # what an operation refers to, until install_schemas gathers it
 _ANY_OPERATION = (400, 401, 403, 404, 405, 422, 431, 500)
 _WITH_BODY = (413, 415)
-_RENAMED = {413: "Content Too Large", 422: "Unprocessable Content"}  # by RFC 9110, and in newer Pythons only
 
 _PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
