@@ -5,6 +5,7 @@ it has an id, leaves one line in the log and is answered. install_requests puts 
 """
 
 import time
+from collections.abc import Collection
 
 import structlog
 from fastapi import FastAPI
@@ -15,24 +16,29 @@ from doors.metrics import HttpMetrics
 from doors.problems import Problem, answer_to, problem_response
 from doors.request_ids import request_id_of
 
-_QUIET = frozenset(("/healthz", "/readyz", "/metrics"))  # asked every few seconds, by machines
+_ASKED_BY_MACHINES = ("/healthz", "/readyz", "/metrics")  # every few seconds
+_FAULT = 500  # is always worth a line
 _CLIENT_GONE = 499  # nginx's word for it: there is no status for an answer that nobody heard
 
 _log = structlog.get_logger("doors.requests")
 
 
-def install_requests(app: FastAPI, *, max_body_bytes: int, metrics: HttpMetrics | None = None) -> None:
-    """What was added last is outermost."""
+def install_requests(
+    app: FastAPI, *, max_body_bytes: int, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()
+) -> None:
+    """`quiet` are paths whose requests are counted and not logged, as long as they do not fail."""
+    # What was added last is outermost.
     app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
-    app.add_middleware(RequestContext, metrics=metrics)
+    app.add_middleware(RequestContext, metrics=metrics, quiet=quiet)
 
 
 class RequestContext:
     """X-Request-Id, the request's id in every log line, one access line, and an answer to whatever was raised."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics | None = None) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()) -> None:
         self._app = app
         self._metrics = metrics
+        self._quiet = frozenset((*_ASKED_BY_MACHINES, *quiet))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,7 +69,7 @@ class RequestContext:
         route = getattr(scope.get("route"), "path", None) or "unmatched"
         if self._metrics is not None:
             self._metrics.observe(route, method, status, duration_ns / 1e9)
-        if scope["path"] not in _QUIET:
+        if status >= _FAULT or scope["path"] not in self._quiet:
             _log.info("request", method=method, route=route, status=status, duration_ms=duration_ns // 10_000 / 100)
 
 

@@ -27,6 +27,8 @@ from regional_agent.status import Status, faults_of, status_of
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import OperationConflict
 
+HOT_PATHS = ("/v1/check", "/v1/check:batch")
+
 
 def the_region(request: Request) -> Region:
     region: Region = request.app.state.region
@@ -49,7 +51,7 @@ health = APIRouter(tags=["health"])
 
 
 @services.post(
-    "/v1/check", **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 501: None, 503: CheckAnswer})
+    HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 501: None, 503: CheckAnswer})
 )
 async def check(request: Request, region: TheRegion) -> Response:
     """May this happen now? Consumes when it may."""
@@ -60,7 +62,7 @@ async def check(request: Request, region: TheRegion) -> Response:
     return problem_response(_denial(verdict, headers), request)
 
 
-@services.post("/v1/check:batch", **described(body=CheckBatch, answers={200: BatchAnswer}))
+@services.post(HOT_PATHS[1], **described(body=CheckBatch, answers={200: BatchAnswer}))
 async def check_batch(request: Request, region: TheRegion) -> Response:
     """Up to 1,000 checks, decided one by one, in order."""
     batch = await read_body(request, CheckBatch)

@@ -34,7 +34,8 @@ def create_app(settings: AgentSettings, clock: Clock | None = None) -> FastAPI:
     install_problems(app)
     install_schemas(app)
     metrics = HttpMetrics(region.metrics.registry)
-    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics)
+    # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
+    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
     return app
 
 

@@ -201,7 +201,7 @@ class Conversation:
         return Spoken(lane, await self._scripts.freeze(life, lane, quotas), asked, rates)
 
     async def _must_resend(self, life: Life, lane: int) -> bool:
-        waits = lane in self._resend and await self._scripts.has_frozen(life, lane)
+        waits = lane in self._resend and await self._scripts.frozen_seq(life, lane) is not None
         if not waits:
             self._resend.discard(lane)
         return waits
@@ -242,8 +242,11 @@ class Conversation:
             for lease in reply.leases:
                 if lease.recall_keep is not None:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
-        elif reply.outcome is not ExchangeOutcome.STALE:  # stale: another agent of the region was quicker
-            self._stop_lane(life, part, reply)
+        elif reply.outcome is not ExchangeOutcome.STALE:
+            self._stop_lane(life, part, reply.outcome, reply.expected_seq)
+        elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:
+            # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
+            self._stop_lane(life, part, ExchangeOutcome.STORE_REGRESSED)
 
     async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
         """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""
@@ -261,17 +264,17 @@ class Conversation:
         for rate in reply.rates:
             self._leasing.refresh_ms = rate.refresh_in_ms
 
-    def _stop_lane(self, life: Life, part: Spoken, reply: ExchangeReply) -> None:
+    def _stop_lane(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
         """The batch was not booked, and would not be the next time. It stays in the store, for people to look at."""
-        self.stopped_lanes[life.epoch, part.lane] = reply.outcome
+        self.stopped_lanes[life.epoch, part.lane] = outcome
         self._metrics.stopped_lanes.set(len(self.stopped_lanes))
         log.error(
             "a lane has stopped",
             epoch=life.epoch,
             lane=part.lane,
             seq=part.frozen.seq,
-            outcome=reply.outcome.value,
-            expected_seq=reply.expected_seq,
+            outcome=outcome.value,
+            expected_seq=expected_seq,
         )
 
 

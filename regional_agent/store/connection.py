@@ -7,6 +7,10 @@ Python; a call for each request through a pool reaches a tenth of it.
 The store's *fingerprint* is read on every new connection, before any other command: it tells one life of the store
 from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have been
 executed, and only its caller knows what that means.
+
+Time runs out for all calls together: one sweep looks at the oldest, a few times within a time-out. A timer for each
+call would cost as much as the call, and after a stall of this process it would fire before the replies that wait in
+the socket are read.
 """
 
 import asyncio
@@ -25,6 +29,7 @@ Argument = bytes | str | int
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+SWEEPS_IN_A_TIMEOUT = 5
 
 
 class StoreUnavailable(Exception):
@@ -36,16 +41,19 @@ class StoreError(Exception):
 
 
 class _Protocol(asyncio.Protocol):
-    def __init__(self, on_lost: Callable[[], None]) -> None:
+    def __init__(self, timeout_s: float, on_lost: Callable[[], None]) -> None:
         self._reader = hiredis.Reader(replyError=StoreError)
-        self._waiting: deque[asyncio.Future[Reply]] = deque()
+        self._waiting: deque[tuple[float, asyncio.Future[Reply]]] = deque()  # since when, who
         self._gathered: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
+        self._timeout_s = timeout_s
+        self._sweep_every_s = timeout_s / SWEEPS_IN_A_TIMEOUT
+        self._sweep_at = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
 
     def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Reply]:
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -54,8 +62,10 @@ class _Protocol(asyncio.Protocol):
             return future
         if not self._gathered:
             self._loop.call_soon(self._flush)
+        if not self._waiting:
+            self._sweep_later()
         self._gathered.append(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
-        self._waiting.append(future)
+        self._waiting.append((self._loop.time(), future))
         return future
 
     def _flush(self) -> None:
@@ -66,17 +76,41 @@ class _Protocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            future = self._waiting.popleft()
-            if future.done():  # its caller gave up; the reply is somebody else's no longer
+            _, future = self._waiting.popleft()
+            if future.done():  # its caller gave up; the reply is nobody else's
                 continue
             if isinstance(reply, StoreError):
                 future.set_exception(reply)
             else:
                 future.set_result(reply)
 
+    def _sweep_later(self) -> None:
+        now = self._loop.time()
+        if now < self._sweep_at:
+            return  # one is under way
+        self._sweep_at = now + self._sweep_every_s
+        self._loop.call_at(self._sweep_at, self._sweep)
+
+    def _sweep(self) -> None:
+        now = self._loop.time()
+        was_stalled = now - self._sweep_at > self._sweep_every_s
+        if not was_stalled:  # else the replies may lie in the socket: they are read before the next sweep
+            self._give_up(before=now - self._timeout_s)
+        self._sweep_at = 0.0
+        if self._waiting:
+            self._sweep_later()
+
+    def _give_up(self, before: float) -> None:
+        """Their replies will still come, and are thrown away then: the order is what tells them apart."""
+        for since, future in self._waiting:
+            if since > before:
+                return
+            if not future.done():
+                future.set_exception(StoreUnavailable("the store did not answer in time"))
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for future in self._waiting:
+        for _, future in self._waiting:
             if not future.done():
                 future.set_exception(StoreUnavailable(f"the store's connection was lost: {exc or 'closed'}"))
         self._waiting.clear()
@@ -133,11 +167,7 @@ class StoreConnection:
         if self._protocol is None:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         self.calls += 1
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._protocol.ask(arguments)
-        except TimeoutError:
-            raise StoreUnavailable(f"the store at {self.address} did not answer in time") from None
+        return await self._protocol.ask(arguments)
 
     async def read_fingerprint(self) -> str:
         """Which life of the store this connection leads to, asked anew."""
@@ -194,7 +224,7 @@ class StoreConnection:
         self.fingerprint = fingerprint
 
     def _new_protocol(self) -> _Protocol:
-        return _Protocol(self._on_lost)
+        return _Protocol(self._timeout_s, self._on_lost)
 
     def _on_lost(self) -> None:
         self.fingerprint = None

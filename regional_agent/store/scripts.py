@@ -172,8 +172,10 @@ class Scripts:
         members = await self._store.call("SRANDMEMBER", keys.dirty(lane, life.epoch), most)
         return sorted(member.decode() for member in members)
 
-    async def has_frozen(self, life: Life, lane: int) -> bool:
-        return bool(await self._store.call("HEXISTS", keys.lane(lane, life.epoch), "frozen"))
+    async def frozen_seq(self, life: Life, lane: int) -> int | None:
+        """The number of the batch that waits for its receipt."""
+        seq = await self._store.call("HGET", keys.lane(lane, life.epoch), "frozen_seq")
+        return None if seq is None else int(seq)
 
     async def freeze(self, life: Life, lane: int, quotas: Sequence[str]) -> Frozen:
         names = [keys.FENCE, keys.lane(lane, life.epoch), keys.dirty(lane, life.epoch)]

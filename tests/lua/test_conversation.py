@@ -118,6 +118,15 @@ async def test_there_is_nothing_to_give_back_twice(scripts: Scripts, life: Life)
     assert await scripts.give_back(life, "exports:tenant=nobody", 0) == 0
 
 
+async def test_what_is_below_zero_is_not_given_back(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=10))
+    await take(scripts, life, 25, mode="adjust")
+    await freeze(scripts, life)
+    assert await scripts.give_back(life, QUOTA, 0) == 0
+    assert (await scripts.lease_fields(life, QUOTA)).get("returned", "0") == "0"
+    assert await dirty(scripts, life) == []
+
+
 async def test_a_new_period_ends_the_old_one_and_both_are_reported(scripts: Scripts, life: Life) -> None:
     old, new = lease_reply(granted=100), lease_reply(period="2026-12", granted=10, first_minute=50_000)
     await install(scripts, life, old)
@@ -157,7 +166,7 @@ async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_but_nothing
     assert batch_of(await freeze(scripts, life)).leases[0].consumed == 30
     assert await install(scripts, life, lease_reply(granted=500), seq=1) == {}
     assert (await scripts.lease_fields(life, QUOTA))["granted"] == "100"
-    assert not await scripts.has_frozen(life, lane_of(QUOTA, life.lanes))
+    assert await scripts.frozen_seq(life, lane_of(QUOTA, life.lanes)) is None
 
 
 async def test_the_conversation_of_another_life_is_refused(scripts: Scripts, life: Life) -> None:

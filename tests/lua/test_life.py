@@ -28,6 +28,7 @@ async def test_another_life_clears_the_epoch_and_has_another_nonce(scripts: Scri
     assert await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
     begun = await scripts.begin_life("life-2", "b" * 16)
     assert (begun.nonce, begun.epoch) == ("b" * 16, None)
+    assert await scripts.read_fence() == begun, "nothing is admitted until another epoch is adopted"
 
 
 async def test_an_epoch_for_a_life_that_is_over_is_not_adopted(scripts: Scripts) -> None:

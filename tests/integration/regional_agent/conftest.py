@@ -5,7 +5,7 @@ region. `Weather` stands where the network is: it can swallow a request, or swal
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ import asyncpg
 import httpx
 import pytest
 from pydantic import SecretStr
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.main import create_app as create_coordinator
 from coordinator.operations.issue_token import issue_token
@@ -59,18 +59,34 @@ class Weather:
         self.swallows_requests = False
         self.swallows_replies_to: set[str] = set()
         self.swallowed = 0
+        self.before_replies_to: dict[str, Callable[[], Awaitable[None]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self.swallows_requests:
             await _answer_nothing_of_use(send)
+        elif hook := self._hook(scope["path"]):
+            await self._app(scope, receive, _after(hook, send))
         elif any(scope["path"].endswith(end) for end in self.swallows_replies_to):
             await self._app(scope, receive, _nowhere)
             self.swallowed += 1
             await _answer_nothing_of_use(send)
         else:
             await self._app(scope, receive, send)
+
+    def _hook(self, path: str) -> Callable[[], Awaitable[None]] | None:
+        """Each happens once."""
+        return next((self.before_replies_to.pop(end) for end in self.before_replies_to if path.endswith(end)), None)
+
+
+def _after(hook: Callable[[], Awaitable[None]], send: Send) -> Send:
+    async def late(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await hook()
+        await send(message)
+
+    return late
 
 
 async def _nowhere(_: Any) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from leasehold import embedded
 from leasehold.processes import stop, wait_until
+from protocol.identifiers import lane_of
+from regional_agent.store import keys
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, REGIONS, Agent, World, running, until
 
@@ -180,3 +182,56 @@ async def test_a_recall_that_was_missed_as_a_signal_is_in_the_next_reply(world: 
         return (await asker.check(cost=20)).status_code
 
     await eventually(spend_and_ask, 200)
+
+
+async def test_an_epoch_that_was_opened_for_a_life_that_is_over_admits_nothing(world: World) -> None:
+    """The store fails over while its epoch is on the way: the epoch belongs to what it was before."""
+    async with running(world.settings("us-east")) as agent:
+        await agent.ready()
+        first = agent.region.life.current
+        fence, scripts = "lh:fence", agent.region.scripts
+        await agent.region.store.call("HSET", fence, "fingerprint", "another life")
+
+        async def fail_over() -> None:
+            await agent.region.store.call("HSET", fence, "fingerprint", "a third life", "nonce", "0" * 32)
+
+        world.weather.before_replies_to["/epochs"] = fail_over
+        assert (await agent.check()).status_code == 503
+        await until(lambda: not world.weather.before_replies_to)
+        await until(lambda: agent.region.life.current not in {None, first})
+        life = agent.region.life.current
+        assert life is not None
+        assert (await scripts.read_fence()).fingerprint == life.fingerprint == agent.region.store.fingerprint
+        assert first is not None
+        assert life.epoch == first.epoch + 2, "the one in between was never adopted"
+
+
+async def test_a_batch_that_is_refused_stops_its_lane_and_stays(world: World) -> None:
+    """The store was put back to an older state without anybody noticing: people must look at it."""
+    agent = await world.agent()
+    await agent.lease(50)
+    assert (await agent.check(cost=5)).status_code == 200
+    await eventually(world.usage, 5)
+    life = agent.region.life.current
+    assert life is not None
+    lane = lane_of("exports:tenant=acme", life.lanes)
+    await agent.region.store.call("HSET", keys.lane(lane, life.epoch), "seq", 0)
+    assert (await agent.check(cost=2)).status_code == 200
+    await until(lambda: bool(agent.region.conversation.stopped_lanes))
+    assert (await agent.http.get("/readyz")).status_code == 503
+    assert list((await agent.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
+    assert await agent.region.scripts.frozen_seq(life, lane) == 1
+    assert await world.usage() == 5
+
+
+async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
+    async with running(world.settings("ap-south")) as other:
+        await other.ready()
+        await other.region.store.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        try:
+            agent = await world.agent()
+            answer = await agent.http.get("/readyz")
+            assert answer.status_code == 503
+            assert "noeviction" in answer.json()["detail"]
+        finally:
+            await other.region.store.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
