@@ -226,8 +226,11 @@ def _merge(into: dict[str, Any], components: Mapping[str, Any]) -> None:
             raise ValueError(f"two different types are called {name}: their schemas cannot be told apart")
 
 
-def install_schemas(app: FastAPI) -> None:
-    """Make app.openapi() contain the components of all that was described, in an order that does not change."""
+def install_schemas(app: FastAPI, *, token_is_optional: bool = False) -> None:
+    """Make app.openapi() contain the components of all that was described, in an order that does not change.
+
+    What is under /v1/ takes a bearer token; `token_is_optional` says that it may also be asked without.
+    """
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -236,6 +239,11 @@ def install_schemas(app: FastAPI) -> None:
         _merge(schemas, {"Problem": _PROBLEM_SCHEMA})
         for operation in _operations(document):
             _merge(schemas, operation.pop(_CARRIED, {}))
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            if path.startswith("/v1/"):
+                for operation in operations.values():
+                    operation["security"] = [{}, {"token": []}] if token_is_optional else [{"token": []}]
         document["components"]["schemas"] = dict(sorted(schemas.items()))
         return document
 

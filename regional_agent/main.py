@@ -32,7 +32,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None) -> FastAPI:
     app.include_router(api.services)
     app.include_router(api.health)
     install_problems(app)
-    install_schemas(app)
+    install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
