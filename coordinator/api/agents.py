@@ -12,8 +12,9 @@ from coordinator.api.auth import require_a_region, require_this_region
 from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.frozen import call_of, refused
 from coordinator.api.queries import Query
+from coordinator.domain.exchange import Call, WrongLane
 from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import Applied, Call, WrongLane, apply_exchange
+from coordinator.operations.apply_exchange import Applied, apply_exchange
 from coordinator.operations.open_epoch import open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
 from coordinator.outages import DatabaseUnavailable

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from coordinator.domain.exchange import Call, Incoming
 from coordinator.domain.period import period_of
-from coordinator.operations.apply_exchange import Call, Incoming
 from doors.bodies import decode
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key

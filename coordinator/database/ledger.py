@@ -18,8 +18,9 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.books import Key, Lease, Pool, Report
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
+from coordinator.domain.exchange import BookedReport, LockedPool
 from coordinator.domain.period import moment_of, period_of
-from coordinator.domain.settlement import EpochState, Lane, Quarantined
+from coordinator.domain.settlement import EpochState, Lane
 from protocol.identifiers import parse_quota_key
 from protocol.lease import LeaseState
 from protocol.messages import Receipt
@@ -71,11 +72,6 @@ async def read_catalogue(connection: Connection, documents: Documents, tenants: 
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
     return Catalogue(row["version"], quotas, default_plan, plans, regions)
-
-
-class LockedPool(NamedTuple):
-    pool: Pool
-    period_is_open: bool
 
 
 async def lock_pools(
@@ -153,15 +149,6 @@ async def read_receipts(
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
-
-
-class BookedReport(NamedTuple):
-    """A report as it is to be written."""
-
-    report: Report
-    body_hash: bytes
-    head: bytes
-    quarantined: Sequence[Quarantined]
 
 
 async def write_pools(connection: Connection, pools: Collection[Pool]) -> None:

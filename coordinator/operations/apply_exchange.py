@@ -1,79 +1,43 @@
 """One call of a region's agent: several lanes, one transaction, committed before the reply leaves.
 
     lock and read   lanes, what is in force, pools, leases: a few statements for all lanes together
-    decide          pure code, on what is locked: who booked what, who gets what, who is told what
+    decide          domain/exchange.py, on what is locked: who booked what, who gets what, who is told what
     write           one statement a table
 
-A lane that is refused (a gap, a conflict, lost data, …) changes nothing and holds up none of the others. The code works
-on any number of calls at once: gathering those that wait together into one transaction is a matter of the caller.
+Only the SQL and its order are here.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.database.ledger import BookedReport, LaneName, LockedPool
+from coordinator.database.ledger import LaneName
 from coordinator.database.notices import notify
-from coordinator.domain.books import Key, Lease, Report
-from coordinator.domain.entitlement import Catalogue, rate_entitlement, tenant_of
-from coordinator.domain.granting import (
-    Shelf,
-    Terms,
-    Wanted,
-    came_free,
-    lease_reply,
-    recalls,
-    refusal_of,
-    serve,
-    sort_wants,
-    touch,
+from coordinator.domain.books import Report
+from coordinator.domain.entitlement import Catalogue
+from coordinator.domain.exchange import (
+    Books,
+    Call,
+    Decision,
+    Work,
+    books_of,
+    decide,
+    epochs_about,
+    judge,
+    pools_about,
+    pools_needed,
+    replayed,
+    respond,
+    sort,
+    tenants,
+    works_of,
 )
+from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
-from coordinator.domain.proof import next_head
-from coordinator.domain.settlement import (
-    EpochState,
-    Lane,
-    Quarantined,
-    Verdict,
-    is_empty,
-    judge_number,
-    judge_totals,
-    key_of,
-    settle,
-)
-from protocol.identifiers import lane_of
-from protocol.lease import LeaseState
-from protocol.messages import (
-    ExchangeReply,
-    ExchangeResponse,
-    FrozenBatch,
-    LeaseReply,
-    LiveState,
-    RateReply,
-    Receipt,
-    Versions,
-    WantRefused,
-)
-from protocol.outcomes import ExchangeOutcome, GrantRefusal
-
-
-class Incoming(NamedTuple):
-    """One exchange of a call, parsed."""
-
-    batch: FrozenBatch
-    body_hash: bytes
-    live: LiveState
-
-
-class Call(NamedTuple):
-    region: str
-    fingerprint: str
-    incoming: Sequence[Incoming]
+from protocol.messages import ExchangeResponse, Receipt
 
 
 class Applied(NamedTuple):
@@ -85,300 +49,45 @@ class Applied(NamedTuple):
     notices: Sequence[Notice]
 
 
-class WrongLane(ValueError):
-    """A quota travelled in a lane that it does not belong to: the call is malformed, and nothing of it is booked."""
-
-    def __init__(self, exchange: int, quota: str) -> None:
-        super().__init__(f"{quota} belongs to another lane")
-        self.exchange = exchange
-
-
 async def apply_exchange(
     connection: Connection, documents: Documents, call: Call, terms: Terms, now: datetime
 ) -> Applied:
-    works = [_Work(call, index, incoming) for index, incoming in enumerate(call.incoming)]
-    catalogue = await _lock_and_read_catalogue(connection, documents, works, now)
-    books = await _lock_and_read_books(connection, works, now)
-    for work in works:
-        _settle(work, books, terms, now)
-    for work in works:
-        _grant(work, books, len(catalogue.active), now)
-    notices = _notices(works, books, now)
-    await _write(connection, works, books, notices, now)
-    response = ExchangeResponse(
-        replies=[_reply(work, books, catalogue, terms, now) for work in works],
-        versions=Versions(policies=catalogue.version),
-        drain=catalogue.is_draining(call.region),
-    )
-    quarantined = sum(len(work.quarantined) for work in works)
-    return Applied(response, [work.report for work in works if work.is_applied], quarantined, notices)
+    works = works_of(call)
+    catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, now)
+    books = await _lock_books(connection, works, now)
+    decision = decide(works, books, catalogue, terms, now)
+    receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
+    response = respond(works, books, catalogue, receipts, terms, now)
+    quarantined = sum(len(each.quarantined) for each in decision.booked)
+    return Applied(response, [each.report for each in decision.booked], quarantined, decision.notices)
 
 
-_NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
-
-
-@dataclass(slots=True)
-class _Work:
-    """One exchange on its way through."""
-
-    call: Call
-    index: int
-    incoming: Incoming
-    lane: Lane | None = None
-    verdict: Verdict = _NOT_JUDGED
-    wanted: list[Wanted] = field(default_factory=list)
-    refused: list[WantRefused] = field(default_factory=list)
-    refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
-    quarantined: list[Quarantined] = field(default_factory=list)
-    receipt: Receipt | None = None
-    report: Report = field(init=False)
-
-    def __post_init__(self) -> None:
-        batch = self.incoming.batch
-        self.report = Report(self.call.region, batch.epoch, batch.lane, batch.seq)
-
-    @property
-    def is_applied(self) -> bool:
-        return self.verdict.outcome is ExchangeOutcome.APPLIED
-
-    @property
-    def is_answered(self) -> bool:
-        """With the totals as they are now."""
-        return self.verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
-
-    @property
-    def keys(self) -> list[Key]:
-        """The pools it is about, each once."""
-        frozen = (key_of(lease) for lease in self.incoming.batch.leases)
-        return list(dict.fromkeys([*frozen, *(wanted.key for wanted in self.wanted)]))
-
-    @property
-    def new_keys(self) -> Iterator[Key]:
-        """Pools and leases that must exist from now on."""
-        if self.is_applied:
-            yield from (wanted.key for wanted in self.wanted)
-            # Of what it was never granted, a region may still have consumed: truth is never refused.
-            yield from (
-                key_of(lease)
-                for lease in self.incoming.batch.leases
-                if not is_empty(lease) and not lease.granted and not lease.overage
-            )
-
-
-@dataclass(slots=True)
-class _Ledger:
-    """What is locked, and then decided on."""
-
-    pools: Mapping[Key, LockedPool]
-    leases: dict[tuple[int, Key], Lease]
-    by_pool: Mapping[Key, Sequence[Lease]]
-    states: Mapping[tuple[int, Key], LeaseState]  # as they were read
-    grantable: Mapping[Key, int]  # likewise
-    new: Sequence[Lease]
-
-    def of(self, work: _Work) -> dict[Key, Lease]:
-        epoch = work.incoming.batch.epoch
-        return {key: self.leases[epoch, key] for key in work.keys if (epoch, key) in self.leases}
-
-    def shelf(self, lease: Lease) -> Shelf:
-        others = [
-            other
-            for other in self.by_pool[lease.key]
-            if other.state is LeaseState.ACTIVE and other.region != lease.region
-        ]
-        pool, period_is_open = self.pools[lease.key]
-        return Shelf(pool, period_is_open, others)
-
-
-# --- lock and read ----------------------------------------------------------------------------------------------------
-
-
-async def _lock_and_read_catalogue(
-    connection: Connection, documents: Documents, works: Sequence[_Work], now: datetime
+async def _lock_lanes_and_read_catalogue(
+    connection: Connection, documents: Documents, works: Sequence[Work], now: datetime
 ) -> Catalogue:
     names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
-    lanes = await ledger.lock_lanes(connection, names)
-    for work in works:
-        work.lane = lanes.get((work.report.epoch, work.report.lane))
-        work.verdict = judge_number(work.lane, work.call.fingerprint, work.incoming.batch.seq, work.incoming.body_hash)
-        _check_lane(work)
-    catalogue = await ledger.read_catalogue(connection, documents, _tenants(works))
-    for work in works:
-        _sort_wants(work, catalogue, now)
+    judge(works, await ledger.lock_lanes(connection, names))
+    catalogue = await ledger.read_catalogue(connection, documents, tenants(works))
+    sort(works, catalogue, now)
     return catalogue
 
 
-def _check_lane(work: _Work) -> None:
-    if work.lane is None:
-        return
-    incoming = work.incoming
-    for quota in (*(lease.quota for lease in incoming.batch.leases), *(want.quota for want in incoming.live.wants)):
-        if lane_of(quota, work.lane.lanes) != work.lane.lane:
-            raise WrongLane(work.index, quota)
+async def _lock_books(connection: Connection, works: Sequence[Work], now: datetime) -> Books:
+    pools = await ledger.lock_pools(connection, pools_about(works), pools_needed(works))
+    return books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs_about(works)), now)
 
 
-def _tenants(works: Iterable[_Work]) -> set[str]:
-    lives = [work.incoming.live for work in works]
-    wants = (want.quota for live in lives for want in live.wants)
-    rates = (rate.quota for live in lives for rate in live.rates)
-    return {tenant for quota in (*wants, *rates) if (tenant := tenant_of(quota)) is not None}
-
-
-def _sort_wants(work: _Work, catalogue: Catalogue, now: datetime) -> None:
-    if not work.is_answered:
-        return
-    wants = work.incoming.live.wants
-    if work.lane and work.lane.epoch_state is not EpochState.CURRENT:
-        work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.EPOCH_FENCED) for want in wants]
-    elif catalogue.is_active(work.call.region):
-        work.wanted, work.refused = sort_wants(catalogue, wants, now)
-
-
-async def _lock_and_read_books(connection: Connection, works: Sequence[_Work], now: datetime) -> _Ledger:
-    answered = [work for work in works if work.is_answered]
-    keys = {key for work in answered for key in work.keys}
-    pools = await ledger.lock_pools(connection, keys, {key for work in works for key in work.new_keys})
-    read = await ledger.read_leases(connection, pools.keys(), {work.report.epoch for work in answered})
-    leases = {(lease.epoch, lease.key): lease for lease in read}
-    new = list(_new_leases(works, leases, now))
-    leases |= {(lease.epoch, lease.key): lease for lease in new}
-    by_pool: dict[Key, list[Lease]] = defaultdict(list)
-    for lease in leases.values():
-        by_pool[lease.key].append(lease)
-    return _Ledger(
-        pools,
-        leases,
-        by_pool,
-        states={name: lease.state for name, lease in leases.items()},
-        grantable={key: locked.pool.grantable for key, locked in pools.items()},
-        new=new,
-    )
-
-
-def _new_leases(works: Iterable[_Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:
-    for work in works:
-        is_current = work.lane is not None and work.lane.epoch_state is EpochState.CURRENT
-        state = LeaseState.ACTIVE if is_current else LeaseState.FENCED
-        for key in dict.fromkeys(work.new_keys):
-            if (work.report.epoch, key) not in leases:
-                yield Lease(key, work.report.epoch, work.call.region, now, now, state)
-
-
-# --- decide -----------------------------------------------------------------------------------------------------------
-
-
-def _settle(work: _Work, books: _Ledger, terms: Terms, now: datetime) -> None:
-    if not work.is_applied:
-        return
-    leases = books.of(work)
-    outcome = judge_totals(work.incoming.batch, leases)
-    if outcome is not ExchangeOutcome.APPLIED:
-        work.verdict, work.wanted, work.refused = Verdict(outcome), [], []
-        return
-    pools = {key: locked.pool for key, locked in books.pools.items()}
-    for lease in leases.values():
-        touch(lease, terms, now)
-    work.quarantined = settle(work.report, work.incoming.batch.leases, pools, leases)
-
-
-def _grant(work: _Work, books: _Ledger, regions: int, now: datetime) -> None:
-    if not work.is_applied:
-        return
-    leases = books.of(work)
-    for wanted in work.wanted:
-        lease = leases[wanted.key]
-        work.refusals[wanted.key] = serve(work.report, wanted, lease, books.shelf(lease), regions, now)
-
-
-def _notices(works: Iterable[_Work], books: _Ledger, now: datetime) -> list[Notice]:
-    notices: list[Notice] = []
-    for work in works:
-        if work.is_applied:
-            for lease in books.of(work).values():
-                shelf = books.shelf(lease)
-                notices += recalls(lease, shelf)
-                notices += came_free(shelf, books.grantable[lease.key], now)
-    return notices
-
-
-# --- write ------------------------------------------------------------------------------------------------------------
-
-
-async def _write(
-    connection: Connection, works: Sequence[_Work], books: _Ledger, notices: Sequence[Notice], now: datetime
-) -> None:
+async def _write(connection: Connection, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
     """Everything is decided: from here on only the database can fail, and then nothing was."""
-    applied = [work for work in works if work.is_applied]
-    booked = [_booked(work) for work in applied]
-    if booked:
-        moved = {transfer.key for each in booked for transfer in each.report.transfers}
-        touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
-        await ledger.write_pools(connection, [books.pools[key].pool for key in sorted(moved)])
-        await ledger.insert_leases(connection, [lease for lease in books.new if (lease.epoch, lease.key) in touched])
-        await ledger.write_leases(connection, list(touched.values()), books.states)
-        await ledger.write_transfers(connection, [each.report for each in booked], now)
-        receipts = await ledger.write_reports(connection, booked, now)
-        await ledger.write_lanes(connection, booked)
-        await ledger.write_quarantine(connection, booked, now)
-        await notify(connection, notices)
-        for work in applied:
-            work.receipt = receipts[work.report.epoch, work.report.lane]
-    await _read_receipts(connection, [work for work in works if work.is_answered and not work.is_applied])
-
-
-def _booked(work: _Work) -> BookedReport:
-    assert work.lane is not None
-    head = next_head(work.lane.head, work.report, work.incoming.body_hash)
-    return BookedReport(work.report, work.incoming.body_hash, head, work.quarantined)
-
-
-async def _read_receipts(connection: Connection, replayed: Sequence[_Work]) -> None:
-    reports = [(work.report.epoch, work.report.lane, work.report.seq) for work in replayed]
-    receipts = await ledger.read_receipts(connection, reports)
-    for work in replayed:
-        work.receipt = receipts[work.report.epoch, work.report.lane]
-
-
-# --- reply ------------------------------------------------------------------------------------------------------------
-
-
-def _reply(work: _Work, books: _Ledger, catalogue: Catalogue, terms: Terms, now: datetime) -> ExchangeReply:
-    batch, verdict = work.incoming.batch, work.verdict
-    if not work.is_answered:
-        return ExchangeReply(lane=batch.lane, seq=batch.seq, outcome=verdict.outcome, expected_seq=verdict.expected_seq)
-    rates, refused = _rates(work, catalogue, terms)
-    return ExchangeReply(
-        lane=batch.lane,
-        seq=batch.seq,
-        outcome=verdict.outcome,
-        receipt=work.receipt,
-        leases=[_lease_reply(work, lease, books, terms, now) for lease in books.of(work).values()],
-        rates=rates,
-        refused=[*work.refused, *refused],
-    )
-
-
-def _lease_reply(work: _Work, lease: Lease, books: _Ledger, terms: Terms, now: datetime) -> LeaseReply:
-    refusal = work.refusals.get(lease.key) or refusal_of(lease)
-    return lease_reply(lease, books.shelf(lease), terms, refusal, now)
-
-
-def _rates(work: _Work, catalogue: Catalogue, terms: Terms) -> tuple[list[RateReply], list[WantRefused]]:
-    """A rate is not in the ledger: it protects machines, it is not money."""
-    rates, refused = [], []
-    for demand in work.incoming.live.rates:
-        limit = rate_entitlement(catalogue, demand.quota)
-        if isinstance(limit, GrantRefusal):
-            refused.append(WantRefused(quota=demand.quota, refusal=limit))
-            continue
-        share = catalogue.rate_share(work.call.region, limit)
-        rates.append(
-            RateReply(
-                quota=demand.quota,
-                rate_micro=share.rate_micro,
-                burst=share.burst,
-                expires_in_ms=4 * terms.refresh_ms,
-                refresh_in_ms=terms.refresh_ms,
-            )
-        )
-    return rates, refused
+    booked = decision.booked
+    if not booked:
+        return {}
+    await ledger.write_pools(connection, decision.pools)
+    await ledger.insert_leases(connection, decision.new_leases)
+    await ledger.write_leases(connection, decision.leases, decision.states)
+    await ledger.write_transfers(connection, [each.report for each in booked], now)
+    receipts = await ledger.write_reports(connection, booked, now)
+    await ledger.write_lanes(connection, booked)
+    await ledger.write_quarantine(connection, booked, now)
+    await notify(connection, decision.notices)
+    return receipts

@@ -1,0 +1,402 @@
+"""The decision of an exchange, pure: from what was read under locks to what is written and replied.
+
+An exchange goes through three hands, and this module is all but the database. What is to be read next depends on what
+was read before, so the decision comes in steps, each a pure function of what is there by then:
+
+    judge     the lanes are locked              which exchanges count, by their number
+    sort      the catalogue is read             what is wanted, and which wants lead nowhere
+    books     pools and leases are locked       what there is, new leases included
+    decide    nothing more is read              who booked what, who gets what, who is told what
+    respond   all is written, receipts are in   what the region is told
+
+An exchange that is refused (a gap, a conflict, lost data, …) changes nothing and holds up none of the others. The code
+works on any number of calls at once.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.entitlement import Catalogue, rate_entitlement, tenant_of
+from coordinator.domain.granting import (
+    Shelf,
+    Terms,
+    Wanted,
+    came_free,
+    lease_reply,
+    recalls,
+    refusal_of,
+    serve,
+    sort_wants,
+    touch,
+)
+from coordinator.domain.notice import Notice
+from coordinator.domain.proof import next_head
+from coordinator.domain.settlement import (
+    EpochState,
+    Lane,
+    Quarantined,
+    Verdict,
+    is_empty,
+    judge_number,
+    judge_totals,
+    key_of,
+    settle,
+)
+from protocol.identifiers import lane_of
+from protocol.lease import LeaseState
+from protocol.messages import (
+    ExchangeReply,
+    ExchangeResponse,
+    FrozenBatch,
+    LeaseReply,
+    LiveState,
+    RateReply,
+    Receipt,
+    Versions,
+    WantRefused,
+)
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+
+
+class Incoming(NamedTuple):
+    """One exchange of a call, parsed."""
+
+    batch: FrozenBatch
+    body_hash: bytes
+    live: LiveState
+
+
+class Call(NamedTuple):
+    region: str
+    fingerprint: str
+    incoming: Sequence[Incoming]
+
+
+class WrongLane(ValueError):
+    """A quota travelled in a lane that it does not belong to: the call is malformed, and nothing of it is booked."""
+
+    def __init__(self, exchange: int, quota: str) -> None:
+        super().__init__(f"{quota} belongs to another lane")
+        self.exchange = exchange
+
+
+class LockedPool(NamedTuple):
+    pool: Pool
+    period_is_open: bool
+
+
+class BookedReport(NamedTuple):
+    """A report as it is to be written."""
+
+    report: Report
+    body_hash: bytes
+    head: bytes
+    quarantined: Sequence[Quarantined]
+
+
+class Decision(NamedTuple):
+    """Everything that is to be written, and who is told of it. Without a report booked, nothing is written."""
+
+    booked: Sequence[BookedReport]
+    pools: Sequence[Pool]  # of which something moved
+    new_leases: Sequence[Lease]
+    leases: Sequence[Lease]  # all that was touched, the new ones included
+    states: Mapping[tuple[int, Key], LeaseState]  # as they were read: the decision holds for those only
+    notices: Sequence[Notice]
+
+
+Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
+
+_NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
+
+
+@dataclass(slots=True)
+class Work:
+    """One exchange on its way through."""
+
+    call: Call
+    index: int
+    incoming: Incoming
+    lane: Lane | None = None
+    verdict: Verdict = _NOT_JUDGED
+    wanted: list[Wanted] = field(default_factory=list)
+    refused: list[WantRefused] = field(default_factory=list)
+    refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
+    quarantined: list[Quarantined] = field(default_factory=list)
+    report: Report = field(init=False)
+
+    def __post_init__(self) -> None:
+        batch = self.incoming.batch
+        self.report = Report(self.call.region, batch.epoch, batch.lane, batch.seq)
+
+    @property
+    def is_applied(self) -> bool:
+        return self.verdict.outcome is ExchangeOutcome.APPLIED
+
+    @property
+    def is_answered(self) -> bool:
+        """With the totals as they are now."""
+        return self.verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
+
+    @property
+    def keys(self) -> list[Key]:
+        """The pools it is about, each once."""
+        frozen = (key_of(lease) for lease in self.incoming.batch.leases)
+        return list(dict.fromkeys([*frozen, *(wanted.key for wanted in self.wanted)]))
+
+    @property
+    def new_keys(self) -> Iterator[Key]:
+        """Pools and leases that must exist from now on."""
+        if self.is_applied:
+            yield from (wanted.key for wanted in self.wanted)
+            # Of what it was never granted, a region may still have consumed: truth is never refused.
+            yield from (
+                key_of(lease)
+                for lease in self.incoming.batch.leases
+                if not is_empty(lease) and not lease.granted and not lease.overage
+            )
+
+
+@dataclass(slots=True)
+class Books:
+    """What is locked, and then decided on."""
+
+    pools: Mapping[Key, LockedPool]
+    leases: dict[tuple[int, Key], Lease]
+    by_pool: Mapping[Key, Sequence[Lease]]
+    states: Mapping[tuple[int, Key], LeaseState]  # as they were read
+    grantable: Mapping[Key, int]  # likewise
+    new: Sequence[Lease]
+
+    def of(self, work: Work) -> dict[Key, Lease]:
+        epoch = work.incoming.batch.epoch
+        return {key: self.leases[epoch, key] for key in work.keys if (epoch, key) in self.leases}
+
+    def shelf(self, lease: Lease) -> Shelf:
+        others = [
+            other
+            for other in self.by_pool[lease.key]
+            if other.state is LeaseState.ACTIVE and other.region != lease.region
+        ]
+        pool, period_is_open = self.pools[lease.key]
+        return Shelf(pool, period_is_open, others)
+
+
+# --- judge, sort, books: what there is --------------------------------------------------------------------------------
+
+
+def works_of(call: Call) -> list[Work]:
+    return [Work(call, index, incoming) for index, incoming in enumerate(call.incoming)]
+
+
+def judge(works: Iterable[Work], lanes: Mapping[tuple[int, int], Lane]) -> None:
+    """By their numbers and bytes. Raises WrongLane for a call that is malformed."""
+    for work in works:
+        work.lane = lanes.get((work.report.epoch, work.report.lane))
+        work.verdict = judge_number(work.lane, work.call.fingerprint, work.incoming.batch.seq, work.incoming.body_hash)
+        _check_lane(work)
+
+
+def _check_lane(work: Work) -> None:
+    if work.lane is None:
+        return
+    incoming = work.incoming
+    for quota in (*(lease.quota for lease in incoming.batch.leases), *(want.quota for want in incoming.live.wants)):
+        if lane_of(quota, work.lane.lanes) != work.lane.lane:
+            raise WrongLane(work.index, quota)
+
+
+def tenants(works: Iterable[Work]) -> set[str]:
+    lives = [work.incoming.live for work in works]
+    wants = (want.quota for live in lives for want in live.wants)
+    rates = (rate.quota for live in lives for rate in live.rates)
+    return {tenant for quota in (*wants, *rates) if (tenant := tenant_of(quota)) is not None}
+
+
+def sort(works: Iterable[Work], catalogue: Catalogue, now: datetime) -> None:
+    for work in works:
+        _sort_wants(work, catalogue, now)
+
+
+def _sort_wants(work: Work, catalogue: Catalogue, now: datetime) -> None:
+    if not work.is_answered:
+        return
+    wants = work.incoming.live.wants
+    if work.lane and work.lane.epoch_state is not EpochState.CURRENT:
+        work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.EPOCH_FENCED) for want in wants]
+    elif catalogue.is_active(work.call.region):
+        work.wanted, work.refused = sort_wants(catalogue, wants, now)
+
+
+def pools_about(works: Iterable[Work]) -> set[Key]:
+    return {key for work in works if work.is_answered for key in work.keys}
+
+
+def pools_needed(works: Iterable[Work]) -> set[Key]:
+    """Those that must be there, so that what was done or is wanted has a place."""
+    return {key for work in works for key in work.new_keys}
+
+
+def epochs_about(works: Iterable[Work]) -> set[int]:
+    return {work.report.epoch for work in works if work.is_answered}
+
+
+def books_of(works: Iterable[Work], pools: Mapping[Key, LockedPool], read: Iterable[Lease], now: datetime) -> Books:
+    """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for."""
+    leases = {(lease.epoch, lease.key): lease for lease in read}
+    new = list(_new_leases(works, leases, now))
+    leases |= {(lease.epoch, lease.key): lease for lease in new}
+    by_pool: dict[Key, list[Lease]] = defaultdict(list)
+    for lease in leases.values():
+        by_pool[lease.key].append(lease)
+    return Books(
+        pools,
+        leases,
+        by_pool,
+        states={name: lease.state for name, lease in leases.items()},
+        grantable={key: locked.pool.grantable for key, locked in pools.items()},
+        new=new,
+    )
+
+
+def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:
+    for work in works:
+        is_current = work.lane is not None and work.lane.epoch_state is EpochState.CURRENT
+        state = LeaseState.ACTIVE if is_current else LeaseState.FENCED
+        for key in dict.fromkeys(work.new_keys):
+            if (work.report.epoch, key) not in leases:
+                yield Lease(key, work.report.epoch, work.call.region, now, now, state)
+
+
+# --- decide -----------------------------------------------------------------------------------------------------------
+
+
+def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Terms, now: datetime) -> Decision:
+    """Book what counts, then grant what is wanted. It changes the works and the books, and says what to write."""
+    for work in works:
+        _settle(work, books, terms, now)
+    for work in works:
+        _grant(work, books, len(catalogue.active), now)
+    applied = [work for work in works if work.is_applied]
+    booked = [_booked(work) for work in applied]
+    moved = {transfer.key for each in booked for transfer in each.report.transfers}
+    touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
+    return Decision(
+        booked,
+        pools=[books.pools[key].pool for key in sorted(moved)],
+        new_leases=[lease for lease in books.new if (lease.epoch, lease.key) in touched],
+        leases=list(touched.values()),
+        states=books.states,
+        notices=_notices(works, books, now),
+    )
+
+
+def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
+    if not work.is_applied:
+        return
+    leases = books.of(work)
+    outcome = judge_totals(work.incoming.batch, leases)
+    if outcome is not ExchangeOutcome.APPLIED:
+        work.verdict, work.wanted, work.refused = Verdict(outcome), [], []
+        return
+    pools = {key: locked.pool for key, locked in books.pools.items()}
+    for lease in leases.values():
+        touch(lease, terms, now)
+    work.quarantined = settle(work.report, work.incoming.batch.leases, pools, leases)
+
+
+def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
+    if not work.is_applied:
+        return
+    leases = books.of(work)
+    for wanted in work.wanted:
+        lease = leases[wanted.key]
+        work.refusals[wanted.key] = serve(work.report, wanted, lease, books.shelf(lease), regions, now)
+
+
+def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]:
+    notices: list[Notice] = []
+    for work in works:
+        if work.is_applied:
+            for lease in books.of(work).values():
+                shelf = books.shelf(lease)
+                notices += recalls(lease, shelf)
+                notices += came_free(shelf, books.grantable[lease.key], now)
+    return notices
+
+
+def _booked(work: Work) -> BookedReport:
+    assert work.lane is not None
+    head = next_head(work.lane.head, work.report, work.incoming.body_hash)
+    return BookedReport(work.report, work.incoming.body_hash, head, work.quarantined)
+
+
+# --- respond ----------------------------------------------------------------------------------------------------------
+
+
+def replayed(works: Iterable[Work]) -> list[tuple[int, int, int]]:
+    """Reports that were booked before, and whose receipts are to be given again: epoch, lane, seq."""
+    return [
+        (work.report.epoch, work.report.lane, work.report.seq)
+        for work in works
+        if work.is_answered and not work.is_applied
+    ]
+
+
+def respond(
+    works: Sequence[Work], books: Books, catalogue: Catalogue, receipts: Receipts, terms: Terms, now: datetime
+) -> ExchangeResponse:
+    """To the works of one call."""
+    return ExchangeResponse(
+        replies=[_reply(work, books, catalogue, receipts, terms, now) for work in works],
+        versions=Versions(policies=catalogue.version),
+        drain=any(catalogue.is_draining(work.call.region) for work in works),
+    )
+
+
+def _reply(
+    work: Work, books: Books, catalogue: Catalogue, receipts: Receipts, terms: Terms, now: datetime
+) -> ExchangeReply:
+    batch, verdict = work.incoming.batch, work.verdict
+    if not work.is_answered:
+        return ExchangeReply(lane=batch.lane, seq=batch.seq, outcome=verdict.outcome, expected_seq=verdict.expected_seq)
+    rates, refused = _rates(work, catalogue, terms)
+    return ExchangeReply(
+        lane=batch.lane,
+        seq=batch.seq,
+        outcome=verdict.outcome,
+        receipt=receipts[batch.epoch, batch.lane],
+        leases=[_lease_reply(work, lease, books, terms, now) for lease in books.of(work).values()],
+        rates=rates,
+        refused=[*work.refused, *refused],
+    )
+
+
+def _lease_reply(work: Work, lease: Lease, books: Books, terms: Terms, now: datetime) -> LeaseReply:
+    refusal = work.refusals.get(lease.key) or refusal_of(lease)
+    return lease_reply(lease, books.shelf(lease), terms, refusal, now)
+
+
+def _rates(work: Work, catalogue: Catalogue, terms: Terms) -> tuple[list[RateReply], list[WantRefused]]:
+    """A rate is not in the ledger: it protects machines, it is not money."""
+    rates, refused = [], []
+    for demand in work.incoming.live.rates:
+        limit = rate_entitlement(catalogue, demand.quota)
+        if isinstance(limit, GrantRefusal):
+            refused.append(WantRefused(quota=demand.quota, refusal=limit))
+            continue
+        share = catalogue.rate_share(work.call.region, limit)
+        rates.append(
+            RateReply(
+                quota=demand.quota,
+                rate_micro=share.rate_micro,
+                burst=share.burst,
+                expires_in_ms=4 * terms.refresh_ms,
+                refresh_in_ms=terms.refresh_ms,
+            )
+        )
+    return rates, refused
