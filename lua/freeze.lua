@@ -53,11 +53,11 @@ local function freeze(quota, lease, lines)
   local f = redis.call('HGETALL', lease)
   local fields = {}
   for j = 1, #f, 2 do fields[f[j]] = f[j + 1] end
-  -- Totals of periods that are over here and wait to be reported for the last time.
-  for name, packed in pairs(fields) do
-    local period = string.match(name, '^was:(.*)$')
-    if period then report(period, string.match(packed, '^(%d+) (%d+) (%d+) (%d+)$')) end
-  end
+  -- Totals of periods that are over here and wait to be reported for the last time, the oldest first.
+  local over = {}
+  for name in pairs(fields) do over[#over + 1] = string.match(name, '^was:(.*)$') end
+  table.sort(over)
+  for _, period in ipairs(over) do report(period, string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)$')) end
   if fields['period'] then
     report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
   end

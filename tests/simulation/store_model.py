@@ -1,0 +1,470 @@
+"""A region's store in plain Python: every script of lua/, same arguments, same answers, same state, its own clock.
+
+The simulation runs the real agent on it; tests/lua/test_model.py drives it and a real store with the same commands and
+demands equal answers and equal state, so that what holds here holds there.
+
+The model speaks the few commands that the agent uses, so the real `Scripts` runs on it unchanged: names of keys and the
+order of arguments are not written down a second time. One method is one script; a mutant overrides one.
+"""
+
+import copy
+import hashlib
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regional_agent.store.connection import Argument, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.scripts import LUA, Scripts
+
+MAX_UNITS = 2**53 - 1
+PARTS = 10**9
+
+Hash = dict[str, str]
+Value = Hash | set[str] | list[Any]  # a hash, a set, or what an operation was answered
+Names = Sequence[str]
+
+
+class StoreModel:
+    """One store: its data, its clock in microseconds, and the life it lives."""
+
+    def __init__(self, run_id: str = "run-1", replid: str = "replid-1", now_us: int = 1_000_000_000_000_000) -> None:
+        self.run_id, self.replid, self.now_us = run_id, replid, now_us
+        self.data: dict[str, Value] = {}
+        self.forgets_at_us: dict[str, int] = {}
+        sources = {path.stem: path.read_bytes() for path in LUA.glob("*.lua")}
+        self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources.items()}
+
+    # --- a store as such ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> tuple[dict[str, Value], dict[str, int]]:
+        """All that is durable, to `restore` later: a store that goes back to an older state."""
+        return copy.deepcopy((self.data, self.forgets_at_us))
+
+    def restore(self, snapshot: tuple[dict[str, Value], dict[str, int]]) -> None:
+        self.data, self.forgets_at_us = copy.deepcopy(snapshot)
+
+    def restart(self, run_id: str, replid: str) -> None:
+        """Another life; what it remembers is the caller's to say."""
+        self.run_id, self.replid = run_id, replid
+
+    def execute(self, *arguments: Argument) -> Any:
+        """One command, as the agent sends it, and the store's reply."""
+        self._forget()
+        name, *rest = (each.decode() if isinstance(each, bytes) else str(each) for each in arguments)
+        if name in ("EVALSHA", "EVAL"):
+            return self._evaluate(name, rest)
+        command: Callable[..., Any] | None = getattr(self, f"_do_{name.lower()}", None)
+        if command is None:
+            raise StoreError(f"ERR the model knows no command {name}")
+        return command(*rest)
+
+    def _evaluate(self, command: str, rest: list[str]) -> Any:
+        sha = rest[0] if command == "EVALSHA" else hashlib.sha1(rest[0].encode()).hexdigest()
+        if sha not in self._names:
+            raise StoreError("NOSCRIPT No matching script.")
+        count = int(rest[1])
+        script: Callable[[Names, Names], Any] = getattr(self, self._names[sha])
+        return script(rest[2 : 2 + count], rest[2 + count :])
+
+    def _forget(self) -> None:
+        for key in [key for key, at_us in self.forgets_at_us.items() if at_us <= self.now_us]:
+            self._delete(key)
+
+    def _delete(self, key: str) -> None:
+        self.data.pop(key, None)
+        self.forgets_at_us.pop(key, None)
+
+    def hash(self, key: str) -> Hash:
+        """To read; an empty one where the key is missing."""
+        value = self.data.get(key, {})
+        assert isinstance(value, dict)
+        return value
+
+    def _write(self, key: str, fields: Hash) -> None:
+        self.data[key] = self.hash(key) | fields
+
+    def _remove(self, key: str, *fields: str) -> int:
+        value = self.hash(key)
+        removed = sum(value.pop(field, None) is not None for field in fields)
+        if not value:
+            self._delete(key)
+        return removed
+
+    def members(self, key: str) -> set[str]:
+        value = self.data.get(key, set())
+        assert isinstance(value, set)
+        return value
+
+    def _add(self, key: str, member: str) -> None:
+        self.data[key] = self.members(key) | {member}
+
+    def _discard(self, key: str, member: str) -> None:
+        self.members(key).discard(member)
+        if not self.members(key):
+            self._delete(key)
+
+    def ttl_ms(self, key: str) -> int:
+        at_us = self.forgets_at_us.get(key)
+        return -1 if at_us is None else (at_us - self.now_us) // 1000
+
+    def _expire(self, key: str, ttl_ms: int) -> None:
+        self.forgets_at_us[key] = self.now_us + ttl_ms * 1000
+        if ttl_ms <= 0:
+            self._delete(key)
+
+    def _do_info(self, section: str) -> bytes:
+        text = f"run_id:{self.run_id}" if section == "server" else f"master_replid:{self.replid}"
+        return f"# {section}\r\n{text}\r\n".encode()
+
+    def _do_config(self, *_: str) -> list[bytes]:
+        return [b"maxmemory-policy", b"noeviction"]
+
+    def _do_hget(self, key: str, field: str) -> bytes | None:
+        return _bytes(self.hash(key).get(field))
+
+    def _do_hmget(self, key: str, *fields: str) -> list[bytes | None]:
+        return [_bytes(self.hash(key).get(field)) for field in fields]
+
+    def _do_hgetall(self, key: str) -> list[bytes]:
+        return [text.encode() for pair in self.hash(key).items() for text in pair]
+
+    def _do_hset(self, key: str, *pairs: str) -> int:
+        before = len(self.hash(key))
+        self._write(key, dict(zip(pairs[::2], pairs[1::2], strict=True)))
+        return len(self.hash(key)) - before
+
+    def _do_hdel(self, key: str, *fields: str) -> int:
+        return self._remove(key, *fields)
+
+    def _do_srandmember(self, key: str, count: str) -> list[bytes]:
+        return [member.encode() for member in sorted(self.members(key))[: int(count)]]
+
+    def _do_scan(self, _cursor: str, _match: str, pattern: str, _count: str, _many: str) -> list[Any]:
+        before, _, after = pattern.removesuffix("*").partition("*")
+        return [b"0", [key.encode() for key in self.data if key.startswith(before) and after in key]]
+
+    # --- the scripts ---------------------------------------------------------------------------------------------
+
+    def _tick(self, fence: str) -> int:
+        """The store's clock, which never goes back."""
+        f = self.hash(fence)
+        mono = int(f.get("mono", 0)) + max(0, self.now_us - int(f.get("last", self.now_us)))
+        self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
+        return mono
+
+    def begin_life(self, keys: Names, argv: Names) -> list[bytes]:
+        fence = self.hash(keys[0])
+        if fence.get("fingerprint") != argv[0]:
+            self._write(keys[0], {"fingerprint": argv[0], "nonce": argv[1]})
+            self._remove(keys[0], "epoch", "lanes")
+            fence = self.hash(keys[0])
+        return [fence.get(field, "").encode() for field in ("nonce", "epoch", "lanes")]
+
+    def adopt_epoch(self, keys: Names, argv: Names) -> int:
+        fence = self.hash(keys[0])
+        if (fence.get("fingerprint"), fence.get("nonce")) != (argv[0], argv[1]):
+            return 0
+        self._write(keys[0], {"epoch": argv[2], "lanes": argv[3]})
+        self._write(keys[1], {argv[2]: argv[3]})
+        return 1
+
+    def is_fenced(self, fence: str, fingerprint: str, epoch: str) -> bool:
+        f = self.hash(fence)
+        return (f.get("fingerprint"), f.get("epoch")) != (fingerprint, epoch)
+
+    def give_back(self, keys: Names, argv: Names) -> int:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return -1
+        f = self.hash(keys[1])
+        if "granted" not in f:
+            return 0
+        units = _available(f) - int(argv[3])
+        if units <= 0:
+            return 0
+        self._write(keys[1], {"returned": str(int(f.get("returned", 0)) + units)})
+        self._add(keys[2], argv[2])
+        return units
+
+    # --- check -------------------------------------------------------------------------------------------------------
+
+    def check(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mode, operation = argv[2], argv[3]
+        record = self.data.get(keys[1]) if operation else None
+        if record is not None:
+            assert isinstance(record, list)
+            return [b"operation_conflict"] if record[0] != operation else [b"replayed", *copy.deepcopy(record[1][1:])]
+        mono = self._tick(keys[0])
+        charges = list(_charges(keys, argv))
+        states: dict[str, dict[str, Any]] = {}
+        decided = [self._decide(charge, mode, mono, states) for charge in charges]
+        answer = [b"decided", int(all(policy[0] for policy, _ in decided)), *(policy for policy, _ in decided)]
+        if not answer[1] or mode == "peek":
+            for policy, untouched in decided:
+                policy[3] = untouched
+            return answer
+        for charge in charges:
+            self._take(charge, states[charge[0][0]])
+        if operation:
+            self.data[keys[1]] = [operation, copy.deepcopy(answer)]
+            self._expire(keys[1], int(argv[4]))
+        return answer
+
+    def _decide(self, charge: Any, mode: str, mono: int, states: dict[str, dict[str, Any]]) -> tuple[list[Any], int]:
+        names, (kind, cost, first, second, _) = charge
+        if kind == "allowance":
+            state = states.get(names[0]) or self._allowance(names, mono, states)
+            return self._decide_allowance(state, int(cost), int(first), mode, mono)
+        state = states.get(names[0]) or self._bucket(names, int(first), int(second), mono, states)
+        return self._decide_rate(state, int(cost), mode)
+
+    def _allowance(self, names: Names, mono: int, states: dict[str, dict[str, Any]]) -> dict[str, Any]:
+        f = self.hash(names[0])
+        numbers = ("consumed", "expires", "ends", "unallocated", "first_minute", "last_minute", "last_grant")
+        state: dict[str, Any] = {name: int(f.get(name, 0)) for name in numbers}
+        available = _available(f)
+        state |= {"period": f.get("period"), "available": available}
+        state["untouched"] = max(0, available) + state["unallocated"]
+        states[names[0]] = state
+        return state
+
+    @staticmethod
+    def _decide_allowance(s: dict[str, Any], cost: int, limit: int, mode: str, mono: int) -> tuple[list[Any], int]:
+        enforced = mode != "adjust"
+        if (cost > limit and enforced) or s["consumed"] + cost > MAX_UNITS:
+            reason = b"cost_above_limit"
+        elif s["period"] is None:
+            reason = b"no_lease"
+        elif mono >= s["expires"] and enforced:
+            reason = b"lease_expired"
+        elif cost > s["available"] and enforced:
+            reason = b"lease_spent"
+        else:
+            reason = b""
+            s["available"] -= cost
+            s["consumed"] += cost
+        reset = max(0, math.ceil((s["ends"] - mono) / 1000))
+        remaining = max(0, s["available"]) + s["unallocated"]
+        numbers = [remaining, reset, reset if reason else 0, s["available"], s["last_grant"]]
+        return [int(not reason), reason, limit, *numbers], s["untouched"]
+
+    def _bucket(
+        self, names: Names, rate_micro: int, burst: int, mono: int, states: dict[str, dict[str, Any]]
+    ) -> dict[str, Any]:
+        f = self.hash(names[0])
+        if "until" in f and mono < int(f["until"]):
+            rate_micro, burst = int(f["rate_micro"]), int(f["burst"])
+        full = burst * PARTS
+        parts, at = min(full, int(f.get("parts", full))), int(f.get("at", mono))
+        elapsed_ms = (mono - at) // 1000
+        gained = elapsed_ms * rate_micro
+        parts = full if gained >= full - parts else parts + gained
+        states[names[0]] = state = {
+            "parts": parts,
+            "at": at + elapsed_ms * 1000,
+            "full": full,
+            "rate_micro": rate_micro,
+            "burst": burst,
+            "untouched": max(0, parts // PARTS),
+        }
+        return state
+
+    @staticmethod
+    def _decide_rate(s: dict[str, Any], cost: int, mode: str) -> tuple[list[Any], int]:
+        reason, retry = b"", 0
+        if (cost > s["burst"] and mode != "adjust") or cost * PARTS > MAX_UNITS:
+            reason = b"cost_above_limit"
+        elif cost * PARTS > s["parts"] and mode != "adjust":
+            reason, retry = b"rate_exceeded", _ms_to_gain(cost * PARTS - s["parts"], s["rate_micro"])
+        else:
+            s["parts"] = max(s["parts"] - cost * PARTS, -MAX_UNITS)
+        reset = _ms_to_gain(s["full"] - s["parts"], s["rate_micro"])
+        remaining = max(0, s["parts"] // PARTS)
+        return [int(not reason), reason, s["burst"], remaining, reset, retry, remaining, 0], s["untouched"]
+
+    def _take(self, charge: Any, state: dict[str, Any]) -> None:
+        names, (kind, cost, _, quota, dimensions) = charge
+        if kind == "allowance":
+            lease, lines, dirty = names
+            minute = min(max(self.now_us // 60_000_000, state["first_minute"]), state["last_minute"])
+            line = f"{state['period']}|{minute}|{dimensions}"
+            self._write(lease, {"consumed": str(int(self.hash(lease).get("consumed", 0)) + int(cost))})
+            self._write(lines, {line: str(int(self.hash(lines).get(line, 0)) + int(cost))})
+            if self.hash(lines)[line] == cost:
+                self._add(dirty, quota)
+        else:
+            self._write(names[0], {"parts": str(state["parts"]), "at": str(state["at"])})
+            self._expire(names[0], _ms_to_gain(state["full"] - state["parts"], state["rate_micro"]) + 60_000)
+
+    # --- freeze ------------------------------------------------------------------------------------------------------
+
+    def freeze(self, keys: Names, argv: Names) -> list[Any]:
+        if self.hash(keys[0]).get("fingerprint") != argv[0]:
+            return [b"fenced"]
+        mono = str(self._tick(keys[0])).encode()
+        lane = self.hash(keys[1])
+        if "frozen" in lane:
+            return [b"frozen", lane["frozen"].encode(), int(lane["frozen_seq"]), mono]
+        leases: list[str] = []
+        dropped: list[tuple[str, str]] = []
+        cleaned: list[str] = []
+        for quota, lease, lines in zip(argv[4:], keys[3::2], keys[4::2], strict=True):
+            if len(dropped) >= int(argv[3]):
+                break
+            reported = self._report_lease(quota, lease, lines, leases)
+            dropped += [(lines, field) for field in self.hash(lines) if field.split("|")[0] in reported]
+            cleaned.append(quota)
+        seq = int(lane.get("seq", 0)) + 1
+        body = f'{{"epoch":{argv[1]},"lane":{argv[2]},"seq":{seq},"leases":[{",".join(leases)}]}}'
+        self._write(keys[1], {"frozen": body, "frozen_seq": str(seq)})
+        for key, field in dropped:
+            self._remove(key, field)
+        for quota in cleaned:
+            self._discard(keys[2], quota)
+        return [b"frozen", body.encode(), seq, mono]
+
+    def _report_lease(self, quota: str, lease: str, lines: str, leases: list[str]) -> set[str]:
+        """Add what is to be said of one quota; gives the periods of which something is."""
+        f, reported = self.hash(lease), {}
+        for name in sorted(f):
+            if name.startswith("was:"):
+                reported[name.removeprefix("was:")] = f[name].split()
+        if "period" in f:
+            reported[f["period"]] = [f["granted"], f["overage"], f.get("consumed", "0"), f.get("returned", "0")]
+        for period, totals in reported.items():
+            leases.append(self._one_lease(quota, period, totals, lines))
+        return set(reported)
+
+    def _one_lease(self, quota: str, period: str, totals: Sequence[str], lines: str) -> str:
+        said = ",".join(
+            f'{{"minute":{field.split("|", 2)[1]},"dimensions":{field.split("|", 2)[2]},"units":{units}}}'
+            for field, units in sorted(self.hash(lines).items(), key=lambda pair: pair[0].encode())
+            if field.split("|")[0] == period
+        )
+        names = ("granted", "overage", "consumed", "returned")
+        numbers = ",".join(f'"{name}":{total}' for name, total in zip(names, totals, strict=True))
+        return f'{{"quota":{_json(quota)},"period":{_json(period)},{numbers},"lines":[{said}]}}'
+
+    # --- settle ------------------------------------------------------------------------------------------------------
+
+    def settle(self, keys: Names, argv: Names) -> list[Any]:
+        fence, lane = self.hash(keys[0]), keys[1]
+        if fence.get("fingerprint") != argv[0]:
+            return [b"fenced"]
+        dropped = argv[2] != "0" and self.hash(lane).get("frozen_seq") == argv[2]
+        if dropped:
+            self._remove(lane, "frozen", "frozen_seq")
+            self._write(lane, {"seq": argv[2]})
+        answer: list[Any] = [b"settled", int(dropped)]
+        if fence.get("epoch") != argv[1]:
+            return answer
+        sent, leases, rates = int(argv[3]), int(argv[4]), int(argv[5])
+        for i in range(leases):
+            reply = argv[6 + 10 * i : 16 + 10 * i]
+            answer.append(self._install(keys[3 + i], keys[2], reply, sent, dropped) if reply[9] == "0" else 0)
+        for i in range(rates):
+            self._install_rate(keys[3 + leases + i], argv[6 + 10 * leases + 3 * i :][:3], sent)
+        return answer
+
+    def _install(self, key: str, dirty: str, reply: Names, sent: int, dropped: bool) -> int:
+        quota, period, granted, overage, unallocated, expires_in, ends_in, first, last, _ = reply
+        f = self.hash(key)
+        if f.get("period", period) != period:
+            if int(first) < int(f.get("first_minute", 0)):
+                if dropped:
+                    self._remove(key, f"was:{period}")
+                return 0
+            self._retire(key, dirty, quota)
+        f = self.hash(key)
+        more = max(0, int(granted) - int(f.get("granted", 0)))
+        self._write(
+            key,
+            {
+                "period": period,
+                "granted": str(max(int(granted), int(f.get("granted", 0)))),
+                "overage": str(max(int(overage), int(f.get("overage", 0)))),
+                "unallocated": unallocated,
+                "expires": str(max(int(f.get("expires", 0)), sent + int(expires_in) * 1000)),
+                "ends": str(sent + int(ends_in) * 1000),
+                "first_minute": first,
+                "last_minute": last,
+            }
+            | ({"last_grant": str(more)} if more else {}),
+        )
+        return more
+
+    def _retire(self, key: str, dirty: str, quota: str) -> None:
+        """A period is over here: what is left goes back, and its totals wait for their last report."""
+        f = self.hash(key)
+        granted, overage, consumed, returned, held = (int(f.get(name, 0)) for name in _TOTALS)
+        returned = max(returned, granted + overage - consumed - held)
+        self._write(key, {f"was:{f['period']}": f"{granted} {overage} {consumed} {returned}"})
+        self._write(key, dict.fromkeys((*_TOTALS, "expires"), "0"))
+        self._add(dirty, quota)
+
+    def _install_rate(self, key: str, reply: Names, sent: int) -> None:
+        rate_micro, burst, expires_in = reply
+        self._write(key, {"rate_micro": rate_micro, "burst": burst, "until": str(sent + int(expires_in) * 1000)})
+        if self.ttl_ms(key) < int(expires_in):
+            self._expire(key, int(expires_in))
+
+
+class ModelConnection(StoreConnection):
+    """The real connection's rules on a modelled store: the fingerprint is read before anything else, and again."""
+
+    def __init__(self, model: StoreModel, on_connected: Callable[[], None] = lambda: None) -> None:
+        super().__init__("redis://model:1/0", timeout_ms=1_000, on_connected=on_connected)
+        self.model = model
+        self.reachable = True
+
+    async def _ask(self, *arguments: Argument) -> Any:
+        if not self.reachable:
+            raise StoreUnavailable("the store cannot be reached")
+        self.calls += 1
+        return self.model.execute(*arguments)
+
+    async def connect(self) -> None:
+        """A new connection; the caller says when, for there is no keeper here."""
+        await self._greet()
+        self._on_connected()
+
+    def lose(self) -> None:
+        self._on_lost()
+
+
+async def scripts_on(model: StoreModel) -> Scripts:
+    """The real scripts' methods, connected to a modelled store."""
+    connection = ModelConnection(model)
+    await connection.connect()
+    return Scripts(connection)
+
+
+_TOTALS = ("granted", "overage", "consumed", "returned", "held")
+
+
+def _available(f: Hash) -> int:
+    granted, overage, consumed, returned, held = (int(f.get(name, 0)) for name in _TOTALS)
+    return granted + overage - consumed - returned - held
+
+
+def _ms_to_gain(parts: int, rate_micro: int) -> int:
+    return math.ceil(parts / rate_micro) if rate_micro > 0 else 1000
+
+
+def _charges(keys: Names, argv: Names) -> Any:
+    """Each policy's keys and arguments in turn."""
+    key = 2
+    for at in range(6, 6 + 6 * int(argv[5]), 6):
+        count = 3 if argv[at] == "allowance" else 1
+        yield tuple(keys[key : key + count]), tuple(argv[at : at + 5])
+        key += count
+
+
+def _json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("/", "\\/")
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
