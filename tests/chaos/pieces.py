@@ -1,0 +1,192 @@
+"""A stack whose pieces can be killed one by one, without asking, and started again."""
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+
+from coordinator.operations.issue_token import issue_token
+from doors.tokens import new_token
+from leasehold import embedded
+from leasehold.local_stack.calls import call, is_ready
+from leasehold.processes import spawn, stop, wait_until
+from migrations.run import upgrade
+from protocol.clock import SystemClock
+from tests.conftest import free_port
+
+PATIENCE_S = 60
+DATABASE = "leasehold"
+# Two agents share the first region's store: whoever is alive speaks for it.
+AGENTS = {"agent-us-east": "us-east", "agent-us-east-2": "us-east", "agent-eu-west": "eu-west"}
+REGIONS = ("us-east", "eu-west")
+LIMITS = {
+    "plans": {"small": {}, "large": {}},
+    "default_plan": "large",
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "limit": {"small": 300, "large": 10_000_000}, "period": "month"}
+    ],
+    "policies": [
+        {"name": "export", "match": {"route": "/v1/exports"}, "by": ["tenant"], "quota": "exports", "wait": "1s"}
+    ],
+}
+TENANTS = {"small": 300, "large": 10_000_000}
+
+
+@dataclass
+class Piece:
+    """One process: how it is started, and when it can do its work."""
+
+    name: str
+    start: Callable[[], subprocess.Popen[bytes]]
+    is_ready: Callable[[], bool]
+    process: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def begin(self) -> None:
+        self.process = self.start()
+
+    def wait(self) -> None:
+        assert wait_until(self._is_up, PATIENCE_S), f"{self.name} does not come back"
+
+    def _is_up(self) -> bool:
+        """One that could not start, since something of the killed one was still there, is started again."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            self.begin()
+        return self.is_ready()
+
+
+class Stack:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._password = secrets.token_urlsafe()
+        self._tokens = {name: new_token() for name in ("admin", *REGIONS)}
+        self._ports = {name: free_port() for name in ("postgres", "coordinator", *map(_store, REGIONS), *AGENTS)}
+        self.coordinator = self._url("coordinator")
+        self.agents = {name: self._url(name) for name in AGENTS}
+        self.pieces = {
+            "postgres": Piece("postgres", self._start_postgres, self._postgres_is_ready),
+            **{_store(region): self._store_piece(region) for region in REGIONS},
+            "coordinator": Piece("coordinator", self._start_coordinator, lambda: is_ready(self.coordinator)),
+            **{name: self._agent_piece(name, region) for name, region in AGENTS.items()},
+        }
+
+    def _url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._ports[name]}"
+
+    # --- the whole ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        embedded.initialise_postgres(self._postgres, self._password)
+        for name, piece in self.pieces.items():
+            piece.begin()
+            if name == "postgres":
+                piece.wait()
+                asyncio.run(self._prepare())
+            if name == "coordinator":
+                piece.wait()
+                self._seed()
+        self.wait()
+
+    def wait(self) -> None:
+        for piece in self.pieces.values():
+            piece.wait()
+
+    def fsync(self, region: str, how: str) -> None:
+        """`always` or `everysec`."""
+        answer = embedded.ask_store(self._ports[_store(region)], self._password, f"CONFIG SET appendfsync {how}")
+        assert answer.startswith("+OK"), answer
+
+    def end(self) -> None:
+        for name, piece in reversed(self.pieces.items()):
+            if piece.process is not None:
+                stop(piece.process, by=signal.SIGINT if name == "postgres" else signal.SIGTERM)
+
+    def read(self, path: str) -> object:
+        answer = call("GET", f"{self.coordinator}{path}", token=self._tokens["admin"])
+        assert answer.status == 200, answer
+        return answer.body
+
+    # --- its pieces --------------------------------------------------------------------------------------------------
+
+    @property
+    def _postgres(self) -> Path:
+        return self._directory / "postgres"
+
+    def _log(self, name: str) -> Path:
+        return self._directory / f"{name}.log"
+
+    def _start_postgres(self) -> subprocess.Popen[bytes]:
+        return embedded.start_postgres(self._postgres, self._ports["postgres"], log=self._log("postgres"))
+
+    def _postgres_is_ready(self) -> bool:
+        return embedded.postgres_is_ready(self._postgres)
+
+    def _store_piece(self, region: str) -> Piece:
+        name = _store(region)
+        port = self._ports[name]
+
+        def start() -> subprocess.Popen[bytes]:
+            return embedded.start_store(self._directory / name, port, self._password, log=self._log(name))
+
+        return Piece(name, start, lambda: embedded.store_is_ready(port, self._password))
+
+    def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        environ = {
+            "LEASEHOLD_COORDINATOR_DATABASE_URL": self._database_url(DATABASE),
+            "LEASEHOLD_COORDINATOR_PORT": str(self._ports["coordinator"]),
+        }
+        return self._service("coordinator", "coordinator", environ)
+
+    def _agent_piece(self, name: str, region: str) -> Piece:
+        environ = {
+            "LEASEHOLD_AGENT_REGION": region,
+            "LEASEHOLD_AGENT_NAME": name,
+            "LEASEHOLD_AGENT_PORT": str(self._ports[name]),
+            "LEASEHOLD_AGENT_COORDINATOR_URL": self.coordinator,
+            "LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region],
+            "LEASEHOLD_AGENT_STORE_URL": embedded.store_url(self._ports[_store(region)], self._password),
+        }
+        return Piece(name, lambda: self._service(name, "agent", environ), lambda: is_ready(self.agents[name]))
+
+    def _service(self, name: str, command: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        program = [sys.executable, "-m", "leasehold.cli", command]
+        return spawn(program, log=self._log(name), environ=os.environ | environ)
+
+    def _database_url(self, database: str) -> str:
+        return embedded.postgres_url(self._ports["postgres"], self._password, database)
+
+    # --- what it starts with -----------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        connection = await asyncpg.connect(self._database_url("postgres"))
+        await connection.execute(f"CREATE DATABASE {DATABASE}")
+        await connection.close()
+        await asyncio.to_thread(upgrade, self._database_url(DATABASE))
+        connection = await asyncpg.connect(self._database_url(DATABASE))
+        for name, token in self._tokens.items():
+            scope = name if name == "admin" else f"region:{name}"
+            await issue_token(connection, [scope], "chaos", SystemClock().now(), token)
+        await connection.close()
+
+    def _seed(self) -> None:
+        steps = [("/v1/limits", LIMITS), *((f"/v1/regions/{region}", {}) for region in REGIONS)]
+        steps += [(f"/v1/subscriptions/{tenant}", {"plan": tenant}) for tenant in TENANTS]
+        for path, body in steps:
+            answer = call("PUT", f"{self.coordinator}{path}", token=self._tokens["admin"], body=body)
+            assert answer.status < 300, answer
+
+
+def _store(region: str) -> str:
+    return f"store-{region}"
