@@ -42,7 +42,7 @@ async def test_every_identity_is_checked(stand: Stand, agent: Agent) -> None:
 async def test_a_line_of_a_report_is_booked_once(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     columns = "period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, charge_period, recorded_at"
-    with pytest.raises(asyncpg.UniqueViolationError, match="transfer_of_report"):
+    with pytest.raises(asyncpg.UniqueViolationError, match="epoch_lane_seq_line_part_period"):
         await stand.owner.execute(f"INSERT INTO transfer ({columns}) SELECT {columns} FROM transfer")
 
 
