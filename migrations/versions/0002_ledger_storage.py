@@ -76,7 +76,8 @@ ALTER TABLE period ADD CONSTRAINT period_names_a_table CHECK (id ~ '^[0-9A-Za-z:
 -- squawk-ignore constraint-missing-not-valid
 ALTER TABLE period VALIDATE CONSTRAINT period_names_a_table;
 
-CREATE FUNCTION make_partition(home text, period text) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION make_partition(home text, period text) RETURNS void LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     partition text := format('%I.%I', home, 'transfer_' || period);
@@ -88,7 +89,8 @@ BEGIN
     EXECUTE format('CREATE TRIGGER transfer_is_never_truncated BEFORE TRUNCATE ON %s
         FOR EACH STATEMENT EXECUTE FUNCTION %I.refuse_change()', partition, home);
 END $$;
-CREATE FUNCTION open_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION open_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     EXECUTE format('SELECT %I.make_partition($1, $2)', TG_TABLE_SCHEMA) USING TG_TABLE_SCHEMA, NEW.id;
