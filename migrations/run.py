@@ -15,16 +15,21 @@ from sqlalchemy import Connection, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from migrations.roles import allow_coordinator
+
 LOCK_TIMEOUT_MS = 5_000
 ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
 
 
-def upgrade(url: str) -> None:
-    """To the newest revision; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db."""
-    asyncio.run(_upgrade(url))
+def upgrade(url: str, coordinator_url: str | None = None) -> bool:
+    """To the newest revision; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db.
+
+    True if the coordinator's role has what it needs; with `coordinator_url` the user that it names is a member.
+    """
+    return asyncio.run(_upgrade(url, coordinator_url))
 
 
-async def _upgrade(url: str) -> None:
+async def _upgrade(url: str, coordinator_url: str | None) -> bool:
     engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), poolclass=NullPool)
     try:
         async with engine.begin() as connection:
@@ -32,6 +37,9 @@ async def _upgrade(url: str) -> None:
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({ONE_MIGRATION_AT_A_TIME})"))
             await connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
             await connection.run_sync(_migrate)
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            return await allow_coordinator(driver, coordinator_url)
     finally:
         await engine.dispose()
 
