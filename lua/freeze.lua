@@ -57,7 +57,9 @@ local function freeze(quota, lease, lines)
   local over = {}
   for name in pairs(fields) do over[#over + 1] = string.match(name, '^was:(.*)$') end
   table.sort(over)
-  for _, period in ipairs(over) do report(period, string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)$')) end
+  for _, period in ipairs(over) do
+    report(period, string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)$'))
+  end
   if fields['period'] then
     report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
   end

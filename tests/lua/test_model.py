@@ -1,0 +1,327 @@
+"""The model of a store against the real one: the same commands at the same times, equal answers, equal state.
+
+The simulation believes its stores because of this test. The real store runs the scripts as they are but for their
+clock: `redis.call('TIME')` reads a key that the test writes, so both live the same microseconds, forwards and back.
+"""
+
+import hashlib
+import socket
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import hiredis
+import msgspec
+from hypothesis import HealthCheck, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from leasehold import embedded
+from protocol.identifiers import lane_of
+from protocol.messages import ExchangeReply, LeaseReply, RateReply
+from protocol.outcomes import ExchangeOutcome
+from protocol.units import MAX_UNITS
+from regional_agent.store.connection import Argument, StoreError
+from regional_agent.store.scripts import (
+    LUA,
+    AllowanceCharge,
+    Charge,
+    Fenced,
+    Life,
+    Operation,
+    OperationConflict,
+    RateCharge,
+    Scripts,
+)
+from tests.conftest import Server
+from tests.simulation.store_model import ModelConnection, StoreModel
+
+T = TypeVar("T")
+
+NOW, READ_NOW = b"redis.call('TIME')", b"redis.call('HMGET', 'clock', 's', 'us')"
+SLACK_MS = 30_000  # the real time between two looks at what is to be forgotten is far shorter
+HOUR_US = 3_600_000_000
+
+
+class Wire:
+    """The real store, asked without an event loop: Hypothesis runs its steps one after the other."""
+
+    def __init__(self, server: Server) -> None:
+        self._socket = socket.create_connection((embedded.LOOPBACK, server.port), timeout=10)
+        self._reader = hiredis.Reader(replyError=StoreError)
+        self.ask("AUTH", server.password)
+        self.ask("FLUSHALL")
+        self.sha: dict[str, str] = {}
+        for path in LUA.glob("*.lua"):
+            source = path.read_bytes()
+            loaded: bytes = self.ask("SCRIPT", "LOAD", source.replace(NOW, READ_NOW))
+            self.sha[hashlib.sha1(source).hexdigest()] = loaded.decode()
+
+    def ask(self, *arguments: Argument) -> Any:
+        self._socket.sendall(hiredis.pack_command(arguments))  # type: ignore[arg-type]
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(65536))
+        if isinstance(reply, StoreError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def state(self, key: bytes) -> Any:
+        kind = self.ask("TYPE", key)
+        if kind == b"hash":
+            return _pairs(self.ask("HGETALL", key))
+        if kind == b"set":
+            return {member.decode() for member in self.ask("SMEMBERS", key)}
+        return msgspec.msgpack.decode(self.ask("GET", key))
+
+
+class Both(ModelConnection):
+    """Every command goes to the model and to the real store; they must agree."""
+
+    def __init__(self, model: StoreModel, wire: Wire) -> None:
+        super().__init__(model)
+        self.fingerprint, self._wire = "both", wire
+
+    async def _ask(self, *arguments: Argument) -> Any:
+        expected = self.model.execute(*arguments)
+        to_real = list(arguments)
+        if arguments[0] == "EVALSHA":
+            to_real[1] = self._wire.sha[str(arguments[1])]
+        found = self._wire.ask(*to_real)
+        assert _comparable(arguments[0], found) == _comparable(arguments[0], expected)
+        return expected
+
+    def live(self, until_us: int) -> None:
+        """Both clocks stand here now, and both have forgotten what they forget until then.
+
+        What is about to be forgotten is, at once: the real store would do so by its own time.
+        """
+        due = dict(self.model.forgets_at_us)
+        for at_us in sorted(due.values()):
+            if until_us < at_us <= until_us + SLACK_MS * 1000:
+                until_us = at_us
+        self.model.now_us = until_us
+        self.model.execute("HGET", "none", "none")  # forgets
+        for key in due:
+            self._wire.ask("PEXPIRE", key, max(0, self.model.ttl_ms(key)))
+        self._wire.ask("HSET", "clock", "s", until_us // 1_000_000, "us", until_us % 1_000_000)
+
+    def compare(self) -> None:
+        names = {name for name in self._wire.ask("KEYS", "*") if name != b"clock"}
+        assert names == {name.encode() for name in self.model.data}
+        for name in names:
+            key = name.decode()
+            assert self._wire.state(name) == _plain(self.model.data[key]), key
+            left_ms, expected_ms = self._wire.ask("PTTL", name), self.model.ttl_ms(key)
+            assert expected_ms - SLACK_MS <= left_ms <= expected_ms, key
+
+
+def _pairs(flat: list[bytes]) -> dict[str, str]:
+    return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
+
+
+def _comparable(command: Argument, reply: Any) -> Any:
+    """Replies whose order means nothing, in one order."""
+    if command == "HGETALL":
+        return _pairs(reply)
+    if command == "SRANDMEMBER":
+        return sorted(reply)
+    return sorted(set(reply[1])) if command == "SCAN" else reply
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run what never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it waited")
+
+
+# --- what happens to a store ------------------------------------------------------------------------------------------
+
+LANES = 2
+QUOTAS = ["exports:tenant=acme", "exports:tenant=globex", "exports:tenant=a%2Fb%22", "reads:user=%C3%A4"]
+RATES = ["api:tenant=acme", "api:tenant=globex"]
+PERIODS = {"2026-11": (1_000, 1_999), "2026-12": (2_000, 2_999), "2027-01": (3_000, 3_999)}
+
+few = st.integers(0, 12)
+units = st.one_of(few, st.integers(0, 2_000), st.just(2**52))  # sums stay within what Lua counts exactly
+costs = st.one_of(st.integers(1, 12), st.sampled_from([1000, 2**40, 2**52, MAX_UNITS]))
+waits_ms = st.one_of(st.just(0), st.integers(0, 5_000), st.sampled_from([60_000, 3_600_000, 2**40]))
+dimensions = st.sampled_from(['{"policy":"export"}', '{"policy":"a|b","tenant":"{x}"}'])
+fingerprints = st.sampled_from(["life-1", "life-1", "life-1", "life-1", "life-2"])
+epochs = st.sampled_from([7, 7, 7, 8])
+
+allowances = st.builds(
+    AllowanceCharge, st.sampled_from(QUOTAS), costs, st.sampled_from([5, 1_000, MAX_UNITS]), dimensions
+)
+rates = st.builds(
+    RateCharge,
+    st.sampled_from(RATES),
+    costs,
+    st.sampled_from([0, 1, 833, 1_000_000, 10**12]),
+    st.sampled_from([0, 1, 10, 9_000_000]),
+)
+operations = st.builds(
+    Operation, st.sampled_from(["d1", "d2"]), st.sampled_from(["body", "other"]), st.sampled_from([60_000, 3_600_000])
+)
+
+
+@st.composite
+def lease_replies(draw: st.DrawFn) -> LeaseReply:
+    period = draw(st.sampled_from(list(PERIODS)))
+    first, last = PERIODS[period]
+    return LeaseReply(
+        quota=draw(st.sampled_from(QUOTAS)),
+        period=period,
+        granted=draw(units),
+        overage=draw(st.one_of(st.just(0), few)),
+        limit=1_000,
+        unallocated=draw(few),
+        starts_in_ms=draw(st.one_of(st.just(0), st.just(0), waits_ms)),
+        expires_in_ms=draw(waits_ms),
+        ends_in_ms=draw(waits_ms),
+        refresh_in_ms=1,
+        first_minute=first,
+        last_minute=last,
+    )
+
+
+rate_replies = st.builds(
+    RateReply,
+    quota=st.sampled_from(RATES),
+    rate_micro=st.sampled_from([0, 1_000, 5_000_000]),
+    burst=st.sampled_from([0, 7, 100]),
+    expires_in_ms=st.sampled_from([0, 60_000, 61_000, 3_600_000]),
+    refresh_in_ms=st.just(1),
+)
+
+
+class Store(RuleBasedStateMachine):
+    server: Server
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wire = Wire(self.server)
+        self.both = Both(StoreModel(), self.wire)
+        self.scripts = Scripts(self.both)
+
+    @initialize()
+    def adopt(self) -> None:
+        self.pass_time(0)
+        at_once(self.scripts.begin_life("life-1", "a" * 16))
+        at_once(self.scripts.adopt_epoch("life-1", "a" * 16, 7, LANES))
+
+    def do(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            return at_once(coroutine)
+        except (Fenced, OperationConflict) as refused:
+            event(type(refused).__name__)
+            return None
+        finally:
+            self.both.compare()
+
+    @rule(us=st.one_of(st.integers(-1_000_000, 5_000_000), st.sampled_from([HOUR_US, -HOUR_US, 31 * 24 * HOUR_US])))
+    def pass_time(self, us: int) -> None:
+        self.both.live(self.both.model.now_us + us)
+
+    @rule(fingerprint=fingerprints, nonce=st.sampled_from(["b" * 16, "c" * 16]))
+    def begin_life(self, fingerprint: str, nonce: str) -> None:
+        self.do(self.scripts.begin_life(fingerprint, nonce))
+
+    @rule(fingerprint=fingerprints, nonce=st.sampled_from(["a" * 16, "b" * 16, "c" * 16]), epoch=epochs)
+    def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int) -> None:
+        self.do(self.scripts.adopt_epoch(fingerprint, nonce, epoch, LANES))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        mode=st.sampled_from(["enforce", "enforce", "peek", "adjust"]),
+        charges=st.lists(st.one_of(allowances, rates), min_size=1, max_size=3),
+        operation=st.one_of(st.none(), st.none(), operations),
+    )
+    def check(
+        self, fingerprint: str, epoch: int, mode: str, charges: list[Charge], operation: Operation | None
+    ) -> None:
+        self.do(self.scripts.check(Life(fingerprint, epoch, LANES), mode, charges, operation))
+
+    @rule(fingerprint=fingerprints, epoch=epochs, lane=st.integers(0, LANES - 1))
+    def freeze(self, fingerprint: str, epoch: int, lane: int) -> None:
+        mine = [quota for quota in QUOTAS if lane_of(quota, LANES) == lane]
+        self.do(self.scripts.freeze(Life(fingerprint, epoch, LANES), lane, mine))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        lane=st.integers(0, LANES - 1),
+        seq=st.one_of(st.none(), st.none(), st.integers(1, 3)),
+        leases=st.lists(lease_replies(), max_size=3),
+        shares=st.lists(rate_replies, max_size=2),
+        late_us=st.integers(0, 10_000_000),
+    )
+    def settle(
+        self,
+        fingerprint: str,
+        epoch: int,
+        lane: int,
+        seq: int | None,
+        leases: list[LeaseReply],
+        shares: list[RateReply],
+        late_us: int,
+    ) -> None:
+        """With the number of the batch that waits, or with another."""
+        life = Life(fingerprint, epoch, LANES)
+        seq = seq or at_once(self.scripts.frozen_seq(life, lane)) or 1
+        mine = [lease for lease in leases if lane_of(lease.quota, LANES) == lane]
+        here = [share for share in shares if lane_of(share.quota, LANES) == lane]
+        reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=mine, rates=here)
+        sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
+        self.do(self.scripts.settle(life, lane, sent_us, reply))
+
+    @rule(fingerprint=fingerprints, epoch=epochs, quota=st.sampled_from(QUOTAS), keep=units)
+    def give_back(self, fingerprint: str, epoch: int, quota: str, keep: int) -> None:
+        self.do(self.scripts.give_back(Life(fingerprint, epoch, LANES), quota, keep))
+
+    @rule(epoch=epochs)
+    def look(self, epoch: int) -> None:
+        life = Life("life-1", epoch, LANES)
+        at_once(self.scripts.read_fence())
+        at_once(self.scripts.leased(life))
+        at_once(self.scripts.older_epochs(life))
+        for lane in range(LANES):
+            at_once(self.scripts.dirty(life, lane, 100))
+
+    def teardown(self) -> None:
+        self.wire.close()
+
+
+def test_the_model_answers_and_remembers_what_a_store_does(store_server: Server) -> None:
+    Store.server = store_server
+    run_state_machine_as_test(
+        Store,
+        settings=settings(
+            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+    embedded.ask_store(store_server.port, store_server.password, "FLUSHALL")
+
+
+def test_the_scripts_have_no_other_clock() -> None:
+    """Else the test above would compare two clocks."""
+    for path in LUA.glob("*.lua"):
+        source = path.read_bytes()
+        assert source.count(NOW) == source.count(b"TIME'"), path.name
+
+
+def test_the_model_knows_every_script() -> None:
+    for path in LUA.glob("*.lua"):
+        assert callable(getattr(StoreModel, path.stem, None)), path.name
