@@ -9,9 +9,10 @@ import asyncio
 from pathlib import Path
 from typing import TextIO
 
+import asyncpg
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, make_url, text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -30,7 +31,10 @@ def upgrade(url: str, coordinator_url: str | None = None) -> bool:
 
 
 async def _upgrade(url: str, coordinator_url: str | None) -> bool:
-    engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"), poolclass=NullPool)
+    # The driver reads the URL itself, as it does for the coordinator: SQLAlchemy knows nothing of sslmode and its like.
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), poolclass=NullPool
+    )
     try:
         async with engine.begin() as connection:
             # First the row of migrations, as long as it takes; then the tables, for a bounded time.

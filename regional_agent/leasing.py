@@ -26,12 +26,18 @@ class Want:
     wanted: bool = False
     exhausted: bool = False
     retry_at_ms: int = 0
+    renew_at_ms: int | None = None  # while there is a lease
     patience: Patience = field(default_factory=Patience)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def idle(self) -> bool:
-        return not self.wanted and not self.waiting
+        return not self.wanted and not self.waiting and self.renew_at_ms is None
+
+    @property
+    def due_at_ms(self) -> int | None:
+        """When to ask for it: for more, or to go on with what there is."""
+        return self.retry_at_ms if self.wanted else self.renew_at_ms
 
 
 class Leasing:
@@ -88,10 +94,11 @@ class Leasing:
     def due(self) -> list[str]:
         """Quotas to ask for now."""
         now_ms = self._clock.monotonic_ms()
-        return [quota for quota, want in self._wants.items() if want.wanted and want.retry_at_ms <= now_ms]
+        moments = ((quota, want.due_at_ms) for quota, want in self._wants.items())
+        return [quota for quota, moment in moments if moment is not None and moment <= now_ms]
 
     def next_due_in_ms(self) -> int | None:
-        moments = [want.retry_at_ms for want in self._wants.values() if want.wanted]
+        moments = [moment for want in self._wants.values() if (moment := want.due_at_ms) is not None]
         return max(0, min(moments) - self._clock.monotonic_ms()) if moments else None
 
     def want_of(self, quota: str) -> LeaseWant:
@@ -104,6 +111,10 @@ class Leasing:
         now_ms = self._clock.monotonic_ms()
         measured = [(quota, demand.per_second_milli(now_ms), share) for quota, (demand, share) in self._rates.items()]
         return [RateDemand(quota=quota, demand_milli=milli) for quota, milli, share in measured if 2 * milli > share]
+
+    def leased(self, quota: str, renew_at_ms: int | None) -> None:
+        """There is a lease: it is renewed in time even if nobody uses it, for an expired one could not be spent."""
+        self._want(quota).renew_at_ms = renew_at_ms
 
     def granted(self, quota: str, units: int) -> None:
         """The lease is good again, with so many units more: whoever waits tries again."""
@@ -120,7 +131,7 @@ class Leasing:
     def refused(self, quota: str) -> None:
         """Nothing is left, and nothing will come back by itself: whoever waits is denied."""
         want = self._want(quota)
-        want.wanted, want.exhausted = False, True
+        want.wanted, want.exhausted, want.renew_at_ms = False, True, None
         want.patience.lost(self._clock.monotonic_ms())
         self._tell(want)
 
@@ -149,7 +160,7 @@ class Leasing:
         return want
 
     def _evict(self) -> None:
-        """Forget the oldest key that nobody waits for: what is known of it is in the store and at the coordinator."""
+        """Forget the oldest key without a lease that nobody waits for."""
         if len(self._wants) > MOST_KEYS:
             idle = next((quota for quota, want in self._wants.items() if want.idle), None)
             if idle is not None:

@@ -22,6 +22,7 @@ from protocol.messages import (
     ExchangeReply,
     ExchangeRequest,
     ExchangeResponse,
+    LeaseReply,
     LiveState,
     RateDemand,
     Versions,
@@ -79,6 +80,7 @@ class Conversation:
         self._pause_ms = 0
         self._report_at_ms = 0
         self._rates_at_ms = 0
+        self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
         self._looked_back: Life | None = None
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
@@ -156,6 +158,8 @@ class Conversation:
             await self._report_everything(older)
             if not any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
                 await self._scripts.forget_epoch(older.epoch)
+        for quota in await self._scripts.leased(life):
+            self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
         self._resend = set(range(life.lanes))
         self._looked_back = life
 
@@ -193,6 +197,8 @@ class Conversation:
 
     async def _freeze(self, life: Life, lane: int, asked: list[str], rates: list[RateDemand]) -> Spoken | None:
         if (life.epoch, lane) in self.stopped_lanes:
+            for quota in asked:
+                self._leasing.refused(quota)
             return None
         dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
         if not dirty and not asked and not rates and not await self._must_resend(life, lane):
@@ -215,9 +221,9 @@ class Conversation:
             for part in spoken
         ]
         request = ExchangeRequest(fingerprint=life.fingerprint, versions=self.versions, exchanges=exchanges)
-        sent_ms = self._clock.monotonic_ms()
+        self._sent_ms = self._clock.monotonic_ms()
         response = await self._coordinator.exchange(request)
-        self._leasing.round_trip_ms = self._clock.monotonic_ms() - sent_ms
+        self._leasing.round_trip_ms = self._clock.monotonic_ms() - self._sent_ms
         self._metrics.exchange_seconds.observe(self._leasing.round_trip_ms / 1000)
         return response
 
@@ -240,6 +246,7 @@ class Conversation:
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for lease in reply.leases:
+                self._leasing.leased(lease.quota, self._renewal_of(lease))
                 if lease.recall_keep is not None:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
         elif reply.outcome is not ExchangeOutcome.STALE:
@@ -247,6 +254,12 @@ class Conversation:
         elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
             self._stop_lane(life, part, ExchangeOutcome.STORE_REGRESSED)
+
+    def _renewal_of(self, lease: LeaseReply) -> int | None:
+        """Half-way to its end; none for a lease that is over or has nothing left to lose."""
+        if lease.final or lease.refusal is not None:
+            return None
+        return self._sent_ms + lease.expires_in_ms // 2
 
     async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
         """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""

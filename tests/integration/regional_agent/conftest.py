@@ -172,30 +172,49 @@ async def until(condition: Callable[[], bool], turns: int = 3_000) -> None:
     raise AssertionError("it did not come to pass")
 
 
-@pytest.fixture
-async def world(database: str, store: str) -> AsyncIterator[World]:
-    hub = SignalHub()
-    weather = Weather(create_coordinator(CoordinatorSettings(database_url=SecretStr(database)), hub=hub))
+@asynccontextmanager
+async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
+    """A coordinator behind a socket, in this very loop; its URL."""
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def end_streams() -> None:
         hub.close()
 
     server = asyncio.create_task(
-        serve(weather, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result)
+        serve(app, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result)
     )
-    url = await listening
+    try:
+        yield await listening
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+
+@asynccontextmanager
+async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[str]:
+    """On the same Postgres, and no weather on the way to it."""
+    hub = SignalHub()
+    app = create_coordinator(CoordinatorSettings(database_url=SecretStr(database), **settings), hub=hub)
+    async with serving(app, hub) as url:
+        yield url
+
+
+@pytest.fixture
+async def world(database: str, store: str) -> AsyncIterator[World]:
+    hub = SignalHub()
+    weather = Weather(create_coordinator(CoordinatorSettings(database_url=SecretStr(database)), hub=hub))
     tokens = await _tokens(database)
     headers = {"Authorization": f"Bearer {tokens['admin']}"}
-    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as admin:
+    async with (
+        serving(weather, hub) as url,
+        httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as admin,
+    ):
         for region in REGIONS:
             assert (await admin.put(f"/v1/regions/{region}", json={})).is_success
         assert (await admin.put("/v1/limits", json=DOCUMENT)).is_success
         world = World(url, store, weather, admin, tokens)
         async with world.agents:
             yield world
-    server.cancel()
-    await asyncio.gather(server, return_exceptions=True)
 
 
 async def _tokens(database: str) -> dict[str, str]:

@@ -12,7 +12,16 @@ from leasehold.processes import stop, wait_until
 from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from tests.conftest import free_port
-from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, REGIONS, Agent, World, running, until
+from tests.integration.regional_agent.conftest import (
+    DOCUMENT,
+    EXPORT,
+    REGIONS,
+    Agent,
+    World,
+    another_coordinator,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -235,3 +244,24 @@ async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
             assert "noeviction" in answer.json()["detail"]
         finally:
             await other.region.store.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+async def test_a_lease_that_nobody_uses_is_renewed(world: World, database: str) -> None:
+    """Else it would expire in its store, and what it holds would go to suspense at the coordinator."""
+    async with another_coordinator(database, lease_ms=1_000) as url:
+        agent = await world.agent(coordinator_url=url)
+        await agent.lease(50)
+        first = await expires_us(agent)
+        for _ in range(1_000):
+            if await expires_us(agent) > first + 1_000_000:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError("it was not renewed")
+        await world.agents.aclose()
+
+
+async def expires_us(agent: Agent) -> int:
+    life = agent.region.life.current
+    assert life is not None
+    return int((await agent.region.scripts.lease_fields(life, "exports:tenant=acme"))["expires"])

@@ -2,38 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-from pydantic import SecretStr
 
-from coordinator.main import create_app
-from coordinator.settings import CoordinatorSettings
-from coordinator.signals import SignalHub
-from doors.serving import serve
-from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, running, until, world
+from tests.integration.regional_agent.conftest import (
+    DOCUMENT,
+    EXPORT,
+    Agent,
+    World,
+    another_coordinator,
+    running,
+    until,
+    world,
+)
 
 pytestmark = pytest.mark.anyio
 __all__ = ["world"]  # a fixture: pytest finds it here
-
-
-@asynccontextmanager
-async def another_coordinator(database: str) -> AsyncIterator[str]:
-    hub = SignalHub()
-    app = create_app(CoordinatorSettings(database_url=SecretStr(database)), hub=hub)
-    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def end_streams() -> None:
-        hub.close()
-
-    server = asyncio.create_task(
-        serve(app, host="127.0.0.1", port=0, before_shutdown=end_streams, on_listening=listening.set_result)
-    )
-    try:
-        yield await listening
-    finally:
-        server.cancel()
-        await asyncio.gather(server, return_exceptions=True)
 
 
 async def booked(world: World, units: int) -> None:

@@ -1,0 +1,72 @@
+"""What an agent wants of each allowance, and when."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from regional_agent.leasing import Leasing
+from regional_agent.store.scripts import PolicyDecision
+
+QUOTA = "exports:tenant=acme"
+
+
+@dataclass
+class StandingClock:
+    now_ms: int = 1_000
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.now_ms / 1000, UTC)
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+
+def spent(available: int, last_grant: int = 100) -> PolicyDecision:
+    return PolicyDecision(True, "", 1000, available, 0, 0, available, last_grant)
+
+
+def test_a_lease_is_renewed_when_its_time_comes_even_if_nobody_uses_it() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.leased(QUOTA, 31_000)
+    assert (leasing.due(), leasing.next_due_in_ms()) == ([], 30_000)
+    clock.now_ms = 31_000
+    assert (leasing.due(), leasing.next_due_in_ms()) == ([QUOTA], 0)
+    assert leasing.want_of(QUOTA).waiting == 0
+    leasing.leased(QUOTA, None)
+    assert (leasing.due(), leasing.next_due_in_ms()) == ([], None)
+
+
+def test_below_the_low_water_mark_more_is_asked_for_at_once() -> None:
+    leasing = Leasing(StandingClock())
+    leasing.note(QUOTA, 1, spent(available=80))
+    assert leasing.due() == []
+    leasing.note(QUOTA, 1, spent(available=20))
+    assert leasing.due() == [QUOTA]
+    assert leasing.wake.is_set()
+
+
+def test_what_did_not_come_is_asked_for_a_little_later_and_a_hint_makes_it_now() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.note(QUOTA, 1, spent(available=0))
+    leasing.granted(QUOTA, 0)
+    assert leasing.due() == [], "nobody waits for it"
+    leasing.note(QUOTA, 1, spent(available=0))
+    assert leasing.due() == [], "a quarter of a second has not passed"
+    leasing.hint(QUOTA)
+    assert leasing.due() == [QUOTA]
+
+
+def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.note(QUOTA, 1, spent(available=0))
+    leasing.leased(QUOTA, 0)
+    leasing.refused(QUOTA)
+    assert leasing.due() == []
+    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (False, True)
+    clock.now_ms += 500
+    assert leasing.may_wait(QUOTA)
+    leasing.refused(QUOTA)
+    leasing.hint(None)
+    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
