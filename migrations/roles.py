@@ -19,28 +19,48 @@ else:
 
 COORDINATOR = "leasehold_coordinator"
 
-# By table. Columns in brackets: the others stay as they were inserted. Row locks need one column that may be changed.
+# By table.
 PRIVILEGES: Mapping[str, str] = {
     "alembic_version": "SELECT",
-    "region": "SELECT, INSERT, UPDATE (weight, status)",
-    "region_epoch": "SELECT, INSERT, UPDATE (state, fenced_at)",
-    "lane": "SELECT, INSERT, UPDATE (last_seq, last_hash, head)",
-    "period": "SELECT, INSERT, UPDATE (state)",
-    "pool": """SELECT, INSERT, UPDATE (funded, overage, carried_in, correction, unallocated, outstanding, suspense,
-        carried, carried_out, estimated, consumed, written_off)""",
-    "lease": """SELECT, INSERT, UPDATE (state, granted, overage, consumed, returned, outstanding, suspense, carried_out,
-        estimated, written_off, region_consumed, region_returned, demand_milli, waiting, last_grant, reported_at,
-        expires_at)""",
+    "region": "SELECT, INSERT",
+    "region_epoch": "SELECT, INSERT",
+    "lane": "SELECT, INSERT",
+    "period": "SELECT, INSERT",
+    "pool": "SELECT, INSERT",
+    "lease": "SELECT, INSERT",
     "report": "SELECT, INSERT",
     "transfer": "SELECT, INSERT",  # its partitions are nobody's but the owner's
     "usage_hour": "SELECT",  # the transfers' trigger writes them, as the owner
     "usage_day": "SELECT",
     "quarantine": "SELECT, INSERT",
-    "policy_version": "SELECT, UPDATE (version)",
+    "policy_version": "SELECT",
     "limits_version": "SELECT, INSERT",
-    "subscription": "SELECT, INSERT, DELETE, UPDATE (plan, changed_at)",
+    "subscription": "SELECT, INSERT, DELETE",
     "token": "SELECT",  # tokens are issued and revoked by the owner
     "audit": "SELECT, INSERT",
+    # proof
+    "position_gate": "SELECT, UPDATE",  # it has no rows: this is the right to lock it
+    "seal": "SELECT, INSERT",
+    "job": "SELECT, INSERT",
+    "verification": "SELECT, INSERT",
+    # suspense
+    "resolution": "SELECT, INSERT",
+}
+# The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
+CHANGES: Mapping[str, str] = {
+    "region": "weight status",
+    "region_epoch": "state fenced_at lost_data retired_at retired_by retired_because",
+    "lane": "last_seq last_hash head",
+    "period": "state",
+    "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
+        consumed written_off""",
+    "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
+        region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
+    "policy_version": "version",
+    "subscription": "plan changed_at",
+    "job": "due_at",
+    "verification": "finished_at result",
+    "resolution": "approved_by approved_at",
 }
 
 
@@ -77,13 +97,22 @@ async def _made(connection: Connection, statement: str, role: str) -> bool:
 
 
 async def _grants(connection: Connection) -> list[str]:
-    """All away, and then what is in the table. Of tables that are not there yet, nothing."""
+    """All away, and then what is in the tables above; nothing for what this schema does not have."""
     schema = await connection.fetchval("SELECT quote_ident(current_schema())")
-    there = {row["relname"] for row in await connection.fetch(_TABLES)}
+    there = {(row["relname"], row["attname"]) for row in await connection.fetch(_COLUMNS)}
+    tables = {table for table, _ in there}
+    changes = {
+        table: [column for column in columns.split() if (table, column) in there] for table, columns in CHANGES.items()
+    }
     return [
         f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {COORDINATOR}",
         f"GRANT USAGE ON SCHEMA {schema} TO {COORDINATOR}",
-        *(f"GRANT {what} ON {schema}.{table} TO {COORDINATOR}" for table, what in PRIVILEGES.items() if table in there),
+        *(f"GRANT {may} ON {schema}.{table} TO {COORDINATOR}" for table, may in PRIVILEGES.items() if table in tables),
+        *(
+            f"GRANT UPDATE ({', '.join(columns)}) ON {schema}.{table} TO {COORDINATOR}"
+            for table, columns in changes.items()
+            if columns
+        ),
     ]
 
 
@@ -104,4 +133,7 @@ async def _allow_login(connection: Connection, url: str) -> None:
 
 
 _IS_THERE = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
-_TABLES = "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')"
+_COLUMNS = """
+SELECT relname, attname FROM pg_class LEFT JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')
+"""

@@ -1,7 +1,7 @@
 """Real servers for the tests: one Postgres and one store for each worker, and nothing left over between tests.
 
 A test that asks for `database` gets one of its own, copied from a migrated template; one that asks for `store` gets the
-worker's store, emptied. Both are URLs.
+worker's store, emptied. Both are URLs; `database` is the owner's, and `restricted` makes it what a coordinator is told.
 """
 
 import asyncio
@@ -58,7 +58,13 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server
 
 def _make_template(server: Server) -> None:
     _execute(server, f'CREATE DATABASE "{TEMPLATE}"')
-    upgrade(embedded.postgres_url(server.port, server.password, TEMPLATE))
+    url = embedded.postgres_url(server.port, server.password, TEMPLATE)
+    assert upgrade(url, restricted(url))
+
+
+def restricted(owners_url: str) -> str:
+    """The same database as a coordinator comes to it: with the restricted role, and in tests with the same password."""
+    return owners_url.replace(f"://{embedded.OWNER}:", "://coordinator:", 1)
 
 
 def _execute(server: Server, sql: str) -> None:

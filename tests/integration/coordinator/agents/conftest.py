@@ -27,6 +27,7 @@ from doors.serving import serve
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt
 from protocol.policy import LimitsDocument
+from tests.conftest import restricted
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 PERIOD = "2026-11"
@@ -215,7 +216,7 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 @pytest.fixture
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock, hub = StandingClock(), SignalHub()
-    settings = CoordinatorSettings(database_url=SecretStr(database), database_pool_size=8)
+    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=8)
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app):
         async with connected(database) as owner:

@@ -19,6 +19,7 @@ from coordinator.main import create_app
 from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
 from protocol.identifiers import lane_of
+from tests.conftest import restricted
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 FINGERPRINT = "one life"
@@ -58,7 +59,7 @@ class Stand:
 @pytest.fixture
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock = StandingClock()
-    app = create_app(CoordinatorSettings(database_url=SecretStr(database), database_pool_size=4), clock)
+    app = create_app(CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=4), clock)
     async with app.router.lifespan_context(app), connected(database) as owner:
         stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
         yield stand
