@@ -27,6 +27,7 @@ class Word(StrEnum):
     DRIFT = "drift"  # a region consumed more or less than the ledger has booked
     RETURNS = "returns"  # a region returned more or less than the ledger has booked
     PROJECTION = "projection"  # a pool or a lease is not the sum of its transfers
+    ROLLUP = "rollup"  # what usage is answered from is not the sum of its transfers
     GAPS = "gaps"  # a report is missing
     CHAIN = "chain"  # the last report does not lead to the lane's head
     BALANCED = "balanced"
@@ -92,11 +93,22 @@ class LaneRow(NamedTuple):
         return self.gaps == 0 and self.head == (self.last_head or genesis_head(self.epoch, self.lane))
 
 
+class Misrolled(NamedTuple):
+    """Rows of a rollup that are not the sums of their transfers."""
+
+    quota: str
+    region: str
+    rollup: str  # hour or day
+    rows: int
+    units: int  # by how many they differ, without signs
+
+
 class Books(NamedTuple):
     pools: Sequence[PoolRow]
     leases: Sequence[LeaseRow]
     moved: Sequence[Moved]
     lanes: Sequence[LaneRow]
+    misrolled: Sequence[Misrolled] = ()
 
 
 # --- what finance gets ------------------------------------------------------------------------------------------------
@@ -160,6 +172,7 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
         *(finding for pool in books.pools for finding in _faults_of_pool(pool, leases[pool.quota], sums)),
         *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
         *(finding for quota in quotas for finding in _faults_of_regions(quota)),
+        *(_fault_of_rollup(each) for each in books.misrolled),
     ]
     found = {finding.word for finding in findings}
     word = next((word for word in Word if word in found), Word.BALANCED)
@@ -235,6 +248,11 @@ def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
         elif region.chain is Chain.BROKEN:
             reason = "the lane's last report does not lead to its head"
             yield Finding(Word.CHAIN, quota.quota_key, region.region, reason)
+
+
+def _fault_of_rollup(each: Misrolled) -> Finding:
+    reason = f"{each.rows} rows by the {each.rollup} are not their transfers, by {each.units} units in all"
+    return Finding(Word.ROLLUP, each.quota, each.region, reason)
 
 
 def _drift(lease: LeaseRow, sums: _Sums) -> int:

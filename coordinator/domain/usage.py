@@ -36,12 +36,31 @@ class Granularity(StrEnum):
     MONTH = "P1M"
 
 
+class Kept(StrEnum):
+    """How usage is kept: as it was booked, by the minute, and rolled up from that."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+
+
 class UsageQuestion(NamedTuple):
     """`boundaries` are the beginnings of the pieces and, last, the end of the whole."""
 
     boundaries: list[datetime]
     group_by: list[Dimension]
     filters: dict[Dimension, list[str]]
+
+    @property
+    def read_from(self) -> Kept:
+        """The coarsest that all the pieces can be put together from: days and hours are UTC's."""
+        for kept, length in ((Kept.DAY, timedelta(days=1)), (Kept.HOUR, timedelta(hours=1))):
+            if not any((cut - _MIDNIGHT) % length for cut in self.boundaries):
+                return kept
+        return Kept.MINUTE
+
+
+_MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_instant(text: str, zone: tzinfo) -> datetime:

@@ -4,7 +4,10 @@ An answer is pinned to a ledger position, `as_of`: only reports up to it count, 
 while usage goes on being booked. What is still missing for an answer that stays the same *for ever*: positions are
 handed out when a report is written, not when it is committed, so a report that was being committed at that very moment
 may join later below the position. Seals (a later part) give positions that nothing can join any more; until then the
-doors do not take an `as_of` from callers.
+doors do not take an `as_of` from callers. What the coordinator booked by itself has no position, and counts at once.
+
+Whole hours and days are read from their rollups, which the transfers' trigger keeps, and all else from the transfers. A
+rollup is of now: for a page of an earlier position, what was booked since is taken off again, which is little.
 """
 
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ import asyncpg
 from msgspec import Struct, field
 
 from coordinator.database.connection import Connection
-from coordinator.domain.usage import Dimension, UsageQuestion
+from coordinator.domain.usage import Dimension, Kept, UsageQuestion
 
 
 class UsageRow(Struct, frozen=True):
@@ -35,8 +38,8 @@ async def read_usage(
 ) -> UsagePage:
     """At most so many rows, as of a position or, without one, as of now. A piece without usage has no row."""
     position: int = await connection.fetchval(_POSITION) if as_of is None else as_of
-    filters = [question.filters.get(dimension) for dimension in Dimension]
-    rows = await connection.fetch(_usage(question), question.boundaries, position, *filters, count, skip)
+    sql = _usage(question, is_now=as_of is None)
+    rows = await connection.fetch(sql, question.boundaries, position, count, skip, *question.filters.values())
     return UsagePage([_row(question, row) for row in rows], position)
 
 
@@ -45,36 +48,43 @@ def _row(question: UsageQuestion, row: asyncpg.Record) -> UsageRow:
     return UsageRow(start, end, {dimension: row[dimension] for dimension in question.group_by}, row["units"])
 
 
-# What each dimension is in the books. A quota that is counted by tenant knows it; of others the usage line may tell.
-_COLUMNS = {
-    Dimension.TENANT: "coalesce(pool.tenant, transfer.dimensions ->> 'tenant')",
-    Dimension.QUOTA: "pool.name",
-    Dimension.REGION: "transfer.region",
-    Dimension.POLICY: "transfer.dimensions ->> 'policy'",
-}
-_FIRST_FILTER = 3
-_FILTERS = "\n".join(
-    f"    AND (${number}::text[] IS NULL OR {_COLUMNS[dimension]} = ANY (${number}::text[]))"
-    for number, dimension in enumerate(Dimension, _FIRST_FILTER)
-)
+_FIRST_FILTER = 5
 
 
-def _usage(question: UsageQuestion) -> str:
-    """Nothing of a caller becomes SQL: the columns are the table's above."""
-    columns = "".join(f"{_COLUMNS[dimension]} AS {dimension}, " for dimension in question.group_by)
-    # By place, for a bare name would be the table's column of that name.
+def _usage(question: UsageQuestion, *, is_now: bool) -> str:
+    """Nothing of a caller becomes SQL: tables and columns are ours, values are parameters."""
+    kept = question.read_from
+    source = _BOOKED if kept is Kept.MINUTE else _ROLLED_UP[kept] + ("" if is_now else _BOOKED_SINCE)
+    columns = "".join(f"{dimension}, " for dimension in question.group_by)
     groups = ", ".join(str(place) for place in range(1, len(question.group_by) + 2))
+    wanted = "".join(
+        f" AND {dimension} = ANY (${number}::text[])"
+        for number, dimension in enumerate(question.filters, _FIRST_FILTER)
+    )
+    # A rollup of now needs no position; $2 is named all the same, so that Postgres knows its type.
     return f"""
-SELECT width_bucket(transfer.window_at, $1::timestamptz[]) AS bucket, {columns}
-    sum(transfer.units)::bigint AS units
-FROM transfer JOIN pool USING (quota, period) JOIN report USING (epoch, lane, seq)
-WHERE transfer.cause = 'usage'
-    AND transfer.window_at >= ($1::timestamptz[])[1]
-    AND transfer.window_at < ($1::timestamptz[])[cardinality($1::timestamptz[])]
-    AND report.position <= $2
-{_FILTERS}
-GROUP BY {groups} ORDER BY {groups} LIMIT $7 OFFSET $8
+SELECT width_bucket(at, $1::timestamptz[]) AS bucket, {columns}sum(units)::bigint AS units
+FROM ({source}) AS usage
+WHERE at >= ($1::timestamptz[])[1] AND at < ($1::timestamptz[])[cardinality($1::timestamptz[])]
+    AND $2::bigint IS NOT NULL{wanted}
+GROUP BY {groups} HAVING sum(units) <> 0 ORDER BY {groups} LIMIT $3 OFFSET $4
 """  # noqa: S608
 
 
+# A quota that is counted by tenant knows it; of others the usage line may tell.
+_LINE = """
+    transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
+    transfer.region, transfer.dimensions ->> 'policy' AS policy,"""
+_BOOKED = f"""
+SELECT {_LINE} transfer.units
+FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
+WHERE transfer.cause = 'usage' AND (report.position <= $2 OR report.position IS NULL)"""  # noqa: S608
+_BOOKED_SINCE = f"""
+UNION ALL SELECT {_LINE} -transfer.units
+FROM report JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
+WHERE transfer.cause = 'usage' AND report.position > $2"""  # noqa: S608
+_ROLLED_UP = {
+    kept: f"SELECT begins_at AS at, tenant, name AS quota, region, policy, units FROM {table}"  # noqa: S608
+    for kept, table in ((Kept.HOUR, "usage_hour"), (Kept.DAY, "usage_day"))
+}
 _POSITION = "SELECT coalesce(max(position), 0) FROM report"

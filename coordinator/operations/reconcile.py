@@ -11,6 +11,7 @@ from coordinator.domain.reconciliation import (
     Books,
     LaneRow,
     LeaseRow,
+    Misrolled,
     Moved,
     PoolRow,
     Reconciliation,
@@ -35,6 +36,7 @@ async def _books(connection: Connection, period: str) -> Books:
         leases=leases,
         moved=[Moved(*row.values()) for row in await connection.fetch(_MOVED, period)],
         lanes=[LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)],
+        misrolled=[Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period)],
     )
 
 
@@ -70,4 +72,22 @@ SELECT epoch, lane, last_seq, head,
     (SELECT count(*) FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane)),
     (SELECT head FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane) ORDER BY seq DESC LIMIT 1)
 FROM lane WHERE epoch = ANY ($1::bigint[])
+"""
+# Each transfer counts against its hour and its day: what does not come to nothing differs.
+_MISROLLED = """
+WITH booked AS (
+    SELECT window_at, quota, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
+        dimensions ->> 'policy' AS policy, units
+    FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND cause = 'usage'
+), both_sides AS (
+    SELECT 'hour' AS rollup, begins_at, quota, tenant, region, policy, units FROM usage_hour WHERE period = $1
+    UNION ALL SELECT 'day', begins_at, quota, tenant, region, policy, units FROM usage_day WHERE period = $1
+    UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), quota, tenant, region, policy, -units FROM booked
+    UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), quota, tenant, region, policy, -units FROM booked
+), differences AS (
+    SELECT rollup, quota, region, sum(units) AS units FROM both_sides
+    GROUP BY rollup, begins_at, quota, tenant, region, policy HAVING sum(units) <> 0
+)
+SELECT quota, region, rollup, count(*), sum(abs(units))::bigint FROM differences
+GROUP BY quota, region, rollup ORDER BY quota, region, rollup
 """
