@@ -6,7 +6,8 @@ lost, doubled or reordered on the way does no harm, for the next message repeats
 moves forward.
 
 What the region has not accounted for yet is *outstanding*. It may be spent at any moment, so it belongs to the region
-until a report says otherwise; time alone never frees it.
+until a report says otherwise; time alone never frees it. When a lease runs out, its outstanding is set aside in
+*suspense*: spending has ended, but nobody knows yet what was spent.
 
 The table below says which event a lease may see in which state. An absent cell is the refusal.
 """
@@ -18,28 +19,60 @@ from msgspec import Struct
 
 class LeaseState(StrEnum):
     ACTIVE = "active"  # may be granted to
-    FENCED = "fenced"  # its epoch is over: no grants, but evidence is booked
+    EXPIRED = "expired"  # ran out unreported: first it returns what is left of it, then it is granted to again
+    FENCED = "fenced"  # its epoch is over and its store kept its data: no grants, but all evidence is booked
+    LOST = "lost"  # its epoch is over and its store lost data: usage is booked, returns may have been spent
     QUARANTINED = "quarantined"  # its two counts disagreed: people look at it, nothing is granted
+    RETIRED = "retired"  # people decided that no more evidence counts: what still comes is kept for them
 
 
 class LeaseEvent(StrEnum):
     GRANT = "grant"
     REPORT = "report"
+    EXPIRE = "expire"  # its time and the margin are over, with units outstanding
+    RENEW = "renew"  # nothing is left of it that is not accounted for
     FENCE = "fence"
+    LOSE = "lose"  # the same, of a store that lost data
     QUARANTINE = "quarantine"
+    RESOLVE = "resolve"  # people approved how a quarantine ends
+    RETIRE = "retire"
 
 
 TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.ACTIVE, LeaseEvent.GRANT): LeaseState.ACTIVE,
     (LeaseState.ACTIVE, LeaseEvent.REPORT): LeaseState.ACTIVE,
+    (LeaseState.ACTIVE, LeaseEvent.EXPIRE): LeaseState.EXPIRED,
     (LeaseState.ACTIVE, LeaseEvent.FENCE): LeaseState.FENCED,
+    (LeaseState.ACTIVE, LeaseEvent.LOSE): LeaseState.LOST,
     (LeaseState.ACTIVE, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
+    (LeaseState.ACTIVE, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.EXPIRED, LeaseEvent.REPORT): LeaseState.EXPIRED,
+    (LeaseState.EXPIRED, LeaseEvent.RENEW): LeaseState.ACTIVE,
+    (LeaseState.EXPIRED, LeaseEvent.FENCE): LeaseState.FENCED,
+    (LeaseState.EXPIRED, LeaseEvent.LOSE): LeaseState.LOST,
+    (LeaseState.EXPIRED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
+    (LeaseState.EXPIRED, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.FENCED, LeaseEvent.REPORT): LeaseState.FENCED,
+    (LeaseState.FENCED, LeaseEvent.EXPIRE): LeaseState.FENCED,
     (LeaseState.FENCED, LeaseEvent.FENCE): LeaseState.FENCED,
+    (LeaseState.FENCED, LeaseEvent.LOSE): LeaseState.LOST,
     (LeaseState.FENCED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
+    (LeaseState.FENCED, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.LOST, LeaseEvent.REPORT): LeaseState.LOST,
+    (LeaseState.LOST, LeaseEvent.EXPIRE): LeaseState.LOST,
+    (LeaseState.LOST, LeaseEvent.FENCE): LeaseState.LOST,
+    (LeaseState.LOST, LeaseEvent.LOSE): LeaseState.LOST,
+    (LeaseState.LOST, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
+    (LeaseState.LOST, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.QUARANTINED, LeaseEvent.FENCE): LeaseState.QUARANTINED,
+    (LeaseState.QUARANTINED, LeaseEvent.LOSE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
+    (LeaseState.QUARANTINED, LeaseEvent.RESOLVE): LeaseState.EXPIRED,  # it returns first what is left, like that one
+    (LeaseState.QUARANTINED, LeaseEvent.RETIRE): LeaseState.RETIRED,
 }
+
+# Where a larger `returned` frees units. Of a store that lost data what was returned may have been spent as well.
+RETURNS_COUNT = frozenset({LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.FENCED})
 
 
 def after(state: LeaseState, event: LeaseEvent) -> LeaseState | None:

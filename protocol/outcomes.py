@@ -27,6 +27,7 @@ class GrantRefusal(StrEnum):
     PERIOD_NOT_OPEN = "period_not_open"
     EPOCH_FENCED = "epoch_fenced"
     QUARANTINED = "quarantined"
+    LEASE_EXPIRED = "lease_expired"  # it first returns what is left of it; there is hope
     EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back
 
 

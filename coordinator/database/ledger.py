@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Report
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool
 from coordinator.domain.period import moment_of, period_of
@@ -137,6 +137,25 @@ def _lease(row: asyncpg.Record) -> Lease:
     )
 
 
+async def expired_leases(connection: Connection, now: datetime, at_most: int) -> list[tuple[int, Key]]:
+    """Some of those whose time and margin are over with units outstanding. Nothing is locked by looking."""
+    rows = await connection.fetch(_EXPIRED, now, at_most)
+    return [(row["epoch"], Key(row["quota"], row["period"])) for row in rows]
+
+
+async def lock_leases(connection: Connection, names: Collection[tuple[int, Key]]) -> list[tuple[LockedPool, Lease]]:
+    """These leases, with what must be locked to move units of them; those that somebody else is at are left out."""
+    epochs, keys = [epoch for epoch, _ in names], [key for _, key in names]
+    quotas, periods = [key.quota for key in keys], [key.period for key in keys]
+    held = {row["epoch"] for row in await connection.fetch(_SHARE_EPOCHS, epochs)}
+    pools = {
+        Key(row["quota"], row["period"]): LockedPool(_pool(row), row["state"] == "open")
+        for row in await connection.fetch(_LOCK_FREE_POOLS, quotas, periods)
+    }
+    leases = [_lease(row) for row in await connection.fetch(_NAMED_LEASES, epochs, quotas, periods)]
+    return [(pools[lease.key], lease) for lease in leases if lease.epoch in held and lease.key in pools]
+
+
 async def read_receipts(
     connection: Connection, reports: Collection[tuple[int, int, int]]
 ) -> dict[tuple[int, int], Receipt]:
@@ -194,8 +213,8 @@ async def write_leases(
         _expect(done, len(leases), "lease")
 
 
-async def write_transfers(connection: Connection, reports: Iterable[Report], now: datetime) -> None:
-    rows = [(report, transfer) for report in reports for transfer in report.transfers]
+async def write_transfers(connection: Connection, entries: Iterable[Entry], now: datetime) -> None:
+    rows = [(entry, transfer) for entry in entries for transfer in entry.transfers]
     if not rows:
         return
     await connection.execute(
@@ -206,12 +225,13 @@ async def write_transfers(connection: Connection, reports: Iterable[Report], now
         [transfer.dst.value for _, transfer in rows],
         [transfer.units for _, transfer in rows],
         [transfer.cause.value for _, transfer in rows],
-        [report.region for report, _ in rows],
-        [report.epoch for report, _ in rows],
-        [report.lane for report, _ in rows],
-        [report.seq for report, _ in rows],
-        [transfer.line for _, transfer in rows],
+        [entry.region for entry, _ in rows],
+        [entry.epoch for entry, _ in rows],
+        [entry.lane if isinstance(entry, Report) else None for entry, _ in rows],
+        [entry.seq if isinstance(entry, Report) else None for entry, _ in rows],
+        [transfer.line if isinstance(entry, Report) else None for entry, transfer in rows],
         [transfer.part for _, transfer in rows],
+        [entry.movement_id if isinstance(entry, Movement) else None for entry, _ in rows],
         [None if transfer.minute is None else moment_of(transfer.minute) for _, transfer in rows],
         [_json(transfer.dimensions) for _, transfer in rows],
         [transfer.charge_period for _, transfer in rows],
@@ -342,6 +362,24 @@ FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
 WHERE lease.state = 'active' OR lease.epoch = ANY ($3::bigint[])
 """
+_EXPIRED = """
+SELECT epoch, quota, period FROM lease
+WHERE outstanding > 0 AND expires_at <= $1 ORDER BY expires_at LIMIT $2
+"""
+_SHARE_EPOCHS = """
+SELECT epoch FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED
+"""
+_LOCK_FREE_POOLS = """
+SELECT pool.*, period.state
+FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
+JOIN period ON period.id = asked.period
+JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
+ORDER BY pool.period, pool.quota FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED
+"""
+_NAMED_LEASES = """
+SELECT lease.* FROM unnest($1::bigint[], $2::text[], $3::text[]) AS asked (epoch, quota, period)
+JOIN lease USING (epoch, quota, period)
+"""
 _RECEIPTS = """
 SELECT epoch, lane, position, head FROM report
 JOIN unnest($1::bigint[], $2::int[], $3::bigint[]) AS asked (epoch, lane, seq) USING (epoch, lane, seq)
@@ -369,11 +407,11 @@ FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::ti
 WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period AND lease.state = new.state_was
 """  # noqa: S608 - likewise
 _INSERT_TRANSFERS = """
-INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, window_at,
-    dimensions, charge_period, recorded_at)
-SELECT *, $16::timestamptz
+INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, movement_id,
+    window_at, dimensions, charge_period, recorded_at)
+SELECT *, $17::timestamptz
 FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::text[], $8::bigint[],
-    $9::int[], $10::bigint[], $11::int[], $12::int[], $13::timestamptz[], $14::jsonb[], $15::text[])
+    $9::int[], $10::bigint[], $11::int[], $12::int[], $13::uuid[], $14::timestamptz[], $15::jsonb[], $16::text[])
 """
 _INSERT_REPORTS = """
 INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)

@@ -15,7 +15,8 @@ The left sides are where units come from, and the totals that only grow; the rig
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+from uuid import UUID, uuid5
 
 from protocol.lease import LeaseState
 
@@ -44,6 +45,10 @@ class Cause(StrEnum):
     USAGE = "usage"
     RETURNED = "returned"
     QUARANTINED = "quarantined"
+    EXPIRED = "expired"  # set aside: spending has ended, and what was spent is not known yet
+    WRITTEN_OFF = "written_off"
+    CHARGED = "charged"
+    ESTIMATED = "estimated"
 
 
 class Key(NamedTuple):
@@ -105,15 +110,20 @@ class Lease:
     last_grant: int = 0
 
     @property
+    def unaccounted(self) -> int:
+        """What evidence may still come about: spent and given back are drained from here."""
+        return self.outstanding + self.suspense + self.estimated + self.written_off
+
+    @property
     def balances(self) -> bool:
         spent = self.consumed + self.returned + self.carried_out + self.estimated + self.written_off
         return self.granted + self.overage == spent + self.outstanding + self.suspense
 
 
 class Transfer(NamedTuple):
-    """One movement of a report, as it is booked."""
+    """Units on their way from one account to another, as it is booked."""
 
-    line: int
+    line: int  # of a report
     key: Key
     src: Account
     dst: Account
@@ -140,6 +150,26 @@ class Report:
     transfers: list[Transfer] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Movement:
+    """What the coordinator moves by itself on one lease. Its id follows from what is moved, so it is booked once."""
+
+    movement_id: UUID
+    region: str
+    epoch: int
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+Entry: TypeAlias = Report | Movement
+_MOVEMENTS = UUID("6f1d0a5e-7c0b-4d53-9a55-6c656173656f")
+
+
+def movement(lease: Lease, *what: object) -> Movement:
+    """`what` tells this one from any other on the same lease, for ever."""
+    name = "/".join(map(str, (lease.epoch, *lease.key, *what)))
+    return Movement(uuid5(_MOVEMENTS, name), lease.region, lease.epoch)
+
+
 class Overdrawn(ValueError):
     """More was to be moved than there is: a bug, and never booked."""
 
@@ -161,7 +191,7 @@ _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
 
 
 def post(
-    report: Report,
+    entry: Entry,
     pool: Pool,
     lease: Lease | None,
     src: Account,
@@ -170,8 +200,13 @@ def post(
     cause: Cause,
     minute: int | None = None,
     dimensions: dict[str, str] | None = None,
+    *,
+    goes_on: bool = False,
 ) -> None:
-    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
+    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there.
+
+    `goes_on`: another part of the line before, which drains several accounts.
+    """
     if units == 0:
         return
     changes = [*_changes_of_pool(pool, src, dst, units), *(_changes_of_lease(lease, src, dst, units) if lease else ())]
@@ -180,7 +215,42 @@ def post(
     # Everything is checked: from here on nothing may fail.
     for book, column, change in changes:
         setattr(book, column, getattr(book, column) + change)
-    report.transfers.append(Transfer(len(report.transfers), pool.key, src, dst, units, cause, minute, dimensions))
+    line, part = _number(entry, goes_on)
+    entry.transfers.append(Transfer(line, pool.key, src, dst, units, cause, minute, dimensions, part))
+
+
+def _number(entry: Entry, goes_on: bool) -> tuple[int, int]:
+    """A report's lines are numbered, and the parts of each; a movement has parts only."""
+    if isinstance(entry, Movement):
+        return 0, len(entry.transfers)
+    if not entry.transfers:
+        return 0, 0
+    last = entry.transfers[-1]
+    return (last.line, last.part + 1) if goes_on else (last.line + 1, 0)
+
+
+# In this order evidence drains a lease: an estimate, and what was written off, give way to the truth.
+DRAINED = (Account.OUTSTANDING, Account.SUSPENSE, Account.ESTIMATED, Account.WRITTEN_OFF)
+
+
+def drain(
+    entry: Entry,
+    pool: Pool,
+    lease: Lease,
+    dst: Account,
+    units: int,
+    cause: Cause,
+    minute: int | None = None,
+    dimensions: dict[str, str] | None = None,
+) -> None:
+    """Move what evidence accounts for, as parts of one line. Raises Overdrawn if the lease has less than that."""
+    if units > lease.unaccounted:
+        raise Overdrawn(f"{units} to {dst} of {lease.key}, of which {lease.unaccounted} are unaccounted for")
+    left = units
+    for src in DRAINED:
+        here = min(left, getattr(lease, src.value))
+        post(entry, pool, lease, src, dst, here, cause, minute, dimensions, goes_on=left < units)
+        left -= here
 
 
 Change = tuple[Pool | Lease, str, int]

@@ -85,11 +85,18 @@ def _refusal(lease: Lease, shelf: Shelf) -> GrantRefusal | None:
 
 
 def refusal_of(lease: Lease) -> GrantRefusal | None:
-    """Why a lease gets nothing any more."""
+    """Why a lease gets nothing, now or any more."""
     return _REFUSALS.get(lease.state)
 
 
-_REFUSALS = {LeaseState.FENCED: GrantRefusal.EPOCH_FENCED, LeaseState.QUARANTINED: GrantRefusal.QUARANTINED}
+_REFUSALS = {
+    LeaseState.EXPIRED: GrantRefusal.LEASE_EXPIRED,
+    LeaseState.FENCED: GrantRefusal.EPOCH_FENCED,
+    LeaseState.LOST: GrantRefusal.EPOCH_FENCED,
+    LeaseState.QUARANTINED: GrantRefusal.QUARANTINED,
+    LeaseState.RETIRED: GrantRefusal.EPOCH_FENCED,
+}
+_HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 
 
 def _ask(wanted: Wanted, lease: Lease, others: Iterable[Lease], regions: int, now: datetime) -> Ask:
@@ -162,14 +169,16 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         refresh_in_ms=terms.refresh_ms,
         first_minute=period.first_minute,
         last_minute=period.last_minute,
-        final=not may_spend or not ends_in_ms,
+        final=not shelf.period_is_open or refusal_of(lease) not in _HOPEFUL or not ends_in_ms,
         recall_keep=_recall_keep(lease, shelf, now),
         refusal=refusal,
     )
 
 
 def _recall_keep(lease: Lease, shelf: Shelf, now: datetime) -> int | None:
-    """The recall once more, for whoever missed the signal."""
+    """The recall once more, for whoever missed the signal; and what has expired comes back before it is good again."""
+    if lease.state is LeaseState.EXPIRED:
+        return 0
     others_wait = not shelf.pool.grantable and any(_waits(other, now) for other in shelf.others)
     return 0 if others_wait and lease.outstanding and not lease.waiting else None
 

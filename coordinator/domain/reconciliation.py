@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from coordinator.domain.proof import genesis_head
 from protocol.identifiers import lane_of
-from protocol.lease import LeaseState
+from protocol.lease import RETURNS_COUNT, LeaseState
 
 
 class Word(StrEnum):
@@ -224,15 +224,18 @@ def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: _Sums) -> I
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
 
 
+_UNBOOKED_RETURNS = frozenset(LeaseState) - RETURNS_COUNT
+
+
 def _faults_of_lease(lease: LeaseRow, sums: _Sums) -> Iterable[Finding]:
     for account in LEASE:
         booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
         if booked != kept:
             reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, lease.quota, lease.region, reason)
-    # Of an epoch that is over a return is not booked: what was returned may have been spent as well.
+    # Of a store that lost data a return is not booked: what was returned may have been spent as well.
     unbooked = lease.region_returned - lease.accounts["returned"]
-    if unbooked < 0 or (unbooked > 0 and lease.state is not LeaseState.FENCED):
+    if unbooked < 0 or (unbooked > 0 and lease.state not in _UNBOOKED_RETURNS):
         reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
         yield Finding(Word.RETURNS, lease.quota, lease.region, reason)
     if drift := _drift(lease, sums):

@@ -5,12 +5,13 @@ bytes, then the totals. Every answer has a name; nothing here raises for what a 
 """
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Key, Lease, Pool, Report, post
+from coordinator.domain.books import Account, Cause, Key, Lease, Movement, Pool, Report, drain, movement, post
 from coordinator.domain.period import period_of
-from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import FrozenBatch, FrozenLease
 from protocol.outcomes import ExchangeOutcome
 
@@ -144,16 +145,37 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
         return reason
     _cover(report, pool, lease, consumed)
     _book_lines(report, frozen, pool, lease)
-    if lease.state is LeaseState.ACTIVE:
-        # Of an epoch that is over, what was returned may have been spent as well: it stays outstanding.
-        post(report, pool, lease, Account.OUTSTANDING, Account.UNALLOCATED, returned, Cause.RETURNED)
+    if lease.state in RETURNS_COUNT:
+        drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
+    renew(lease)
     return None
+
+
+def renew(lease: Lease) -> None:
+    """A lease that had expired is good again as soon as nothing of it is left that is not accounted for."""
+    renewed = after(lease.state, LeaseEvent.RENEW)
+    if renewed and not lease.unaccounted:
+        lease.state = renewed
+
+
+def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
+    """Its time and the margin are over: set aside what the region has not accounted for. It trusts nothing it was told.
+
+    Spending has ended, but what was spent is not known: so it frees no unit. None if there is nothing to set aside.
+    """
+    state = after(lease.state, LeaseEvent.EXPIRE)
+    if state is None or not lease.outstanding or lease.expires_at > now:
+        return None
+    entry = movement(lease, "expired", lease.expires_at.isoformat(), lease.outstanding)
+    post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
+    lease.state, lease.demand_milli, lease.waiting = state, 0, 0
+    return entry
 
 
 def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
     if sum(line.units for line in frozen.lines) != consumed:
         return QuarantineReason.LINES_DISAGREE
-    if returned > max(0, lease.outstanding - consumed) and lease.state is LeaseState.ACTIVE:
+    if returned > max(0, lease.unaccounted - consumed) and lease.state in RETURNS_COUNT:
         return QuarantineReason.RETURNED_TOO_MUCH
     return None
 
@@ -169,7 +191,7 @@ def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
 
 def _cover(report: Report, pool: Pool, lease: Lease, consumed: int) -> None:
     """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
-    short = max(0, consumed - lease.outstanding)
+    short = max(0, consumed - lease.unaccounted)
     covered = min(short, pool.unallocated)
     post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
     post(report, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
@@ -181,14 +203,4 @@ def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -
     for line in frozen.lines:
         # A unit belongs to its lease's period, whatever the store's clock said.
         minute = min(max(line.minute, first), last)
-        post(
-            report,
-            pool,
-            lease,
-            Account.OUTSTANDING,
-            Account.CONSUMED,
-            line.units,
-            Cause.USAGE,
-            minute,
-            line.dimensions,
-        )
+        drain(report, pool, lease, Account.CONSUMED, line.units, Cause.USAGE, minute, line.dimensions)

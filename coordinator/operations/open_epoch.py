@@ -49,7 +49,7 @@ _BY_NONCE = "SELECT epoch, region, fingerprint, lanes FROM region_epoch WHERE no
 _FENCE_EPOCH = """
 UPDATE region_epoch SET state = 'fenced', fenced_at = $2 WHERE region = $1 AND state = 'current' RETURNING epoch
 """
-_FENCE_LEASES = "UPDATE lease SET state = 'fenced' WHERE epoch = $1 AND state = 'active'"
+_FENCE_LEASES = "UPDATE lease SET state = 'lost' WHERE epoch = $1 AND state IN ('active', 'expired')"
 _INSERT_EPOCH = """
 INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at) VALUES ($1, $2, $3, $4, $5) RETURNING epoch
 """

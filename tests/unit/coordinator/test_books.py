@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from coordinator.domain.allocation import Ask, fund, grant, grant_units
-from coordinator.domain.books import Account, Cause, Key, Lease, Overdrawn, Pool, Report, post
-from coordinator.domain.settlement import judge_totals, settle
-from protocol.lease import LeaseState
+from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Overdrawn, Pool, Report, drain, movement, post
+from coordinator.domain.settlement import expire, judge_totals, settle
+from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 from protocol.outcomes import ExchangeOutcome
 
@@ -53,8 +53,8 @@ class Ledger(RuleBasedStateMachine):
         self.seq += 1
         return Report(region, self.leases[region].epoch, 0, self.seq)
 
-    def book(self, report: Report) -> None:
-        self.transfers += [(report.region, transfer) for transfer in report.transfers]
+    def book(self, entry: Entry) -> None:
+        self.transfers += [(entry.region, transfer) for transfer in entry.transfers]
 
     @rule(limit=st.integers(0, 300))
     def change_the_limit(self, limit: int) -> None:
@@ -67,7 +67,7 @@ class Ledger(RuleBasedStateMachine):
     @rule(region=regions, demand_milli=st.integers(0, 50_000), waiting=amounts)
     def want(self, region: str, demand_milli: int, waiting: int) -> None:
         lease = self.leases[region]
-        if lease.state is not LeaseState.ACTIVE:
+        if after(lease.state, LeaseEvent.GRANT) is None:
             return
         before, report = self.pool.grantable, self.report(region)
         ask = Ask(demand_milli, waiting, lease.outstanding, lease.last_grant, 3 * demand_milli, 3, 10_000)
@@ -102,17 +102,43 @@ class Ledger(RuleBasedStateMachine):
         quarantined = settle(report, [frozen], {KEY: self.pool}, {KEY: lease})
         self.book(report)
         store.reported = store.consumed
-        if was is not LeaseState.QUARANTINED:
+        if after(was, LeaseEvent.REPORT):
             assert bool(quarantined) == (lease.state is LeaseState.QUARANTINED)
-        if wrong_by:
-            assert lease.state is LeaseState.QUARANTINED
+            assert lease.state is LeaseState.QUARANTINED or not wrong_by
+        if was is LeaseState.EXPIRED and not wrong_by:
+            assert (lease.state is LeaseState.ACTIVE) == (lease.unaccounted == 0)
+        if lease.state is LeaseState.QUARANTINED:
             assert lease.outstanding == 0
 
-    @precondition(lambda self: any(lease.state is LeaseState.ACTIVE for lease in self.leases.values()))
-    @rule(region=regions)
-    def fence(self, region: str) -> None:
-        if self.leases[region].state is LeaseState.ACTIVE:
-            self.leases[region].state = LeaseState.FENCED
+    @rule(region=regions, late_s=st.sampled_from([-1, 0, 1]))
+    def time_passes(self, region: str, late_s: int) -> None:
+        """Expiry sets aside and frees nothing."""
+        lease, free = self.leases[region], self.pool.unallocated
+        held, was = lease.outstanding, lease.state
+        entry = expire(self.pool, lease, NOW + timedelta(seconds=late_s))
+        assert (entry is None) == (late_s < 0 or not held or after(was, LeaseEvent.EXPIRE) is None)
+        assert self.pool.unallocated == free
+        if entry:
+            self.book(entry)
+            assert lease.outstanding == 0
+            assert after(lease.state, LeaseEvent.GRANT) is None
+
+    @rule(region=regions, share=st.integers(0, 100))
+    def people_resolve_what_is_in_suspense(self, region: str, share: int) -> None:
+        lease = self.leases[region]
+        if lease.state is LeaseState.QUARANTINED:
+            return
+        entry, charged = movement(lease, "resolved", len(self.transfers)), lease.suspense * share // 100
+        post(entry, self.pool, lease, Account.SUSPENSE, Account.ESTIMATED, charged, Cause.CHARGED)
+        post(entry, self.pool, lease, Account.SUSPENSE, Account.WRITTEN_OFF, lease.suspense, Cause.WRITTEN_OFF)
+        self.book(entry)
+
+    @rule(region=regions, event=st.sampled_from([LeaseEvent.FENCE, LeaseEvent.LOSE]))
+    def the_epoch_ends(self, region: str, event: LeaseEvent) -> None:
+        lease = self.leases[region]
+        state = after(lease.state, event)
+        if state:
+            lease.state = state
 
     @invariant()
     def identities_hold(self) -> None:
@@ -125,7 +151,22 @@ class Ledger(RuleBasedStateMachine):
     def nothing_is_oversold(self) -> None:
         """What leases admitted is what was granted; only what was done beyond that is overage."""
         pool = self.pool
-        assert pool.consumed + pool.outstanding + pool.suspense <= pool.funded + pool.overage
+        spent = pool.consumed + pool.outstanding + pool.suspense + pool.estimated + pool.written_off
+        assert spent <= pool.funded + pool.overage
+
+    @invariant()
+    def what_a_region_may_still_spend_is_nobody_elses(self) -> None:
+        for region, lease in self.leases.items():
+            if lease.state in RETURNS_COUNT:
+                assert self.stores[region].available <= lease.unaccounted
+
+    @invariant()
+    def only_an_active_lease_is_granted_to(self) -> None:
+        granted_to = {state for state in LeaseState if after(state, LeaseEvent.GRANT)}
+        assert granted_to == {LeaseState.ACTIVE}
+        for lease in self.leases.values():
+            if lease.state is LeaseState.ACTIVE:
+                assert lease.unaccounted == lease.outstanding or lease.suspense == 0
 
     @invariant()
     def what_was_used_is_booked_or_in_quarantine(self) -> None:
@@ -139,7 +180,7 @@ class Ledger(RuleBasedStateMachine):
         for _, transfer in self.transfers:
             balances[transfer.src] -= transfer.units  # type: ignore[attr-defined]
             balances[transfer.dst] += transfer.units  # type: ignore[attr-defined]
-        for column in ("unallocated", "outstanding", "consumed", "suspense"):
+        for column in ("unallocated", "outstanding", "consumed", "suspense", "estimated", "written_off"):
             assert balances[column] == getattr(self.pool, column)
         assert -balances["funding"] == self.pool.funded
         assert -balances["overage"] == self.pool.overage
@@ -162,8 +203,32 @@ def batch(*leases: FrozenLease) -> FrozenBatch:
     return FrozenBatch(epoch=1, lane=0, seq=1, leases=list(leases))
 
 
+def test_a_line_that_drains_several_accounts_is_one_line_in_parts() -> None:
+    pool, lease = Pool(KEY, funded=10, outstanding=1, suspense=2, estimated=3, written_off=4), new_lease("us-east", 1)
+    lease.granted, lease.outstanding, lease.suspense, lease.estimated, lease.written_off = 10, 1, 2, 3, 4
+    report = Report("us-east", 1, 0, 1)
+    drain(report, pool, lease, Account.CONSUMED, 2, Cause.USAGE)
+    drain(report, pool, lease, Account.UNALLOCATED, 8, Cause.RETURNED)
+    assert [(each.line, each.part, each.src, each.units) for each in report.transfers] == [
+        (0, 0, Account.OUTSTANDING, 1),
+        (0, 1, Account.SUSPENSE, 1),
+        (1, 0, Account.SUSPENSE, 1),
+        (1, 1, Account.ESTIMATED, 3),
+        (1, 2, Account.WRITTEN_OFF, 4),
+    ]
+    with pytest.raises(Overdrawn):
+        drain(report, pool, lease, Account.CONSUMED, 1, Cause.USAGE)
+    assert (lease.unaccounted, lease.balances, pool.balances) == (0, True, True)
+
+
+def test_a_movement_is_the_same_movement_every_time() -> None:
+    lease = new_lease("us-east", 1)
+    assert movement(lease, "expired", 5).movement_id == movement(lease, "expired", 5).movement_id
+    assert movement(lease, "expired", 5).movement_id != movement(lease, "expired", 6).movement_id
+
+
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=80, stateful_step_count=30, deadline=timedelta(seconds=2))
+TestLedger.settings = settings(max_examples=100, stateful_step_count=40, deadline=timedelta(seconds=2))
 
 
 def test_what_is_not_there_is_not_moved_and_nothing_changes() -> None:

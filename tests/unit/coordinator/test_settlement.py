@@ -1,19 +1,23 @@
 """Every outcome of a numbered batch by its name, and what settling a lease moves."""
 
+from datetime import timedelta
+
 import pytest
 
-from coordinator.domain.books import Cause, Lease, Pool, Report
+from coordinator.domain.books import Account, Cause, Lease, Pool, Report, movement, post
+from coordinator.domain.granting import refusal_of
 from coordinator.domain.settlement import (
     EpochState,
     Lane,
     QuarantineReason,
+    expire,
     judge_number,
     judge_totals,
     settle,
 )
 from protocol.lease import LeaseState
-from protocol.outcomes import ExchangeOutcome
-from tests.unit.coordinator.test_books import KEY, batch, frozen_lease, new_lease
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from tests.unit.coordinator.test_books import KEY, NOW, batch, frozen_lease, new_lease
 
 LAST, OTHER = b"last", b"other"
 
@@ -109,12 +113,67 @@ def test_returns_become_grantable_again_after_overage_is_made_up() -> None:
     assert (pool.unallocated, pool.grantable) == (11, 8)
 
 
-def test_returns_of_a_fenced_epoch_may_have_been_spent() -> None:
+def test_returns_of_an_epoch_that_lost_data_may_have_been_spent() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
-    lease.state = LeaseState.FENCED
+    lease.state = LeaseState.LOST
     moved, reasons = settled(pool, lease, 10, 0, 4, 6, 4)
     assert moved == [(Cause.USAGE, 4)]
     assert (lease.outstanding, lease.returned, lease.region_returned, reasons) == (6, 0, 6, [])
+
+
+def test_returns_of_a_fenced_epoch_whose_store_kept_its_data_are_free_at_once() -> None:
+    """The rest less what is still held there, which stays reserved."""
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    lease.state = LeaseState.FENCED
+    moved, _ = settled(pool, lease, 10, 0, 4, 5, 4)
+    assert moved == [(Cause.USAGE, 4), (Cause.RETURNED, 5)]
+    assert (pool.grantable, lease.outstanding, lease.state) == (5, 1, LeaseState.FENCED)
+
+
+def set_aside(pool: Pool, lease: Lease) -> None:
+    assert expire(pool, lease, NOW)
+    assert (lease.state, lease.outstanding, lease.suspense) == (LeaseState.EXPIRED, 0, 10)
+
+
+def test_a_lease_that_expired_is_settled_to_the_unit_by_its_next_report() -> None:
+    pool, lease = funded_pool(3, 10), leased(granted=10, outstanding=10)
+    set_aside(pool, lease)
+    assert settled(pool, lease, 10, 0, 7, 0, 7) == ([(Cause.USAGE, 7)], [])
+    assert (lease.state, lease.suspense, pool.grantable) == (LeaseState.EXPIRED, 3, 3)
+    assert refusal_of(lease) is GrantRefusal.LEASE_EXPIRED
+    assert settled(pool, lease, 10, 0, 7, 3, 0) == ([(Cause.RETURNED, 3)], [])
+    assert (lease.state, lease.suspense, pool.grantable) == (LeaseState.ACTIVE, 0, 6)
+
+
+def test_late_evidence_drains_suspense_then_the_estimate_then_what_was_written_off_and_only_then_is_overage() -> None:
+    pool, lease = funded_pool(2, 10), leased(granted=10, outstanding=10)
+    set_aside(pool, lease)
+    entry = movement(lease, "resolved")
+    post(entry, pool, lease, Account.SUSPENSE, Account.ESTIMATED, 4, Cause.ESTIMATED)
+    post(entry, pool, lease, Account.SUSPENSE, Account.WRITTEN_OFF, 3, Cause.WRITTEN_OFF)
+    pool.unallocated = pool.funded = 0
+    pool.funded = 10
+    settled(pool, lease, 10, 0, 5, 0, 5)
+    assert (lease.suspense, lease.estimated, lease.written_off) == (0, 2, 3)
+    settled(pool, lease, 10, 0, 12, 0, 7)
+    assert (lease.estimated, lease.written_off, lease.consumed, lease.overage) == (0, 0, 12, 2)
+    assert lease.consumed + lease.estimated == 12  # what is billed: the truth, and nothing twice
+
+
+def test_an_estimate_gives_way_to_what_was_returned() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    set_aside(pool, lease)
+    post(movement(lease, "resolved"), pool, lease, Account.SUSPENSE, Account.ESTIMATED, 10, Cause.CHARGED)
+    settled(pool, lease, 10, 0, 4, 6, 4)
+    assert (lease.consumed, lease.estimated, pool.unallocated, lease.state) == (4, 0, 6, LeaseState.ACTIVE)
+
+
+def test_time_alone_frees_nothing_and_counts_once() -> None:
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    assert expire(pool, lease, NOW - timedelta(milliseconds=1)) is None
+    set_aside(pool, lease)
+    assert pool.unallocated == 0
+    assert expire(pool, lease, NOW) is None
 
 
 def test_lines_that_do_not_add_up_cost_that_lease_its_liberty() -> None:

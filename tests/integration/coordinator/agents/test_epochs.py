@@ -60,7 +60,7 @@ async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> 
     await agent.open()
     states = await stand.owner.fetch("SELECT epoch, state FROM region_epoch ORDER BY epoch")
     assert [tuple(row) for row in states] == [(old, "fenced"), (agent.epoch, "current")]
-    assert await stand.one("SELECT state FROM lease WHERE epoch = $1", old) == "fenced"
+    assert await stand.one("SELECT state FROM lease WHERE epoch = $1", old) == "lost"
     lanes = await stand.owner.fetch("SELECT lane, head FROM lane WHERE epoch = $1 ORDER BY lane", agent.epoch)
     assert [tuple(row) for row in lanes] == [(lane, genesis_head(agent.epoch, lane)) for lane in range(4)]
 
@@ -73,7 +73,7 @@ async def test_nothing_is_granted_to_an_epoch_that_is_over(stand: Stand, agent: 
         reply, opened = await asyncio.gather(agent.say(2, wants=[want(waiting=1)]), newer.open())
         assert opened.status_code == 200
         fenced = await stand.lease(agent)
-        assert (fenced["state"], fenced["granted"]) == ("fenced", leased(reply).granted if reply.leases else 1)
+        assert (fenced["state"], fenced["granted"]) == ("lost", leased(reply).granted if reply.leases else 1)
         assert (await agent.say(3, wants=[want(waiting=1)])).leases == []
         agent = newer
 

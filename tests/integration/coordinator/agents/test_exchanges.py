@@ -122,7 +122,10 @@ async def test_what_was_never_issued_to_the_region(stand: Stand, agent: Agent) -
 
 
 async def test_a_retired_epoch_is_over(stand: Stand, agent: Agent) -> None:
-    await stand.owner.execute("UPDATE region_epoch SET state = 'retired'")
+    await stand.owner.execute(
+        "UPDATE region_epoch SET state = 'retired', retired_at = now(), retired_by = gen_random_uuid(),"
+        " retired_because = 'a test'"
+    )
     assert (await agent.say(1)).outcome is ExchangeOutcome.RETIRED
 
 
@@ -183,7 +186,9 @@ async def test_a_lanes_chain_can_be_computed_again_from_what_is_booked(stand: St
     head = genesis_head(agent.epoch, lane)
     reports = await stand.owner.fetch("SELECT * FROM report ORDER BY seq")
     for row in reports:
-        head = next_head(head, await booked_report(stand, agent, lane, row["seq"]), row["body_hash"])
+        head = next_head(
+            head, await booked_report(stand, agent, lane, row["seq"]), row["body_hash"], row["recorded_at"]
+        )
         assert head == row["head"]
     assert receipt(reply).head == head.hex()
     assert await stand.one("SELECT head FROM lane WHERE epoch = $1 AND last_seq = 3", agent.epoch) == head

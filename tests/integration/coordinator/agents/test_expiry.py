@@ -1,0 +1,105 @@
+"""A lease that ran out: set aside by whichever coordinator comes by, once, and settled by the region's next word."""
+
+import asyncio
+
+import pytest
+
+from coordinator.operations.expire_leases import Expired, expire_leases
+from protocol.outcomes import GrantRefusal
+from tests.integration.coordinator.agents.conftest import (
+    EXPORTS,
+    MAILS,
+    Agent,
+    Stand,
+    connected,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def expired(stand: Stand, at_most: int = 100) -> Expired:
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        return await expire_leases(coordinator, stand.clock.now(), at_most)
+
+
+async def test_what_was_not_accounted_for_is_set_aside_and_free_for_nobody(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    stand.clock.move(seconds=65.9)  # the lease is over after 60 s; the margin is not
+    assert await expired(stand) == Expired(0, 0, is_all=True)
+    stand.clock.move(seconds=0.1)
+    assert await expired(stand) == Expired(1, 10, is_all=True)
+    pool, mine = await stand.pool(), await stand.lease(agent)
+    assert (pool["suspense"], pool["outstanding"], pool["unallocated"]) == (10, 0, 990)
+    assert (mine["state"], mine["suspense"]) == ("expired", 10)
+    assert await expired(stand) == Expired(0, 0, is_all=True)
+
+
+async def test_any_coordinator_does_it_and_each_lease_is_set_aside_once(stand: Stand, agent: Agent) -> None:
+    for seq in range(1, 4):
+        other = await stand.agent(f"r-{seq}")
+        await other.say(1, wants=[want(waiting=10)])
+    await agent.say(1, wants=[want(waiting=10)])
+    stand.clock.move(seconds=70)
+    for _ in range(20):
+        await asyncio.gather(*(expired(stand, at_most=2) for _ in range(4)))
+    assert await stand.one("SELECT count(*) FROM transfer WHERE cause = 'expired'") == 4
+    assert (await stand.pool())["suspense"] == 40
+
+
+async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(stand: Stand, agent: Agent) -> None:
+    agent.lanes = 1
+    await stand.owner.execute("UPDATE region_epoch SET lanes = 1")
+    await stand.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', now())")
+    await agent.say(1, wants=[want(waiting=10), want(MAILS, waiting=5)])
+    stand.clock.move(seconds=70)
+    async with connected(stand.url) as busy, busy.transaction():
+        await busy.execute("SELECT FROM pool WHERE quota = $1 FOR UPDATE", EXPORTS)
+        assert (await expired(stand)).units == 5
+    assert (await expired(stand)).units == 10
+
+
+async def test_an_expired_lease_first_returns_what_is_left_and_is_granted_only_then(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    stand.clock.move(seconds=70)
+    await expired(stand)
+    told = leased(await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)]))
+    assert (told.granted, told.expires_in_ms, told.recall_keep) == (10, 0, 0)
+    assert (told.refusal, told.final) == (GrantRefusal.LEASE_EXPIRED, False)
+    assert (await stand.lease(agent))["suspense"] == 3
+    again = leased(await agent.say(3, lease(granted=10, consumed=7, returned=3, units=0), wants=[want(waiting=5)]))
+    assert (again.granted, again.refusal, again.recall_keep, again.expires_in_ms) == (15, None, None, 60_000)
+    assert await stand.transfers() == [
+        ("funded", 1000),
+        ("grant", 10),
+        ("expired", 10),
+        ("usage", 7),
+        ("returned", 3),
+        ("grant", 5),
+    ]
+
+
+async def test_a_grant_whose_reply_was_lost_comes_back_too(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7), wants=[want(waiting=5)])  # this reply never arrived
+    stand.clock.move(seconds=70)
+    await expired(stand)
+    told = leased(await agent.say(3, lease(granted=10, consumed=10, units=3), wants=[want(waiting=5)]))
+    assert (told.granted, told.refusal) == (15, GrantRefusal.LEASE_EXPIRED)
+    again = leased(await agent.say(4, lease(granted=15, consumed=10, returned=5, units=0), wants=[want(waiting=5)]))
+    assert (again.granted, again.refusal) == (20, None)
+
+
+async def test_an_expiry_and_a_report_at_once(stand: Stand, agent: Agent) -> None:
+    """In either order the books are right, and nothing is booked twice."""
+    await agent.say(1, wants=[want(waiting=200)])
+    consumed = 0
+    for seq in range(2, 12):
+        stand.clock.move(seconds=70)
+        report = lease(granted=200, consumed=consumed + 7, units=7)
+        await asyncio.gather(expired(stand), agent.say(seq, report), expired(stand))
+        consumed += 7
+        mine = await stand.lease(agent)
+        assert (mine["consumed"], mine["outstanding"] + mine["suspense"]) == (consumed, 200 - consumed)
