@@ -1,0 +1,71 @@
+"""What goes wrong in a run, drawn from the seed before the run begins.
+
+So a history is a list of events: a failing one is made shorter by leaving events out and running it again.
+"""
+
+import random
+from typing import NamedTuple
+
+REGIONS = ("us-east", "eu-west", "ap-south")
+
+
+class Event(NamedTuple):
+    step: int
+    kind: str
+    region: str = ""
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.step:4}  {self.kind:24} {self.region} {self.number or ''}".rstrip()
+
+
+# Each kind, how often it comes beside the others, and from which range its number is.
+KINDS: dict[str, tuple[int, tuple[int, int]]] = {
+    "demand": (24, (0, 80)),  # units a second of the region from now on
+    "burst": (10, (5, 60)),  # so many requests at once
+    "adjust": (3, (1, 15)),  # units that are consumed without asking
+    "kill_agent": (10, (0, 12)),  # without warning, after so many more calls of its own
+    "stop_agent": (5, (0, 1)),  # SIGTERM; 1: and give back what is unspent
+    "start_agent": (12, (0, 0)),
+    "store_restarts": (4, (0, 0)),  # another life, and all data is there
+    "store_loses_a_moment": (5, (1, 10)),  # another life, with the data of so many steps ago
+    "store_rolls_back": (3, (10, 60)),  # another life, with far older data
+    "store_loses_all": (3, (0, 0)),
+    "store_goes_back_unseen": (1, (1, 20)),  # older data in the same life: nobody can tell by looking
+    "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another life
+    "store_slow": (4, (1, 10)),  # for so many steps
+    "store_hangs_up": (4, (0, 0)),
+    "store_forgets_lines": (1, (0, 0)),  # usage lines are gone, the totals are not
+    "clock_jumps_ahead": (2, (1, 30)),  # seconds
+    "clock_jumps_back": (2, (1, 3600)),
+    "partition": (5, (2, 40)),  # for so many steps, both ways
+    "region_is_deaf": (4, (2, 40)),  # hears nothing
+    "region_is_mute": (4, (2, 40)),  # is not heard
+    "bad_weather": (6, (2, 40)),
+    "coordinator_down": (3, (1, 15)),
+    "coordinator_dies_before": (5, (1, 3)),  # the next commits
+    "coordinator_dies_after": (6, (1, 3)),
+    "ledger_fails_over": (4, (1, 4)),  # to a replica that has everything (number: what it would lose if it had not)
+    "ledger_loses": (1, (1, 4)),  # it had not
+    "limit": (7, (0, 300)),
+    "region_drains": (2, (0, 0)),
+    "region_returns": (3, (0, 0)),
+    "region_lost": (1, (0, 0)),  # for ever: store and agents
+    "later": (4, (1, 15)),  # seconds in which nothing is looked at
+}
+# Where these are in a history, a unit may be admitted that the system cannot account for, by nobody's fault.
+UNSEEN_LOSSES = {"store_goes_back_unseen", "store_forgets_lines"}
+LEDGER_LOSSES = {"ledger_loses"}
+DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"}
+
+
+def draw(seed: int, steps: int) -> list[Event]:
+    """About one event in four steps. Every run has its own mix: some kinds are left out altogether."""
+    chance = random.Random(f"faults {seed}")
+    kinds = {kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or chance.random() < 0.6}
+    events = [Event(0, "demand", region, chance.randint(5, 60)) for region in REGIONS]
+    for step in range(1, steps):
+        if chance.random() < 0.25:
+            kind = chance.choices(list(kinds), list(kinds.values()))[0]
+            events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*KINDS[kind][1])))
+    return events

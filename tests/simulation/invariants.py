@@ -1,0 +1,226 @@
+"""What must be true after every step, and what must be true when all is healed and quiet.
+
+Each invariant is a function that yields what is wrong. Its name is what a run, and the table of mutants, is told by.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.domain.books import Key, Lease, Pool
+from protocol.lease import LeaseState
+from tests.simulation.world import World
+
+
+@dataclass
+class Watch:
+    """What has to be remembered from step to step to see that something went back."""
+
+    funded: dict[Key, int] = field(default_factory=dict)  # the most that ever was
+    totals: dict[tuple[int, Key], tuple[int, ...]] = field(default_factory=dict)
+    seqs: dict[Any, int] = field(default_factory=dict)
+
+
+Invariant = Callable[[World, Watch], Iterator[str]]
+_POOL = ("funded", "overage", "unallocated", "outstanding", "suspense", "estimated", "consumed", "written_off")
+_LEASE = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
+_SHARED = ("outstanding", "suspense", "consumed", "estimated", "written_off")
+
+
+def nobody_raised(world: World, _: Watch) -> Iterator[str]:
+    yield from world.bugs
+
+
+def books_balance(world: World, _: Watch) -> Iterator[str]:
+    """Both identities, nothing negative, and a pool is what its leases add up to."""
+    sums: dict[Key, dict[str, int]] = {key: dict.fromkeys(_SHARED, 0) for key in world.ledger.pools}
+    for (_, key), lease in world.ledger.leases.items():
+        if not lease.balances or any(getattr(lease, name) < 0 for name in _LEASE):
+            yield f"{lease}"
+        for name in _SHARED:
+            sums[key][name] += getattr(lease, name)
+    for key, pool in world.ledger.pools.items():
+        if not pool.balances or any(getattr(pool, name) < 0 for name in _POOL):
+            yield f"{pool}"
+        yield from (f"{name} of {pool} is {total}" for name, total in sums[key].items() if getattr(pool, name) != total)
+
+
+def never_oversold(world: World, watch: Watch) -> Iterator[str]:
+    """What was admitted by leases is at most what was ever funded."""
+    for key, pool in world.ledger.pools.items():
+        watch.funded[key] = max(pool.funded, watch.funded.get(key, 0))
+    if world.unseen or world.ledger_lost:
+        return
+    for (quota, period), units in world.truth.total.items():
+        funded = watch.funded.get(Key(quota, period), 0)
+        if units > funded:
+            yield f"{quota} in {period}: {units} admitted, {funded} funded"
+
+
+def within_its_lease(world: World, _: Watch) -> Iterator[str]:
+    """What an epoch admitted is at most what it was given and did not give back."""
+    if world.unseen or world.ledger_lost:
+        return
+    for (epoch, quota, period), units in world.truth.enforced.items():
+        lease = world.ledger.leases.get((epoch, Key(quota, period)))
+        if lease is None or units > lease.granted + lease.overage - lease.returned:
+            yield f"{units} admitted in epoch {epoch}, of {lease}"
+
+
+def never_booked_twice(world: World, _: Watch) -> Iterator[str]:
+    for (epoch, key), lease in world.ledger.leases.items():
+        if lease.consumed > world.truth.admitted.get((epoch, key.quota, key.period), 0):
+            admitted = world.truth.admitted.get((epoch, key.quota, key.period), 0)
+            yield f"{lease.consumed} booked in epoch {epoch}, {admitted} admitted"
+
+
+def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
+    if world.ledger_lost:
+        return
+    for name in world.ledger.touched:
+        lease = world.ledger.leases[name]
+        totals = (lease.granted, lease.overage, lease.consumed, lease.returned)
+        if any(new < old for new, old in zip(totals, watch.totals.get(name, (0, 0, 0, 0)), strict=True)):
+            yield f"{lease} was {watch.totals[name]}"
+        watch.totals[name] = totals
+    world.ledger.touched.clear()
+    for lane, row in world.ledger.lane_rows.items():
+        if row.last_seq < watch.seqs.get(lane, 0):
+            yield f"lane {lane} went back to {row.last_seq}"
+        watch.seqs[lane] = row.last_seq
+
+
+def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
+    """In a region's store, none that is older than one that has admitted."""
+    while world.admissions:
+        admission = world.admissions.popleft()
+        machine = world.machines[admission.region]
+        if admission.epoch < machine.admitting_epoch:
+            yield f"epoch {admission.epoch} admits after {machine.admitting_epoch}"
+        machine.admitting_epoch = max(machine.admitting_epoch, admission.epoch)
+
+
+def nothing_after_expiry(world: World, _: Watch) -> Iterator[str]:
+    """No region spends longer than the ledger believes that it does."""
+    if not world.ledger_lost:
+        yield from world.late_admissions
+
+
+def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
+    """Unless a store or the ledger lost data: then a lane that stops is how it shows."""
+    if world.ledger_lost:
+        return
+    for agent in world.agents:
+        if agent.is_alive and agent.real is not None and agent.region not in world.lossy_regions:
+            for (epoch, lane), outcome in agent.real.conversation.stopped_lanes.items():
+                yield f"lane {lane} of epoch {epoch} of {agent.region}: {outcome.value}"
+
+
+def no_quarantine(world: World, _: Watch) -> Iterator[str]:
+    """Unless a store lost data that nobody could see."""
+    if world.unseen or world.ledger_lost:
+        return
+    for lease in world.ledger.leases.values():
+        if lease.state is LeaseState.QUARANTINED:
+            yield f"{lease}"
+
+
+def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
+    """A service is never told of more than its store admitted."""
+    for quota, units in world.truth.heard.items():
+        if units > world.truth.executed[quota]:
+            yield f"{quota}: {units} told, {world.truth.executed[quota]} admitted"
+
+
+def last_words_are_heard(world: World, _: Watch) -> Iterator[str]:
+    """The last agent of a region that stops in peace leaves nothing unreported."""
+    yield from world.unreported_after_stop
+
+
+ALWAYS: tuple[Invariant, ...] = (
+    nobody_raised,
+    books_balance,
+    never_oversold,
+    within_its_lease,
+    never_booked_twice,
+    totals_only_grow,
+    one_epoch_admits,
+    nothing_after_expiry,
+    no_lane_stops,
+    no_quarantine,
+    told_what_is_true,
+    last_words_are_heard,
+)
+
+
+# --- when all is healed and quiet ---------------------------------------------------------------------------------------
+
+
+def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
+    """Exactly, where no store lost data; else what is missing is within what is not accounted for."""
+    if world.ledger_lost:
+        return
+    for (epoch, quota, period), units in world.truth.admitted.items():
+        region = world.ledger.epochs[epoch].region
+        lease = world.ledger.leases.get((epoch, Key(quota, period)))
+        booked = lease.consumed if lease else 0
+        if region not in world.lossy_regions and region not in world.lost_regions and booked != units:
+            yield f"{quota} in {period}, epoch {epoch} of {region}: {units} admitted, {booked} booked, {lease}"
+
+
+def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
+    """Admitted and not booked is at most what is outstanding or in suspense, of every epoch."""
+    if world.unseen or world.ledger_lost:
+        return
+    for (epoch, quota, period), units in world.truth.enforced.items():
+        lease = world.ledger.leases.get((epoch, Key(quota, period)))
+        bound = lease.consumed + lease.outstanding + lease.suspense + lease.estimated + lease.written_off if lease else 0
+        if units > bound:
+            yield f"{quota} in {period}, epoch {epoch}: {units} admitted, at most {bound} in the books"
+
+
+def both_sides_agree(world: World, _: Watch) -> Iterator[str]:
+    """A lost grant strands nothing once a later message arrived: the store has the ledger's totals."""
+    if world.ledger_lost:
+        return
+    for name, machine in world.machines.items():
+        if name in world.lost_regions or name in world.lossy_regions:
+            continue
+        fence = machine.model.hash("lh:fence")
+        for key, lease in _current(world, name, fence.get("epoch")):
+            yield from _differs(machine, key, lease)
+
+
+def _current(world: World, region: str, epoch: str | None) -> Iterator[tuple[Key, Lease]]:
+    for (number, key), lease in world.ledger.leases.items():
+        if lease.region == region and str(number) == epoch and lease.state is LeaseState.ACTIVE:
+            yield key, lease
+
+
+def _differs(machine: Any, key: Key, lease: Lease) -> Iterator[str]:
+    for name in machine.model.data:
+        if f":lease:{lease.epoch}:" in name and name.endswith(key.quota):
+            kept = machine.model.hash(name)
+            if kept["period"] != key.period:
+                return
+            told = {total: int(kept.get(total, 0)) for total in ("granted", "consumed", "returned")}
+            booked = {total: getattr(lease, total) for total in told}
+            if told != booked:
+                yield f"{key} in epoch {lease.epoch}: store {told}, ledger {booked}"
+            return
+
+
+def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
+    """Every region that is there has a life and an epoch again."""
+    for agent in world.agents:
+        if agent.is_alive and agent.real is not None and agent.real.life.current is None:
+            yield f"{agent.name} has no epoch"
+
+
+AT_THE_END: tuple[Invariant, ...] = (
+    booked_is_admitted,
+    what_is_missing_is_bounded,
+    both_sides_agree,
+    an_epoch_everywhere,
+)
+__all__ = ["ALWAYS", "AT_THE_END", "Invariant", "Pool", "Watch"]

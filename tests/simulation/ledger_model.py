@@ -1,0 +1,255 @@
+"""Postgres in plain Python, as far as an exchange needs it: rows, and transactions that commit or vanish whole.
+
+What is decided is decided by the real domain; here are only the rows and the order of reading and writing, as
+`coordinator/operations` has them in SQL. test_ledger_model.py drives both with the same calls and demands equal replies
+and equal rows.
+
+A transaction works on copies. `commit` puts them in place and keeps what stood there before, so that a fail-over can
+lose the last few commits, all or nothing each.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from coordinator.database.ledger import Surprise
+from coordinator.domain import exchange as deciding
+from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
+from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
+from coordinator.domain.granting import Terms
+from coordinator.domain.notice import Notice
+from coordinator.domain.proof import genesis_head
+from coordinator.domain.settlement import EpochState, Lane
+from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, Receipt, Signal
+from protocol.outcomes import EpochRefusal
+from protocol.policy import LimitsDocument, PolicyBundle
+
+
+class Epoch(NamedTuple):
+    region: str
+    nonce: str
+    fingerprint: str
+    lanes: int
+    state: EpochState
+
+
+class LaneRow(NamedTuple):
+    last_seq: int
+    last_hash: bytes | None
+    head: bytes
+
+
+class Name(NamedTuple):
+    """A row: its table and its key."""
+
+    table: str
+    key: Any
+
+
+@dataclass
+class Transaction:
+    """What one transaction would write. Nobody sees it before it is committed."""
+
+    writes: dict[Name, Any] = field(default_factory=dict)
+    notices: list[Notice] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    quarantined: int = 0
+
+
+class LedgerModel:
+    def __init__(self, lanes: int) -> None:
+        self.lanes = lanes
+        self.rows: dict[str, dict[Any, Any]] = defaultdict(dict)
+        self.rows["policy_version"][0] = 0
+        self.rows["limits"][0] = LimitsDocument()
+        self._undo: list[dict[Name, Any]] = []
+        self._position = 0
+        self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
+        self.on_commit: Callable[[Transaction], None] = lambda _: None
+        self.touched: set[tuple[int, Key]] = set()
+
+    # --- rows ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> dict[Key, Pool]:
+        return self.rows["pool"]
+
+    @property
+    def leases(self) -> dict[tuple[int, Key], Lease]:
+        return self.rows["lease"]
+
+    @property
+    def epochs(self) -> dict[int, Epoch]:
+        return self.rows["epoch"]
+
+    @property
+    def lane_rows(self) -> dict[tuple[int, int], LaneRow]:
+        return self.rows["lane"]
+
+    def commit(self, transaction: Transaction) -> None:
+        undo: dict[Name, Any] = {}
+        for name, row in transaction.writes.items():
+            undo[name] = self.rows[name.table].get(name.key)
+            self.rows[name.table][name.key] = row
+            if name.table == "lease":
+                self.touched.add(name.key)
+        self._undo.append(undo)
+        del self._undo[:-200]
+        self.on_commit(transaction)
+
+    def lose(self, commits: int) -> int:
+        """A fail-over to a replica that had not heard of the last commits. Gives how many were lost."""
+        lost = 0
+        while self._undo and lost < commits:
+            for name, row in self._undo.pop().items():
+                if row is None:
+                    self.rows[name.table].pop(name.key, None)
+                else:
+                    self.rows[name.table][name.key] = row
+            lost += 1
+        return lost
+
+    # --- operations of people --------------------------------------------------------------------------------------------
+
+    def put_limits(self, document: LimitsDocument) -> Transaction:
+        version = self.rows["policy_version"][0] + 1
+        signal = Notice(Signal(kind="policies", version=version))
+        return Transaction({Name("limits", 0): document, Name("policy_version", 0): version}, [signal])
+
+    def put_region(self, name: str, status: str, weight: int = 1) -> Transaction:
+        version = self.rows["policy_version"][0] + 1
+        notices = [Notice(Signal(kind="policies", version=version))]
+        if status == "draining":
+            notices.append(Notice(Signal(kind="drain"), region=name))
+        writes = {Name("region", name): RegionShare(status, weight), Name("policy_version", 0): version}
+        return Transaction(writes, notices)
+
+    def policy_bundle(self, region: str) -> PolicyBundle:
+        active = {name: each.weight for name, each in self.rows["region"].items() if each.is_active}
+        return PolicyBundle(
+            version=self.rows["policy_version"][0],
+            document=self.rows["limits"][0],
+            subscriptions={},
+            weight=active.get(region, 0),
+            total_weight=max(1, sum(active.values())),
+        )
+
+    # --- open_epoch ------------------------------------------------------------------------------------------------------
+
+    def open_epoch(self, region: str, request: OpenEpoch) -> tuple[EpochOpened | EpochRefusal | None, Transaction]:
+        transaction = Transaction()
+        share = self.rows["region"].get(region)
+        if share is None:
+            return None, transaction
+        if share.status == "down":
+            return EpochRefusal.REGION_DOWN, transaction
+        for number, epoch in self.epochs.items():
+            if epoch.nonce == request.nonce:
+                return self.again(number, epoch, region, request), transaction
+        self._fence(region, transaction)
+        self._epochs += 1
+        opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
+        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, EpochState.CURRENT)
+        transaction.writes[Name("epoch", self._epochs)] = epoch
+        for lane in range(self.lanes):
+            row = LaneRow(0, None, genesis_head(self._epochs, lane))
+            transaction.writes[Name("lane", (self._epochs, lane))] = row
+        return opened, transaction
+
+    @staticmethod
+    def again(number: int, epoch: Epoch, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
+        if (epoch.region, epoch.fingerprint) != (region, request.fingerprint):
+            return EpochRefusal.NONCE_OF_ANOTHER_LIFE
+        return EpochOpened(epoch=number, lanes=epoch.lanes)
+
+    def _fence(self, region: str, transaction: Transaction) -> None:
+        for number, epoch in self.epochs.items():
+            if epoch.region != region or epoch.state is not EpochState.CURRENT:
+                continue
+            transaction.writes[Name("epoch", number)] = epoch._replace(state=EpochState.FENCED)
+            for (of_epoch, key), lease in self.leases.items():
+                if of_epoch == number:
+                    fenced = copy(lease)
+                    fenced.state = after(lease.state, LeaseEvent.FENCE) or lease.state
+                    transaction.writes[Name("lease", (of_epoch, key))] = fenced
+
+    # --- apply_exchange ----------------------------------------------------------------------------------------------------
+
+    def apply_exchange(self, call: Call, terms: Terms, now: datetime) -> tuple[ExchangeResponse, Transaction]:
+        works = deciding.works_of(call)
+        deciding.judge(works, self._lock_lanes(works))
+        catalogue = self._catalogue()
+        deciding.sort(works, catalogue, now)
+        transaction = Transaction()
+        pools = self._lock_pools(deciding.pools_about(works), deciding.pools_needed(works), transaction)
+        read = self._read_leases(pools, deciding.epochs_about(works))
+        books = deciding.books_of(works, pools, read, now)
+        decision = deciding.decide(works, books, catalogue, terms, now)
+        receipts = self._write(transaction, decision)
+        receipts |= {(epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)}
+        return deciding.respond(works, books, catalogue, receipts, terms, now), transaction
+
+    def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
+        names = [(work.report.epoch, work.report.lane, work.report.region) for work in works]
+        return {
+            (number, lane): self._lane(number, lane)
+            for number, lane, region in names
+            if (number, lane) in self.lane_rows and self.epochs[number].region == region
+        }
+
+    def _lane(self, number: int, lane: int) -> Lane:
+        row, epoch = self.lane_rows[number, lane], self.epochs[number]
+        return Lane(number, lane, *row, epoch.state, epoch.fingerprint, epoch.lanes)
+
+    def _catalogue(self) -> Catalogue:
+        document: LimitsDocument = self.rows["limits"][0]
+        version = self.rows["policy_version"][0]
+        return Catalogue(version, quotas_of(document), document.default_plan, {}, dict(self.rows["region"]))
+
+    def _lock_pools(
+        self, keys: Collection[Key], must_exist: Collection[Key], transaction: Transaction
+    ) -> dict[Key, LockedPool]:
+        """Missing ones are made, and made durable, even if nothing is booked in them: as in SQL."""
+        for key in sorted(set(must_exist) - self.pools.keys()):
+            transaction.writes[Name("pool", key)] = Pool(key)
+        found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
+        return {key: LockedPool(copy(pool), period_is_open=True) for key, pool in found.items() if pool is not None}
+
+    def _read_leases(self, pools: Mapping[Key, LockedPool], epochs: Collection[int]) -> list[Lease]:
+        return [
+            copy(lease)
+            for (epoch, key), lease in self.leases.items()
+            if key in pools and (lease.state is LeaseState.ACTIVE or epoch in epochs)
+        ]
+
+    def _write(self, transaction: Transaction, decision: Decision) -> dict[tuple[int, int], Receipt]:
+        if not decision.booked:
+            return {}
+        for pool in decision.pools:
+            transaction.writes[Name("pool", pool.key)] = pool
+        for lease in decision.leases:
+            self._expect_state(lease, decision)
+            transaction.writes[Name("lease", (lease.epoch, lease.key))] = lease
+        transaction.notices += decision.notices
+        return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decision.booked}
+
+    def _expect_state(self, lease: Lease, decision: Decision) -> None:
+        """The state stands in the WHERE."""
+        found = self.leases.get((lease.epoch, lease.key))
+        if found is not None and found.state is not decision.states[lease.epoch, lease.key]:
+            raise Surprise("lease")
+
+    def _book(self, transaction: Transaction, each: BookedReport) -> Receipt:
+        report = each.report
+        self._position += 1
+        receipt = Receipt(position=self._position, head=each.head.hex())
+        transaction.writes[Name("receipt", (report.epoch, report.lane, report.seq))] = receipt
+        transaction.writes[Name("lane", (report.epoch, report.lane))] = LaneRow(report.seq, each.body_hash, each.head)
+        transaction.reports.append(report)
+        transaction.quarantined += len(each.quarantined)
+        return receipt

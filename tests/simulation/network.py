@@ -1,0 +1,217 @@
+"""Coordinators, and the network between them and the agents.
+
+`VirtualClient` stands where `CoordinatorClient` stands. A call is bytes; a way has weather: bytes may be lost, late,
+doubled, or overtaken by later ones, in one direction or in both. A late request arrives after its caller gave up.
+
+Coordinators are as the real ones without HTTP: parse, apply in one transaction, commit, reply. One may be killed before
+its commit, or after it and before its reply. None is special, for all that they know is in the ledger.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from coordinator.api.frozen import call_of
+from coordinator.domain.granting import Terms
+from doors.problems import Problem
+from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
+from protocol.outcomes import EpochRefusal
+from protocol.policy import PolicyBundle
+from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
+from tests.simulation.ledger_model import LedgerModel, Transaction
+from tests.simulation.virtual_time import VirtualClock
+
+CALL_TIMEOUT_S = 5.0
+LONG_POLL_S = 20.0
+
+
+@dataclass
+class Weather:
+    """Of one region's way to the coordinators."""
+
+    random: random.Random
+    loss: float = 0.005
+    doubling: float = 0.01
+    lateness: float = 0.01  # how often a message takes seconds
+    sends: bool = True  # False: nothing that the region sends arrives
+    hears: bool = True  # False: nothing arrives that is sent to it
+
+    def delay_s(self) -> float:
+        if self.random.random() < self.lateness:
+            return self.random.uniform(0.5, 9.0)
+        return self.random.uniform(0.02, 0.12)
+
+    def delivers(self, *, out: bool) -> bool:
+        is_open = self.sends if out else self.hears
+        return is_open and self.random.random() >= self.loss
+
+
+@dataclass
+class Coordinators:
+    ledger: LedgerModel
+    clock: VirtualClock
+    terms: Terms
+    on_bug: Callable[[str, BaseException], None]
+    is_up: bool = True
+    dies_before_commit: int = 0  # so many of the next transactions
+    dies_after_commit: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    subscribers: dict[str, list["VirtualClient"]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ledger.on_commit = self._tell
+
+    def exchange(self, region: str, body: bytes) -> bytes | None:
+        """The reply, or None if the coordinator died over it."""
+        if not self.is_up:
+            return None
+        call = call_of(region, msgspec.json.decode(body, type=ExchangeRequest))
+        response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
+        if not self.conclude(transaction):
+            return None
+        self._count(response)
+        return msgspec.json.encode(response)
+
+    def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
+        if not self.is_up:
+            return None
+        opened, transaction = self.ledger.open_epoch(region, msgspec.json.decode(body, type=OpenEpoch))
+        if opened is None or not self.conclude(transaction):
+            return None
+        if isinstance(opened, EpochRefusal):
+            self.outcomes[f"EpochRefusal.{opened.name}"] += 1
+            return opened
+        return msgspec.json.encode(opened)
+
+    def conclude(self, transaction: Transaction) -> bool:
+        """Commit, and only then let the reply go. False if the reply never goes."""
+        if self.dies_before_commit:
+            self.dies_before_commit -= 1
+            return False
+        self.ledger.commit(transaction)
+        if self.dies_after_commit:
+            self.dies_after_commit -= 1
+            return False
+        return True
+
+    def fail_over(self, commits: int) -> None:
+        """Postgres moves to its replica, which has all that was committed: a commit waits for it."""
+
+    def _count(self, response: ExchangeResponse) -> None:
+        for reply in response.replies:
+            self.outcomes[f"ExchangeOutcome.{reply.outcome.name}"] += 1
+            for refused in (*reply.refused, *reply.leases):
+                if refused.refusal is not None:
+                    self.outcomes[f"GrantRefusal.{refused.refusal.name}"] += 1
+
+    def _tell(self, transaction: Transaction) -> None:
+        """Signals leave with the commit."""
+        for notice in transaction.notices:
+            for region, clients in self.subscribers.items():
+                if notice.region in (None, region):
+                    for client in clients:
+                        client.hear(notice.signal)
+
+
+class VirtualClient:
+    """One agent's CoordinatorClient."""
+
+    def __init__(self, region: str, coordinators: Coordinators, weather: Weather, is_alive: Callable[[], bool]) -> None:
+        self._region = region
+        self._coordinators = coordinators
+        self._weather = weather
+        self._is_alive = is_alive
+        self._loop = asyncio.get_running_loop()
+        self._signals: asyncio.Queue[Signal] = asyncio.Queue()
+        self._news = asyncio.Event()
+        coordinators.subscribers.setdefault(region, []).append(self)
+
+    async def close(self) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        listening = self._coordinators.subscribers[self._region]
+        if self in listening:
+            listening.remove(self)
+
+    async def open_epoch(self, nonce: str, fingerprint: str) -> EpochOpened:
+        body = msgspec.json.encode(OpenEpoch(nonce=nonce, fingerprint=fingerprint))
+        answer = await self._call(lambda: self._coordinators.open_epoch(self._region, body))
+        if isinstance(answer, EpochRefusal):
+            raise CoordinatorRefused(409, answer.value)
+        return msgspec.json.decode(answer, type=EpochOpened)
+
+    async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
+        body = msgspec.json.encode(request)
+        answer = await self._call(lambda: self._coordinators.exchange(self._region, body))
+        assert isinstance(answer, bytes)
+        return msgspec.json.decode(answer, type=ExchangeResponse)
+
+    async def policies(self, since: int | None) -> PolicyBundle | None:
+        """Policies come by another call, with the same weather; long polls are one question each second."""
+        for _ in range(int(LONG_POLL_S)):
+            await asyncio.sleep(self._weather.delay_s())
+            if not self._coordinators.is_up or not self._weather.delivers(out=True) or not self._weather.delivers(out=False):
+                raise CoordinatorUnavailable("no answer")
+            bundle = self._coordinators.ledger.policy_bundle(self._region)
+            if bundle.version != since:
+                return bundle
+            self._news.clear()
+            try:
+                async with asyncio.timeout(2):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+        return None
+
+    async def signals(self) -> AsyncIterator[Signal]:
+        while True:
+            yield await self._signals.get()
+
+    def hear(self, signal: Signal) -> None:
+        """A hint: where it does not arrive, nobody says it again."""
+        if self._weather.delivers(out=False):
+            self._loop.call_later(self._weather.delay_s(), self._heard, signal)
+
+    def _heard(self, signal: Signal) -> None:
+        if self._is_alive():
+            self._signals.put_nowait(signal)
+            self._news.set()
+
+    # --- one call --------------------------------------------------------------------------------------------------------
+
+    async def _call(self, serve: Callable[[], bytes | EpochRefusal | None]) -> bytes | EpochRefusal:
+        answered: asyncio.Future[bytes | EpochRefusal] = self._loop.create_future()
+        if not self._is_alive():
+            return await answered  # the dead ask nothing, and wait for ever
+        copies = 2 if self._weather.random.random() < self._weather.doubling else 1
+        for _ in range(copies):
+            if self._weather.delivers(out=True):
+                self._loop.call_later(self._weather.delay_s(), self._arrive, serve, answered)
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                return await answered
+        except TimeoutError:
+            raise CoordinatorUnavailable("no answer") from None
+
+    def _arrive(
+        self, serve: Callable[[], bytes | EpochRefusal | None], answered: asyncio.Future[bytes | EpochRefusal]
+    ) -> None:
+        try:
+            answer = serve()
+        except Problem as problem:
+            self._coordinators.on_bug("an agent's call was refused as malformed", problem)
+            return
+        except Exception as error:
+            self._coordinators.on_bug("a coordinator raised", error)
+            return
+        if answer is not None and self._weather.delivers(out=False):
+            self._loop.call_later(self._weather.delay_s(), self._reply, answer, answered)
+
+    def _reply(self, answer: bytes | EpochRefusal, answered: asyncio.Future[bytes | EpochRefusal]) -> None:
+        if not answered.done() and self._is_alive():
+            answered.set_result(answer)

@@ -1,0 +1,184 @@
+"""One run: a seed, a list of events, steps; then healing, quiet, and the last look.
+
+A run is a function of its seed and its events. What it did is hashed as it goes, so that two runs can be compared.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import patch
+
+from protocol import lease as lease_module
+from tests.simulation.faults import DEPTHS, REGIONS, Event, draw
+from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
+from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.world import World, document, happen
+
+HEALED_S = 45.0  # longer than the longest time-out, back-off and long poll together
+
+
+@dataclass(frozen=True)
+class Violation:
+    seed: int
+    step: int
+    invariant: str
+    what: str
+
+
+@dataclass
+class Result:
+    violation: Violation | None
+    digest: str
+    steps: int
+    reached: Counter[str] = field(default_factory=Counter)
+    admitted: int = 0
+
+
+class Violated(Exception):
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.what)
+        self.violation = violation
+
+
+def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: Any = None) -> Result:
+    """`mutant`: a context manager that takes the world and removes a guard."""
+    chosen = draw(seed, steps) if events is None else list(events)
+    loop = VirtualLoop()
+    asyncio.set_event_loop(None)
+    try:
+        world = World(seed, loop)
+        with world.composed(), reached(world) as cells, (mutant(world) if mutant else nullcontext()):
+            try:
+                return loop.run_until_complete(_Run(world, steps, chosen).result(cells))
+            finally:
+                _end(world)
+    finally:
+        loop.close()
+
+
+def _end(world: World) -> None:
+    """Nobody acts any more, and nothing is left behind."""
+    for agent in world.agents:
+        world.kill(agent)
+    loop = world.loop
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=0.01))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+@contextmanager
+def reached(world: World) -> Iterator[Counter[str]]:
+    """Which cells of the transition table were asked for."""
+    cells: Counter[str] = Counter()
+
+    class Table(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            cells[f"{key[0].name} × {key[1].name}"] += 1
+            return super().get(key, default)
+
+    with patch.object(lease_module, "TRANSITIONS", Table(lease_module.TRANSITIONS)):
+        yield cells
+
+
+class _Run:
+    def __init__(self, world: World, steps: int, events: list[Event]) -> None:
+        self.world, self.steps, self.events = world, steps, events
+        self.watch = Watch()
+        self.hash = hashlib.sha256()
+        self.pace = world.chance("pace")
+        self.by_step: dict[int, list[Event]] = {}
+        for event in events:
+            self.by_step.setdefault(event.step, []).append(event)
+        self.to_keep = {(event.region, event.step - event.number) for event in events if event.kind in DEPTHS}
+
+    async def result(self, cells: Counter[str]) -> Result:
+        violation = None
+        try:
+            await self._live()
+        except Violated as violated:
+            violation = violated.violation
+        counted = cells + self.world.coordinators.outcomes
+        units = sum(self.world.truth.admitted.values())
+        return Result(violation, self.hash.hexdigest(), self.world.step, counted, units)
+
+    async def _live(self) -> None:
+        world = self.world
+        world.commit(world.ledger.put_limits(document(world.random.randint(40, 300))))
+        for region in REGIONS:
+            world.commit(world.ledger.put_region(region, "active"))
+            world.start_agent(region)
+        world.start_agent(REGIONS[0])
+        services = world.loop.create_task(world.serve())
+        for step in range(self.steps):
+            await self._step(step)
+        services.cancel()
+        await self._heal()
+        self._look(AT_THE_END)
+
+    async def _step(self, step: int) -> None:
+        world = self.world
+        world.step = step
+        for region, kept in self.to_keep:
+            if kept == step:
+                world.snapshots[region, step] = world.machines[region].snapshot()
+        for end in world.until.pop(step, []):
+            end()
+        for event in self.by_step.get(step, []):
+            happen(world, event)
+            if event.kind == "later":
+                await asyncio.sleep(event.number)
+        await asyncio.sleep(self.pace.choice([0.001, 0.01, 0.05, 0.1, 0.2]))
+        self._look(ALWAYS)
+
+    def _look(self, invariants: Sequence[Invariant]) -> None:
+        world = self.world
+        self.hash.update(repr((world.loop.time(), sorted(world.truth.admitted.items()))).encode())
+        self.hash.update(repr([(name, row) for name, row in world.ledger.leases.items()]).encode())
+        for invariant in invariants:
+            for what in invariant(world, self.watch):
+                raise Violated(Violation(world.seed, world.step, invariant.__name__, what))
+
+    async def _heal(self) -> None:
+        """Everything works again, nobody asks any more, and there is time enough for what is under way."""
+        world = self.world
+        world.demand = dict.fromkeys(REGIONS, 0)
+        for ends in world.until.values():
+            for end in ends:
+                end()
+        world.coordinators.dies_before_commit = world.coordinators.dies_after_commit = 0
+        for region in REGIONS:
+            weather = world.weather[region]
+            weather.loss = weather.doubling = weather.lateness = 0.0
+            if region not in world.lost_regions and not any(not a.stopping.is_set() for a in world.alive(region)):
+                world.start_agent(region)
+        for _ in range(int(HEALED_S)):
+            world.step += 1
+            await asyncio.sleep(1)
+            self._look(ALWAYS)
+
+
+def shrink(seed: int, steps: int, violation: Violation, mutant: Any = None, tries: int = 400) -> list[Event]:
+    """The events that are needed: leave out larger and then smaller parts, as long as the same invariant fails."""
+    events = [event for event in draw(seed, steps) if event.step <= violation.step]
+    size = max(1, len(events) // 2)
+    while size:
+        at = 0
+        while at < len(events) and tries:
+            tries -= 1
+            fewer = events[:at] + events[at + size :]
+            found = run(seed, steps, fewer, mutant).violation
+            if found is not None and found.invariant == violation.invariant:
+                events = fewer
+            else:
+                at += size
+        size //= 2
+    return events
+
+
+Mutation = Callable[[World], AbstractContextManager[None]]

@@ -1,0 +1,192 @@
+"""The machine that a region's store runs on: the model of its scripts, a clock that is not to be trusted, a network.
+
+Connections are the real `StoreConnection`, with a virtual wire below it. Here is also the ground truth: what a store's
+script admitted is noted the moment it does, outside of the store, so that no loss of the store's data loses it.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from regional_agent.store.connection import Argument, StoreConnection, StoreError, StoreUnavailable
+from tests.simulation.store_model import StoreModel
+from tests.simulation.virtual_time import VirtualClock
+
+
+class Admission(NamedTuple):
+    """So many units of a lease, admitted by a script."""
+
+    region: str
+    epoch: int
+    quota: str
+    period: str
+    units: int
+    enforced: bool  # False: an adjustment, which asks nobody
+
+
+@dataclass
+class Machine:
+    """One region's store."""
+
+    region: str
+    clock: VirtualClock
+    random: random.Random
+    note: Callable[[Admission], None]
+    drift_ppm: int = 0
+    offset_us: int = 0
+    is_up: bool = True
+    is_slow: bool = False
+    lives: int = 1
+    model: StoreModel = field(init=False)
+    wires: list["Wire"] = field(default_factory=list)
+    admitting_epoch: int = 0
+    jumped_back: bool = False
+
+    def __post_init__(self) -> None:
+        self.model = StoreModel(f"{self.region}-1", f"{self.region}-replid-1")
+        self.tick()
+
+    def tick(self) -> None:
+        elapsed_us = self.clock.us() - self._start_us
+        self.model.now_us = self._start_us + elapsed_us + elapsed_us * self.drift_ppm // 1_000_000 + self.offset_us
+
+    @property
+    def _start_us(self) -> int:
+        return int(self.clock.start.timestamp()) * 1_000_000
+
+    def execute(self, arguments: tuple[Argument, ...]) -> Any:
+        self.tick()
+        reply = self.model.execute(*arguments)
+        if arguments[0] == "EVALSHA" and isinstance(reply, list) and reply[:2] == [b"decided", 1]:
+            self._note(arguments)
+        return reply
+
+    def _note(self, arguments: tuple[Argument, ...]) -> None:
+        """An admission, as its script's own keys and arguments tell it."""
+        count = int(arguments[2])
+        keys, argv = [_text(each) for each in arguments[3 : 3 + count]], [_text(each) for each in arguments[3 + count :]]
+        mode, at = argv[2], 2
+        if mode == "peek":
+            return
+        for policy in range(6, len(argv), 6):
+            if argv[policy] == "allowance":
+                period = self.model.hash(keys[at])["period"]
+                epoch = int(argv[1])
+                self.note(Admission(self.region, epoch, argv[policy + 3], period, int(argv[policy + 1]), mode != "adjust"))
+            at += 3 if argv[policy] == "allowance" else 1
+
+    # --- what may happen to it -----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Any:
+        return {key: copy(value) for key, value in self.model.data.items()}, dict(self.model.forgets_at_us)
+
+    def restart(self, snapshot: Any | None, *, is_another_life: bool) -> None:
+        """With all of its data, or as it was at a snapshot. A restart is another life, unless nobody can tell."""
+        if snapshot is not None:
+            self.model.data = {key: copy(value) for key, value in snapshot[0].items()}
+            self.model.forgets_at_us = dict(snapshot[1])
+        if is_another_life:
+            self.lives += 1
+            self.model.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        for wire in list(self.wires):
+            wire.lost()
+
+    def stop(self) -> None:
+        self.is_up = False
+        self.hang_up()
+
+    def start(self) -> None:
+        self.is_up = True
+
+
+class Wire:
+    """What stands below a StoreConnection: commands arrive in order, after a while; replies likewise."""
+
+    def __init__(self, machine: Machine, is_alive: Callable[[], bool], timeout_s: float, on_lost: Callable[[], None]) -> None:
+        self._machine = machine
+        self._is_alive = is_alive
+        self._timeout_s = timeout_s
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
+        self._is_open = True
+        self._arrives_at = 0.0
+        machine.wires.append(self)
+
+    def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if not self._is_alive():
+            return future  # the dead ask nothing, and wait for ever
+        if not self._is_open:
+            future.set_exception(StoreUnavailable("the store's connection is closed"))
+            return future
+        timer = self._loop.call_later(self._timeout_s, self._settle, future, StoreUnavailable("no answer in time"))
+        self._waiting[future] = timer
+        self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())
+        self._loop.call_at(self._arrives_at, self._arrive, future, arguments)
+        return future
+
+    def _latency_s(self) -> float:
+        return self._machine.random.uniform(0.05, 0.6) if self._machine.is_slow else 0.0002
+
+    def _arrive(self, future: asyncio.Future[Any], arguments: tuple[Argument, ...]) -> None:
+        if not self._is_open or not self._machine.is_up:
+            return
+        try:
+            reply: Any = self._machine.execute(arguments)
+        except StoreError as error:
+            reply = error
+        self._loop.call_later(self._latency_s(), self._settle, future, reply)
+
+    def _settle(self, future: asyncio.Future[Any], reply: Any) -> None:
+        timer = self._waiting.pop(future, None)
+        if timer is not None:
+            timer.cancel()
+        if future.done() or not self._is_alive():
+            return
+        if isinstance(reply, Exception):
+            future.set_exception(reply)
+        else:
+            future.set_result(reply)
+
+    def lost(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._machine.wires.remove(self)
+        for future in list(self._waiting):
+            self._settle(future, StoreUnavailable("the store's connection was lost"))
+        if self._is_alive():
+            self._on_lost()
+
+    def close(self) -> None:
+        self.lost()
+
+
+class VirtualConnection(StoreConnection):
+    """The real connection with another wire."""
+
+    def __init__(
+        self, machine: Machine, is_alive: Callable[[], bool], *, timeout_ms: int, on_connected: Callable[[], None]
+    ) -> None:
+        super().__init__("redis://store:6379/0", timeout_ms=timeout_ms, on_connected=on_connected)
+        self._machine = machine
+        self._is_alive = is_alive
+
+    async def _connect(self) -> None:
+        self._lost.clear()
+        await asyncio.sleep(0.001)
+        if not self._machine.is_up:
+            raise ConnectionRefusedError
+        self._protocol = Wire(self._machine, self._is_alive, self._timeout_s, self._on_lost)  # type: ignore[assignment]
+        await self._greet()
+
+
+def _text(value: Argument) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,465 @@
+"""All that a run consists of, put together: coordinators, regions, agents, services that ask, and what happens to them.
+
+The agents are real ones (`regional_agent.region.Region`, with its loops and its last words), on virtual wires.
+"""
+
+import asyncio
+import contextlib
+import random
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import structlog
+from pydantic import SecretStr
+
+from coordinator.domain.granting import Terms
+from protocol.policy import LimitsDocument
+from regional_agent import life as life_module
+from regional_agent import region as region_module
+from regional_agent.admission import NoPoliciesYet
+from regional_agent.answers import Check, Subject
+from regional_agent.region import Region
+from regional_agent.settings import AgentSettings
+from tests.simulation.faults import REGIONS, Event
+from tests.simulation.ledger_model import LedgerModel, Transaction
+from tests.simulation.network import Coordinators, VirtualClient, Weather
+from tests.simulation.stores import Admission, Machine, VirtualConnection
+from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+
+TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+LANES = 2
+QUOTAS = ("exports", "mails")
+ROUTES = ("/exports", "/mails", "/both")
+LEASE_KEYS = ("tenant",)
+
+
+def document(limit: int) -> LimitsDocument:
+    quotas = [
+        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": "2s"},
+        {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day"},
+        {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
+    ]
+    policies = [
+        {"name": "export", "quota": "exports", "by": ["tenant"], "match": {"route": "/exports"}},
+        {"name": "mail", "quota": "mails", "by": ["tenant"], "match": {"route": "/mails"}},
+        {"name": "export-too", "quota": "exports", "by": ["tenant"], "match": {"route": "/both"}},
+        {"name": "mail-too", "quota": "mails", "by": ["tenant"], "match": {"route": "/both"}},
+        {"name": "calls", "quota": "api", "by": ["tenant"], "match": {"route": "/both"}},
+    ]
+    return msgspec.convert({"quotas": quotas, "policies": policies}, LimitsDocument)
+
+
+@dataclass
+class Truth:
+    """What really happened, noted outside of the system by those who saw it."""
+
+    admitted: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    enforced: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    total: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # enforced, by quota and period
+    heard: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what services were told
+    executed: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by quota
+    denied: int = 0
+
+
+@dataclass
+class Agent:
+    name: str
+    region: str
+    is_alive: bool = True
+    calls_left: int | None = None  # it is killed when there are none left
+    real: Any = None
+    task: Any = None
+    client: Any = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class World:
+    def __init__(self, seed: int, loop: VirtualLoop) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.random = self.chance("world")
+        start_s = self.random.choice([3590, 3580, 3595, 1800])  # often shortly before the hour ends
+        day = datetime(2026, 11, 18, 9, tzinfo=UTC).timestamp()
+        self.clock = VirtualClock(loop, datetime.fromtimestamp(day + start_s, UTC))
+        self.truth = Truth()
+        self.bugs: list[str] = []
+        self.ledger = LedgerModel(LANES)
+        self.coordinators = Coordinators(self.ledger, self.clock, TERMS, self._bug)
+        self.machines = {name: self._machine(name) for name in REGIONS}
+        self.weather = {name: Weather(self.chance(f"weather {name}")) for name in REGIONS}
+        self.agents: list[Agent] = []
+        self.demand = dict.fromkeys(REGIONS, 0)
+        self.lost_regions: set[str] = set()
+        self.lossy_regions: set[str] = set()  # whose store lost data
+        self.unseen = False
+        self.ledger_lost = False
+        self.admissions: deque[Admission] = deque()  # since the last look
+        self.late_admissions: list[str] = []
+        self.step = 0
+        self.until: dict[int, list[Any]] = defaultdict(list)
+        self.snapshots: dict[tuple[str, int], Any] = {}
+        self._names = 0
+        self._services: set[Any] = set()
+        self.unreported_after_stop: list[str] = []
+
+    def chance(self, what: str) -> random.Random:
+        """A stream of its own for each use, so that one more draw here moves nothing there."""
+        return random.Random(f"{self.seed} {what}")
+
+    def _machine(self, name: str) -> Machine:
+        machine = Machine(name, self.clock, self.chance(f"machine {name}"), self._admitted)
+        machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
+        return machine
+
+    def _bug(self, what: str, error: BaseException) -> None:
+        self.bugs.append(f"{what}: {type(error).__name__}: {error}")
+
+    def _admitted(self, admission: Admission) -> None:
+        region, epoch, quota, period, units, enforced = admission
+        self.truth.admitted[epoch, quota, period] += units
+        self.truth.executed[quota] += units
+        if enforced:
+            self.truth.enforced[epoch, quota, period] += units
+            self.truth.total[quota, period] += units
+        self.admissions.append(admission)
+        self._is_in_time(admission)
+
+    def _is_in_time(self, admission: Admission) -> None:
+        machine = self.machines[admission.region]
+        for (epoch, key), lease in self.ledger.leases.items():
+            if (epoch, key.quota, key.period) == admission[1:4] and admission.enforced:
+                if self.clock.now() > lease.expires_at and not machine.jumped_back:
+                    self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
+
+    # --- agents ----------------------------------------------------------------------------------------------------------
+
+    def start_agent(self, region: str) -> None:
+        if region in self.lost_regions or len(self.alive(region)) >= 3:
+            return
+        self._names += 1
+        agent = Agent(f"{region}-{self._names}", region)
+        self.agents.append(agent)
+        agent.task = self.loop.create_task(self._live(agent), name=agent.name)
+
+    def alive(self, region: str) -> list[Agent]:
+        return [agent for agent in self.agents if agent.region == region and agent.is_alive]
+
+    async def _live(self, agent: Agent, return_on_stop: bool = False) -> None:
+        settings = AgentSettings.model_construct(
+            region=agent.region,
+            coordinator_url="http://coordinator",
+            coordinator_token=SecretStr("-"),
+            store_url=SecretStr(agent.name),
+            report_interval_ms=500,
+            store_timeout_ms=250,
+            return_on_stop=False,
+            state_dir=None,
+            name=agent.name,
+        )
+        agent.real = Region(settings, self.clock)
+        async with agent.real.running():
+            await agent.stopping.wait()
+
+    def kill(self, agent: Agent) -> None:
+        """From one moment to the next: it sends and hears nothing more, and none of its clean-up has any effect."""
+        if not agent.is_alive:
+            return
+        agent.is_alive = False
+        if agent.client is not None:
+            agent.client.leave()
+        if agent.task is not None:
+            agent.task.cancel()
+        for task in asyncio.all_tasks(self.loop):
+            if task.get_name().startswith(f"{agent.name}/"):
+                task.cancel()
+
+    async def stop(self, agent: Agent, *, return_unspent: bool) -> None:
+        """SIGTERM: the last words are said."""
+        if not agent.is_alive or agent.real is None:
+            return
+        agent.real.settings = agent.real.settings.model_copy(update={"return_on_stop": return_unspent})
+        alone = len(self.alive(agent.region)) == 1
+        agent.stopping.set()
+        before_s = self.loop.time()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait([agent.task])
+        said_all = self.loop.time() - before_s < 5.0 and agent.is_alive
+        agent.is_alive = False
+        if agent.client is not None:
+            agent.client.leave()
+        if said_all and alone and not self.alive(agent.region):
+            self._nothing_is_unreported(agent)
+
+    def _nothing_is_unreported(self, agent: Agent) -> None:
+        life, machine = agent.real.life.current, self.machines[agent.region]
+        stopped = agent.real.conversation.stopped_lanes
+        if life is None or stopped or not machine.is_up:
+            return
+        for key, value in machine.model.data.items():
+            if f":dirty:{life.epoch}" in key and value:
+                self.unreported_after_stop.append(f"{agent.name} left {key} unreported")
+
+    # --- services ----------------------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Services in every region ask, as often as its demand says."""
+        chance = self.chance("services")
+        due = dict.fromkeys(REGIONS, 0.0)
+        while True:
+            await asyncio.sleep(0.05)
+            for region in REGIONS:
+                due[region] += self.demand[region] * 0.05
+                while due[region] >= 1:
+                    due[region] -= 1
+                    self.ask(region, chance)
+
+    def ask(self, region: str, chance: random.Random, mode: str = "enforce", cost: int | None = None) -> None:
+        agents = [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
+        if not agents:
+            return
+        agent = chance.choice(agents)
+        route = chance.choice(ROUTES)
+        cost = cost or chance.choice([1, 1, 1, 2, 5])
+        task = self.loop.create_task(self._ask(agent, route, cost, mode), name=f"{agent.name}/request")
+        self._services.add(task)
+        task.add_done_callback(self._services.discard)
+
+    async def _ask(self, agent: Agent, route: str, cost: int, mode: str) -> None:
+        check = Check(subject=Subject(tenant="acme", route=route, method="GET"), cost=cost, mode=mode)
+        try:
+            verdict = await agent.real.admission.decide(check)
+        except NoPoliciesYet:
+            return
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self._bug("a check raised", error)
+            return
+        if not agent.is_alive:
+            return
+        if not verdict.answer.allowed:
+            self.truth.denied += 1
+        elif verdict.answer.degraded is None:
+            for policy in verdict.answer.policies:
+                if policy.kind == "allowance":
+                    self.truth.heard[f"{policy.quota}:tenant=acme"] += cost
+
+    # --- the composition -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def composed(self) -> Iterator[None]:
+        """`Region` puts the agent together; here its two ways out of the process lead into this world."""
+        tokens = self.chance("nonces")
+
+        class Tokens:
+            @staticmethod
+            def token_hex(size: int) -> str:
+                return tokens.randbytes(size).hex()
+
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(patch.object(region_module, "StoreConnection", self._connection))
+            patches.enter_context(patch.object(region_module, "CoordinatorClient", self._client))
+            patches.enter_context(patch.object(life_module, "secrets", Tokens))
+            with heard_by(self._log):
+                yield
+
+    def _agent(self, name: str) -> Agent:
+        return next(agent for agent in self.agents if agent.name == name)
+
+    def _connection(self, url: str, **options: Any) -> VirtualConnection:
+        agent = self._agent(url)
+        return VirtualConnection(self.machines[agent.region], lambda: self._may_act(agent), **options)
+
+    def _client(self, url: str, token: str, region: str) -> VirtualClient:
+        agent = next(each for each in reversed(self.agents) if each.client is None and each.region == region)
+        agent.client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
+        return agent.client
+
+    def _may_act(self, agent: Agent) -> bool:
+        """Asked before each answer that reaches an agent. Here it may die: between any two of its steps."""
+        if agent.is_alive and agent.calls_left is not None:
+            agent.calls_left -= 1
+            if agent.calls_left < 0:
+                self.kill(agent)
+        return agent.is_alive
+
+    def _log(self, event: dict[str, Any]) -> None:
+        if event.get("exc_info"):
+            self.bugs.append(f"{event.get('event')}: {event['exc_info']!r}")
+
+    def commit(self, transaction: Transaction) -> None:
+        self.ledger.commit(transaction)
+
+
+@contextlib.contextmanager
+def heard_by(listener: Any) -> Iterator[None]:
+    """What the agents log goes to the listener, and nowhere else."""
+    before = structlog.get_config()
+
+    def process(_: Any, level: str, event: dict[str, Any]) -> dict[str, Any]:
+        if event.get("exc_info") is True:
+            import sys
+
+            event["exc_info"] = sys.exc_info()[1]
+        listener(event)
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[process], cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def happen(world: World, event: Event) -> None:
+    _HAPPENS[event.kind](world, event)
+
+
+def _kill(world: World, event: Event) -> None:
+    if agents := world.alive(event.region):
+        agents[event.number % len(agents)].calls_left = event.number
+
+
+def _stop(world: World, event: Event) -> None:
+    if agents := world.alive(event.region):
+        task = world.loop.create_task(world.stop(agents[0], return_unspent=bool(event.number)))
+        world._services.add(task)
+        task.add_done_callback(world._services.discard)
+
+
+def _restart(world: World, event: Event) -> None:
+    if event.region in world.lost_regions:
+        return
+    machine = world.machines[event.region]
+    snapshot: Any = None
+    if event.kind in ("store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"):
+        snapshot = world.snapshots.get((event.region, event.step - event.number), ({}, {}))
+    elif event.kind == "store_loses_all":
+        snapshot = ({}, {})
+    if snapshot is not None:
+        world.lossy_regions.add(event.region)
+    unseen = event.kind == "store_goes_back_unseen"
+    world.unseen |= unseen
+    machine.restart(snapshot, is_another_life=not unseen)
+    machine.admitting_epoch = 0 if unseen else machine.admitting_epoch
+
+
+def _store_down(world: World, event: Event) -> None:
+    machine = world.machines[event.region]
+    machine.stop()
+
+    def again() -> None:
+        if event.region not in world.lost_regions:
+            machine.restart(None, is_another_life=True)
+            machine.start()
+
+    world.until[event.step + event.number].append(again)
+
+
+def _for_a_while(world: World, event: Event, thing: Any, **changed: Any) -> None:
+    before = {name: getattr(thing, name) for name in changed}
+    fields = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01}
+    for name, value in changed.items():
+        setattr(thing, name, value)
+    world.until[event.step + event.number].append(
+        lambda: [setattr(thing, name, fields.get(name, before[name])) for name in changed]
+    )
+
+
+def _weather(**changed: Any) -> Any:
+    return lambda world, event: _for_a_while(world, event, world.weather[event.region], **changed)
+
+
+def _lines(world: World, event: Event) -> None:
+    machine = world.machines[event.region]
+    gone = sorted(key for key in machine.model.data if ":lines:" in key)
+    if gone:
+        world.lossy_regions.add(event.region)
+        world.unseen = True
+        del machine.model.data[gone[0]]
+
+
+def _jump(world: World, event: Event) -> None:
+    machine = world.machines[event.region]
+    back = event.kind == "clock_jumps_back"
+    machine.offset_us += event.number * (-1_000_000 if back else 1_000_000)
+    machine.jumped_back |= back
+
+
+def _ledger_fails_over(world: World, event: Event) -> None:
+    """Connections are lost: what was under way is rolled back. What was committed is there: it replicates first."""
+    world.coordinators.dies_before_commit += 1
+    if event.kind == "ledger_loses":
+        world.ledger_lost = True
+        world.ledger.lose(event.number)
+    else:
+        world.coordinators.fail_over(event.number)
+
+
+def _lose_region(world: World, event: Event) -> None:
+    if len(world.lost_regions) < 1:
+        world.lost_regions.add(event.region)
+        world.machines[event.region].stop()
+        for agent in world.alive(event.region):
+            world.kill(agent)
+
+
+def _burst(world: World, event: Event) -> None:
+    for _ in range(event.number):
+        world.ask(event.region, world.random)
+
+
+def _coordinator(**changed: Any) -> Any:
+    def change(world: World, event: Event) -> None:
+        for name in changed:
+            setattr(world.coordinators, name, getattr(world.coordinators, name) + event.number)
+
+    return change
+
+
+def _set_demand(world: World, event: Event) -> None:
+    world.demand[event.region] = event.number
+
+
+def _slow(world: World, event: Event) -> None:
+    _for_a_while(world, event, world.machines[event.region], is_slow=True)
+
+
+_HAPPENS: dict[str, Any] = {
+    "demand": _set_demand,
+    "burst": _burst,
+    "adjust": lambda world, event: world.ask(event.region, world.random, "adjust", event.number),
+    "kill_agent": _kill,
+    "stop_agent": _stop,
+    "start_agent": lambda world, event: world.start_agent(event.region),
+    "store_restarts": _restart,
+    "store_loses_a_moment": _restart,
+    "store_rolls_back": _restart,
+    "store_loses_all": _restart,
+    "store_goes_back_unseen": _restart,
+    "store_down": _store_down,
+    "store_slow": _slow,
+    "store_hangs_up": lambda world, event: world.machines[event.region].hang_up(),
+    "store_forgets_lines": _lines,
+    "clock_jumps_ahead": _jump,
+    "clock_jumps_back": _jump,
+    "partition": _weather(sends=False, hears=False),
+    "region_is_deaf": _weather(hears=False),
+    "region_is_mute": _weather(sends=False),
+    "bad_weather": _weather(loss=0.3, lateness=0.3),
+    "coordinator_down": lambda world, event: _for_a_while(world, event, world.coordinators, is_up=False),
+    "coordinator_dies_before": _coordinator(dies_before_commit=1),
+    "coordinator_dies_after": _coordinator(dies_after_commit=1),
+    "ledger_fails_over": _ledger_fails_over,
+    "ledger_loses": _ledger_fails_over,
+    "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
+    "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
+    "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
+    "region_lost": _lose_region,
+    "later": lambda world, event: None,
+}
