@@ -153,7 +153,7 @@ class World:
         settings = AgentSettings.model_construct(
             region=agent.region,
             coordinator_url="http://coordinator",
-            coordinator_token=SecretStr("-"),
+            coordinator_token=SecretStr(agent.name),
             store_url=SecretStr(agent.name),
             report_interval_ms=500,
             store_timeout_ms=250,
@@ -276,7 +276,7 @@ class World:
         return VirtualConnection(self.machines[agent.region], lambda: self._may_act(agent), **options)
 
     def _client(self, url: str, token: str, region: str) -> VirtualClient:
-        agent = next(each for each in reversed(self.agents) if each.client is None and each.region == region)
+        agent = self._agent(token)
         agent.client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
         return agent.client
 
