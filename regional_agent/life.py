@@ -2,7 +2,8 @@
 
 A store that restarted, failed over or lost its data lives another life, and may have forgotten what it admitted. So
 its fingerprint is compared with the one that it has written down; if they differ, a new epoch is opened before
-anything is admitted again.
+anything is admitted again. The same happens to a store that was put back to an older state below its fingerprint, once
+the conversation with the coordinator has shown it.
 """
 
 import asyncio
@@ -31,12 +32,19 @@ class LifeKeeper:
         self._doubted.set()
         self.established = asyncio.Event()
         self.current: Life | None = None
+        self._nonce = self._lost_nonce = ""
 
     def doubt(self) -> None:
         """The store may live another life: look again. Nothing is admitted until it is known."""
         self.current = None
         self.established.clear()
         self._doubted.set()
+
+    def lost(self, life: Life) -> None:
+        """The store has forgotten what it told in this life: it is over, and another begins in the same store."""
+        if life == self.current:
+            self._lost_nonce = self._nonce
+            self.doubt()
 
     async def run(self) -> None:
         while True:
@@ -62,8 +70,9 @@ class LifeKeeper:
         fingerprint = await self._store.read_fingerprint()
         if fingerprint != self._store.fingerprint:
             raise StoreUnavailable("the store changed its life below an open connection")
-        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16))
+        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._lost_nonce)
         assert fence.nonce is not None
+        self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
             opened = await self._coordinator.open_epoch(fence.nonce, fingerprint)
             if not await self._scripts.adopt_epoch(fingerprint, fence.nonce, opened.epoch, opened.lanes):

@@ -34,6 +34,9 @@ class Metrics:
         self.stopped_lanes = Gauge(
             "leasehold_stopped_lanes", "Lanes that wait for people to look at them.", registry=self.registry
         )
+        self.lost_epochs = Counter(
+            "leasehold_lost_epochs", "Epochs that ended because their store had lost data.", registry=self.registry
+        )
         self.unreported_seconds = Gauge(
             "leasehold_unreported_seconds",
             "Age of the oldest usage that may not be booked yet.",

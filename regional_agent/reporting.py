@@ -27,7 +27,7 @@ from protocol.messages import (
     RateDemand,
     Versions,
 )
-from protocol.outcomes import ExchangeOutcome
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
@@ -42,9 +42,14 @@ FIRST_PAUSE_MS = 400
 LONGEST_PAUSE_MS = 5_000
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
+OFFER_AGAIN_MS = 30_000  # what was refused, in case people have resolved it
 
 # A batch may be dropped once the coordinator has booked it, now or before.
 BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED}
+# The store has forgotten what it told, or people have given the epoch up: it is over, and another is opened.
+ENDS_THE_EPOCH = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.RETIRED}
+# A lease that had expired is good again once it has returned what was left: who waits goes on waiting.
+HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
 
 
@@ -84,6 +89,9 @@ class Conversation:
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
         self._looked_back: Life | None = None
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
+        self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
+        self._offer_again_at_ms = 0
+        self.offer_again_ms = OFFER_AGAIN_MS
         self.versions = Versions()
         self.reported_at_ms = clock.monotonic_ms()
 
@@ -152,6 +160,7 @@ class Conversation:
 
     async def _look_back(self, life: Life) -> None:
         """Once in each life: evidence of older epochs is still true, and is reported before anything else."""
+        self._offer_again(life)
         if self._looked_back == life:
             return
         for older in await self._scripts.older_epochs(life):
@@ -162,6 +171,15 @@ class Conversation:
             self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
         self._resend = set(range(life.lanes))
         self._looked_back = life
+
+    def _offer_again(self, life: Life) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if self._resting and now_ms >= self._offer_again_at_ms:
+            self._offer_again_at_ms = now_ms + self.offer_again_ms
+            self._resend |= {lane for epoch, lane in self._resting if epoch == life.epoch}
+            if any(epoch != life.epoch for epoch, _ in self._resting):
+                self._looked_back = None
+            self._resting.clear()
 
     async def _say_what_is_due(self, life: Life) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -196,7 +214,7 @@ class Conversation:
         return True
 
     async def _freeze(self, life: Life, lane: int, asked: list[str], rates: list[RateDemand]) -> Spoken | None:
-        if (life.epoch, lane) in self.stopped_lanes:
+        if (life.epoch, lane) in self._resting:
             for quota in asked:
                 self._leasing.refused(quota)
             return None
@@ -243,6 +261,7 @@ class Conversation:
         if reply.outcome in BOOKED:
             gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
             self._resend.discard(part.lane)
+            self._goes_on(life, part.lane)
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for lease in reply.leases:
@@ -250,10 +269,10 @@ class Conversation:
                 if lease.recall_keep is not None:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
         elif reply.outcome is not ExchangeOutcome.STALE:
-            self._stop_lane(life, part, reply.outcome, reply.expected_seq)
+            self._refused(life, part, reply.outcome, reply.expected_seq)
         elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
-            self._stop_lane(life, part, ExchangeOutcome.STORE_REGRESSED)
+            self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
 
     def _renewal_of(self, lease: LeaseReply) -> int | None:
         """Half-way to its end; none for a lease that is over or has nothing left to lose."""
@@ -267,7 +286,7 @@ class Conversation:
             self.report_now()
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
-        refused = {lease.quota for lease in reply.leases if lease.refusal is not None}
+        refused = {lease.quota for lease in reply.leases if lease.refusal not in HOPEFUL}
         refused |= {each.quota for each in reply.refused}
         for quota in asked:
             if gained.get(quota, 0) == 0 and quota in refused:
@@ -277,18 +296,34 @@ class Conversation:
         for rate in reply.rates:
             self._leasing.refresh_ms = rate.refresh_in_ms
 
-    def _stop_lane(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
-        """The batch was not booked, and would not be the next time. It stays in the store, for people to look at."""
-        self.stopped_lanes[life.epoch, part.lane] = outcome
-        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
+    def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
+        """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
+        if outcome in ENDS_THE_EPOCH and life == self._life.current:
+            self._metrics.lost_epochs.inc()
+            self._life.lost(life)
+            consequence = "the epoch is over"
+        else:
+            self._stop_lane(life.epoch, part.lane, outcome)
+            consequence = "a lane has stopped"
         log.error(
-            "a lane has stopped",
+            consequence,
             epoch=life.epoch,
             lane=part.lane,
             seq=part.frozen.seq,
             outcome=outcome.value,
             expected_seq=expected_seq,
         )
+
+    def _stop_lane(self, epoch: int, lane: int, outcome: ExchangeOutcome) -> None:
+        if not self._resting:
+            self._offer_again_at_ms = self._clock.monotonic_ms() + self.offer_again_ms
+        self._resting.add((epoch, lane))
+        self.stopped_lanes[epoch, lane] = outcome
+        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
+
+    def _goes_on(self, life: Life, lane: int) -> None:
+        self.stopped_lanes.pop((life.epoch, lane), None)
+        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
 
 
 def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:

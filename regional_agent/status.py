@@ -88,8 +88,8 @@ def faults_of(region: Region) -> list[str]:
         faults.append(f"the store's maxmemory-policy is {region.store.eviction_policy}; leases need noeviction")
     if region.life.current is None:
         faults.append("the region has no epoch")
+    elif any(epoch == region.life.current.epoch for epoch, _ in region.conversation.stopped_lanes):
+        faults.append("a lane has stopped; see /v1/status")
     if region.admission.policies is None:
         faults.append("no policies have been heard yet")
-    if region.conversation.stopped_lanes:
-        faults.append("a lane has stopped; see /v1/status")
     return faults

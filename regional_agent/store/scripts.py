@@ -110,8 +110,8 @@ class Scripts:
         fingerprint, nonce, epoch, lanes = (None if field is None else field.decode() for field in fields)
         return Fence(fingerprint, nonce, int(epoch) if epoch else None, int(lanes) if lanes else None)
 
-    async def begin_life(self, fingerprint: str, fresh_nonce: str) -> Fence:
-        answer = await self._run("begin_life", [keys.FENCE], fingerprint, fresh_nonce)
+    async def begin_life(self, fingerprint: str, fresh_nonce: str, lost_nonce: str = "") -> Fence:
+        answer = await self._run("begin_life", [keys.FENCE], fingerprint, fresh_nonce, lost_nonce)
         nonce, epoch, lanes = (field.decode() for field in answer)
         return Fence(fingerprint, nonce, int(epoch) if epoch else None, int(lanes) if lanes else None)
 

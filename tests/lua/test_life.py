@@ -31,6 +31,15 @@ async def test_another_life_clears_the_epoch_and_has_another_nonce(scripts: Scri
     assert await scripts.read_fence() == begun, "nothing is admitted until another epoch is adopted"
 
 
+async def test_a_life_that_lost_data_is_replaced_once_by_whoever_names_it(scripts: Scripts) -> None:
+    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
+    begun = [await scripts.begin_life("life-1", nonce * 16, "a" * 16) for nonce in "bc"]
+    assert [fence.nonce for fence in begun] == ["b" * 16, "b" * 16]
+    assert (await scripts.read_fence()).epoch is None
+    assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4), "the epoch that is over does not come back"
+
+
 async def test_an_epoch_for_a_life_that_is_over_is_not_adopted(scripts: Scripts) -> None:
     await scripts.begin_life("life-1", "a" * 16)
     await scripts.begin_life("life-2", "b" * 16)

@@ -234,9 +234,13 @@ class Store(RuleBasedStateMachine):
     def pass_time(self, us: int) -> None:
         self.both.live(self.both.model.now_us + us)
 
-    @rule(fingerprint=fingerprints, nonce=st.sampled_from(["b" * 16, "c" * 16]))
-    def begin_life(self, fingerprint: str, nonce: str) -> None:
-        self.do(self.scripts.begin_life(fingerprint, nonce))
+    @rule(
+        fingerprint=fingerprints,
+        nonce=st.sampled_from(["b" * 16, "c" * 16]),
+        lost=st.sampled_from(["", "", "a" * 16, "b" * 16]),
+    )
+    def begin_life(self, fingerprint: str, nonce: str, lost: str) -> None:
+        self.do(self.scripts.begin_life(fingerprint, nonce, lost))
 
     @rule(fingerprint=fingerprints, nonce=st.sampled_from(["a" * 16, "b" * 16, "c" * 16]), epoch=epochs)
     def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int) -> None:

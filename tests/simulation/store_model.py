@@ -155,7 +155,7 @@ class StoreModel:
 
     def begin_life(self, keys: Names, argv: Names) -> list[bytes]:
         fence = self.hash(keys[0])
-        if fence.get("fingerprint") != argv[0]:
+        if fence.get("fingerprint") != argv[0] or fence.get("nonce") == argv[2]:
             self._write(keys[0], {"fingerprint": argv[0], "nonce": argv[1]})
             self._remove(keys[0], "epoch", "lanes")
             fence = self.hash(keys[0])

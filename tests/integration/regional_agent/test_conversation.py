@@ -5,12 +5,16 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from leasehold import embedded
 from leasehold.processes import stop, wait_until
 from protocol.identifiers import lane_of
+from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
+from regional_agent.store.connection import Argument
+from regional_agent.store.scripts import Life
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import (
     DOCUMENT,
@@ -215,22 +219,78 @@ async def test_an_epoch_that_was_opened_for_a_life_that_is_over_admits_nothing(w
         assert life.epoch == first.epoch + 2, "the one in between was never adopted"
 
 
-async def test_a_batch_that_is_refused_stops_its_lane_and_stays(world: World) -> None:
-    """The store was put back to an older state without anybody noticing: people must look at it."""
-    agent = await world.agent()
+QUOTA = "exports:tenant=acme"
+
+
+async def spent_and_booked(agent: Agent, world: World) -> tuple[Life, int]:
+    """Five units are spent and booked; the life in which that was, and the lane."""
     await agent.lease(50)
     assert (await agent.check(cost=5)).status_code == 200
     await eventually(world.usage, 5)
     life = agent.region.life.current
     assert life is not None
-    lane = lane_of("exports:tenant=acme", life.lanes)
-    await agent.region.store.call("HSET", keys.lane(lane, life.epoch), "seq", 0)
+    lane = lane_of(QUOTA, life.lanes)
+    await until_acknowledged(agent, life, lane)
+    return life, lane
+
+
+async def until_acknowledged(agent: Agent, life: Life, lane: int) -> None:
+    async def waits() -> bool:
+        return await agent.region.scripts.frozen_seq(life, lane) is not None
+
+    await eventually(waits, False)
+
+
+LOSSES: dict[str, Callable[[Life, int], tuple[Argument, ...]]] = {
+    "an older seq": lambda life, lane: ("HSET", keys.lane(lane, life.epoch), "seq", 0),
+    "the last seq": lambda life, lane: ("HINCRBY", keys.lane(lane, life.epoch), "seq", -1),
+    "an older total": lambda life, lane: ("HSET", keys.lease(lane, life.epoch, QUOTA), "consumed", 0),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_kept(world: World, loss: str) -> None:
+    """Below the same fingerprint: only the conversation can tell. Two agents see it, and one new life begins."""
+    agents = [await world.agent() for _ in range(2)]
+    life, lane = await spent_and_booked(agents[0], world)
+    await agents[0].region.store.call(*LOSSES[loss](life, lane))
+    answers = await asyncio.gather(*(agent.check(cost=2) for agent in agents))
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    await until(lambda: all(agent.region.life.current not in {None, life} for agent in agents))
+    [epoch] = {agent.region.life.current.epoch for agent in agents if agent.region.life.current}
+    assert epoch == life.epoch + 1, "both found it, and it was done once"
+
+    for agent in agents:
+        assert (await agent.check(cost=1)).status_code == 200, "it goes on in the new epoch"
+        assert (await agent.http.get("/readyz")).status_code == 200
+    await eventually(world.usage, 7)
+    await until(lambda: any(agent.region.conversation.stopped_lanes for agent in agents))
+    refused = next(agent for agent in agents if agent.region.conversation.stopped_lanes)
+    assert list((await refused.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
+    assert await refused.region.scripts.frozen_seq(life, lane) is not None, "what cannot be booked stays"
+    assert [old.epoch for old in await refused.region.scripts.older_epochs(Life("", epoch, 4))] == [life.epoch]
+
+
+async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World, database: str) -> None:
+    """It is the ledger that is behind: the epoch goes on, nothing is dropped, and it is offered again."""
+    agent = await world.agent()
+    agent.region.conversation.offer_again_ms = 10
+    life, lane = await spent_and_booked(agent, world)
+    await agent.region.store.call("HINCRBY", keys.lane(lane, life.epoch), "seq", 5)
     assert (await agent.check(cost=2)).status_code == 200
-    await until(lambda: bool(agent.region.conversation.stopped_lanes))
+    await until(lambda: agent.region.conversation.stopped_lanes == {(life.epoch, lane): ExchangeOutcome.GAP})
     assert (await agent.http.get("/readyz")).status_code == 503
+    assert "leasehold_stopped_lanes 1.0" in (await agent.http.get("/metrics")).text
     assert list((await agent.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
-    assert await agent.region.scripts.frozen_seq(life, lane) == 1
+    assert agent.region.life.current == life
     assert await world.usage() == 5
+
+    connection = await asyncpg.connect(database)
+    await connection.execute("UPDATE lane SET last_seq = last_seq + 5 WHERE epoch = $1 AND lane = $2", life.epoch, lane)
+    await connection.close()
+    await eventually(world.usage, 7)
+    await until(lambda: not agent.region.conversation.stopped_lanes)
+    assert (await agent.http.get("/readyz")).status_code == 200
 
 
 async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
