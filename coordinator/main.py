@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager, suppress
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import agents, catalogue, finance, health, operations
+from coordinator.api import agents, catalogue, finance, health, operations, suspense
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
+from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.seal import seal
 from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -24,19 +27,24 @@ from doors.serving import serve
 from doors.settings import load_settings
 from protocol.clock import Clock, SystemClock
 
-ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router)
+ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router, suspense.router)
 
 
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
     """The whole coordinator as an app. Its lifespan holds the connections; whoever serves it closes the hub first."""
     hub = SignalHub() if hub is None else hub  # an empty one is false
+    clock = clock or SystemClock()
     metrics = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = settings.database_url.get_secret_value()
-        async with open_database(url, settings.database_pool_size) as database, _listening(url, hub):
-            app.state.coordinator = Coordinator(settings, clock or SystemClock(), database, hub, metrics)
+        async with (
+            open_database(url, settings.database_pool_size) as database,
+            _listening(url, hub),
+            running(url, jobs(settings, clock), metrics),
+        ):
+            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics)
             yield
             hub.close()
 
@@ -48,6 +56,14 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
     return app
+
+
+def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
+    """What runs by itself, in whichever coordinator comes first."""
+    return [
+        Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
+        Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now()))),
+    ]
 
 
 async def _unavailable(request: Request, _: Exception) -> Response:

@@ -28,6 +28,14 @@ class Metrics:
         )
         self.signals = Counter(f"{name}signals", "Signals to regions", ["kind"], registry=registry)
         self.streams = Gauge(f"{name}signal_streams", "Streams and long polls that are open", registry=registry)
+        self.job_runs = Counter(f"{name}job_runs", "Times that a job was done here", ["job"], registry=registry)
+        self.job_failures = Counter(f"{name}job_failures", "Times that a job failed here", ["job"], registry=registry)
+        self.job_seconds = Histogram(
+            f"{name}job_seconds", "What a job took", ["job"], buckets=_BUCKETS, registry=registry
+        )
+        self.job_last_success = Gauge(
+            f"{name}job_last_success_timestamp_seconds", "When a job was last done here", ["job"], registry=registry
+        )
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )

@@ -282,7 +282,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     for work in works:
         _grant(work, books, len(catalogue.active), now)
     applied = [work for work in works if work.is_applied]
-    booked = [_booked(work) for work in applied]
+    booked = [_booked(work, now) for work in applied]
     moved = {transfer.key for each in booked for transfer in each.report.transfers}
     touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
     return Decision(
@@ -329,9 +329,9 @@ def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]
     return notices
 
 
-def _booked(work: Work) -> BookedReport:
+def _booked(work: Work, now: datetime) -> BookedReport:
     assert work.lane is not None
-    head = next_head(work.lane.head, work.report, work.incoming.body_hash)
+    head = next_head(work.lane.head, work.report, work.incoming.body_hash, now)
     return BookedReport(work.report, work.incoming.body_hash, head, work.quarantined)
 
 

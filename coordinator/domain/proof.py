@@ -1,25 +1,59 @@
-"""The chain of a lane. Each report's head hashes the one before it and everything of the report that is billed.
+"""How it would show that somebody changed the books. Three things, each of which covers what the others cannot.
 
-Whoever changes, drops or inserts a transfer or a report later on has to change every head after it. The encoding is
-fixed here: what a head covers is a list in this order, as JSON without spaces, the keys of objects sorted.
+    chain     Each report's head hashes the one before it in its lane, and everything that is booked with it.
+              Whoever changes, drops or inserts a transfer or a report has to change every head after it.
+    seal      Every minute, what came since the last seal is hashed together with it: the reports by their positions,
+              what the coordinator moved by itself, what people did, and what all periods add up to. Whoever
+              computes a lane's heads anew has to compute every seal anew, and one that was exported tells.
+    balance   Pools and leases are the sums of their transfers (domain/reconciliation.py).
+
+The encodings are fixed here: JSON without spaces, the keys of objects sorted, times as microseconds since 1970.
 """
 
 import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from coordinator.domain.books import Report, Transfer
 
 _encoder = msgspec.json.Encoder(order="sorted")
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MINUTE_US = 60_000_000
+
+
+def _microseconds(moment: datetime) -> int:
+    return (moment - _BEGINNING) // _MICROSECOND
+
+
+# --- the chain of a lane ----------------------------------------------------------------------------------------------
 
 
 def genesis_head(epoch: int, lane: int) -> bytes:
     return hashlib.sha256(f"leasehold lane {epoch}/{lane}".encode()).digest()
 
 
-def next_head(head: bytes, report: Report, body_hash: bytes) -> bytes:
+def next_head(head: bytes, report: Report, body_hash: bytes, recorded_at: datetime) -> bytes:
     billed = [_billed(transfer) for transfer in report.transfers]
-    covered = [report.region, report.epoch, report.lane, report.seq, body_hash.hex(), billed]
+    return _hashed(head, report.region, report.epoch, report.lane, report.seq, body_hash, recorded_at, billed)
+
+
+def _hashed(
+    head: bytes,
+    region: str,
+    epoch: int,
+    lane: int,
+    seq: int,
+    body_hash: bytes,
+    recorded_at: datetime,
+    billed: Sequence[object],
+) -> bytes:
+    covered = [region, epoch, lane, seq, body_hash.hex(), _microseconds(recorded_at), billed]
     return hashlib.sha256(head + _encoder.encode(covered)).digest()
 
 
@@ -34,6 +68,240 @@ def _billed(transfer: Transfer) -> list[object]:
         transfer.dst,
         transfer.units,
         transfer.cause,
-        transfer.minute,
+        None if transfer.minute is None else transfer.minute * _MINUTE_US,
         transfer.dimensions,
+        None,  # a report reverses nothing
+        None,  # and is no movement of the coordinator's own
     ]
+
+
+# --- the chain, computed again from the rows --------------------------------------------------------------------------
+
+
+class TransferRow(NamedTuple):
+    """A row of the table, in the order of COLUMNS."""
+
+    id: int
+    period: str
+    quota: str
+    src: str
+    dst: str
+    units: int
+    cause: str
+    region: str | None
+    epoch: int | None
+    lane: int | None
+    seq: int | None
+    line: int | None
+    part: int
+    movement_id: object
+    window_at: datetime | None
+    dimensions: str | None
+    charge_period: str
+    reverses: int | None
+    recorded_at: datetime
+
+
+class ReportRow(NamedTuple):
+    epoch: int
+    lane: int
+    seq: int
+    body_hash: bytes
+    head: bytes
+    lines: int
+    recorded_at: datetime
+
+
+class LaneRow(NamedTuple):
+    epoch: int
+    lane: int
+    region: str
+    last_seq: int
+    last_hash: bytes | None
+    head: bytes
+
+
+class FaultKind(StrEnum):
+    LANE_UNKNOWN = "lane_unknown"  # of reports or transfers
+    REPORT_MISSING = "report_missing"  # a number is left out, or the lane ends too early
+    REPORT_UNEXPECTED = "report_unexpected"  # beyond the lane's last number
+    TRANSFER_WITHOUT_REPORT = "transfer_without_report"
+    LINES_DIFFER = "lines_differ"  # the report counts more or fewer transfers than there are
+    REPORT_CHANGED = "report_changed"  # it, or one of its transfers, does not hash to its head
+    LANE_CHANGED = "lane_changed"  # the lane's row is not what its last report made it
+    SEAL_MISSING = "seal_missing"
+    SEAL_CHANGED = "seal_changed"
+    SEALED_REPORTS_CHANGED = "sealed_reports_changed"
+    SEALED_MOVEMENTS_CHANGED = "sealed_movements_changed"
+    SEALED_AUDIT_CHANGED = "sealed_audit_changed"
+    SEALED_BALANCE_CHANGED = "sealed_balance_changed"
+    BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
+
+
+class Fault(Struct, frozen=True, omit_defaults=True):
+    """The first place that is not as it was booked."""
+
+    kind: FaultKind
+    reason: str
+    epoch: int | None = None
+    lane: int | None = None
+    seq: int | None = None
+    seal: int | None = None
+    period: str | None = None
+
+
+class Chain:
+    """One lane, from nothing. It is shown everything that the books have of the lane, in the order of `seq`."""
+
+    def __init__(self, lane: LaneRow) -> None:
+        self._lane = lane
+        self._seq = 0
+        self._head = genesis_head(lane.epoch, lane.lane)
+        self._body_hash: bytes | None = None
+
+    def fault_of(self, seq: int, report: ReportRow | None, transfers: Sequence[TransferRow]) -> Fault | None:
+        expected = self._seq + 1
+        if seq > expected and expected <= self._lane.last_seq:
+            return self._fault(FaultKind.REPORT_MISSING, expected, f"the next one that is there is {seq}")
+        if report is None:
+            reason = f"{len(transfers)} transfers name a report that is not there"
+            return self._fault(FaultKind.TRANSFER_WITHOUT_REPORT, seq, reason)
+        if seq != expected or seq > self._lane.last_seq:
+            reason = f"the lane's last report is {self._lane.last_seq}"
+            return self._fault(FaultKind.REPORT_UNEXPECTED, seq, reason)
+        return self._fault_within(report, transfers)
+
+    def _fault_within(self, report: ReportRow, transfers: Sequence[TransferRow]) -> Fault | None:
+        if report.lines != len(transfers):
+            reason = f"it was booked with {report.lines} transfers, and has {len(transfers)}"
+            return self._fault(FaultKind.LINES_DIFFER, report.seq, reason)
+        for row in transfers:
+            if row.region != self._lane.region or row.recorded_at != report.recorded_at:
+                reason = f"its line {row.line} names another region or another time than the report"
+                return self._fault(FaultKind.REPORT_CHANGED, report.seq, reason)
+        if self._hash(report, transfers) != report.head:
+            return self._fault(FaultKind.REPORT_CHANGED, report.seq, "it does not hash to its head")
+        self._seq, self._head, self._body_hash = report.seq, report.head, report.body_hash
+        return None
+
+    def _hash(self, report: ReportRow, transfers: Sequence[TransferRow]) -> bytes:
+        lane = self._lane
+        billed = [_billed_row(row) for row in transfers]
+        return _hashed(
+            self._head, lane.region, lane.epoch, lane.lane, report.seq, report.body_hash, report.recorded_at, billed
+        )
+
+    def fault_at_end(self) -> Fault | None:
+        if self._seq < self._lane.last_seq:
+            reason = f"the lane goes up to {self._lane.last_seq}, and nothing more is there"
+            return self._fault(FaultKind.REPORT_MISSING, self._seq + 1, reason)
+        if (self._lane.head, self._lane.last_hash) != (self._head, self._body_hash):
+            return self._fault(FaultKind.LANE_CHANGED, self._seq, "its head is not the last report's")
+        return None
+
+    def _fault(self, kind: FaultKind, seq: int, reason: str) -> Fault:
+        return Fault(kind, reason, self._lane.epoch, self._lane.lane, seq)
+
+
+def _billed_row(row: TransferRow) -> list[object]:
+    return [
+        row.line,
+        row.part,
+        row.quota,
+        row.period,
+        row.charge_period,
+        row.src,
+        row.dst,
+        row.units,
+        row.cause,
+        None if row.window_at is None else _microseconds(row.window_at),
+        None if row.dimensions is None else msgspec.json.decode(row.dimensions),
+        row.reverses,
+        None if row.movement_id is None else str(row.movement_id),
+    ]
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+FIRST_PREVIOUS = hashlib.sha256(b"leasehold seal").digest()
+
+
+class Digest:
+    """Of rows, one after the other, without keeping them."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self.rows = 0
+
+    def add(self, row: Iterable[object]) -> None:
+        self._hash.update(_encoder.encode([_plain(value) for value in row]) + b"\n")
+        self.rows += 1
+
+    @property
+    def value(self) -> bytes:
+        return self._hash.digest()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return _microseconds(value)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+# A period's accounts, as its pools have them: what is not there is zero.
+Balances = Mapping[str, Mapping[str, int]]
+
+
+class Seal(NamedTuple):
+    """A row of the table. What it counts and hashes is what came since the seal before."""
+
+    number: int
+    previous: bytes
+    position: int
+    transfer: int
+    audit: int
+    reports: int
+    reports_hash: bytes
+    movements: int
+    movements_hash: bytes
+    entries: int
+    entries_hash: bytes
+    balances: Balances
+    sealed_at: datetime
+
+
+def seal_hash(seal: Seal) -> bytes:
+    return hashlib.sha256(_encoder.encode([_plain(value) for value in seal])).digest()
+
+
+def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> Fault | None:
+    """Does it follow on the one before, and is it what it was?"""
+    if seal.number != number:
+        return Fault(FaultKind.SEAL_MISSING, f"the next one that is there is {seal.number}", seal=number)
+    if seal.previous != previous or seal_hash(seal) != kept_hash:
+        return Fault(FaultKind.SEAL_CHANGED, "it does not hash to what it was", seal=number)
+    return None
+
+
+# Where units come from: the books name these accounts by what has come out of them.
+_SOURCES = {"funding": "funded", "overage": "overage", "correction": "correction"}
+
+
+class TrialBalance:
+    """What the transfers of each period add up to, so far."""
+
+    def __init__(self) -> None:
+        self._periods: dict[str, dict[str, int]] = {}
+
+    def move(self, period: str, src: str, dst: str, units: int) -> None:
+        accounts = self._periods.setdefault(period, {})
+        for account, change in ((src, -units), (dst, units)):
+            name = _SOURCES.get(account, account)
+            accounts[name] = accounts.get(name, 0) + (-change if account in _SOURCES else change)
+
+    def of(self, periods: Iterable[str]) -> dict[str, dict[str, int]]:
+        return {period: without_zeros(self._periods[period]) for period in periods}
+
+
+def without_zeros(accounts: Mapping[str, Any]) -> dict[str, int]:
+    return {account: int(units) for account, units in accounts.items() if units}

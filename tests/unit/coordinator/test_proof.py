@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,6 +11,7 @@ from coordinator.domain.books import Account, Cause, Key, Report, Transfer
 from coordinator.domain.proof import genesis_head, next_head
 
 BODY = b"\x01" * 32
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 TRANSFER = Transfer(
     0,
     Key("exports:tenant=acme", "2026-11"),
@@ -22,8 +24,8 @@ TRANSFER = Transfer(
 )
 
 
-def head(report: Report, previous: bytes = b"", body: bytes = BODY) -> bytes:
-    return next_head(previous, report, body)
+def head(report: Report, previous: bytes = b"", body: bytes = BODY, recorded_at: datetime = NOON) -> bytes:
+    return next_head(previous, report, body, recorded_at)
 
 
 def report(*transfers: Transfer, region: str = "us-east", epoch: int = 1, lane: int = 2, seq: int = 3) -> Report:
@@ -32,8 +34,10 @@ def report(*transfers: Transfer, region: str = "us-east", epoch: int = 1, lane: 
 
 def test_the_format_is_fixed() -> None:
     """Changing it would break every chain there is: then old heads need their old format kept."""
-    usage = [0, 0, "exports:tenant=acme", "2026-11", "2026-11", "outstanding", "consumed", 7, "usage", 29_891_520]
-    covered = ["us-east", 1, 2, 3, BODY.hex(), [[*usage, {"a": "b"}]]]
+    usage = [0, 0, "exports:tenant=acme", "2026-11", "2026-11", "outstanding", "consumed", 7, "usage"]
+    minute_us = 29_891_520 * 60_000_000
+    noon_us = int(NOON.timestamp()) * 1_000_000
+    covered = ["us-east", 1, 2, 3, BODY.hex(), noon_us, [[*usage, minute_us, {"a": "b"}, None, None]]]
     plain = hashlib.sha256(b"leasehold lane 1/2").digest() + json.dumps(covered, separators=(",", ":")).encode()
     assert head(report(TRANSFER), genesis_head(1, 2)) == hashlib.sha256(plain).digest()
 
@@ -66,6 +70,7 @@ def test_every_billed_field_counts(changed: Transfer) -> None:
         lambda: head(report(TRANSFER, lane=9)),
         lambda: head(report(TRANSFER, seq=9)),
         lambda: head(report(TRANSFER), body=b"\x02" * 32),
+        lambda: head(report(TRANSFER), recorded_at=NOON + timedelta(microseconds=1)),
         lambda: head(report(TRANSFER), previous=b"\x00"),
         lambda: head(report()),
         lambda: head(report(TRANSFER, TRANSFER)),

@@ -1,0 +1,151 @@
+"""Books worth forging: a few hundred reports in several lanes, epochs and periods, sealed as they came.
+
+They are made once. A forger works in a transaction as the owner of the database, with triggers and foreign keys off,
+and is rolled back.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from coordinator.database.connection import Connection
+from coordinator.main import create_app
+from coordinator.operations.seal import seal
+from coordinator.settings import CoordinatorSettings
+from leasehold import embedded
+from tests.conftest import TEMPLATE, Server, _execute
+from tests.integration.coordinator.people.conftest import (
+    DOCUMENT,
+    NOON,
+    Region,
+    Stand,
+    StandingClock,
+    Used,
+    connected,
+    open_region,
+)
+
+MONTH, DAY = "2026-11", "2026-11-18"
+POOLS = [
+    *((f"exports:tenant={tenant}", MONTH) for tenant in ("acme", "globex", "initech", "umbrella")),
+    ("mails:tenant=acme", DAY),
+]
+SEALS = 6
+
+
+@pytest.fixture(scope="module")
+def books(postgres_server: Server) -> Iterator[str]:
+    name = "books_to_forge"
+    _execute(postgres_server, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+    url = embedded.postgres_url(postgres_server.port, postgres_server.password, name)
+    asyncio.run(write_books(url))
+    yield url
+    _execute(postgres_server, f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+@asynccontextmanager
+async def standing(url: str) -> AsyncIterator[Stand]:
+    async with connected(url) as owner:
+        await owner.execute("INSERT INTO job VALUES ('seal', now() + interval '1 day')")  # here it is done by hand
+    clock = StandingClock()
+    app = create_app(CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4), clock)
+    async with app.router.lifespan_context(app), connected(url) as owner:
+        stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
+        yield stand
+        for client in stand.clients:
+            await client.aclose()
+
+
+async def write_books(url: str) -> None:
+    chance = random.Random(7)
+    async with standing(url) as stand:
+        admin = await stand.caller("admin")
+        limits = DOCUMENT | {
+            "quotas": [quota | {"limit": 1_000_000} if quota["kind"] == "allowance" else quota for quota in QUOTAS]
+        }
+        assert (await admin.put("/v1/limits", json=limits)).status_code == 200
+        regions = [await open_region(stand, admin, name) for name in ("us-east", "eu-west", "us-east", "ap-south")]
+        for number in range(1, SEALS + 1):
+            for _ in range(20):
+                # The first one of us-east is fenced since its third came: it has nothing to say.
+                await use_something(chance, stand.clock, chance.choice(regions[1:]))
+            await regions[1].exchange(POOLS[0][0], wants=[{"quota": POOLS[0][0], "waiting": 5}])
+            await move_something(stand.owner, number, stand.clock.now())
+            await do_something(stand.owner, number, stand.clock.now())
+            async with stand.owner.transaction():
+                await seal(stand.owner, stand.clock.now())
+        await use_something(chance, stand.clock, regions[1])
+
+
+QUOTAS = DOCUMENT["quotas"]
+
+
+async def use_something(chance: random.Random, clock: StandingClock, region: Region) -> None:
+    clock.time += timedelta(seconds=1)
+    lines = [
+        Used(NOON - timedelta(minutes=chance.randrange(60)), chance.randint(1, 9)) for _ in range(chance.randint(1, 3))
+    ]
+    await region.use(*chance.choice(POOLS), lines)
+
+
+async def move_something(owner: Connection, number: int, now: datetime) -> None:
+    """As the coordinator moves by itself: from what a region has outstanding into suspense."""
+    async with owner.transaction():
+        row = await owner.fetchrow("SELECT * FROM lease WHERE outstanding > 0 ORDER BY epoch, quota LIMIT 1")
+        assert row is not None
+        names = row["epoch"], row["quota"], row["period"]
+        change = "SET outstanding = outstanding - 1, suspense = suspense + 1"
+        await owner.execute(f"UPDATE pool {change} WHERE quota = $1 AND period = $2", *names[1:])
+        await owner.execute(f"UPDATE lease {change} WHERE epoch = $1 AND quota = $2 AND period = $3", *names)
+        await owner.execute(
+            """INSERT INTO transfer (epoch, quota, period, charge_period, region, src, dst, units, cause, movement_id,
+                recorded_at) VALUES ($1, $2, $3, $3, $4, 'outstanding', 'suspense', 1, 'quarantined', $5, $6)""",
+            *names,
+            row["region"],
+            UUID(int=number),
+            now,
+        )
+
+
+async def do_something(owner: Connection, number: int, now: datetime) -> None:
+    await owner.execute(
+        """INSERT INTO audit (recorded_at, actor, action, object, request_id, details)
+        VALUES ($1, 'token:1', 'limits.put', $2, 'a-request', '{"version": 1, "was": {"b": 1, "a": null}}')""",
+        now,
+        f"version {number}",
+    )
+
+
+@asynccontextmanager
+async def forging(url: str) -> AsyncIterator[Connection]:
+    """The owner, with all guards and constraints down, in a transaction that is rolled back."""
+    async with connected(url) as forger:
+        transaction = forger.transaction()
+        await transaction.start()
+        await forger.execute("SET LOCAL session_replication_role = replica")
+        for table, constraint in await forger.fetch(_CONSTRAINTS):
+            await forger.execute(f'ALTER TABLE {table} DROP CONSTRAINT IF EXISTS "{constraint}" CASCADE')
+        for table, column in await forger.fetch(_IDENTITIES):
+            await forger.execute(f"ALTER TABLE {table} ALTER {column} DROP IDENTITY")
+        try:
+            yield forger
+        finally:
+            await transaction.rollback()
+
+
+_CONSTRAINTS = """
+SELECT conrelid::regclass::text, conname FROM pg_constraint
+WHERE contype IN ('c', 'p', 'u') AND conparentid = 0
+    AND conrelid::regclass::text IN ('transfer', 'report', 'lane', 'seal', 'audit', 'pool', 'lease', 'region_epoch')
+"""
+_IDENTITIES = """
+SELECT table_name, column_name FROM information_schema.columns
+WHERE is_identity = 'YES' AND table_name IN ('transfer', 'report', 'audit')
+"""
