@@ -7,12 +7,11 @@ from contextlib import asynccontextmanager, suppress
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import agents, catalogue, finance, health, operations, suspense
+from coordinator.api import agents, catalogue, finance, health, operations
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
-from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.seal import seal
 from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
@@ -27,7 +26,7 @@ from doors.serving import serve
 from doors.settings import load_settings
 from protocol.clock import Clock, SystemClock
 
-ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router, suspense.router)
+ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router)
 
 
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
@@ -42,7 +41,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         async with (
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
-            running(url, jobs(settings, clock), metrics),
+            running(url, jobs(clock), metrics),
         ):
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics)
             yield
@@ -58,10 +57,9 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     return app
 
 
-def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
+def jobs(clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
     return [
-        Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now()))),
     ]
 
