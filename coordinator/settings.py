@@ -20,6 +20,7 @@ class CoordinatorSettings(Settings):
     lanes: int = Field(default=4, ge=1, le=MAX_LANES, examples=[4])  # of epochs that are opened from now on
     lease_ms: int = Field(default=60_000, ge=1_000, le=86_400_000, examples=[60_000])
     refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])
+    expire_every_ms: int = Field(default=1_000, ge=10, le=86_400_000, examples=[1_000])
     database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])

@@ -69,6 +69,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.QUARANTINED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.RESOLVE): LeaseState.EXPIRED,  # it returns first what is left, like that one
     (LeaseState.QUARANTINED, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.RETIRED, LeaseEvent.EXPIRE): LeaseState.RETIRED,
 }
 
 # Where a larger `returned` frees units. Of a store that lost data what was returned may have been spent as well.

@@ -43,6 +43,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class OpenEpoch(Message, frozen=True):
     nonce: Nonce
     fingerprint: Fingerprint
+    lost_data: bool = True  # did the store, since its older epoch? Who does not know assumes the worst
 
 
 class EpochOpened(Message, frozen=True):

@@ -15,7 +15,7 @@ from coordinator.api.queries import Query
 from coordinator.domain.exchange import Call, WrongLane
 from coordinator.domain.granting import Terms
 from coordinator.operations.apply_exchange import Applied, apply_exchange
-from coordinator.operations.open_epoch import open_epoch
+from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
 from coordinator.outages import DatabaseUnavailable
 from coordinator.signals import Subscription
@@ -75,6 +75,8 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
         applied = await coordinator.database.run(
             lambda connection: apply_exchange(connection, coordinator.documents, call, terms, now)
         )
+    if applied.lost:
+        await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
     coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
     return applied
 

@@ -62,6 +62,7 @@ def _lane(row: asyncpg.Record) -> Lane:
         EpochState(row["state"]),
         row["fingerprint"],
         row["lanes"],
+        row["lost_data"],
     )
 
 
@@ -327,7 +328,7 @@ LEASE_COLUMNS = (
 
 # A lane of another region is not even waited for.
 _LOCK_LANES = """
-SELECT lane.*, region_epoch.state, region_epoch.fingerprint, region_epoch.lanes
+SELECT lane.*, region_epoch.state, region_epoch.fingerprint, region_epoch.lanes, region_epoch.lost_data
 FROM unnest($1::bigint[], $2::int[], $3::text[]) AS asked (epoch, lane, region)
 JOIN region_epoch ON region_epoch.epoch = asked.epoch AND region_epoch.region = asked.region
 JOIN lane ON lane.epoch = asked.epoch AND lane.lane = asked.lane

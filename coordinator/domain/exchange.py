@@ -43,6 +43,7 @@ from coordinator.domain.settlement import (
     is_empty,
     judge_number,
     judge_totals,
+    keep,
     key_of,
     settle,
 )
@@ -136,6 +137,16 @@ class Work:
     @property
     def is_applied(self) -> bool:
         return self.verdict.outcome is ExchangeOutcome.APPLIED
+
+    @property
+    def is_booked(self) -> bool:
+        """Its number counts from now on."""
+        return self.is_applied or self.verdict.is_kept
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """With a receipt: the region may forget it."""
+        return self.is_answered or self.verdict.outcome is ExchangeOutcome.RETIRED
 
     @property
     def is_answered(self) -> bool:
@@ -266,7 +277,8 @@ def books_of(works: Iterable[Work], pools: Mapping[Key, LockedPool], read: Itera
 def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:
     for work in works:
         is_current = work.lane is not None and work.lane.epoch_state is EpochState.CURRENT
-        state = LeaseState.ACTIVE if is_current else LeaseState.FENCED
+        over = LeaseState.LOST if work.lane and work.lane.lost_data else LeaseState.FENCED
+        state = LeaseState.ACTIVE if is_current else over
         for key in dict.fromkeys(work.new_keys):
             if (work.report.epoch, key) not in leases:
                 yield Lease(key, work.report.epoch, work.call.region, now, now, state)
@@ -282,7 +294,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     for work in works:
         _grant(work, books, len(catalogue.active), now)
     applied = [work for work in works if work.is_applied]
-    booked = [_booked(work, now) for work in applied]
+    booked = [_booked(work, now) for work in works if work.is_booked]
     moved = {transfer.key for each in booked for transfer in each.report.transfers}
     touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
     return Decision(
@@ -296,6 +308,8 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
 
 
 def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
+    if work.verdict.is_kept:
+        work.quarantined = keep(work.incoming.batch)
     if not work.is_applied:
         return
     leases = books.of(work)
@@ -343,8 +357,16 @@ def replayed(works: Iterable[Work]) -> list[tuple[int, int, int]]:
     return [
         (work.report.epoch, work.report.lane, work.report.seq)
         for work in works
-        if work.is_answered and not work.is_applied
+        if work.is_acknowledged and not work.is_booked
     ]
+
+
+def lost(works: Iterable[Work]) -> list[int]:
+    """Epochs of which there is evidence that their store lost data: they are over."""
+    return sorted({work.report.epoch for work in works if work.verdict.outcome in _EVIDENCE_OF_LOSS})
+
+
+_EVIDENCE_OF_LOSS = (ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED)
 
 
 def respond(
@@ -363,7 +385,13 @@ def _reply(
 ) -> ExchangeReply:
     batch, verdict = work.incoming.batch, work.verdict
     if not work.is_answered:
-        return ExchangeReply(lane=batch.lane, seq=batch.seq, outcome=verdict.outcome, expected_seq=verdict.expected_seq)
+        return ExchangeReply(
+            lane=batch.lane,
+            seq=batch.seq,
+            outcome=verdict.outcome,
+            receipt=receipts[batch.epoch, batch.lane] if work.is_acknowledged else None,
+            expected_seq=verdict.expected_seq,
+        )
     rates, refused = _rates(work, catalogue, terms)
     return ExchangeReply(
         lane=batch.lane,

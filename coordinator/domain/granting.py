@@ -149,7 +149,11 @@ def touch(lease: Lease, terms: Terms, now: datetime) -> None:
     lease.demand_milli = decayed(lease.demand_milli, lease.reported_at, now)
     lease.waiting = 0
     lease.reported_at = now
-    lease.expires_at = now + timedelta(milliseconds=terms.lease_ms + terms.margin_ms)
+    if lease.state in _MAY_SPEND_AGAIN:
+        lease.expires_at = now + timedelta(milliseconds=terms.lease_ms + terms.margin_ms)
+
+
+_MAY_SPEND_AGAIN = (LeaseState.ACTIVE, LeaseState.EXPIRED)
 
 
 def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal | None, now: datetime) -> LeaseReply:

@@ -33,17 +33,20 @@ class Lane(NamedTuple):
     epoch_state: EpochState
     fingerprint: str
     lanes: int
+    lost_data: bool = False  # its store did, so what it returned may have been spent
 
 
 class Verdict(NamedTuple):
     outcome: ExchangeOutcome
     expected_seq: int | None = None
+    is_kept: bool = False  # for people, now and for the first time: acknowledged, and nothing is booked
 
 
 class QuarantineReason(StrEnum):
     LINES_DISAGREE = "lines_disagree"  # the lines do not add up to what the total grew by
     RETURNED_TOO_MUCH = "returned_too_much"  # more than was left of the lease
     QUARANTINED_BEFORE = "quarantined_before"  # more evidence on a lease that people have yet to look at
+    EPOCH_RETIRED = "epoch_retired"  # people decided that no more evidence counts, and here is some
 
 
 class Quarantined(NamedTuple):
@@ -60,7 +63,7 @@ def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes
     if lane is None:
         return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
     if lane.epoch_state is EpochState.RETIRED:
-        return Verdict(ExchangeOutcome.RETIRED)
+        return _judge_late(_judge_seq(lane, seq, body_hash))
     # A fenced epoch is reported by its region's next life: evidence is never refused.
     if lane.epoch_state is EpochState.CURRENT and lane.fingerprint != fingerprint:
         return Verdict(ExchangeOutcome.WRONG_FINGERPRINT)
@@ -75,6 +78,13 @@ def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> Verdict:
     if seq < lane.last_seq:
         return Verdict(ExchangeOutcome.STALE)
     return Verdict(ExchangeOutcome.REPLAYED if body_hash == lane.last_hash else ExchangeOutcome.CONFLICT)
+
+
+def _judge_late(verdict: Verdict) -> Verdict:
+    """Of a retired epoch nothing is booked and nothing is dropped: it is kept once, and its number is acknowledged."""
+    if verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED):
+        return Verdict(ExchangeOutcome.RETIRED, is_kept=verdict.outcome is ExchangeOutcome.APPLIED)
+    return verdict
 
 
 def judge_totals(batch: FrozenBatch, leases: Mapping[Key, Lease]) -> ExchangeOutcome:
@@ -112,6 +122,15 @@ def key_of(frozen: FrozenLease) -> Key:
 def is_empty(frozen: FrozenLease) -> bool:
     """A lease on which nothing ever happened says nothing."""
     return not (frozen.consumed or frozen.returned or frozen.lines)
+
+
+def keep(batch: FrozenBatch) -> list[Quarantined]:
+    """Evidence that came too late to count, for people to judge."""
+    return [
+        Quarantined(key_of(frozen), QuarantineReason.EPOCH_RETIRED, frozen)
+        for frozen in batch.leases
+        if not is_empty(frozen)
+    ]
 
 
 # --- booking ----------------------------------------------------------------------------------------------------------

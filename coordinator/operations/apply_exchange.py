@@ -27,6 +27,7 @@ from coordinator.domain.exchange import (
     decide,
     epochs_about,
     judge,
+    lost,
     pools_about,
     pools_needed,
     replayed,
@@ -47,6 +48,7 @@ class Applied(NamedTuple):
     reports: Sequence[Report]
     quarantined: int
     notices: Sequence[Notice]
+    lost: Sequence[int]  # epochs that are over, for their store lost data: see `fence_lost`
 
 
 async def apply_exchange(
@@ -59,7 +61,7 @@ async def apply_exchange(
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
     response = respond(works, books, catalogue, receipts, terms, now)
     quarantined = sum(len(each.quarantined) for each in decision.booked)
-    return Applied(response, [each.report for each in decision.booked], quarantined, decision.notices)
+    return Applied(response, [each.report for each in decision.booked], quarantined, decision.notices, lost(works))
 
 
 async def _lock_lanes_and_read_catalogue(

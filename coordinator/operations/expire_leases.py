@@ -12,7 +12,7 @@ from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.domain.settlement import expire
 
-BATCH = 200
+BATCH = 500  # leases a turn
 
 
 class Expired(NamedTuple):

@@ -37,7 +37,7 @@ def lane(state: EpochState = EpochState.CURRENT) -> Lane:
     ],
 )
 def test_the_number_decides(seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None) -> None:
-    assert judge_number(lane(), "f1", seq, body_hash) == (outcome, expected)
+    assert judge_number(lane(), "f1", seq, body_hash) == (outcome, expected, False)
 
 
 @pytest.mark.parametrize(

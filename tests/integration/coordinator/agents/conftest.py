@@ -31,6 +31,7 @@ from tests.conftest import restricted
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 PERIOD = "2026-11"
+NEVER_MS = 86_400_000
 EXPORTS = "exports:tenant=acme"
 MAILS = "mails:tenant=acme"
 API = "api:tenant=acme"
@@ -166,7 +167,7 @@ class Stand:
     async def limit(self, quotas: Sequence[Any]) -> None:
         document = msgspec.convert(DOCUMENT | {"quotas": quotas}, LimitsDocument)
         async with self.owner.transaction():
-            await put_limits(self.owner, document, lambda _: True, "a test", NOON)
+            await put_limits(self.owner, document, lambda _: True, None, NOON)
 
     async def one(self, sql: str, *arguments: Any) -> Any:
         return await self.owner.fetchval(sql, *arguments)
@@ -216,7 +217,9 @@ async def connected(url: str) -> AsyncIterator[Connection]:
 @pytest.fixture
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock, hub = StandingClock(), SignalHub()
-    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=8)
+    settings = CoordinatorSettings(
+        database_url=SecretStr(restricted(database)), database_pool_size=8, expire_every_ms=NEVER_MS
+    )
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app):
         async with connected(database) as owner:

@@ -3,8 +3,11 @@
 import asyncio
 
 import pytest
+from pydantic import SecretStr
 
+from coordinator.main import create_app
 from coordinator.operations.expire_leases import Expired, expire_leases
+from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import (
     EXPORTS,
@@ -90,6 +93,17 @@ async def test_a_grant_whose_reply_was_lost_comes_back_too(stand: Stand, agent: 
     assert (told.granted, told.refusal) == (15, GrantRefusal.LEASE_EXPIRED)
     again = leased(await agent.say(4, lease(granted=15, consumed=10, returned=5, units=0), wants=[want(waiting=5)]))
     assert (again.granted, again.refusal) == (20, None)
+
+
+async def test_a_coordinator_does_it_by_itself(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    stand.clock.move(seconds=70)
+    settings = CoordinatorSettings(database_url=SecretStr(stand.url), expire_every_ms=20)
+    await stand.owner.execute("DELETE FROM job WHERE name = 'expire'")
+    app = create_app(settings, stand.clock)
+    async with app.router.lifespan_context(app), asyncio.timeout(20):
+        while (await stand.lease(agent))["state"] != "expired":
+            await asyncio.sleep(0.02)
 
 
 async def test_an_expiry_and_a_report_at_once(stand: Stand, agent: Agent) -> None:

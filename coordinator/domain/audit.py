@@ -1,0 +1,23 @@
+"""What people do to a coordinator, and how it is told afterwards: who did what to what, and by which request."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Action(StrEnum):
+    TOKEN_ISSUED = "token.issued"  # noqa: S105 - the name of a deed
+    TOKEN_REVOKED = "token.revoked"  # noqa: S105
+    LIMITS_APPLIED = "limits.applied"
+    SUBSCRIPTION_PUT = "subscription.put"
+    SUBSCRIPTION_DELETED = "subscription.deleted"
+    REGION_PUT = "region.put"
+    EPOCH_RETIRED = "epoch.retired"
+    RESOLUTION_PROPOSED = "resolution.proposed"
+    RESOLUTION_APPROVED = "resolution.approved"
+
+
+class Actor(NamedTuple):
+    """Somebody who came over HTTP: the id of their token, and of their request."""
+
+    name: str
+    request_id: str | None = None

@@ -1,0 +1,120 @@
+"""What becomes of an epoch that is over: its store kept its data, lost it, or people have given it up."""
+
+import pytest
+
+from coordinator.operations.expire_leases import expire_leases
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from tests.integration.coordinator.agents.conftest import Agent, Stand, connected, lease, leased, receipt, want
+
+pytestmark = pytest.mark.anyio
+
+
+async def next_life(agent: Agent, *, lost_data: bool | None = None) -> Agent:
+    newer = Agent(agent.client, agent.region, f"after {agent.fingerprint}")
+    body: dict[str, object] = {"nonce": f"{agent.epoch:016x}", "fingerprint": newer.fingerprint}
+    answer = await agent.client.post(
+        f"/v1/regions/{agent.region}/epochs", json=body if lost_data is None else body | {"lost_data": lost_data}
+    )
+    newer.epoch, newer.lanes = answer.json()["epoch"], answer.json()["lanes"]
+    return newer
+
+
+async def set_aside(stand: Stand) -> None:
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        await expire_leases(coordinator, stand.clock.now())
+
+
+async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(stand: Stand, agent: Agent) -> None:
+    """What it still held is not returned, and stays reserved until its hold has ended there."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await next_life(agent, lost_data=False)
+    reply = await agent.say(2, lease(granted=10, consumed=4, returned=5), wants=[want(waiting=5)])
+    assert [each.refusal for each in reply.refused] == [GrantRefusal.EPOCH_FENCED]
+    mine, pool = await stand.lease(agent), await stand.pool()
+    assert (mine["state"], mine["outstanding"], mine["returned"]) == ("fenced", 1, 5)
+    assert (pool["unallocated"], pool["consumed"]) == (995, 4)
+    await agent.say(3, lease(granted=10, consumed=5, returned=5, units=1))
+    assert (await stand.lease(agent))["outstanding"] == 0
+
+
+@pytest.mark.parametrize("lost_data", [None, True])
+async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
+    stand: Stand, agent: Agent, lost_data: bool | None
+) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await next_life(agent, lost_data=lost_data)
+    await set_aside(stand)  # nobody may spend of it any more: nothing is waited for
+    assert (await stand.pool())["suspense"] == 10
+    reply = await agent.say(2, lease(granted=10, consumed=4, returned=5))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    mine, pool = await stand.lease(agent), await stand.pool()
+    assert (mine["state"], mine["suspense"], mine["returned"], mine["region_returned"]) == ("lost", 6, 0, 5)
+    assert (pool["unallocated"], pool["consumed"], pool["suspense"]) == (990, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("seq", "consumed", "outcome"), [(2, 6, ExchangeOutcome.CONFLICT), (3, 3, ExchangeOutcome.STORE_REGRESSED)]
+)
+async def test_evidence_of_loss_ends_the_epoch(
+    stand: Stand, agent: Agent, seq: int, consumed: int, outcome: ExchangeOutcome
+) -> None:
+    """Whatever the agent says of its store when it opens the next one."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=4))
+    assert (await agent.say(seq, lease(granted=10, consumed=consumed, units=0))).outcome is outcome
+    epoch = await stand.owner.fetchrow("SELECT state, lost_data FROM region_epoch WHERE epoch = $1", agent.epoch)
+    assert epoch is not None
+    assert tuple(epoch) == ("fenced", True)
+    assert (await stand.lease(agent))["state"] == "lost"
+    newer = await next_life(agent, lost_data=False)
+    assert leased(await newer.say(1, wants=[want(waiting=10)])).granted == 10
+    assert (await stand.lease(agent))["state"] == "lost"
+
+
+async def test_evidence_of_loss_that_comes_after_the_fence(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=4))
+    await next_life(agent, lost_data=False)
+    assert (await stand.lease(agent))["state"] == "fenced"
+    await agent.say(3, lease(granted=10, consumed=3, units=0))
+    assert (await stand.lease(agent))["state"] == "lost"
+    await agent.say(3, lease(granted=10, consumed=4, returned=6, units=0))
+    assert (await stand.pool())["unallocated"] == 990
+
+
+async def retire(stand: Stand, agent: Agent, reason: str = "the region burned down") -> dict[str, object]:
+    client = await stand.client("alloc:write")
+    answer = await client.post(f"/v1/epochs/{agent.epoch}:retire", json={"reason": reason})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, object] = answer.json()
+    return body
+
+
+async def test_evidence_of_a_retired_epoch_is_acknowledged_and_kept_for_people(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    assert (await retire(stand, agent))["reason"] == "the region burned down"
+    assert (await retire(stand, agent, "again"))["reason"] == "the region burned down"
+    await set_aside(stand)
+    before = await stand.pool()
+    assert before["suspense"] == 10
+    late = lease(granted=10, consumed=4, returned=6)
+    first, again = await agent.say(2, late, wants=[want(waiting=5)]), await agent.say(2, late)
+    assert (first.outcome, again.outcome) == (ExchangeOutcome.RETIRED, ExchangeOutcome.RETIRED)
+    assert receipt(first) == receipt(again)
+    assert await stand.pool() == before
+    kept = await stand.owner.fetch("SELECT seq, reason, evidence->>'consumed' FROM quarantine")
+    assert [tuple(row) for row in kept] == [(2, "epoch_retired", "4")]
+    assert (await agent.say(4)).outcome is ExchangeOutcome.GAP
+    assert (await agent.say(3)).outcome is ExchangeOutcome.RETIRED
+    deeds = await stand.owner.fetch("SELECT action, object FROM audit WHERE action = 'epoch.retired'")
+    assert [tuple(row) for row in deeds] == [("epoch.retired", str(agent.epoch))]
+
+
+async def test_who_may_retire_what(stand: Stand, agent: Agent) -> None:
+    path = f"/v1/epochs/{agent.epoch}:retire"
+    reader, allocator = await stand.client("quota:read"), await stand.client("alloc:write")
+    assert (await reader.post(path, json={"reason": "x"})).status_code == 403
+    assert (await allocator.post(path, json={})).status_code == 422
+    assert (await allocator.post(path, json={"reason": " "})).status_code == 422
+    assert (await allocator.post("/v1/epochs/999:retire", json={"reason": "x"})).status_code == 404
+    assert (await allocator.post("/v1/epochs/one:retire", json={"reason": "x"})).status_code == 422
