@@ -1,0 +1,35 @@
+"""A region that was away for longer than its lease: what it held is set aside, and comes back when the region does."""
+
+import asyncio
+
+import pytest
+
+from tests.integration.regional_agent.conftest import World, another_coordinator, running
+
+pytestmark = pytest.mark.anyio
+
+
+async def quota_with(world: World, **expected: int) -> None:
+    for _ in range(2_000):
+        quota = await world.quota()
+        if expected.items() <= quota.items():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{quota} and not {expected}")
+
+
+async def test_what_a_lost_region_held_is_set_aside_and_settled_exactly_when_it_is_back(
+    world: World, database: str
+) -> None:
+    async with another_coordinator(database, lease_ms=1_000) as url:
+        async with running(world.settings("us-east", coordinator_url=url)) as agent:
+            await agent.ready()
+            await agent.lease(50)
+            assert (await agent.check(cost=11)).status_code == 200
+    await quota_with(world, consumed=11, outstanding=0, suspense=39)
+
+    back = await world.agent("us-east")
+    assert (await back.check(cost=9)).status_code == 200
+    await quota_with(world, consumed=20, suspense=0)
+    assert (await back.check(cost=80)).status_code == 200
+    await quota_with(world, consumed=100, outstanding=0, suspense=0, unallocated=0)
