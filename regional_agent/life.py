@@ -13,7 +13,7 @@ import structlog
 
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import Life, Scripts
+from regional_agent.store.scripts import Fence, Life, Scripts
 
 log = structlog.get_logger()
 
@@ -33,6 +33,7 @@ class LifeKeeper:
         self.established = asyncio.Event()
         self.current: Life | None = None
         self._nonce = self._lost_nonce = ""
+        self._newest_epoch = 0
 
     def doubt(self) -> None:
         """The store may live another life: look again. Nothing is admitted until it is known."""
@@ -69,8 +70,9 @@ class LifeKeeper:
         # Read anew, for a connection may have outlived its store's place in the topology.
         fingerprint = await self._store.read_fingerprint()
         if fingerprint != self._store.fingerprint:
+            self._store.reconnect()
             raise StoreUnavailable("the store changed its life below an open connection")
-        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._lost_nonce)
+        fence = await self._begin(fingerprint)
         assert fence.nonce is not None
         self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
@@ -81,4 +83,12 @@ class LifeKeeper:
             self.current = Life(fingerprint, opened.epoch, opened.lanes)
         else:
             self.current = Life(fingerprint, fence.epoch, fence.lanes)
+        self._newest_epoch = self.current.epoch
         self.established.set()
+
+    async def _begin(self, fingerprint: str) -> Fence:
+        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._lost_nonce)
+        if fence.nonce is not None and fence.epoch is not None and fence.epoch < self._newest_epoch:
+            # A store to which the address leads again: what it was before it was left does not come back.
+            return await self._scripts.begin_life(fingerprint, secrets.token_hex(16), fence.nonce)
+        return fence

@@ -262,6 +262,8 @@ class Conversation:
             gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
             self._resend.discard(part.lane)
             self._goes_on(life, part.lane)
+            if _is_fenced(reply):
+                self._life.lost(life)  # another epoch was opened for this region since: this one gets nothing any more
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for lease in reply.leases:
@@ -324,6 +326,11 @@ class Conversation:
     def _goes_on(self, life: Life, lane: int) -> None:
         self.stopped_lanes.pop((life.epoch, lane), None)
         self._metrics.stopped_lanes.set(len(self.stopped_lanes))
+
+
+def _is_fenced(reply: ExchangeReply) -> bool:
+    refusals = {lease.refusal for lease in reply.leases} | {want.refusal for want in reply.refused}
+    return GrantRefusal.EPOCH_FENCED in refusals
 
 
 def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:

@@ -29,6 +29,8 @@ Argument = bytes | str | int
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+# Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
+CHANGED_TOPOLOGY = {"MOVED", "ASK", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
 SWEEPS_IN_A_TIMEOUT = 5
 
 
@@ -81,6 +83,8 @@ class _Protocol(asyncio.Protocol):
                 continue
             if isinstance(reply, StoreError):
                 future.set_exception(reply)
+                if str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
+                    self.close()
             else:
                 future.set_result(reply)
 
@@ -118,7 +122,7 @@ class _Protocol(asyncio.Protocol):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # what was not sent yet must not be: nobody would hear the answer
 
 
 class StoreAddress:
@@ -172,6 +176,10 @@ class StoreConnection:
     async def read_fingerprint(self) -> str:
         """Which life of the store this connection leads to, asked anew."""
         return _fingerprint(await self._ask("INFO", "server"), await self._ask("INFO", "replication"))
+
+    def reconnect(self) -> None:
+        """Leave this connection: it may have outlived its store's place in the topology."""
+        self._drop()
 
     def keep(self) -> None:
         """Connect, and connect again whenever the connection is lost, until closed."""

@@ -1,0 +1,153 @@
+"""Stores that change below their agents: failed over, failed back, demoted. An old epoch never comes back."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import stop, wait_until
+from regional_agent.store import keys
+from tests.conftest import free_port
+from tests.integration.regional_agent.conftest import Agent, World, running, until
+
+pytestmark = pytest.mark.anyio
+
+PASSWORD = "secret"
+
+
+class Switch:
+    """One address that leads to one of several stores. Turning it cuts what is connected, unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def accept(self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
+        far, far_writer = await asyncio.open_connection(embedded.LOOPBACK, self.target)
+        self._writers += (near_writer, far_writer)
+        await asyncio.gather(_carry(near, far_writer), _carry(far, near_writer))
+
+    def turn(self, target: int) -> None:
+        self.target = target
+        writers, self._writers = self._writers, []
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+    except OSError:
+        pass
+    finally:
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def a_switch(target: int) -> AsyncIterator[tuple[Switch, int]]:
+    switch = Switch()
+    switch.target = target
+    server = await asyncio.start_server(switch.accept, embedded.LOOPBACK, 0)
+    try:
+        yield switch, server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        switch.turn(0)
+
+
+@contextmanager
+def stores(directory: Path, count: int) -> Any:
+    ports = [free_port() for _ in range(count)]
+    processes = [embedded.start_store(directory / str(p), p, PASSWORD, log=directory / f"{p}.log") for p in ports]
+    try:
+        assert all(wait_until(lambda p=p: embedded.store_is_ready(p, PASSWORD), 30) for p in ports)  # type: ignore[misc]
+        yield ports
+    finally:
+        for process in processes:
+            stop(process)
+
+
+def epoch_of(agent: Agent) -> int:
+    return agent.region.life.current.epoch if agent.region.life.current else 0
+
+
+async def spends(agent: Agent, units: int) -> None:
+    for _ in range(1_000):
+        if (await agent.check(cost=units)).status_code == 200:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it is never admitted")
+
+
+async def test_failed_over_and_back_no_old_epoch_comes_back(world: World, tmp_path: Path) -> None:
+    with stores(tmp_path, 2) as (one, other):
+        async with a_switch(one) as (switch, port):
+            url = embedded.store_url(port, PASSWORD)
+            agent = await world.agent(store_url=url)
+            await spends(agent, 5)
+            seen = [epoch_of(agent)]
+            for target in (other, one, other):
+                switch.turn(target)
+                await until(lambda: epoch_of(agent) > seen[-1])
+                seen.append(epoch_of(agent))
+                await spends(agent, 5)
+            assert seen == [seen[0] + step for step in range(4)]
+            await world.agents.aclose()
+    assert await world.usage() >= 10, "what both stores were asked for last is booked; the rest waits in them"
+
+
+async def test_an_agent_that_knows_nothing_of_it_leaves_a_fenced_epoch_too(world: World, tmp_path: Path) -> None:
+    """The store that it finds was failed over and back while it was away: the coordinator tells."""
+    with stores(tmp_path, 2) as (one, other):
+        async with running(world.settings("us-east", store_url=embedded.store_url(one, PASSWORD))) as agent:
+            await agent.ready()
+            await spends(agent, 5)
+            first = epoch_of(agent)
+        async with running(world.settings("us-east", store_url=embedded.store_url(other, PASSWORD))) as agent:
+            await agent.ready()
+            second = epoch_of(agent)
+        async with running(world.settings("us-east", store_url=embedded.store_url(one, PASSWORD))) as agent:
+            await agent.ready()
+            assert epoch_of(agent) == first, "there is nothing here that tells"
+            await agent.check(cost=50)
+            await until(lambda: epoch_of(agent) > second)
+            await spends(agent, 50)
+
+
+async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_lives_another_life(
+    world: World, tmp_path: Path
+) -> None:
+    with stores(tmp_path, 1) as (port,):
+        agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
+        await spends(agent, 5)
+        first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
+        embedded.ask_store(port, PASSWORD, f"REPLICAOF 127.0.0.1 {free_port()}")
+        assert (await agent.check(cost=1)).status_code == 503
+        await until(lambda: agent.region.store.fingerprint is None or epoch_of(agent) == 0)
+        embedded.ask_store(port, PASSWORD, "REPLICAOF NO ONE")
+        await until(lambda: epoch_of(agent) > first)
+        assert agent.region.store.fingerprint != fingerprint
+        await spends(agent, 5)
+        await world.agents.aclose()
+
+
+async def test_a_life_that_changed_below_an_open_connection_is_seen_before_an_epoch_is_opened(
+    world: World, tmp_path: Path
+) -> None:
+    """No error, no lost link: the fingerprint is read again before the compare-and-set, and the connection left."""
+    with stores(tmp_path, 1) as (port,):
+        agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
+        first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
+        for command in (f"REPLICAOF 127.0.0.1 {free_port()}", "REPLICAOF NO ONE"):
+            embedded.ask_store(port, PASSWORD, command)
+        agent.region.life.doubt()
+        await until(lambda: epoch_of(agent) > first)
+        fence = await agent.region.scripts.read_fence()
+        assert fence.fingerprint == agent.region.store.fingerprint != fingerprint
+        assert await agent.region.store.call("EXISTS", keys.FENCE) == 1
+        await world.agents.aclose()
