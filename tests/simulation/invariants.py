@@ -174,7 +174,9 @@ def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
-        bound = lease.consumed + lease.outstanding + lease.suspense + lease.estimated + lease.written_off if lease else 0
+        bound = (
+            lease.consumed + lease.outstanding + lease.suspense + lease.estimated + lease.written_off if lease else 0
+        )
         if units > bound:
             yield f"{quota} in {period}, epoch {epoch}: {units} admitted, at most {bound} in the books"
 

@@ -23,7 +23,7 @@ from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.proof import genesis_head
-from coordinator.domain.settlement import EpochState, Lane
+from coordinator.domain.settlement import EpochState, Lane, expire
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
@@ -175,8 +175,20 @@ class LedgerModel:
             for (of_epoch, key), lease in self.leases.items():
                 if of_epoch == number:
                     fenced = copy(lease)
-                    fenced.state = after(lease.state, LeaseEvent.FENCE) or lease.state
+                    fenced.state = after(lease.state, LeaseEvent.LOSE) or lease.state
                     transaction.writes[Name("lease", (of_epoch, key))] = fenced
+
+    # --- expire_leases ---------------------------------------------------------------------------------------------------
+
+    def expire_leases(self, now: datetime) -> Transaction:
+        transaction = Transaction()
+        for name, lease in self.leases.items():
+            if lease.outstanding and lease.expires_at <= now:
+                changed = copy(lease)
+                pool = transaction.writes.setdefault(Name("pool", lease.key), copy(self.pools[lease.key]))
+                if expire(pool, changed, now):
+                    transaction.writes[Name("lease", name)] = changed
+        return transaction
 
     # --- apply_exchange ----------------------------------------------------------------------------------------------------
 
@@ -191,7 +203,9 @@ class LedgerModel:
         books = deciding.books_of(works, pools, read, now)
         decision = deciding.decide(works, books, catalogue, terms, now)
         receipts = self._write(transaction, decision)
-        receipts |= {(epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)}
+        receipts |= {
+            (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
+        }
         return deciding.respond(works, books, catalogue, receipts, terms, now), transaction
 
     def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:

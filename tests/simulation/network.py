@@ -98,6 +98,12 @@ class Coordinators:
             return False
         return True
 
+    def expire(self) -> None:
+        try:
+            self.conclude(self.ledger.expire_leases(self.clock.now()))
+        except Exception as error:
+            self.on_bug("expiry raised", error)
+
     def fail_over(self, commits: int) -> None:
         """Postgres moves to its replica, which has all that was committed: a commit waits for it."""
 
@@ -155,7 +161,11 @@ class VirtualClient:
         """Policies come by another call, with the same weather; long polls are one question each second."""
         for _ in range(int(LONG_POLL_S)):
             await asyncio.sleep(self._weather.delay_s())
-            if not self._coordinators.is_up or not self._weather.delivers(out=True) or not self._weather.delivers(out=False):
+            if (
+                not self._coordinators.is_up
+                or not self._weather.delivers(out=True)
+                or not self._weather.delivers(out=False)
+            ):
                 raise CoordinatorUnavailable("no answer")
             bundle = self._coordinators.ledger.policy_bundle(self._region)
             if bundle.version != since:

@@ -51,7 +51,7 @@ def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: An
     asyncio.set_event_loop(None)
     try:
         world = World(seed, loop)
-        with world.composed(), reached(world) as cells, (mutant(world) if mutant else nullcontext()):
+        with world.composed(), reached(world) as cells, mutant(world) if mutant else nullcontext():
             try:
                 return loop.run_until_complete(_Run(world, steps, chosen).result(cells))
             finally:
@@ -115,11 +115,13 @@ class _Run:
             world.start_agent(region)
         world.start_agent(REGIONS[0])
         services = world.loop.create_task(world.serve())
+        books = world.loop.create_task(world.keep_books())
         for step in range(self.steps):
             await self._step(step)
         services.cancel()
         await self._heal()
         self._look(AT_THE_END)
+        books.cancel()
 
     async def _step(self, step: int) -> None:
         world = self.world

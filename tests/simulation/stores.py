@@ -67,7 +67,10 @@ class Machine:
     def _note(self, arguments: tuple[Argument, ...]) -> None:
         """An admission, as its script's own keys and arguments tell it."""
         count = int(arguments[2])
-        keys, argv = [_text(each) for each in arguments[3 : 3 + count]], [_text(each) for each in arguments[3 + count :]]
+        keys, argv = (
+            [_text(each) for each in arguments[3 : 3 + count]],
+            [_text(each) for each in arguments[3 + count :]],
+        )
         mode, at = argv[2], 2
         if mode == "peek":
             return
@@ -75,7 +78,9 @@ class Machine:
             if argv[policy] == "allowance":
                 period = self.model.hash(keys[at])["period"]
                 epoch = int(argv[1])
-                self.note(Admission(self.region, epoch, argv[policy + 3], period, int(argv[policy + 1]), mode != "adjust"))
+                self.note(
+                    Admission(self.region, epoch, argv[policy + 3], period, int(argv[policy + 1]), mode != "adjust")
+                )
             at += 3 if argv[policy] == "allowance" else 1
 
     # --- what may happen to it -----------------------------------------------------------------------------------------
@@ -108,7 +113,9 @@ class Machine:
 class Wire:
     """What stands below a StoreConnection: commands arrive in order, after a while; replies likewise."""
 
-    def __init__(self, machine: Machine, is_alive: Callable[[], bool], timeout_s: float, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: Machine, is_alive: Callable[[], bool], timeout_s: float, on_lost: Callable[[], None]
+    ) -> None:
         self._machine = machine
         self._is_alive = is_alive
         self._timeout_s = timeout_s

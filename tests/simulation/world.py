@@ -218,6 +218,13 @@ class World:
                     due[region] -= 1
                     self.ask(region, chance)
 
+    async def keep_books(self) -> None:
+        """What coordinators do by themselves."""
+        while True:
+            await asyncio.sleep(1)
+            if self.coordinators.is_up:
+                self.coordinators.expire()
+
     def ask(self, region: str, chance: random.Random, mode: str = "enforce", cost: int | None = None) -> None:
         agents = [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
         if not agents:

@@ -1,0 +1,393 @@
+"""Each guard has a mutant that removes it. The simulation must catch every one: else the guard is not needed, or not
+looked at.
+
+A mutant is a function that takes the world and gives patches of the real modules, or of the model of the scripts.
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from copy import copy
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from coordinator.api import frozen as frozen_module
+from coordinator.domain import exchange as exchange_module
+from coordinator.domain import granting, settlement
+from coordinator.domain.books import Account, Cause, post
+from coordinator.domain.settlement import EpochState, Verdict
+from protocol.lease import LeaseState
+from protocol.messages import EpochOpened, body_hash
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.reporting import Conversation
+from regional_agent.store.scripts import Scripts
+from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.network import Coordinators
+from tests.simulation.store_model import StoreModel
+from tests.simulation.world import World
+
+Mutant = Callable[[World], contextlib.AbstractContextManager[None]]
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(patches: Callable[[World], Iterator[Any]]) -> Callable[[World], Iterator[Any]]:
+    """Register a mutant under its function's name; it yields the patches that make it."""
+
+    @contextlib.contextmanager
+    def made(world: World) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for each in patches(world):
+                stack.enter_context(each)
+            yield
+
+    MUTANTS[patches.__name__] = made
+    return patches
+
+
+# --- the eight of the design ------------------------------------------------------------------------------------------
+
+
+@mutant
+def grants_as_deltas(world: World) -> Iterator[Any]:
+    """A reply says what was granted now, and the region adds it to what it had said it has."""
+    real = exchange_module.lease_reply
+
+    def lease_reply(lease: Any, *rest: Any) -> Any:
+        reply = real(lease, *rest)
+        before = told.get((lease.epoch, lease.key), 0)
+        told[lease.epoch, lease.key] = lease.granted
+        return msgspec.structs.replace(reply, granted=lease.granted - before)
+
+    told: dict[Any, int] = {}
+    yield patch.object(exchange_module, "lease_reply", lease_reply)
+    install = StoreModel._install
+
+    def added(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+        quota, period, granted, *rest = reply
+        f = self.hash(key)
+        had = int(f.get("granted", 0)) if f.get("period") == period else 0
+        return install(self, key, dirty, [quota, period, str(had + int(granted)), *rest], sent, dropped)
+
+    yield patch.object(StoreModel, "_install", added)
+
+
+@mutant
+def returns_as_deltas(world: World) -> Iterator[Any]:
+    """What a region says it returned is taken for new each time."""
+    real = settlement._settle_lease
+
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any) -> Any:
+        lease.region_returned = 0
+        return real(report, frozen, pool, lease)
+
+    yield patch.object(settlement, "_settle_lease", settle_lease)
+
+
+@mutant
+def tell_before_stop(world: World) -> Iterator[Any]:
+    """What is given back may still be spent until the coordinator's receipt is in."""
+    allowance, settle = StoreModel._allowance, StoreModel.settle
+
+    def still_there(self: StoreModel, names: Any, *rest: Any) -> Any:
+        state = allowance(self, names, *rest)
+        f = self.hash(names[0])
+        state["available"] += int(f.get("returned", 0)) - int(f.get("stopped", 0))
+        return state
+
+    def stop(self: StoreModel, keys: Any, argv: Any) -> Any:
+        answer = settle(self, keys, argv)
+        for key in keys[3:]:
+            if ":lease:" in key and self.hash(key):
+                self._write(key, {"stopped": self.hash(key).get("returned", "0")})
+        return answer
+
+    yield patch.object(StoreModel, "_allowance", still_there)
+    yield patch.object(StoreModel, "settle", stop)
+
+
+@mutant
+def reclaimed_from_the_last_report(world: World) -> Iterator[Any]:
+    """A lease that expired gives back what its last report left of it."""
+    real = LedgerModel.expire_leases
+
+    def reclaim(self: LedgerModel, now: Any) -> Transaction:
+        transaction = real(self, now)
+        for name, lease in list(transaction.writes.items()):
+            if name.table == "lease" and lease.suspense:
+                pool = transaction.writes[Name("pool", lease.key)]
+                entry = settlement.movement(lease, "reclaimed")
+                post(entry, pool, lease, Account.SUSPENSE, Account.UNALLOCATED, lease.suspense, Cause.RETURNED)
+        return transaction
+
+    yield patch.object(LedgerModel, "expire_leases", reclaim)
+
+
+@mutant
+def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
+    """The coordinator gives a new life of the store the epoch that the region had."""
+    real = LedgerModel.open_epoch
+
+    def same(self: LedgerModel, region: str, request: Any) -> Any:
+        for number, epoch in self.epochs.items():
+            if epoch.region == region and epoch.state is EpochState.CURRENT:
+                changed = epoch._replace(fingerprint=request.fingerprint, nonce=request.nonce)
+                return EpochOpened(epoch=number, lanes=epoch.lanes), Transaction({Name("epoch", number): changed})
+        return real(self, region, request)
+
+    yield patch.object(LedgerModel, "open_epoch", same)
+
+
+@mutant
+def uncommitted_state_across_a_fail_over(world: World) -> Iterator[Any]:
+    """A commit does not wait for the replica: what was replied may be lost with the primary."""
+    yield patch.object(Coordinators, "fail_over", lambda self, commits: self.ledger.lose(commits))
+
+
+@mutant
+def period_missing_from_a_message(world: World) -> Iterator[Any]:
+    """The store takes a lease of the next period for more of the one it has."""
+    real = StoreModel._install
+
+    def install(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+        quota, period, *rest = reply
+        return real(self, key, dirty, [quota, self.hash(key).get("period", period), *rest], sent, dropped)
+
+    yield patch.object(StoreModel, "_install", install)
+
+
+# --- those of the issue -----------------------------------------------------------------------------------------------
+
+
+@mutant
+def fingerprint_not_checked(world: World) -> Iterator[Any]:
+    """A store that has an epoch keeps it, whichever life it lives; the coordinator does not compare either."""
+    begin_life = StoreModel.begin_life
+
+    def keep(self: StoreModel, keys: Any, argv: Any) -> Any:
+        if self.hash(keys[0]).get("epoch"):
+            self._write(keys[0], {"fingerprint": argv[0]})
+        return begin_life(self, keys, argv)
+
+    real = exchange_module.judge_number
+    yield patch.object(StoreModel, "begin_life", keep)
+    yield patch.object(
+        exchange_module,
+        "judge_number",
+        lambda lane, fingerprint, *rest: real(lane, lane.fingerprint if lane else fingerprint, *rest),
+    )
+
+
+@mutant
+def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
+    """A new life keeps the nonce of the one before, and the coordinator knows it again."""
+    begin_life = StoreModel.begin_life
+
+    def keep(self: StoreModel, keys: Any, argv: Any) -> Any:
+        return begin_life(self, keys, [argv[0], self.hash(keys[0]).get("nonce", argv[1]), *argv[2:]])
+
+    def again(number: int, epoch: Any, region: str, request: Any) -> EpochOpened:
+        world.ledger.epochs[number] = epoch._replace(fingerprint=request.fingerprint)
+        return EpochOpened(epoch=number, lanes=epoch.lanes)
+
+    yield patch.object(StoreModel, "begin_life", keep)
+    yield patch.object(LedgerModel, "again", staticmethod(again))
+
+
+@mutant
+def seq_not_checked(world: World) -> Iterator[Any]:
+    """Whatever number a batch has, it is applied."""
+    yield patch.object(settlement, "_judge_seq", lambda lane, seq, body: Verdict(ExchangeOutcome.APPLIED))
+
+
+@mutant
+def live_fields_in_the_hash(world: World) -> Iterator[Any]:
+    """What identifies an exchange changes with the demand."""
+    real = frozen_module._incoming
+
+    def incoming(index: int, exchange: Any) -> Any:
+        live = msgspec.json.encode(exchange.live).decode()
+        return real(index, exchange)._replace(body_hash=body_hash(exchange.frozen + live))
+
+    yield patch.object(frozen_module, "_incoming", incoming)
+
+
+@mutant
+def two_batches_in_flight(world: World) -> Iterator[Any]:
+    """A lane freezes a new batch while one waits for its receipt."""
+    real = StoreModel.freeze
+
+    def freeze(self: StoreModel, keys: Any, argv: Any) -> Any:
+        lane = self.hash(keys[1])
+        if "frozen" in lane and argv[4:]:
+            self._write(keys[1], {"seq": lane["frozen_seq"]})
+            self._remove(keys[1], "frozen", "frozen_seq")
+        return real(self, keys, argv)
+
+    yield patch.object(StoreModel, "freeze", freeze)
+
+
+@mutant
+def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
+    """An epoch that is over is not heard any more."""
+    real = exchange_module.judge_number
+
+    def deaf(lane: Any, *rest: Any) -> Verdict:
+        is_over = lane is not None and lane.epoch_state is EpochState.FENCED
+        return Verdict(ExchangeOutcome.RETIRED) if is_over else real(lane, *rest)
+
+    yield patch.object(exchange_module, "judge_number", deaf)
+
+
+@mutant
+def returns_of_lost_data_accepted(world: World) -> Iterator[Any]:
+    """What a store that lost data gave back is granted to others, though it may have been spent as well."""
+    yield patch.object(settlement, "RETURNS_COUNT", frozenset(LeaseState))
+    real = StoreModel.give_back
+
+    def any_epoch(self: StoreModel, keys: Any, argv: Any) -> Any:
+        return real(self, keys, argv)
+
+    yield patch.object(StoreModel, "give_back", any_epoch)
+
+
+@mutant
+def suspense_put_back_into_the_pool(world: World) -> Iterator[Any]:
+    """What a lost epoch had not accounted for is granted to others."""
+    real = LedgerModel.open_epoch
+
+    def open_epoch(self: LedgerModel, region: str, request: Any) -> Any:
+        opened, transaction = real(self, region, request)
+        for name, lease in list(transaction.writes.items()):
+            if name.table == "lease" and lease.outstanding:
+                pool = transaction.writes.setdefault(Name("pool", lease.key), copy(self.pools[lease.key]))
+                entry = settlement.movement(lease, "freed")
+                post(entry, pool, lease, Account.OUTSTANDING, Account.UNALLOCATED, lease.outstanding, Cause.RETURNED)
+        return opened, transaction
+
+    yield patch.object(LedgerModel, "open_epoch", open_epoch)
+
+
+@mutant
+def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
+    """A lease that ran out is good again, with what nobody accounted for, as soon as its region is back."""
+    real = settlement._settle_lease
+
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any) -> Any:
+        reason = real(report, frozen, pool, lease)
+        if lease.state is LeaseState.EXPIRED:
+            post(report, pool, lease, Account.SUSPENSE, Account.UNALLOCATED, lease.suspense, Cause.RETURNED)
+            lease.state = LeaseState.ACTIVE
+        return reason
+
+    yield patch.object(settlement, "_settle_lease", settle_lease)
+
+
+@mutant
+def expiry_counted_from_the_reply(world: World) -> Iterator[Any]:
+    """The region counts from when it heard, not from when it asked."""
+    real = Scripts.settle
+
+    async def settle(self: Scripts, life: Any, lane: int, sent_mono_us: int, reply: Any) -> Any:
+        machine = self._store._machine  # type: ignore[attr-defined]  # every connection here is a virtual one
+        machine.tick()
+        return await real(self, life, lane, machine.model._tick("lh:fence"), reply)
+
+    yield patch.object(Scripts, "settle", settle)
+
+
+@mutant
+def commit_after_the_reply(world: World) -> Iterator[Any]:
+    """The reply leaves first: a coordinator that dies in between has promised what nobody knows of."""
+
+    def conclude(self: Coordinators, transaction: Transaction) -> bool:
+        if self.dies_before_commit:
+            self.dies_before_commit -= 1
+            return True
+        self.ledger.commit(transaction)
+        return True
+
+    yield patch.object(Coordinators, "conclude", conclude)
+
+
+@mutant
+def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
+    """What a region has consumed is forgotten when nobody asked for a while."""
+    real = StoreModel._write
+
+    def write(self: StoreModel, key: str, fields: Any) -> None:
+        real(self, key, fields)
+        if ":lease:" in key or ":lines:" in key:
+            self._expire(key, 3_000)
+
+    yield patch.object(StoreModel, "_write", write)
+
+
+@mutant
+def no_report_on_sigterm(world: World) -> Iterator[Any]:
+    """An agent leaves without a word."""
+
+    async def silent(self: Conversation, *, return_unspent: bool) -> None:
+        return
+
+    yield patch.object(Conversation, "finish", silent)
+
+
+# --- and some of our own ----------------------------------------------------------------------------------------------
+
+
+@mutant
+def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
+    """A late reply takes back what a newer one gave."""
+    real = StoreModel._install
+
+    def install(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+        f = self.hash(key)
+        if f.get("period") == reply[1]:
+            self._write(key, {"granted": "0", "overage": "0"})
+        return real(self, key, dirty, reply, sent, dropped)
+
+    yield patch.object(StoreModel, "_install", install)
+
+
+@mutant
+def a_duplicate_grants(world: World) -> Iterator[Any]:
+    """A message that was booked before is granted for once more."""
+    real = exchange_module._grant
+
+    def grant(work: Any, books: Any, regions: int, now: Any) -> None:
+        if work.verdict.outcome is ExchangeOutcome.REPLAYED:
+            work.verdict = Verdict(ExchangeOutcome.APPLIED)
+        real(work, books, regions, now)
+
+    yield patch.object(exchange_module, "_grant", grant)
+
+
+@mutant
+def more_granted_than_there_is(world: World) -> Iterator[Any]:
+    """Grants look at the limit and not at what is left."""
+    real = granting.grant_units
+    yield patch.object(granting, "grant_units", lambda grantable, limit, ask: real(limit, limit, ask))
+
+
+@mutant
+def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
+    """The total is believed, and booked as one line, whatever the lines say."""
+    real = frozen_module._incoming
+
+    def incoming(index: int, exchange: Any) -> Any:
+        body = json.loads(exchange.frozen)
+        for lease in body["leases"]:
+            lease["lines"] = lease["lines"] * 2
+        return real(index, msgspec.structs.replace(exchange, frozen=json.dumps(body)))
+
+    yield patch.object(frozen_module, "_incoming", incoming)
+    yield patch.object(settlement, "_disagreement", lambda *_: None)
+
+
+# What the design names and this version has no guard for, so that there is nothing to remove.
+WITHOUT_A_GUARD = {
+    "final_total_read_before_the_fence": "no final totals are read: what a lost epoch left is never freed by a report",
+    "estimated_booked_as_consumed": "the simulation has nobody yet who resolves suspense",
+}
