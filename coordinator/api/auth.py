@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import Request
 
+from coordinator.domain.audit import Actor
 from coordinator.domain.scopes import REGION_PREFIX
 from coordinator.operations.authenticate import Caller, authenticate
 from coordinator.state import TheCoordinator
 from doors.problems import Problem
+from doors.request_ids import request_id_of
 from doors.tokens import bearer_token, token_hash
 
 
@@ -21,6 +23,11 @@ async def caller_of(request: Request, coordinator: TheCoordinator) -> Caller:
         detail = "the token is not known" if token else "this needs a token: Authorization: Bearer <token>"
         raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
     return found
+
+
+def actor_of(request: Request, caller: Caller) -> Actor:
+    """As the audit names them."""
+    return Actor(str(caller.token_id), request_id_of(request.scope))
 
 
 def require(scope: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]]:

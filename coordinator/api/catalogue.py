@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
-from coordinator.api.auth import require
+from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import expectation, unless_known
 from coordinator.api.limits_documents import YAML, read_document, refuse_document, write_yaml
 from coordinator.api.queries import PAGE, Query, a_flag, a_text, with_query
@@ -83,7 +83,7 @@ async def put_limits_(request: Request, coordinator: TheCoordinator, caller: Wri
     body = await request.body()
     document = await asyncio.to_thread(read_document, body, _media_type(request))
     is_expected = expectation(request.headers.get("If-Match"), _tags)
-    by, now = str(caller.token_id), coordinator.clock.now()
+    by, now = actor_of(request, caller), coordinator.clock.now()
     put = await coordinator.database.run(
         lambda c: put_limits(c, document, is_expected, by, now, dry_run=dry_run),
     )
@@ -149,10 +149,10 @@ async def get_subscription(tenant: str, coordinator: TheCoordinator, _: Reader) 
     "/v1/subscriptions/{tenant:path}",
     **described(body=SubscriptionBody, answers={200: Subscription, 201: Subscription}),
 )
-async def put_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, _: Writer) -> Response:
+async def put_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
     body = await read_body(request, SubscriptionBody)
-    now = coordinator.clock.now()
-    put = await coordinator.database.run(lambda c: put_subscription(c, _checked(tenant), body.plan, now))
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    put = await coordinator.database.run(lambda c: put_subscription(c, _checked(tenant), body.plan, by, now))
     if put.subscription is None:
         fault = InvalidParameter("plan", "known", "the limits document has no such plan")
         raise Problem("invalid-request", "the plan is not known", invalid_parameters=[fault])
@@ -160,9 +160,10 @@ async def put_subscription_(request: Request, tenant: str, coordinator: TheCoord
 
 
 @router.delete("/v1/subscriptions/{tenant:path}", **described(answers={204: None, 404: None}))
-async def delete_subscription_(tenant: str, coordinator: TheCoordinator, _: Writer) -> Response:
+async def delete_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
     """The tenant is on the document's default plan from then on."""
-    if not await coordinator.database.run(lambda c: delete_subscription(c, _checked(tenant))):
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    if not await coordinator.database.run(lambda c: delete_subscription(c, _checked(tenant), by, now)):
         return _or_not_found(None)
     return Response(status_code=204)
 

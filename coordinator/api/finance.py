@@ -11,6 +11,7 @@ from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
 from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
+from coordinator.domain.trial_balance import TrialBalance
 from coordinator.domain.usage import (
     Dimension,
     Granularity,
@@ -23,7 +24,7 @@ from coordinator.domain.usage import (
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
 from coordinator.operations.read_usage import UsageRow, read_usage
-from coordinator.operations.reconcile import reconcile_period
+from coordinator.operations.reconcile import balance_period, reconcile_period
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, reply
 from doors.problems import Problem
@@ -121,6 +122,14 @@ async def get_reconciliation(period: str, coordinator: TheCoordinator, _: Reader
     """`balanced`, or the word for what is not, with all that was found."""
     now = coordinator.clock.now()
     found = await coordinator.database.run(lambda c: reconcile_period(c, _named(period), now), snapshot=True)
+    return reply(_found(found))
+
+
+@router.get("/v1/periods/{period}/trial-balance", **described(answers={200: TrialBalance, 404: None}))
+async def get_trial_balance(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Each account three ways: by the transfers, by pools and leases, by the regions; and one word for all."""
+    now = coordinator.clock.now()
+    found = await coordinator.database.run(lambda c: balance_period(c, _named(period), now), snapshot=True)
     return reply(_found(found))
 
 

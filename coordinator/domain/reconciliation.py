@@ -162,7 +162,7 @@ class Reconciliation(Struct, frozen=True):
 
 
 def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
-    sums = _Sums(books.moved)
+    sums = Sums(books.moved)
     lanes = {(lane.epoch, lane.lane): lane for lane in books.lanes}
     leases: dict[str, list[LeaseRow]] = defaultdict(list)
     for lease in books.leases:
@@ -180,7 +180,7 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
     return Reconciliation(period, word, drift, sorted(findings, key=lambda each: list(Word).index(each.word)), quotas)
 
 
-class _Sums:
+class Sums:
     """The balances that follow from the transfers alone."""
 
     def __init__(self, moved: Iterable[Moved]) -> None:
@@ -211,7 +211,7 @@ def _move(accounts: dict[str, int], each: Moved) -> None:
             accounts[account] += units
 
 
-def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: _Sums) -> Iterable[Finding]:
+def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: Sums) -> Iterable[Finding]:
     for account in POOL:
         booked, kept = sums.of_pool[pool.quota][account], pool.accounts[account]
         if booked != kept:
@@ -227,7 +227,7 @@ def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: _Sums) -> I
 _UNBOOKED_RETURNS = frozenset(LeaseState) - RETURNS_COUNT
 
 
-def _faults_of_lease(lease: LeaseRow, sums: _Sums) -> Iterable[Finding]:
+def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
     for account in LEASE:
         booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
         if booked != kept:
@@ -258,14 +258,14 @@ def _fault_of_rollup(each: Misrolled) -> Finding:
     return Finding(Word.ROLLUP, each.quota, each.region, reason)
 
 
-def _drift(lease: LeaseRow, sums: _Sums) -> int:
+def _drift(lease: LeaseRow, sums: Sums) -> int:
     return lease.region_consumed - sums.usage[lease.quota, lease.epoch]
 
 
 def _quota_account(
     pool: PoolRow,
     leases: Sequence[LeaseRow],
-    sums: _Sums,
+    sums: Sums,
     lanes: Mapping[tuple[int, int], LaneRow],
     now: datetime,
 ) -> QuotaAccount:
@@ -288,7 +288,7 @@ _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "wri
 def _region_account(
     region: str,
     leases: Sequence[LeaseRow],
-    sums: _Sums,
+    sums: Sums,
     lanes: Mapping[tuple[int, int], LaneRow],
     now: datetime,
 ) -> RegionAccount:

@@ -5,7 +5,9 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
+from coordinator.database.audit import record
 from coordinator.database.connection import Connection
+from coordinator.domain.audit import Action
 from coordinator.domain.scopes import is_scope
 from doors.tokens import new_token, token_hash
 
@@ -24,10 +26,14 @@ async def issue_token(
     """
     wanted = _checked(scopes)
     shown = token or new_token()
-    id_ = await connection.fetchval(_INSERT, uuid4(), token_hash(shown), wanted, note, now)
-    if id_ is None:
-        raise ValueError("this token was issued before with other scopes, or was revoked; issue a new one")
-    return IssuedToken(id_, shown)
+    async with connection.transaction():
+        issued = await connection.fetchrow(_INSERT, uuid4(), token_hash(shown), wanted, note, now)
+        if issued is None:
+            raise ValueError("this token was issued before with other scopes, or was revoked; issue a new one")
+        if issued["is_new"]:
+            details = {"scopes": wanted, "note": note}
+            await record(connection, None, Action.TOKEN_ISSUED, str(issued["id"]), details, now)
+    return IssuedToken(issued["id"], shown)
 
 
 def _checked(scopes: Collection[str]) -> list[str]:
@@ -44,5 +50,5 @@ _INSERT = """
 INSERT INTO token (id, hash, scopes, note, created_at) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (hash) DO UPDATE SET note = excluded.note
     WHERE token.revoked_at IS NULL AND token.scopes = excluded.scopes
-RETURNING id
+RETURNING id, xmax = 0 AS is_new
 """

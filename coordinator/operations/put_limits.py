@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
+from coordinator.domain.audit import Action, Actor
 from coordinator.domain.difference import Change, differences
 from coordinator.operations.read_limits import AppliedLimits, read_limits
 from protocol.policy import Fault, LimitsDocument
@@ -34,7 +36,7 @@ async def put_limits(
     connection: Connection,
     document: LimitsDocument,
     is_expected: Callable[[int], bool],
-    applied_by: str,
+    by: Actor | None,
     now: datetime,
     *,
     dry_run: bool = False,
@@ -52,8 +54,11 @@ async def put_limits(
         return PutLimits(LimitsOutcome.PLANS_IN_USE, current, faults=faults)
     if dry_run:
         return PutLimits(LimitsOutcome.UNCHANGED, current, changes)
+    applied_by = by.name if by else "the owner"
     applied = AppliedLimits(await advance_catalogue(connection), document, now, applied_by)
     await connection.execute(_INSERT, applied.version, msgspec.json.encode(document).decode(), now, applied_by)
+    told = {"version": applied.version, "changes": changes}
+    await record(connection, by, Action.LIMITS_APPLIED, "limits", told, now)
     return PutLimits(LimitsOutcome.APPLIED, applied, changes)
 
 

@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
 from coordinator.database.notices import notify
+from coordinator.domain.audit import Action, Actor
 from coordinator.domain.notice import Notice
 from coordinator.operations.read_regions import Region, read_region
 from protocol.messages import Signal
@@ -22,7 +24,7 @@ class PutRegion(NamedTuple):
 
 
 async def put_region(
-    connection: Connection, name: str, weight: int | None, status: str | None, now: datetime
+    connection: Connection, name: str, weight: int | None, status: str | None, by: Actor | None, now: datetime
 ) -> PutRegion:
     """What is not given stays as it is; of a new region it is the default."""
     await lock_catalogue(connection)
@@ -34,9 +36,15 @@ async def put_region(
     if after != found:
         await connection.execute(_UPSERT, name, after.weight, after.status, now)
         await advance_catalogue(connection)
+        details = {"weight": after.weight, "status": after.status, "was": _told(found)}
+        await record(connection, by, Action.REGION_PUT, name, details, now)
     if after.status == DRAINING != before.status:
         await notify(connection, [Notice(Signal(kind="drain"), region=name)])
     return PutRegion(after, is_new=found is None)
+
+
+def _told(region: Region | None) -> dict[str, object] | None:
+    return None if region is None else {"weight": region.weight, "status": region.status}
 
 
 _UPSERT = """

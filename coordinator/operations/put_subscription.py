@@ -3,8 +3,10 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
+from coordinator.domain.audit import Action, Actor
 from coordinator.operations.read_limits import read_limits
 from coordinator.operations.read_subscriptions import Subscription, read_subscription
 
@@ -16,7 +18,9 @@ class PutSubscription(NamedTuple):
     is_new: bool = False
 
 
-async def put_subscription(connection: Connection, tenant: str, plan: str, now: datetime) -> PutSubscription:
+async def put_subscription(
+    connection: Connection, tenant: str, plan: str, by: Actor | None, now: datetime
+) -> PutSubscription:
     await lock_catalogue(connection)
     found = await read_subscription(connection, tenant)
     if found is not None and found.plan == plan:
@@ -25,6 +29,8 @@ async def put_subscription(connection: Connection, tenant: str, plan: str, now: 
         return PutSubscription(None)
     await connection.execute(_UPSERT, tenant, plan, now)
     await advance_catalogue(connection)
+    details = {"plan": plan, "was": found.plan if found else None}
+    await record(connection, by, Action.SUBSCRIPTION_PUT, tenant, details, now)
     return PutSubscription(Subscription(tenant, plan, now), is_new=found is None)
 
 

@@ -1,4 +1,4 @@
-"""Read the books of one period, at one moment, for `domain.reconciliation` to judge. Wants a snapshot."""
+"""Read the books of one period, at one moment, for the domain to judge. Wants a snapshot."""
 
 from datetime import datetime
 
@@ -17,6 +17,7 @@ from coordinator.domain.reconciliation import (
     Reconciliation,
     reconcile,
 )
+from coordinator.domain.trial_balance import TrialBalance, trial_balance
 from coordinator.operations.read_periods import read_period
 from protocol.lease import LeaseState
 
@@ -26,6 +27,13 @@ async def reconcile_period(connection: Connection, period: str, now: datetime) -
     if await read_period(connection, period) is None:
         return None
     return reconcile(period, await _books(connection, period), now)
+
+
+async def balance_period(connection: Connection, period: str, now: datetime) -> TrialBalance | None:
+    """None if there is no such period."""
+    if await read_period(connection, period) is None:
+        return None
+    return trial_balance(period, await _books(connection, period), now)
 
 
 async def _books(connection: Connection, period: str) -> Books:

@@ -28,10 +28,12 @@ DOORS = {
         "POST /v1/regions",
         "GET /v1/regions/{region}",
         "PUT /v1/regions/{region}",
+        "GET /v1/audit",
         "GET /v1/usage",
         "GET /v1/periods",
         "GET /v1/periods/{period}",
         "GET /v1/periods/{period}/reconciliation",
+        "GET /v1/periods/{period}/trial-balance",
     },
     regional_agent.openapi: {
         "GET /healthz",

@@ -62,6 +62,19 @@ async def test_books_that_agree_are_balanced(stand: Stand, finance: httpx.AsyncC
         assert (region["drift"], region["gaps"], region["chain"]) == (0, 0, "intact")
 
 
+@pytest.mark.usefixtures("regions")
+async def test_each_account_is_balanced_three_ways(finance: httpx.AsyncClient) -> None:
+    balance = (await finance.get("/v1/periods/2026-11/trial-balance")).json()
+    assert (balance["word"], balance["sources"], balance["places"]) == ("balanced", 1000, 1000)
+    accounts = {account.pop("account"): list(account.values()) for account in balance["accounts"]}
+    assert accounts["consumed"] == [60, 60, 60, 60]
+    assert accounts["outstanding"] == [25, 25, 25, None]
+    assert accounts["granted"] == [85, None, 85, None]
+    assert accounts["returned"] == [0, None, 0, 0]
+    assert accounts["unallocated"] == [915, 915, None, None]
+    assert accounts["funded"] == [1000, 1000, None, None]
+
+
 async def test_a_quarantined_lease_is_seen(stand: Stand, finance: httpx.AsyncClient, regions: list[Region]) -> None:
     """A region whose two counts disagree: its units are in suspense, and the month is not balanced."""
     lease = regions[0].leases[ACME, "2026-11"] | {"consumed": 45, "lines": []}
@@ -130,6 +143,8 @@ async def test_whatever_is_changed_behind_the_ledgers_back_is_found(
 ) -> None:
     await tampered(stand, *statements)
     found = await reconciled(finance)
+    balance = (await finance.get("/v1/periods/2026-11/trial-balance")).json()
+    assert balance["word"] == (word if word in ("drift", "returns", "projection") else "balanced")
     assert (found["word"], found["drift"]) == (word, drift), found["findings"]
     assert found["findings"][0]["word"] == word
     assert all(finding["reason"] and finding["quota_key"] == ACME for finding in found["findings"])
@@ -161,6 +176,13 @@ async def test_periods_are_listed_and_read(finance: httpx.AsyncClient) -> None:
     }
     assert (await finance.get("/v1/periods")).json() == {"data": [november], "page": {"next": None}}
     assert (await finance.get("/v1/periods/2026-11")).json() == november
-    for path in ("2026-10", "2026-10/reconciliation", "x%00", "x%00/reconciliation", "2026-11-18"):
+    for path in (
+        "2026-10",
+        "2026-10/reconciliation",
+        "2026-10/trial-balance",
+        "x%00",
+        "x%00/reconciliation",
+        "2026-11-18",
+    ):
         assert problem(await finance.get(f"/v1/periods/{path}")) == (404, [])
     assert problem(await finance.get("/v1/periods?state=open")) == (422, [("state", "unknown")])

@@ -20,10 +20,12 @@ DOORS = [
     ("GET", "/v1/regions/eu-west", "quota:read"),
     ("POST", "/v1/regions", "alloc:write"),
     ("PUT", "/v1/regions/eu-west", "alloc:write"),
+    ("GET", "/v1/audit", "audit:read"),
     ("GET", "/v1/usage", "usage:read"),
     ("GET", "/v1/periods", "usage:read"),
     ("GET", "/v1/periods/2026-11", "usage:read"),
     ("GET", "/v1/periods/2026-11/reconciliation", "usage:read"),
+    ("GET", "/v1/periods/2026-11/trial-balance", "usage:read"),
 ]
 
 
