@@ -21,11 +21,13 @@ async def quota_with(world: World, **expected: int) -> None:
 async def test_what_a_lost_region_held_is_set_aside_and_settled_exactly_when_it_is_back(
     world: World, database: str
 ) -> None:
-    async with another_coordinator(database, lease_ms=1_000) as url:
-        async with running(world.settings("us-east", coordinator_url=url)) as agent:
-            await agent.ready()
-            await agent.lease(50)
-            assert (await agent.check(cost=11)).status_code == 200
+    async with (
+        another_coordinator(database, lease_ms=1_000) as url,
+        running(world.settings("us-east", coordinator_url=url)) as agent,
+    ):
+        await agent.ready()
+        await agent.lease(50)
+        assert (await agent.check(cost=11)).status_code == 200
     await quota_with(world, consumed=11, outstanding=0, suspense=39)
 
     back = await world.agent("us-east")
