@@ -47,6 +47,9 @@ PROBLEMS: dict[str, ProblemKind] = {
         "This nonce opened an epoch for another life of the store. Write a fresh nonce into the store.",
     ),
     "region-down": ProblemKind(409, "Region is down", "A region whose status is `down` opens no epoch."),
+    "resolution-refused": ProblemKind(
+        409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."
+    ),
     "precondition-failed": ProblemKind(
         412, "Changed meanwhile", "If-Match names another version than the current one. Read, merge, try again."
     ),

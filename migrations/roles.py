@@ -60,7 +60,7 @@ CHANGES: Mapping[str, str] = {
     "subscription": "plan changed_at",
     "job": "due_at",
     "verification": "finished_at result",
-    "resolution": "approved_by approved_at",
+    "resolution": "id kind suspense charged reason proposed_by proposed_at approved_by approved_at",
 }
 
 

@@ -1,20 +1,40 @@
 """For those who judge what no report has accounted for: epochs that are over, suspense, and what is kept for them."""
 
-from typing import Annotated
+from typing import Annotated, TypeVar
+from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
+from coordinator.api.queries import PAGE, Query, with_query
+from coordinator.domain.books import Key
+from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.operations.authenticate import Caller
+from coordinator.operations.read_suspense import (
+    EvidenceName,
+    KeptEvidence,
+    LeaseName,
+    SuspendedLease,
+    read_quarantine,
+    read_suspense,
+)
+from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import RetiredEpoch, retire_epoch
 from coordinator.state import TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
-from protocol.messages import Message
+from protocol.identifiers import PeriodId, QuotaKey
+from protocol.messages import Epoch, Message
+from protocol.units import Units
 
 router = APIRouter(tags=["suspense"])
 Allocator = Annotated[Caller, Depends(require("alloc:write"))]
+Reader = Annotated[Caller, Depends(require("usage:read"))]
+Proposer = Annotated[Caller, Depends(require("adjust:propose"))]
+Approver = Annotated[Caller, Depends(require("adjust:approve"))]
+N = TypeVar("N")
 
 Reason = Annotated[
     str, Meta(min_length=1, max_length=1000, pattern=r"\S", description="why, for whoever reads it later")
@@ -41,3 +61,116 @@ def _number(name: str, text: str) -> int:
         fault = InvalidParameter(name, "format", "it is a whole number")
         raise Problem("invalid-request", f"{name}: {fault.reason}", invalid_parameters=[fault])
     return int(text)
+
+
+# --- what waits for people --------------------------------------------------------------------------------------------
+
+
+class SuspenseList(Struct, frozen=True):
+    """By period, quota and epoch."""
+
+    data: list[SuspendedLease]
+    page: dict[str, str | None]
+
+
+class QuarantineList(Struct, frozen=True):
+    """By epoch, lane and number."""
+
+    data: list[KeptEvidence]
+    page: dict[str, str | None]
+
+
+@router.get("/v1/suspense", **with_query(described(answers={200: SuspenseList}), PAGE))
+async def get_suspense(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Leases with units that nobody has accounted for, and those in quarantine; with the proposal, if there is one."""
+    query = Query(request)
+    page = query.page("suspense")
+    after = query.one("page_after", lambda _: _name(page.cursor.after, LeaseName), LeaseName())
+    query.checked()
+    rows = await coordinator.database.read(lambda c: read_suspense(c, after, page.size + 1))
+    return reply(SuspenseList(rows[: page.size], page.links(rows, lambda row: _text(row.period, row.quota, row.epoch))))
+
+
+@router.get("/v1/quarantine", **with_query(described(answers={200: QuarantineList}), PAGE))
+async def get_quarantine(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Evidence that was not booked, whole. Nothing of it is ever dropped."""
+    query = Query(request)
+    page = query.page("quarantine")
+    after = query.one("page_after", lambda _: _name(page.cursor.after, EvidenceName), EvidenceName())
+    query.checked()
+    rows = await coordinator.database.read(lambda c: read_quarantine(c, after, page.size + 1))
+    links = page.links(rows, lambda row: _text(row.epoch, row.lane, row.seq, row.quota, row.period))
+    return reply(QuarantineList(rows[: page.size], links))
+
+
+def _text(*name: object) -> str:
+    return msgspec.json.encode(name).decode()
+
+
+def _name(text: str, type_: type[N]) -> N:
+    """Raises ValueError for what no page has given."""
+    try:
+        return msgspec.json.decode(text, type=type_) if text else type_()
+    except msgspec.MsgspecError as error:
+        raise ValueError("it is not the `next` of a page") from error
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------------
+
+
+class ProposalBody(Message, frozen=True):
+    epoch: Epoch
+    quota: QuotaKey
+    period: PeriodId
+    kind: ResolutionKind
+    reason: Reason
+    units: Units | None = None  # of an estimate, and only of one: how many are billed
+
+
+@router.post("/v1/suspense:propose", **described(body=ProposalBody, answers={201: Resolution, 404: None, 409: None}))
+async def propose(request: Request, coordinator: TheCoordinator, caller: Proposer) -> Response:
+    """In place of the proposal that is open, if there is one. Somebody else has to approve it."""
+    body, by, now = await read_body(request, ProposalBody), actor_of(request, caller), coordinator.clock.now()
+    if (body.units is not None) != (body.kind is ResolutionKind.ESTIMATE):
+        fault = InvalidParameter(
+            "units", "estimate", "an estimate says how many units are billed, and only an estimate"
+        )
+        raise Problem("invalid-request", f"units: {fault.reason}", invalid_parameters=[fault])
+    proposal = Proposal(body.epoch, Key(body.quota, body.period), body.kind, body.units or 0, body.reason)
+    return reply(_granted(await coordinator.database.run(lambda c: propose_resolution(c, proposal, by, now))), 201)
+
+
+@router.post("/v1/suspense/{resolution}:approve", **described(answers={200: Resolution, 404: None, 409: None}))
+async def approve(request: Request, resolution: str, coordinator: TheCoordinator, caller: Approver) -> Response:
+    """By another token than the proposer's. What evidence has drained meanwhile is taken off what is billed."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    id_ = _id(resolution)
+    return reply(_granted(await coordinator.database.run(lambda c: approve_resolution(c, id_, by, now))))
+
+
+def _id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise Problem("not-found", _MISSING[ResolutionRefusal.NO_SUCH_PROPOSAL]) from None
+
+
+_MISSING = {
+    ResolutionRefusal.NO_SUCH_LEASE: "there is no such lease",
+    ResolutionRefusal.NO_SUCH_PROPOSAL: "there is no such proposal, or another one has taken its place",
+}
+_REFUSED = {
+    ResolutionRefusal.NOTHING_IN_SUSPENSE: "the lease has nothing in suspense",
+    ResolutionRefusal.MORE_THAN_IN_SUSPENSE: "the lease has less than that in suspense",
+    ResolutionRefusal.QUARANTINED: "the lease is in quarantine: propose `unattributed` first",
+    ResolutionRefusal.NOT_QUARANTINED: "the lease is not in quarantine",
+    ResolutionRefusal.SAME_PERSON: "who proposes does not approve",
+}
+
+
+def _granted(answer: Resolution | ResolutionRefusal) -> Resolution:
+    if isinstance(answer, Resolution):
+        return answer
+    if answer in _MISSING:
+        raise Problem("not-found", _MISSING[answer])
+    raise Problem("resolution-refused", _REFUSED[answer], extra={"refusal": answer.value})

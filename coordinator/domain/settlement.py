@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Key, Lease, Movement, Pool, Report, drain, movement, post
+from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Movement, Pool, Report, drain, movement, post
 from coordinator.domain.period import period_of
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import FrozenBatch, FrozenLease
@@ -162,7 +162,7 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
     if reason:
         _quarantine(report, pool, lease)
         return reason
-    _cover(report, pool, lease, consumed)
+    cover(report, pool, lease, consumed)
     _book_lines(report, frozen, pool, lease)
     if lease.state in RETURNS_COUNT:
         drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
@@ -208,12 +208,12 @@ def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
     post(report, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.QUARANTINED)
 
 
-def _cover(report: Report, pool: Pool, lease: Lease, consumed: int) -> None:
+def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int) -> None:
     """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
     short = max(0, consumed - lease.unaccounted)
     covered = min(short, pool.unallocated)
-    post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
-    post(report, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
+    post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
+    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
 
 
 def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:

@@ -34,6 +34,11 @@ DOORS = {
         "GET /v1/periods/{period}",
         "GET /v1/periods/{period}/reconciliation",
         "GET /v1/periods/{period}/trial-balance",
+        "POST /v1/epochs/{epoch}:retire",
+        "GET /v1/suspense",
+        "POST /v1/suspense:propose",
+        "POST /v1/suspense/{resolution}:approve",
+        "GET /v1/quarantine",
     },
     regional_agent.openapi: {
         "GET /healthz",

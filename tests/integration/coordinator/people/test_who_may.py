@@ -26,6 +26,11 @@ DOORS = [
     ("GET", "/v1/periods/2026-11", "usage:read"),
     ("GET", "/v1/periods/2026-11/reconciliation", "usage:read"),
     ("GET", "/v1/periods/2026-11/trial-balance", "usage:read"),
+    ("POST", "/v1/epochs/1:retire", "alloc:write"),
+    ("GET", "/v1/suspense", "usage:read"),
+    ("POST", "/v1/suspense:propose", "adjust:propose"),
+    ("POST", "/v1/suspense/00000000-0000-0000-0000-000000000000:approve", "adjust:approve"),
+    ("GET", "/v1/quarantine", "usage:read"),
 ]
 
 

@@ -1,0 +1,124 @@
+"""How people end what no evidence has ended, and what becomes of the units then.
+
+    write off      what is in suspense is given up: nobody is billed
+    charge         all of it is billed as an estimate
+    estimate       a part is billed as an estimate, the rest is given up
+    unattributed   a quarantine ends: what the region's totals say is booked, as one line that names no policy
+
+An estimate is no consumption: late evidence drains it first (books.DRAINED). Evidence may also come between proposal
+and approval; what it drained meanwhile is taken off the estimate, so that both orders end with the same books.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from coordinator.domain.books import Account, Cause, Lease, Movement, Pool, drain, movement, post
+from coordinator.domain.entitlement import tenant_of
+from coordinator.domain.period import minute_of, period_of
+from coordinator.domain.settlement import EpochState, cover, renew
+from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
+
+
+class ResolutionKind(StrEnum):
+    WRITE_OFF = "write_off"
+    CHARGE = "charge"
+    ESTIMATE = "estimate"
+    UNATTRIBUTED = "unattributed"
+
+
+class ResolutionRefusal(StrEnum):
+    """Why a resolution was not proposed, or not approved."""
+
+    NO_SUCH_LEASE = "no_such_lease"
+    NO_SUCH_PROPOSAL = "no_such_proposal"
+    NOTHING_IN_SUSPENSE = "nothing_in_suspense"
+    MORE_THAN_IN_SUSPENSE = "more_than_in_suspense"
+    QUARANTINED = "quarantined"  # its totals come first
+    NOT_QUARANTINED = "not_quarantined"
+    SAME_PERSON = "same_person"  # who proposes does not approve
+
+
+class Terms(NamedTuple):
+    """What is to be done: of so many units in suspense, so many are billed as an estimate."""
+
+    kind: ResolutionKind
+    suspense: int
+    charged: int
+
+
+class EpochEnd(NamedTuple):
+    """How it stands with the epoch of a lease whose quarantine ends."""
+
+    state: EpochState
+    lost_data: bool
+
+
+def propose(lease: Lease, kind: ResolutionKind, units: int) -> Terms | ResolutionRefusal:
+    """`units` of an estimate; of the others, what they are follows from the lease."""
+    is_quarantined = lease.state is LeaseState.QUARANTINED
+    if kind is ResolutionKind.UNATTRIBUTED:
+        return Terms(kind, lease.suspense, 0) if is_quarantined else ResolutionRefusal.NOT_QUARANTINED
+    if is_quarantined:
+        return ResolutionRefusal.QUARANTINED
+    if not lease.suspense:
+        return ResolutionRefusal.NOTHING_IN_SUSPENSE
+    charged = {ResolutionKind.WRITE_OFF: 0, ResolutionKind.CHARGE: lease.suspense}.get(kind, units)
+    if charged > lease.suspense:
+        return ResolutionRefusal.MORE_THAN_IN_SUSPENSE
+    return Terms(kind, lease.suspense, charged)
+
+
+def resolve(
+    pool: Pool, lease: Lease, terms: Terms, epoch: EpochEnd, resolution: object, now: datetime
+) -> Movement | ResolutionRefusal:
+    entry = movement(lease, "resolved", resolution)
+    if terms.kind is ResolutionKind.UNATTRIBUTED:
+        if after(lease.state, LeaseEvent.RESOLVE) is None:
+            return ResolutionRefusal.NOT_QUARANTINED
+        _end_quarantine(entry, pool, lease, epoch, now)
+    elif lease.state is LeaseState.QUARANTINED:
+        return ResolutionRefusal.QUARANTINED
+    else:
+        _end_suspense(entry, pool, lease, terms)
+    return entry
+
+
+def _end_suspense(entry: Movement, pool: Pool, lease: Lease, terms: Terms) -> None:
+    drained = max(0, terms.suspense - lease.suspense)
+    left = min(terms.suspense, lease.suspense)
+    estimated = min(left, max(0, terms.charged - drained))
+    cause = Cause.CHARGED if terms.kind is ResolutionKind.CHARGE else Cause.ESTIMATED
+    post(entry, pool, lease, Account.SUSPENSE, Account.ESTIMATED, estimated, cause)
+    post(entry, pool, lease, Account.SUSPENSE, Account.WRITTEN_OFF, left - estimated, Cause.WRITTEN_OFF)
+
+
+def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, now: datetime) -> None:
+    """The region's totals count from here on. The lease is like one that expired: it returns first what is left."""
+    for event in (LeaseEvent.RESOLVE, *_ends(epoch)):
+        state = after(lease.state, event)
+        assert state is not None
+        lease.state = state
+    period, consumed = period_of(lease.key.period), lease.region_consumed - lease.consumed
+    minute = min(max(minute_of(now), period.first_minute), period.last_minute)
+    tenant = tenant_of(lease.key.quota)
+    dimensions = {"policy": "unattributed"} | ({"tenant": tenant} if tenant is not None else {})
+    cover(entry, pool, lease, consumed)
+    drain(entry, pool, lease, Account.CONSUMED, consumed, Cause.USAGE, minute, dimensions)
+    if lease.state in RETURNS_COUNT:
+        _rebase_returns(entry, pool, lease)
+    renew(lease)
+
+
+def _ends(epoch: EpochEnd) -> tuple[LeaseEvent, ...]:
+    if epoch.state is EpochState.CURRENT:
+        return ()
+    return (LeaseEvent.LOSE if epoch.lost_data else LeaseEvent.FENCE,)
+
+
+def _rebase_returns(entry: Movement, pool: Pool, lease: Lease) -> None:
+    """More than there was can only be returned as overage: both totals rise alike, and nothing becomes grantable."""
+    returned = lease.region_returned - lease.returned
+    beyond = max(0, returned - lease.unaccounted)
+    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, beyond, Cause.OVERAGE)
+    drain(entry, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)

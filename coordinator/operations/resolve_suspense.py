@@ -1,0 +1,134 @@
+"""Propose how suspense or a quarantine ends, and approve it: two people, two transactions.
+
+A new proposal for a lease takes the place of the open one, under a new id: what is approved is what was read.
+"""
+
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+import asyncpg
+import msgspec
+
+from coordinator.database import ledger
+from coordinator.database.audit import record
+from coordinator.database.connection import Connection
+from coordinator.domain.audit import Action, Actor
+from coordinator.domain.books import Key, Lease
+from coordinator.domain.exchange import LockedPool
+from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, Terms, propose, resolve
+from coordinator.domain.settlement import EpochState
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    id: UUID
+    epoch: int
+    quota: str
+    period: str
+    kind: ResolutionKind
+    suspense: int  # when it was proposed
+    charged: int  # of these, as an estimate
+    reason: str
+    proposed_by: UUID
+    proposed_at: datetime
+    approved_by: UUID | None
+    approved_at: datetime | None
+
+
+class Proposal(NamedTuple):
+    epoch: int
+    key: Key
+    kind: ResolutionKind
+    units: int
+    reason: str
+
+
+async def propose_resolution(
+    connection: Connection, proposal: Proposal, by: Actor, now: datetime
+) -> Resolution | ResolutionRefusal:
+    found = await _lock(connection, proposal.epoch, proposal.key)
+    if found is None:
+        return ResolutionRefusal.NO_SUCH_LEASE
+    terms = propose(found[1], proposal.kind, proposal.units)
+    if isinstance(terms, ResolutionRefusal):
+        return terms
+    row = await connection.fetchrow(
+        _PROPOSE, uuid4(), proposal.epoch, *proposal.key, *terms, proposal.reason, UUID(by.name), now
+    )
+    resolution = _resolution(row)
+    await _record(connection, by, Action.RESOLUTION_PROPOSED, resolution, now)
+    return resolution
+
+
+async def approve_resolution(
+    connection: Connection, id_: UUID, by: Actor, now: datetime
+) -> Resolution | ResolutionRefusal:
+    """Approved again, nothing changes."""
+    read = await connection.fetchrow(_READ, id_)
+    if read is None:
+        return ResolutionRefusal.NO_SUCH_PROPOSAL
+    found = await _lock(connection, read["epoch"], Key(read["quota"], read["period"]))
+    read = await connection.fetchrow(_READ, id_)  # once more: by now it may be replaced, or approved
+    if found is None or read is None:
+        return ResolutionRefusal.NO_SUCH_PROPOSAL
+    if read["approved_at"] is not None:
+        return _resolution(read)
+    if read["proposed_by"] == UUID(by.name):
+        return ResolutionRefusal.SAME_PERSON
+    refusal = await _carry_out(connection, _resolution(read), *found, now)
+    if refusal:
+        return refusal
+    resolution = _resolution(await connection.fetchrow(_APPROVE, id_, UUID(by.name), now))
+    await _record(connection, by, Action.RESOLUTION_APPROVED, resolution, now)
+    return resolution
+
+
+async def _carry_out(
+    connection: Connection, resolution: Resolution, locked: LockedPool, lease: Lease, now: datetime
+) -> ResolutionRefusal | None:
+    row = await connection.fetchrow("SELECT state, lost_data FROM region_epoch WHERE epoch = $1", lease.epoch)
+    assert row is not None
+    epoch, states = EpochEnd(EpochState(row["state"]), row["lost_data"]), {(lease.epoch, lease.key): lease.state}
+    terms = Terms(resolution.kind, resolution.suspense, resolution.charged)
+    entry = resolve(locked.pool, lease, terms, epoch, resolution.id, now)
+    if isinstance(entry, ResolutionRefusal):
+        return entry
+    await ledger.write_pools(connection, [locked.pool])
+    await ledger.write_leases(connection, [lease], states)
+    await ledger.write_transfers(connection, [entry], now)
+    return None
+
+
+async def _lock(connection: Connection, epoch: int, key: Key) -> tuple[LockedPool, Lease] | None:
+    """In the ledger's order, and waiting: the epoch shared, then the pool, under which its leases stand still."""
+    await connection.execute("SELECT FROM region_epoch WHERE epoch = $1 FOR SHARE", epoch)
+    locked = (await ledger.lock_pools(connection, [key], [])).get(key)
+    leases = await ledger.read_leases(connection, [key] if locked else [], [epoch])
+    lease = next((each for each in leases if each.epoch == epoch), None)
+    return (locked, lease) if locked and lease else None
+
+
+def _resolution(row: asyncpg.Record | None) -> Resolution:
+    assert row is not None
+    return msgspec.convert(dict(row), Resolution)
+
+
+async def _record(connection: Connection, by: Actor, action: Action, resolution: Resolution, now: datetime) -> None:
+    await record(connection, by, action, str(resolution.id), msgspec.to_builtins(resolution), now)
+
+
+_FIELDS = (
+    "id, epoch, quota, period, kind, suspense, charged, reason, proposed_by, proposed_at, approved_by, approved_at"
+)
+_PROPOSE = f"""
+INSERT INTO resolution (id, epoch, quota, period, kind, suspense, charged, reason, proposed_by, proposed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+ON CONFLICT (epoch, quota, period) WHERE approved_at IS NULL DO UPDATE SET id = excluded.id, kind = excluded.kind,
+    suspense = excluded.suspense, charged = excluded.charged, reason = excluded.reason,
+    proposed_by = excluded.proposed_by, proposed_at = excluded.proposed_at
+RETURNING {_FIELDS}
+"""  # noqa: S608 - the names come from above
+_READ = f"SELECT {_FIELDS} FROM resolution WHERE id = $1"  # noqa: S608 - likewise
+_APPROVE = f"""
+UPDATE resolution SET approved_by = $2, approved_at = $3 WHERE id = $1 AND approved_at IS NULL RETURNING {_FIELDS}
+"""  # noqa: S608 - likewise
