@@ -1,0 +1,404 @@
+"""Every guard of the schema has a trial here: something that it alone refuses, or that works through it alone.
+
+What guards there are is asked of the database, so a new one without a trial fails. Each trial is made twice: with the
+guard, which must refuse it by name, and with the guard dropped, when the same must go through. So none is held up by
+another by accident, and dropping any of them from a migration fails the first test.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+
+from coordinator.database.connection import Connection
+from migrations.roles import COORDINATOR
+
+pytestmark = pytest.mark.anyio
+
+# A row of each table that is accepted, once; as SQL. `{}` in a trial's change is SQL as well.
+ROWS: dict[str, dict[str, str]] = {
+    "region": {"name": "'s'", "created_at": "now()"},
+    "region_epoch": {"epoch": "2", "region": "'r'", "nonce": "'m'", "fingerprint": "'f'", "lanes": "4"}
+    | {"state": "'fenced'", "opened_at": "now()"},
+    "lane": {"epoch": "1", "lane": "1", "head": "''"},
+    "period": {"id": "'2026-12'", "kind": "'month'", "starts_at": "'2026-12-01'", "ends_at": "'2027-01-01'"},
+    "pool": {"quota": "'p'", "period": "'2026-11'", "name": "'p'"},
+    "lease": {"epoch": "1", "quota": "'q'", "period": "'2026-11'", "region": "'r'"}
+    | {"reported_at": "now()", "expires_at": "now()"},
+    "report": {"epoch": "1", "lane": "0", "seq": "1", "position": "7", "body_hash": "''", "head": "''"}
+    | {"lines": "0", "recorded_at": "now()"},
+    "transfer": {"id": "1", "period": "'2026-11'", "quota": "'q'", "src": "'outstanding'", "dst": "'consumed'"}
+    | {"units": "3", "cause": "'usage'", "region": "'r'", "epoch": "1", "lane": "0", "seq": "1", "line": "0"}
+    | {"window_at": "'2026-11-18 09:05Z'", "charge_period": "'2026-11'", "recorded_at": "now()"},
+    "quarantine": {"epoch": "1", "lane": "0", "seq": "1", "quota": "'q'", "period": "'2026-11'", "reason": "'x'"}
+    | {"evidence": "'{}'", "recorded_at": "now()"},
+    "usage_hour": {"begins_at": "'2026-11-18 10:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
+    | {"region": "'r'", "units": "1"},
+    "usage_day": {"begins_at": "'2026-11-19 00:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
+    | {"region": "'r'", "units": "1"},
+    "limits_version": {"version": "1", "document": "'{}'", "applied_at": "now()", "applied_by": "'x'"},
+    "subscription": {"tenant": "'acme'", "plan": "'pro'", "changed_at": "now()"},
+    "token": {"id": "gen_random_uuid()", "hash": "'x'", "scopes": "'{admin}'", "created_at": "now()"},
+    "audit": {"id": "1", "recorded_at": "now()", "actor": "'x'", "action": "'region.put'", "object": "'r'"}
+    | {"details": "'{}'"},
+    "alembic_version": {"version_num": "'x'"},
+}
+PARENTS = """
+INSERT INTO region (name, created_at) VALUES ('r', now());
+INSERT INTO region_epoch (epoch, region, nonce, fingerprint, lanes, opened_at)
+    OVERRIDING SYSTEM VALUE VALUES (1, 'r', 'n', 'f', 4, now());
+INSERT INTO lane (epoch, lane, head) VALUES (1, 0, '');
+INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2026-11', 'month', '2026-11-01', '2026-12-01');
+INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
+"""
+
+
+class Trial(NamedTuple):
+    """The last statement is refused by the guard; or where there is a question, the answer is yes thanks to it."""
+
+    table: str
+    statements: Sequence[str]
+    question: str | None = None
+    named: str | None = None  # what Postgres calls the guard in its refusal, where that is another name
+
+
+def row(table: str, changes: Mapping[str, str] | None = None) -> str:
+    values = ROWS[table] | dict(changes or {})
+    return f"INSERT INTO {table} ({', '.join(values)}) OVERRIDING SYSTEM VALUE VALUES ({', '.join(values.values())})"
+
+
+def wrong(table: str, **changes: str) -> Trial:
+    return Trial(table, [row(table, changes)])
+
+
+def twice(table: str, named: str | None = None, **changes: str) -> Trial:
+    """The same again, but for what other keys would refuse."""
+    return Trial(table, [row(table), row(table, changes)], named=named)
+
+
+def then(table: str, *statements: str) -> Trial:
+    return Trial(table, [row(table), *statements])
+
+
+def effect(table: str, statement: str, question: str) -> Trial:
+    return Trial(table, [statement], question)
+
+
+def below_zero(table: str, column: str, beside: str | None) -> Trial:
+    """With another account that keeps the identity."""
+    return wrong(table, **{column: "-1"}, **({beside: "1"} if beside else {}))
+
+
+POOL_SOURCES = ("overage", "funded", "carried_in", "correction")
+POOL_PLACES = (
+    *("outstanding", "unallocated", "suspense", "carried", "carried_out"),
+    *("estimated", "consumed", "written_off"),
+)
+LEASE_SOURCES = ("overage", "granted")
+LEASE_PLACES = ("consumed", "returned", "outstanding", "suspense", "carried_out", "estimated", "written_off")
+LEASE_OTHERS = ("region_consumed", "region_returned", "demand_milli", "waiting", "last_grant")
+
+
+def accounts(table: str, *sides: Sequence[str]) -> dict[str, Trial]:
+    return {
+        f"{table}_{column}_check": below_zero(table, column, side[1] if column == side[0] else side[0])
+        for side in sides
+        for column in side
+    }
+
+
+TRIALS: dict[str, Trial] = {
+    # one row that is wrong
+    "audit_action_is_named": wrong("audit", action="'Anything'"),
+    "audit_has_an_actor": wrong("audit", actor="''"),
+    "lane_lane_check": wrong("lane", lane="-1"),
+    "lane_last_seq_check": wrong("lane", last_seq="-1"),
+    "lease_balances": wrong("lease", granted="1"),
+    **accounts("lease", LEASE_SOURCES, LEASE_PLACES),
+    **{f"lease_{column}_check": below_zero("lease", column, None) for column in LEASE_OTHERS},
+    "lease_state_check": wrong("lease", state="'open'"),
+    "period_check": wrong("period", ends_at="'2026-12-01'"),
+    "period_kind_check": wrong("period", kind="'year'"),
+    "period_names_a_table": wrong("period", id="'2026/12'"),
+    "period_state_check": wrong("period", state="'ajar'"),
+    "policy_version_only_row_check": Trial(
+        "policy_version", ["INSERT INTO policy_version (only_row, version) VALUES (false, 1)"]
+    ),
+    "pool_balances": wrong("pool", funded="1"),
+    **accounts("pool", POOL_SOURCES, POOL_PLACES),
+    "region_name_check": wrong("region", name="'Not a name'"),
+    "region_status_check": wrong("region", status="'asleep'"),
+    "region_weight_check": wrong("region", weight="-1"),
+    "region_epoch_lanes_check": wrong("region_epoch", lanes="65"),
+    "region_epoch_state_check": wrong("region_epoch", state="'lost'"),
+    "report_lines_check": wrong("report", lines="-1"),
+    "report_seq_check": wrong("report", seq="0"),
+    "subscription_tenant_check": wrong("subscription", tenant="''"),
+    "token_scopes_check": wrong("token", scopes="'{}'"),
+    "transfer_src_is_known": wrong("transfer", src="'nowhere'"),
+    "transfer_dst_is_known": wrong("transfer", dst="'nowhere'"),
+    "transfer_has_one_origin": wrong("transfer", movement_id="gen_random_uuid()"),
+    "transfer_has_two_sides": wrong("transfer", dst="'outstanding'"),
+    "transfer_moves_something": wrong("transfer", units="0", cause="'grant'"),
+    "transfer_of_report_is_named": wrong("transfer", line="NULL"),
+    "transfer_of_usage_is_placed": Trial(
+        "transfer", ["DROP TRIGGER transfer_is_rolled_up ON transfer", row("transfer", {"window_at": "NULL"})]
+    ),
+    "usage_hour_is_of_something": wrong("usage_hour", units="0"),
+    "usage_day_is_of_something": wrong("usage_day", units="0"),
+    # a row that has no parent
+    "lane_epoch_fkey": wrong("lane", epoch="99"),
+    "lease_epoch_fkey": wrong("lease", epoch="99"),
+    "lease_quota_period_fkey": wrong("lease", quota="'nothing'"),
+    "lease_region_fkey": wrong("lease", region="'nowhere'"),
+    "pool_period_fkey": wrong("pool", period="'2026-10'"),
+    "region_epoch_region_fkey": wrong("region_epoch", region="'nowhere'"),
+    "report_epoch_lane_fkey": wrong("report", lane="9"),
+    "transfer_quota_period_fkey": wrong("transfer", quota="'nothing'", cause="'grant'"),
+    # the same twice
+    "alembic_version_pkc": twice("alembic_version"),
+    "audit_pkey": twice("audit"),
+    "lane_pkey": twice("lane"),
+    "lease_pkey": twice("lease"),
+    "limits_version_pkey": twice("limits_version"),
+    "period_pkey": Trial("period", ["SET LOCAL session_replication_role = replica", *[row("period")] * 2]),
+    "policy_version_pkey": Trial("policy_version", ["INSERT INTO policy_version (version) VALUES (1)"]),
+    "pool_pkey": twice("pool"),
+    "quarantine_pkey": twice("quarantine"),
+    "region_pkey": twice("region"),
+    "region_epoch_pkey": twice("region_epoch", nonce="'k'"),
+    "region_epoch_nonce_key": twice("region_epoch", epoch="3"),
+    "region_epoch_current": wrong("region_epoch", state="'current'"),
+    "report_pkey": twice("report", position="8"),
+    "report_position_key": twice("report", seq="2"),
+    "subscription_pkey": twice("subscription"),
+    "token_pkey": Trial(
+        "token", [row("token", {"id": f"'{'0' * 32}'"}), row("token", {"id": f"'{'0' * 32}'", "hash": "'y'"})]
+    ),
+    "token_hash_key": twice("token"),
+    "transfer_pkey": twice("transfer", "transfer_2026-11_pkey", seq="2"),
+    "transfer_of_report": twice("transfer", "transfer_2026-11_epoch_lane_seq_line_part_period_key", id="2"),
+    "transfer_of_movement": Trial(
+        "transfer",
+        [row("transfer", {"seq": "NULL", "movement_id": f"'{'0' * 32}'", "id": number}) for number in ("1", "2")],
+        named="transfer_2026-11_movement_id_part_period_key",
+    ),
+    "usage_hour_is_one_row": twice("usage_hour"),
+    "usage_day_is_one_row": twice("usage_day"),
+    # triggers: the ledger is never changed, by whatever name
+    **{
+        f"{table}_is_append_only.{verb}": then(table, statement)
+        for table in ("transfer", "report", "audit")
+        for verb, statement in (
+            ("update", f"UPDATE {table} SET recorded_at = now()"),
+            ("delete", f"DELETE FROM {table}"),
+        )
+    },
+    "transfer_is_append_only.partition": then("transfer", 'DELETE FROM "transfer_2026-11"'),
+    **{f"{table}_is_never_truncated": then(table, f"TRUNCATE {table}") for table in ("report", "audit")},
+    "transfer_is_never_truncated": Trial(
+        "transfer", ['DROP TRIGGER transfer_is_never_truncated ON "transfer_2026-11"', "TRUNCATE transfer"]
+    ),
+    # triggers: what happens by itself
+    "period_has_a_partition": effect(
+        "period", row("period"), """SELECT to_regclass('"transfer_2026-12"') IS NOT NULL"""
+    ),
+    "transfer_is_rolled_up": effect(
+        "transfer",
+        row("transfer"),
+        "SELECT (SELECT sum(units) FROM usage_hour) + (SELECT sum(units) FROM usage_day) = 6",
+    ),
+}
+
+# Tables whose guards are tried where what they are for is.
+ELSEWHERE = {
+    "seal": "tests/integration/coordinator/proof",
+    "job": "tests/integration/coordinator/proof",
+    "verification": "tests/integration/coordinator/proof",
+    "resolution": "tests/integration/coordinator/agents",
+}
+
+
+@pytest.fixture
+async def owner(database: str) -> AsyncIterator[Connection]:
+    owner: Connection = await asyncpg.connect(database)
+    try:
+        await owner.execute(PARENTS)
+        yield owner
+    finally:
+        await owner.close()
+
+
+async def try_(owner: Connection, trial: Trial) -> str | None:
+    """None if all went through, or what refused the last statement."""
+    for statement in trial.statements[:-1]:
+        await owner.execute(statement)
+    try:
+        await owner.execute(trial.statements[-1])
+    except asyncpg.PostgresError as error:
+        return getattr(error, "constraint_name", None) or str(error)
+    if trial.question is not None and await owner.fetchval(trial.question):
+        return "the answer is yes"
+    return None
+
+
+async def outcome(owner: Connection, trial: Trial, *before: str) -> str | None:
+    """Of a trial that leaves nothing behind."""
+    transaction = owner.transaction()
+    await transaction.start()
+    try:
+        for statement in before:
+            await owner.execute(statement)
+        return await try_(owner, trial)
+    finally:
+        await transaction.rollback()
+
+
+def guard_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+async def test_a_row_as_it_should_be_is_accepted(owner: Connection) -> None:
+    for table in ROWS:
+        assert await outcome(owner, Trial(table, [row(table)])) is None, table
+
+
+async def test_each_guard_refuses_what_it_is_for(owner: Connection) -> None:
+    found = {name: await outcome(owner, trial) for name, trial in TRIALS.items()}
+    assert {name: said for name, said in found.items() if not is_by(name, TRIALS[name], said)} == {}
+
+
+def is_by(name: str, trial: Trial, said: str | None) -> bool:
+    if said is None:
+        return False
+    if trial.question is not None:
+        return said == "the answer is yes"
+    return said == (trial.named or guard_of(name)) or "append-only" in said
+
+
+async def test_without_its_guard_each_goes_through(owner: Connection) -> None:
+    """Or the trial would prove nothing: something else refuses it."""
+    kinds = {row["name"]: row["kind"] for row in await owner.fetch(GUARDS)}
+    drops = {"constraint": "ALTER TABLE {1} DROP CONSTRAINT {0} CASCADE", "trigger": "DROP TRIGGER {0} ON {1}"}
+    drops["index"] = "DROP INDEX {0}"
+    still = {
+        name: await outcome(owner, trial, drops[kinds[guard_of(name)]].format(guard_of(name), trial.table))
+        for name, trial in TRIALS.items()
+    }
+    assert {name: said for name, said in still.items() if said is not None} == {}
+
+
+async def test_there_is_no_guard_without_a_trial(owner: Connection) -> None:
+    there = {row["name"]: row["of"] for row in await owner.fetch(GUARDS)}
+    untried = {name for name, table in there.items() if table not in ELSEWHERE} - set(map(guard_of, TRIALS))
+    assert untried - NOT_OURS == set()
+    assert set(map(guard_of, TRIALS)) <= there.keys()
+
+
+# Of others' migrations, on tables that are tried here: each has its test beside what it is for.
+NOT_OURS = {
+    "audit_passes_the_gate",
+    "report_passes_the_gate",
+    "transfer_passes_the_gate",
+    "region_epoch_retired",
+}
+
+
+async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) -> None:
+    await owner.execute(row("period", {"id": "'2026-12-01T09'", "kind": "'hour'"}))
+    for partition in ("transfer_2026-11", "transfer_2026-12-01T09"):
+        assert await owner.fetch(GUARDS_OF_TABLE, "transfer") == await owner.fetch(GUARDS_OF_TABLE, partition)
+        for statement in (f'TRUNCATE "{partition}"', 'TRUNCATE "period" CASCADE'):
+            with pytest.raises(asyncpg.RaiseError, match="append-only"):
+                await owner.execute(statement)
+
+
+# --- privileges -------------------------------------------------------------------------------------------------------
+
+# What the coordinator may: r(ead), a(dd), d(elete), and w(rite) for some of the columns. Of all else, nothing.
+MAY = {
+    "alembic_version": "r",
+    "audit": "ar",
+    "job": "arw",
+    "lane": "arw",
+    "lease": "arw",
+    "limits_version": "ar",
+    "period": "arw",
+    "policy_version": "rw",
+    "pool": "arw",
+    "position_gate": "rW",  # has no columns and no rows: the right to lock it
+    "quarantine": "ar",
+    "region": "arw",
+    "region_epoch": "arw",
+    "report": "ar",
+    "resolution": "arw",
+    "seal": "ar",
+    "subscription": "adrw",
+    "token": "r",
+    "transfer": "ar",
+    "usage_day": "r",
+    "usage_hour": "r",
+    "verification": "arw",
+}
+# The columns that make a row what it is, and can never be changed.
+FIXED = {
+    "lane": {"epoch", "lane"},
+    "lease": {"epoch", "quota", "period", "region"},
+    "period": {"id", "kind", "starts_at", "ends_at"},
+    "pool": {"quota", "period", "name", "tenant"},
+    "region": {"name", "created_at"},
+    "region_epoch": {"epoch", "region", "nonce", "fingerprint", "lanes", "opened_at"},
+    "subscription": {"tenant"},
+    "policy_version": {"only_row"},
+}
+
+
+async def test_the_coordinator_may_do_this_and_nothing_else(owner: Connection) -> None:
+    found = {row["name"]: row["may"] for row in await owner.fetch(PRIVILEGES, COORDINATOR) if row["may"]}
+    assert found == MAY
+    fixed = await owner.fetch(FIXED_COLUMNS, COORDINATOR, list(FIXED))
+    assert {row["name"]: set(row["columns"]) for row in fixed} == FIXED
+    assert not await owner.fetchval("SELECT has_schema_privilege($1, current_schema(), 'CREATE')", COORDINATOR)
+    assert not await owner.fetchval(
+        "SELECT rolcanlogin OR rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = $1", COORDINATOR
+    )
+
+
+GUARDS = """
+SELECT conname AS name, 'constraint' AS kind, relname AS of FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid
+WHERE connamespace = current_schema()::regnamespace AND contype <> 'n' AND NOT relispartition
+UNION ALL
+SELECT tgname, 'trigger', relname FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+WHERE NOT tgisinternal AND NOT relispartition
+UNION ALL
+SELECT key.relname, 'index', pg_class.relname FROM pg_index
+JOIN pg_class key ON key.oid = indexrelid JOIN pg_class ON pg_class.oid = indrelid
+WHERE indisunique AND key.relnamespace = current_schema()::regnamespace AND NOT pg_class.relispartition
+    AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid)
+"""
+# What fires once for a statement on the whole is not repeated on a part, and nobody may name a part to insert into it.
+GUARDS_OF_TABLE = """
+SELECT pg_get_constraintdef(oid) AS guard FROM pg_constraint
+WHERE conrelid = to_regclass(quote_ident($1)) AND contype <> 'n'
+UNION ALL
+SELECT tgname || tgtype FROM pg_trigger
+WHERE tgrelid = to_regclass(quote_ident($1)) AND NOT tgisinternal AND tgtype & 4 = 0
+ORDER BY guard
+"""
+PRIVILEGES = """
+SELECT relname AS name, concat(
+    CASE WHEN has_table_privilege($1, oid, 'INSERT') THEN 'a' END,
+    CASE WHEN has_table_privilege($1, oid, 'DELETE') THEN 'd' END,
+    CASE WHEN has_table_privilege($1, oid, 'SELECT') THEN 'r' END,
+    CASE WHEN has_table_privilege($1, oid, 'UPDATE') THEN 'W'
+         WHEN has_any_column_privilege($1, oid, 'UPDATE') THEN 'w' END,
+    CASE WHEN has_table_privilege($1, oid, 'TRUNCATE, REFERENCES, TRIGGER') THEN '!' END) AS may
+FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p', 'v', 'm')
+"""
+FIXED_COLUMNS = """
+SELECT relname AS name, array_agg(attname::text) AS columns FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+WHERE relnamespace = current_schema()::regnamespace AND relname = ANY ($2) AND attnum > 0 AND NOT attisdropped
+    AND NOT has_column_privilege($1, pg_class.oid, attnum, 'UPDATE')
+GROUP BY relname
+"""
