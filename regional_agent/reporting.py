@@ -44,10 +44,10 @@ MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
 OFFER_AGAIN_MS = 30_000  # what was refused, in case people have resolved it
 
-# A batch may be dropped once the coordinator has booked it, now or before.
-BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED}
-# The store has forgotten what it told, or people have given the epoch up: it is over, and another is opened.
-ENDS_THE_EPOCH = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.RETIRED}
+# A batch may be dropped once the coordinator has booked it, now or before; or keeps it for people to judge.
+ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
+# The store has forgotten what it told: its epoch is over, and another is opened.
+EVIDENCE_OF_LOSS = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
 # A lease that had expired is good again once it has returned what was left: who waits goes on waiting.
 HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
@@ -258,12 +258,12 @@ class Conversation:
 
     async def _settle(self, life: Life, part: Spoken, reply: ExchangeReply) -> None:
         self._metrics.exchanges.labels(reply.outcome.value).inc()
-        if reply.outcome in BOOKED:
+        if reply.outcome in ACKNOWLEDGED:
             gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
             self._resend.discard(part.lane)
             self._goes_on(life, part.lane)
-            if _is_fenced(reply):
-                self._life.lost(life)  # another epoch was opened for this region since: this one gets nothing any more
+            if _is_over(reply):
+                self._life.lost(life)
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for lease in reply.leases:
@@ -300,7 +300,7 @@ class Conversation:
 
     def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
-        if outcome in ENDS_THE_EPOCH and life == self._life.current:
+        if outcome in EVIDENCE_OF_LOSS and life == self._life.current:
             self._metrics.lost_epochs.inc()
             self._life.lost(life)
             consequence = "the epoch is over"
@@ -328,9 +328,10 @@ class Conversation:
         self._metrics.stopped_lanes.set(len(self.stopped_lanes))
 
 
-def _is_fenced(reply: ExchangeReply) -> bool:
+def _is_over(reply: ExchangeReply) -> bool:
+    """The epoch gets nothing any more: another was opened for its region since, or people gave it up."""
     refusals = {lease.refusal for lease in reply.leases} | {want.refusal for want in reply.refused}
-    return GrantRefusal.EPOCH_FENCED in refusals
+    return reply.outcome is ExchangeOutcome.RETIRED or GrantRefusal.EPOCH_FENCED in refusals
 
 
 def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:

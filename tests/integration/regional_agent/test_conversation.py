@@ -293,6 +293,19 @@ async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World
     assert (await agent.http.get("/readyz")).status_code == 200
 
 
+async def test_an_epoch_that_people_retired_is_left_and_what_it_had_to_say_is_acknowledged(world: World) -> None:
+    agent = await world.agent()
+    life, lane = await spent_and_booked(agent, world)
+    retired = await world.admin.post(f"/v1/epochs/{life.epoch}:retire", json={"reason": "the region moved"})
+    assert retired.is_success
+    assert (await agent.check(cost=2)).status_code == 200
+    await until(lambda: agent.region.life.current not in {None, life})
+    await until_acknowledged(agent, life, lane)
+    assert (await agent.check(cost=3)).status_code == 200
+    await eventually(world.usage, 8)
+    assert agent.region.conversation.stopped_lanes == {}
+
+
 async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
     async with running(world.settings("ap-south")) as other:
         await other.ready()
