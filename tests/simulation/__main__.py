@@ -79,7 +79,7 @@ def unreached(reached: Counter[str]) -> dict[str, list[str]]:
     outcomes = [
         f"{kind.__name__}.{each.name}" for kind in (ExchangeOutcome, GrantRefusal, EpochRefusal) for each in kind
     ]
-    cells = [f"{state.name} × {event.name}" for state in LeaseState for event in LeaseEvent]
+    cells = [f"{state.name} / {event.name}" for state in LeaseState for event in LeaseEvent]
     return {
         "outcomes": [name for name in outcomes if not reached[name]],
         "cells": [name for name in cells if not reached[name]],

@@ -36,6 +36,7 @@ class Epoch(NamedTuple):
     fingerprint: str
     lanes: int
     state: EpochState
+    lost_data: bool = False
 
 
 class LaneRow(NamedTuple):
@@ -59,6 +60,7 @@ class Transaction:
     notices: list[Notice] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     quarantined: int = 0
+    lost: list[int] = field(default_factory=list)  # epochs of which the call showed that their store lost data
 
 
 class LedgerModel:
@@ -73,7 +75,7 @@ class LedgerModel:
         self.on_commit: Callable[[Transaction], None] = lambda _: None
         self.touched: set[tuple[int, Key]] = set()
 
-    # --- rows ----------------------------------------------------------------------------------------------------------
+    # --- rows ---------------------------------------------------------------------------------------------------------
 
     @property
     def pools(self) -> dict[Key, Pool]:
@@ -114,7 +116,7 @@ class LedgerModel:
             lost += 1
         return lost
 
-    # --- operations of people --------------------------------------------------------------------------------------------
+    # --- operations of people -----------------------------------------------------------------------------------------
 
     def put_limits(self, document: LimitsDocument) -> Transaction:
         version = self.rows["policy_version"][0] + 1
@@ -139,9 +141,11 @@ class LedgerModel:
             total_weight=max(1, sum(active.values())),
         )
 
-    # --- open_epoch ------------------------------------------------------------------------------------------------------
+    # --- open_epoch ---------------------------------------------------------------------------------------------------
 
-    def open_epoch(self, region: str, request: OpenEpoch) -> tuple[EpochOpened | EpochRefusal | None, Transaction]:
+    def open_epoch(
+        self, region: str, request: OpenEpoch, now: datetime
+    ) -> tuple[EpochOpened | EpochRefusal | None, Transaction]:
         transaction = Transaction()
         share = self.rows["region"].get(region)
         if share is None:
@@ -151,7 +155,7 @@ class LedgerModel:
         for number, epoch in self.epochs.items():
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
-        self._fence(region, transaction)
+        self._fence(region, request.lost_data, transaction, now)
         self._epochs += 1
         opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
         epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, EpochState.CURRENT)
@@ -167,18 +171,44 @@ class LedgerModel:
             return EpochRefusal.NONCE_OF_ANOTHER_LIFE
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    def _fence(self, region: str, transaction: Transaction) -> None:
-        for number, epoch in self.epochs.items():
-            if epoch.region != region or epoch.state is not EpochState.CURRENT:
-                continue
-            transaction.writes[Name("epoch", number)] = epoch._replace(state=EpochState.FENCED)
-            for (of_epoch, key), lease in self.leases.items():
-                if of_epoch == number:
-                    fenced = copy(lease)
-                    fenced.state = after(lease.state, LeaseEvent.LOSE) or lease.state
-                    transaction.writes[Name("lease", (of_epoch, key))] = fenced
+    def _fence(self, region: str, lost_data: bool, transaction: Transaction, now: datetime) -> None:
+        current = [number for number, e in self.epochs.items() if e.region == region and e.state is EpochState.CURRENT]
+        if lost_data:
+            self._lose(region, current, transaction, now)
+            return
+        for number in current:
+            transaction.writes[Name("epoch", number)] = self.epochs[number]._replace(state=EpochState.FENCED)
+            self._end(number, LeaseEvent.FENCE, transaction, None)
 
-    # --- expire_leases ---------------------------------------------------------------------------------------------------
+    def fence_lost(self, region: str, epochs: Iterable[int], now: datetime) -> Transaction:
+        transaction = Transaction()
+        self._lose(region, epochs, transaction, now)
+        return transaction
+
+    def _lose(self, region: str, epochs: Iterable[int], transaction: Transaction, now: datetime) -> None:
+        for number in epochs:
+            epoch = self.epochs[number]
+            if epoch.region == region and epoch.state is not EpochState.RETIRED and not epoch.lost_data:
+                changed = epoch._replace(state=EpochState.FENCED, lost_data=True)
+                transaction.writes[Name("epoch", number)] = changed
+                self._end(number, LeaseEvent.LOSE, transaction, now)
+
+    def retire_epoch(self, number: int, now: datetime) -> Transaction:
+        transaction = Transaction({Name("epoch", number): self.epochs[number]._replace(state=EpochState.RETIRED)})
+        self._end(number, LeaseEvent.RETIRE, transaction, now)
+        return transaction
+
+    def _end(self, number: int, by: LeaseEvent, transaction: Transaction, now: datetime | None) -> None:
+        """`now`: nobody may spend of it any more."""
+        for (epoch, key), lease in self.leases.items():
+            state = after(lease.state, by)
+            if epoch == number and state is not None and state is not lease.state:
+                ended = copy(lease)
+                ended.state = state
+                ended.expires_at = min(lease.expires_at, now) if now else lease.expires_at
+                transaction.writes[Name("lease", (epoch, key))] = ended
+
+    # --- expire_leases ------------------------------------------------------------------------------------------------
 
     def expire_leases(self, now: datetime) -> Transaction:
         transaction = Transaction()
@@ -190,7 +220,7 @@ class LedgerModel:
                     transaction.writes[Name("lease", name)] = changed
         return transaction
 
-    # --- apply_exchange ----------------------------------------------------------------------------------------------------
+    # --- apply_exchange -----------------------------------------------------------------------------------------------
 
     def apply_exchange(self, call: Call, terms: Terms, now: datetime) -> tuple[ExchangeResponse, Transaction]:
         works = deciding.works_of(call)
@@ -206,6 +236,7 @@ class LedgerModel:
         receipts |= {
             (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
         }
+        transaction.lost = deciding.lost(works)
         return deciding.respond(works, books, catalogue, receipts, terms, now), transaction
 
     def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
@@ -218,7 +249,7 @@ class LedgerModel:
 
     def _lane(self, number: int, lane: int) -> Lane:
         row, epoch = self.lane_rows[number, lane], self.epochs[number]
-        return Lane(number, lane, *row, epoch.state, epoch.fingerprint, epoch.lanes)
+        return Lane(number, lane, *row, epoch.state, epoch.fingerprint, epoch.lanes, epoch.lost_data)
 
     def _catalogue(self) -> Catalogue:
         document: LimitsDocument = self.rows["limits"][0]

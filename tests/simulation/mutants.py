@@ -16,8 +16,10 @@ import msgspec
 from coordinator.api import frozen as frozen_module
 from coordinator.domain import exchange as exchange_module
 from coordinator.domain import granting, settlement
-from coordinator.domain.books import Account, Cause, post
-from coordinator.domain.settlement import EpochState, Verdict
+from coordinator.domain.allocation import grant_units
+from coordinator.domain.books import Account, Cause, movement, post
+from coordinator.domain.granting import lease_reply
+from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, body_hash
 from protocol.outcomes import ExchangeOutcome
@@ -52,16 +54,16 @@ def mutant(patches: Callable[[World], Iterator[Any]]) -> Callable[[World], Itera
 @mutant
 def grants_as_deltas(world: World) -> Iterator[Any]:
     """A reply says what was granted now, and the region adds it to what it had said it has."""
-    real = exchange_module.lease_reply
+    real = lease_reply
 
-    def lease_reply(lease: Any, *rest: Any) -> Any:
+    def only_now(lease: Any, *rest: Any) -> Any:
         reply = real(lease, *rest)
         before = told.get((lease.epoch, lease.key), 0)
         told[lease.epoch, lease.key] = lease.granted
-        return msgspec.structs.replace(reply, granted=lease.granted - before)
+        return msgspec.structs.replace(reply, granted=max(0, lease.granted - before))
 
     told: dict[Any, int] = {}
-    yield patch.object(exchange_module, "lease_reply", lease_reply)
+    yield patch.object(exchange_module, "lease_reply", only_now)
     install = StoreModel._install
 
     def added(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
@@ -117,7 +119,7 @@ def reclaimed_from_the_last_report(world: World) -> Iterator[Any]:
         for name, lease in list(transaction.writes.items()):
             if name.table == "lease" and lease.suspense:
                 pool = transaction.writes[Name("pool", lease.key)]
-                entry = settlement.movement(lease, "reclaimed")
+                entry = movement(lease, "reclaimed")
                 post(entry, pool, lease, Account.SUSPENSE, Account.UNALLOCATED, lease.suspense, Cause.RETURNED)
         return transaction
 
@@ -129,12 +131,12 @@ def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
     """The coordinator gives a new life of the store the epoch that the region had."""
     real = LedgerModel.open_epoch
 
-    def same(self: LedgerModel, region: str, request: Any) -> Any:
+    def same(self: LedgerModel, region: str, request: Any, now: Any) -> Any:
         for number, epoch in self.epochs.items():
             if epoch.region == region and epoch.state is EpochState.CURRENT:
                 changed = epoch._replace(fingerprint=request.fingerprint, nonce=request.nonce)
                 return EpochOpened(epoch=number, lanes=epoch.lanes), Transaction({Name("epoch", number): changed})
-        return real(self, region, request)
+        return real(self, region, request, now)
 
     yield patch.object(LedgerModel, "open_epoch", same)
 
@@ -170,7 +172,7 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
             self._write(keys[0], {"fingerprint": argv[0]})
         return begin_life(self, keys, argv)
 
-    real = exchange_module.judge_number
+    real = judge_number
     yield patch.object(StoreModel, "begin_life", keep)
     yield patch.object(
         exchange_module,
@@ -231,11 +233,11 @@ def two_batches_in_flight(world: World) -> Iterator[Any]:
 @mutant
 def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
     """An epoch that is over is not heard any more."""
-    real = exchange_module.judge_number
+    real = judge_number
 
     def deaf(lane: Any, *rest: Any) -> Verdict:
         is_over = lane is not None and lane.epoch_state is EpochState.FENCED
-        return Verdict(ExchangeOutcome.RETIRED) if is_over else real(lane, *rest)
+        return Verdict(ExchangeOutcome.UNKNOWN_EPOCH) if is_over else real(lane, *rest)
 
     yield patch.object(exchange_module, "judge_number", deaf)
 
@@ -244,12 +246,6 @@ def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
 def returns_of_lost_data_accepted(world: World) -> Iterator[Any]:
     """What a store that lost data gave back is granted to others, though it may have been spent as well."""
     yield patch.object(settlement, "RETURNS_COUNT", frozenset(LeaseState))
-    real = StoreModel.give_back
-
-    def any_epoch(self: StoreModel, keys: Any, argv: Any) -> Any:
-        return real(self, keys, argv)
-
-    yield patch.object(StoreModel, "give_back", any_epoch)
 
 
 @mutant
@@ -257,12 +253,12 @@ def suspense_put_back_into_the_pool(world: World) -> Iterator[Any]:
     """What a lost epoch had not accounted for is granted to others."""
     real = LedgerModel.open_epoch
 
-    def open_epoch(self: LedgerModel, region: str, request: Any) -> Any:
-        opened, transaction = real(self, region, request)
+    def open_epoch(self: LedgerModel, region: str, request: Any, now: Any) -> Any:
+        opened, transaction = real(self, region, request, now)
         for name, lease in list(transaction.writes.items()):
             if name.table == "lease" and lease.outstanding:
                 pool = transaction.writes.setdefault(Name("pool", lease.key), copy(self.pools[lease.key]))
-                entry = settlement.movement(lease, "freed")
+                entry = movement(lease, "freed")
                 post(entry, pool, lease, Account.OUTSTANDING, Account.UNALLOCATED, lease.outstanding, Cause.RETURNED)
         return opened, transaction
 
@@ -367,7 +363,7 @@ def a_duplicate_grants(world: World) -> Iterator[Any]:
 @mutant
 def more_granted_than_there_is(world: World) -> Iterator[Any]:
     """Grants look at the limit and not at what is left."""
-    real = granting.grant_units
+    real = grant_units
     yield patch.object(granting, "grant_units", lambda grantable, limit, ask: real(limit, limit, ask))
 
 

@@ -73,13 +73,17 @@ class Coordinators:
         response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
         if not self.conclude(transaction):
             return None
+        if transaction.lost:
+            self.ledger.commit(self.ledger.fence_lost(region, transaction.lost, self.clock.now()))
         self._count(response)
         return msgspec.json.encode(response)
 
     def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
         if not self.is_up:
             return None
-        opened, transaction = self.ledger.open_epoch(region, msgspec.json.decode(body, type=OpenEpoch))
+        opened, transaction = self.ledger.open_epoch(
+            region, msgspec.json.decode(body, type=OpenEpoch), self.clock.now()
+        )
         if opened is None or not self.conclude(transaction):
             return None
         if isinstance(opened, EpochRefusal):
@@ -110,9 +114,8 @@ class Coordinators:
     def _count(self, response: ExchangeResponse) -> None:
         for reply in response.replies:
             self.outcomes[f"ExchangeOutcome.{reply.outcome.name}"] += 1
-            for refused in (*reply.refused, *reply.leases):
-                if refused.refusal is not None:
-                    self.outcomes[f"GrantRefusal.{refused.refusal.name}"] += 1
+            refusals = [*(each.refusal for each in reply.refused), *(lease.refusal for lease in reply.leases)]
+            self.outcomes.update(f"GrantRefusal.{refusal.name}" for refusal in refusals if refusal is not None)
 
     def _tell(self, transaction: Transaction) -> None:
         """Signals leave with the commit."""
@@ -192,7 +195,7 @@ class VirtualClient:
             self._signals.put_nowait(signal)
             self._news.set()
 
-    # --- one call --------------------------------------------------------------------------------------------------------
+    # --- one call -----------------------------------------------------------------------------------------------------
 
     async def _call(self, serve: Callable[[], bytes | EpochRefusal | None]) -> bytes | EpochRefusal:
         answered: asyncio.Future[bytes | EpochRefusal] = self._loop.create_future()

@@ -79,7 +79,7 @@ def reached(world: World) -> Iterator[Counter[str]]:
 
     class Table(dict[Any, Any]):
         def get(self, key: Any, default: Any = None) -> Any:
-            cells[f"{key[0].name} × {key[1].name}"] += 1
+            cells[f"{key[0].name} / {key[1].name}"] += 1
             return super().get(key, default)
 
     with patch.object(lease_module, "TRANSITIONS", Table(lease_module.TRANSITIONS)):

@@ -83,7 +83,7 @@ class Machine:
                 )
             at += 3 if argv[policy] == "allowance" else 1
 
-    # --- what may happen to it -----------------------------------------------------------------------------------------
+    # --- what may happen to it ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
         return {key: copy(value) for key, value in self.model.data.items()}, dict(self.model.forgets_at_us)

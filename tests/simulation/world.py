@@ -6,6 +6,7 @@ The agents are real ones (`regional_agent.region.Region`, with its loops and its
 import asyncio
 import contextlib
 import random
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ class World:
         self.bugs.append(f"{what}: {type(error).__name__}: {error}")
 
     def _admitted(self, admission: Admission) -> None:
-        region, epoch, quota, period, units, enforced = admission
+        _, epoch, quota, period, units, enforced = admission
         self.truth.admitted[epoch, quota, period] += units
         self.truth.executed[quota] += units
         if enforced:
@@ -132,11 +133,11 @@ class World:
     def _is_in_time(self, admission: Admission) -> None:
         machine = self.machines[admission.region]
         for (epoch, key), lease in self.ledger.leases.items():
-            if (epoch, key.quota, key.period) == admission[1:4] and admission.enforced:
-                if self.clock.now() > lease.expires_at and not machine.jumped_back:
-                    self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
+            is_it = (epoch, key.quota, key.period) == admission[1:4] and admission.enforced
+            if is_it and self.clock.now() > lease.expires_at and not machine.jumped_back:
+                self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
 
-    # --- agents ----------------------------------------------------------------------------------------------------------
+    # --- agents -------------------------------------------------------------------------------------------------------
 
     def start_agent(self, region: str) -> None:
         if region in self.lost_regions or len(self.alive(region)) >= 3:
@@ -204,7 +205,7 @@ class World:
             if f":dirty:{life.epoch}" in key and value:
                 self.unreported_after_stop.append(f"{agent.name} left {key} unreported")
 
-    # --- services ----------------------------------------------------------------------------------------------------------
+    # --- services -----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
         """Services in every region ask, as often as its demand says."""
@@ -237,7 +238,11 @@ class World:
         task.add_done_callback(self._services.discard)
 
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str) -> None:
-        check = Check(subject=Subject(tenant="acme", route=route, method="GET"), cost=cost, mode=mode)
+        check = Check(
+            subject=Subject(tenant="acme", route=route, method="GET"),
+            cost=cost,
+            mode="adjust" if mode == "adjust" else "enforce",
+        )
         try:
             verdict = await agent.real.admission.decide(check)
         except NoPoliciesYet:
@@ -256,7 +261,7 @@ class World:
                 if policy.kind == "allowance":
                     self.truth.heard[f"{policy.quota}:tenant=acme"] += cost
 
-    # --- the composition -----------------------------------------------------------------------------------------------------
+    # --- the composition ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def composed(self) -> Iterator[None]:
@@ -284,8 +289,9 @@ class World:
 
     def _client(self, url: str, token: str, region: str) -> VirtualClient:
         agent = self._agent(token)
-        agent.client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
-        return agent.client
+        client = VirtualClient(region, self.coordinators, self.weather[region], lambda: self._may_act(agent))
+        agent.client = client
+        return client
 
     def _may_act(self, agent: Agent) -> bool:
         """Asked before each answer that reaches an agent. Here it may die: between any two of its steps."""
@@ -308,10 +314,8 @@ def heard_by(listener: Any) -> Iterator[None]:
     """What the agents log goes to the listener, and nowhere else."""
     before = structlog.get_config()
 
-    def process(_: Any, level: str, event: dict[str, Any]) -> dict[str, Any]:
+    def process(_: Any, level: str, event: Any) -> Any:
         if event.get("exc_info") is True:
-            import sys
-
             event["exc_info"] = sys.exc_info()[1]
         listener(event)
         raise structlog.DropEvent
@@ -368,14 +372,17 @@ def _store_down(world: World, event: Event) -> None:
     world.until[event.step + event.number].append(again)
 
 
+_AS_USUAL = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01}
+
+
 def _for_a_while(world: World, event: Event, thing: Any, **changed: Any) -> None:
-    before = {name: getattr(thing, name) for name in changed}
-    fields = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01}
+    def end() -> None:
+        for name in changed:
+            setattr(thing, name, _AS_USUAL[name])
+
     for name, value in changed.items():
         setattr(thing, name, value)
-    world.until[event.step + event.number].append(
-        lambda: [setattr(thing, name, fields.get(name, before[name])) for name in changed]
-    )
+    world.until[event.step + event.number].append(end)
 
 
 def _weather(**changed: Any) -> Any:

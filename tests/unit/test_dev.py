@@ -37,7 +37,7 @@ def test_help_is_the_default() -> None:
     answer = run()
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == run("help").stdout
-    for command in ("up", "test", "check", "bench", "help"):
+    for command in ("up", "test", "check", "bench", "simulate", "help"):
         assert f"\n  {command} " in answer.stdout
 
 

@@ -1,0 +1,60 @@
+"""The simulation as a test: a short budget each time, LEASEHOLD_SIMULATION_SEEDS for a longer one."""
+
+import os
+
+import pytest
+
+from tests.simulation.__main__ import unreached
+from tests.simulation.faults import draw
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.run import run, shrink
+
+SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))
+STEPS = 120
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_seed_holds_all_invariants(seed: int) -> None:
+    result = run(seed, STEPS)
+    assert result.violation is None, f"replay it: ./dev simulate --seed {seed} --steps {STEPS}"
+    assert result.admitted > 0
+
+
+def test_a_seed_replays_its_run_exactly() -> None:
+    first, second = run(7, STEPS), run(7, STEPS)
+    assert (first.digest, first.steps, first.reached) == (second.digest, second.steps, second.reached)
+    assert run(8, STEPS).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant"),
+    [
+        ("seq_not_checked", "no_quarantine"),
+        ("live_fields_in_the_hash", "no_lane_stops"),
+        ("returns_as_deltas", "no_quarantine"),
+    ],
+)
+def test_a_guard_that_is_removed_is_missed(name: str, invariant: str) -> None:
+    """The quick ones; `./dev simulate --mutants` tries them all."""
+    found = [
+        violation.invariant for seed in range(4) if (violation := run(seed, STEPS, mutant=MUTANTS[name]).violation)
+    ]
+    assert invariant in found
+
+
+def test_a_failing_history_is_made_shorter_and_still_fails() -> None:
+    mutant = MUTANTS["live_fields_in_the_hash"]
+    violation = run(0, STEPS, mutant=mutant).violation
+    assert violation is not None
+    events = shrink(0, STEPS, violation, mutant, tries=30)
+    again = run(0, STEPS, events, mutant).violation
+    assert again is not None
+    assert again.invariant == violation.invariant
+    assert len(events) < len(draw(0, STEPS))
+
+
+def test_what_was_not_reached_is_named() -> None:
+    missing = unreached(run(0, 30).reached)
+    assert "ExchangeOutcome.RETIRED" in missing["outcomes"]
+    assert "ExchangeOutcome.APPLIED" not in missing["outcomes"]
+    assert "ACTIVE / GRANT" not in missing["cells"]
