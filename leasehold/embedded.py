@@ -106,9 +106,9 @@ def postgres_is_ready(data: Path) -> bool:
     return len(lines) > 7 and lines[7].strip() == "ready"
 
 
-def postgres_url(port: int, password: str, database: str = "postgres") -> str:
+def postgres_url(port: int, password: str, database: str = "postgres", user: str = OWNER) -> str:
     """The wheel's Postgres has no TLS, and nobody is between us and loopback: so nobody asks for it."""
-    return f"postgresql://{OWNER}:{password}@{LOOPBACK}:{port}/{database}?sslmode=disable"
+    return f"postgresql://{user}:{password}@{LOOPBACK}:{port}/{database}?sslmode=disable"
 
 
 def _postgres_binary(name: str) -> Path:

@@ -74,6 +74,8 @@ async def allow_coordinator(connection: Connection, login_url: str | None = None
     `login_url` is what coordinators are told: its user is made, or given that password, and made a member.
     """
     if not await _made(connection, f"CREATE ROLE {COORDINATOR} NOLOGIN", COORDINATOR):
+        if login_url is not None:
+            raise RoleMissing(f"the role {COORDINATOR} is not there, and this owner may not create roles")
         return False
     for statement in await _grants(connection):
         await connection.execute(statement)

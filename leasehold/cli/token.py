@@ -13,18 +13,17 @@ import typer
 
 from leasehold.cli.failure import fail
 from leasehold.cli.up import default_data_directory
+from leasehold.local_stack.plan import URL_VARIABLE
 
 if TYPE_CHECKING:
     from coordinator.database.connection import Connection
 
 Result = TypeVar("Result")
 
-DATABASE_VARIABLE = "LEASEHOLD_COORDINATOR_DATABASE_URL"
-
 token = typer.Typer(
     no_args_is_help=True,
     help="Create, list and revoke the tokens with which programs and people come to the coordinator.\n\n"
-    f"The database is the one that {DATABASE_VARIABLE} names; without it, that of a running `leasehold up`.",
+    f"The database is the one that {URL_VARIABLE} names, the owner's; without it, that of a running `leasehold up`.",
 )
 Data = Annotated[Path | None, typer.Option(help="The data directory of the running `leasehold up` that is meant.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -86,12 +85,12 @@ async def _connected(url: str, operation: "Callable[[Connection], Awaitable[Resu
 
 
 def _database_url(data: Path | None) -> str:
-    url = os.environ.get(DATABASE_VARIABLE)
+    url = os.environ.get(URL_VARIABLE)
     if url and data is None:
         return url
     stack = (data or default_data_directory()) / "stack.json"
     if not stack.exists():
-        fail(f"{DATABASE_VARIABLE} is not set, and no `leasehold up` is running ({stack} is not there)")
+        fail(f"{URL_VARIABLE} is not set, and no `leasehold up` is running ({stack} is not there)")
     return str(json.loads(stack.read_text())["postgres"])
 
 

@@ -35,6 +35,7 @@ class CannotStart(Exception):
 
 class Secrets(NamedTuple):
     postgres: str
+    coordinator: str  # of the user that it logs in to Postgres as
     stores: dict[str, str]
     tokens: dict[str, str]
 
@@ -96,7 +97,11 @@ class DataDirectory:
             if self.postgres.exists():
                 raise CannotStart(f"{self._secrets_file} is gone, and with it the passwords: start with --fresh")
             write_private(self._secrets_file, _new_secrets()._asdict())
-        return Secrets(**json.loads(self._secrets_file.read_text()))
+        known = json.loads(self._secrets_file.read_text())
+        if "coordinator" not in known:  # of a version whose coordinator came as the owner
+            known["coordinator"] = secrets.token_urlsafe(24)
+            write_private(self._secrets_file, known)
+        return Secrets(**known)
 
     def remember(self, running: Mapping[str, Identity]) -> None:
         write_private(self._running_file, running)
@@ -141,7 +146,8 @@ def _refuse_foreign(path: Path, names: Iterable[str]) -> None:
 def _new_secrets() -> Secrets:
     # doors.tokens makes tokens of the same shape; importing it would make the launcher wait for what it does not need.
     tokens = {scope: f"lh_{secrets.token_urlsafe(32)}" for scope in SCOPES}
-    return Secrets(secrets.token_urlsafe(24), {region: secrets.token_urlsafe(24) for region in REGIONS}, tokens)
+    owner, coordinator = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+    return Secrets(owner, coordinator, {region: secrets.token_urlsafe(24) for region in REGIONS}, tokens)
 
 
 def write_private(path: Path, value: Any) -> None:

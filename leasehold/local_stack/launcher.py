@@ -29,7 +29,7 @@ from leasehold.local_stack.data_directory import (
     open_data_directory,
     write_private,
 )
-from leasehold.local_stack.plan import DELAY_MS, REGIONS, URL_VARIABLE, Plan, Stack
+from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, DELAY_MS, REGIONS, URL_VARIABLE, Plan, Stack
 from leasehold.local_stack.seed import seed
 from leasehold.processes import spawn
 
@@ -39,6 +39,7 @@ REAL_POSTGRES_ANSWERS_S = 3
 WATCH_S = 0.1
 ASK_AGAIN_S = 0.03
 DATABASE = "leasehold"
+COORDINATOR = "coordinator"  # whom the coordinator logs in as
 
 
 class Interrupted(Exception):
@@ -121,7 +122,7 @@ class _Launch:
         for region in self._plan.embedded_stores():
             self._start_store(region, secrets.stores[region])
         self._start_python(
-            PREPARE, _PREPARE, {URL_VARIABLE: urls.postgres}, self._directory.path, _patience_s(self._plan)
+            PREPARE, _PREPARE, urls.preparations_settings(), self._directory.path, _patience_s(self._plan)
         )
         if self._plan.postgres is None:
             self._start_postgres(secrets.postgres)
@@ -221,13 +222,20 @@ class _Urls:
         self._plan = plan
         self._secrets = secrets
         self.postgres = plan.postgres or embedded.postgres_url(plan.postgres_port, secrets.postgres, DATABASE)
+        # In somebody else's Postgres we make no users: there the coordinator comes as whoever the URL names.
+        restricted = embedded.postgres_url(plan.postgres_port, secrets.coordinator, DATABASE, COORDINATOR)
+        self.of_coordinator = plan.postgres or restricted
 
     def store(self, region: str) -> str:
         embedded_url = embedded.store_url(self._plan.store_port(region), self._secrets.stores[region])
         return self._plan.stores.get(region, embedded_url)
 
+    def preparations_settings(self) -> dict[str, str]:
+        told = {URL_VARIABLE: self.postgres}
+        return told if self._plan.postgres else told | {COORDINATOR_URL_VARIABLE: self.of_coordinator}
+
     def coordinator_settings(self) -> dict[str, str]:
-        settings = {"DATABASE_URL": self.postgres, "HOST": embedded.LOOPBACK, "PORT": self._plan.coordinator_port}
+        settings = {"DATABASE_URL": self.of_coordinator, "HOST": embedded.LOOPBACK, "PORT": self._plan.coordinator_port}
         return {f"LEASEHOLD_COORDINATOR_{name}": str(value) for name, value in settings.items()}
 
     def agent_settings(self, region: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ DELAY_MS = {"us-east": 40, "eu-west": 70, "ap-south": 100}
 DEFAULT_BASE_PORT = 8400
 _AGENTS, _RELAY, _POSTGRES, _STORES = 11, 21, 32, 79  # offsets from the base, which is the coordinator's
 URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # what `leasehold migrate` reads too
+COORDINATOR_URL_VARIABLE = "LEASEHOLD_MIGRATE_COORDINATOR_URL"  # likewise: what coordinators will be told
 HIGHEST_BASE_PORT = 65535 - _STORES - len(REGIONS)
 
 Stack = Mapping[str, Any]  # what stack.json holds

@@ -14,40 +14,49 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.readiness import schema_revision
-from leasehold.local_stack.plan import URL_VARIABLE
+from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, URL_VARIABLE
 from migrations.revisions import is_behind
 
 AGAIN_AFTER_S = 0.02
 CONNECT_TIMEOUT_S = 5
 
 
-async def find_database(url: str, patience_s: float) -> bool:
-    """Wait until Postgres answers, and make the database if it is not there. True if its schema is up to date."""
+async def find_database(url: str, patience_s: float, coordinator_url: str | None = None) -> bool:
+    """Wait until Postgres answers, and make the database if it is not there. True if nothing is left to be done.
+
+    That is so if its schema is up to date, and the user is there that the coordinator comes as.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         try:
-            return await _is_up_to_date(url)
+            return await _is_up_to_date(url, coordinator_url)
         except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(AGAIN_AFTER_S)
 
 
-async def _is_up_to_date(url: str) -> bool:
+async def _is_up_to_date(url: str, coordinator_url: str | None) -> bool:
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
     except asyncpg.InvalidCatalogNameError:
         await _create(url)
         return False
     try:
+        if coordinator_url and not await connection.fetchval(_IS_KNOWN, urlsplit(coordinator_url).username):
+            return False
         return not is_behind(await schema_revision(connection))
     finally:
         await connection.close()
+
+
+_IS_KNOWN = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
 
 
 async def _create(url: str) -> None:
@@ -71,12 +80,12 @@ async def issue_tokens(url: str, tokens: Mapping[str, str]) -> None:
 
 
 def main(data: Path, patience_s: float) -> None:
-    url = environ[URL_VARIABLE]
+    url, coordinator_url = environ[URL_VARIABLE], environ.get(COORDINATOR_URL_VARIABLE)
     if not (data / "postgres").exists():
         # It will be needed, and its import takes about as long as making the cluster: not after it, then.
         importlib.import_module("migrations.run")
-    if not asyncio.run(find_database(url, patience_s)):
-        importlib.import_module("migrations.run").upgrade(url)
+    if not asyncio.run(find_database(url, patience_s, coordinator_url)):
+        importlib.import_module("migrations.run").upgrade(url, coordinator_url)
     asyncio.run(issue_tokens(url, json.loads((data / "secrets.json").read_text())["tokens"]))
 
 

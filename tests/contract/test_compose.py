@@ -11,7 +11,7 @@ import yaml
 
 from coordinator.settings import CoordinatorSettings
 from doors.settings import Settings, SettingsError, load_settings
-from leasehold.local_stack.plan import REGIONS, URL_VARIABLE, Plan
+from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, REGIONS, URL_VARIABLE, Plan
 from regional_agent.settings import AgentSettings
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ OURS: dict[str, type[Settings]] = {"coordinator": CoordinatorSettings} | {
     f"agent-{name}": AgentSettings for name in REGIONS
 }
 FILLED = "0123456789abcdef" * 3  # as `openssl rand -hex 24` makes it
+OTHERS = {name: f"{name}x" for name in EXAMPLE}
 VARIABLE = r"\$\{(\w+):[?-]\}"
 
 
@@ -85,7 +86,16 @@ def test_owner_and_coordinator_mean_the_same_database() -> None:
     told = SERVICES["postgres"]["environment"]
     for url in map(urlsplit, urls):
         assert (url.hostname, url.port, url.path) == ("postgres", 5432, f"/{told['POSTGRES_DB']}")
-        assert url.username == told["POSTGRES_USER"]
+    owner, coordinator = urls
+    assert urlsplit(owner).username == told["POSTGRES_USER"]
+    assert environment("migrate")[COORDINATOR_URL_VARIABLE] == coordinator
+
+
+def test_the_coordinator_does_not_come_as_the_owner() -> None:
+    urls = (environment("migrate", OTHERS)[URL_VARIABLE], environment("migrate", OTHERS)[COORDINATOR_URL_VARIABLE])
+    owner, coordinator = map(urlsplit, urls)
+    assert owner.username != coordinator.username
+    assert owner.password != coordinator.password
 
 
 def test_ports_are_those_of_the_local_stack_and_published_on_loopback_only() -> None:

@@ -1,5 +1,6 @@
 """`leasehold up` as people run it: its own process, real servers, real services, and what it says when it cannot."""
 
+import asyncio
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from leasehold.embedded import postgres_url
@@ -67,6 +69,16 @@ def _stack_is_as_promised(launcher: Launcher) -> None:
     assert len(launcher.everybody) == len(stack["pids"])
     for url in (stack["coordinator"], *stack["agents"].values()):
         assert call("GET", f"{url}/readyz").status == 200
+    assert asyncio.run(_who_the_coordinator_is(stack["postgres"])) == {"coordinator"}
+
+
+async def _who_the_coordinator_is(owners_url: str) -> set[str]:
+    connection = await asyncpg.connect(owners_url)
+    try:
+        rows = await connection.fetch("SELECT usename FROM pg_stat_activity WHERE application_name ^@ 'leasehold-'")
+    finally:
+        await connection.close()
+    return {row["usename"] for row in rows}
 
 
 def _nobody_else_may_use(launcher: Launcher) -> None:
@@ -80,7 +92,8 @@ def _no_secret_in_the_process_list(launcher: Launcher) -> None:
     arguments = b"\0".join(Path(f"/proc/{who.pid}/cmdline").read_bytes() for who in launcher.everybody)
     assert arguments.count(b"postgres") > 0
     secrets = json.loads((launcher.data / "secrets.json").read_text())
-    for secret in (secrets["postgres"], *secrets["stores"].values(), *secrets["tokens"].values()):
+    passwords = (secrets["postgres"], secrets["coordinator"], *secrets["stores"].values())
+    for secret in (*passwords, *secrets["tokens"].values()):
         assert secret.encode() not in arguments
 
 
@@ -167,6 +180,7 @@ def test_data_of_another_postgres(tmp_path: Path) -> None:
         json.dumps(
             {
                 "postgres": "p",
+                "coordinator": "c",
                 "stores": dict.fromkeys(REGIONS, "s"),
                 "tokens": {"region:" + region: "t" for region in REGIONS},
             }

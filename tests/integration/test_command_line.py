@@ -1,11 +1,13 @@
 """The commands that end: `migrate` and `token`, as somebody types them."""
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -24,7 +26,7 @@ def leasehold(*arguments: str, **environ: str) -> Result:
 
 
 def on(database: str, *arguments: str) -> str:
-    done = leasehold(*arguments, LEASEHOLD_COORDINATOR_DATABASE_URL=database)
+    done = leasehold(*arguments, LEASEHOLD_MIGRATE_DATABASE_URL=database)
     assert done.exit_code == 0, done.stderr
     return done.stdout
 
@@ -69,12 +71,12 @@ def test_a_running_stack_needs_no_variable(database: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_done_is_said(database: str, arguments: tuple[str, ...], said: str) -> None:
-    assert said in refused(leasehold(*arguments, LEASEHOLD_COORDINATOR_DATABASE_URL=database))
+    assert said in refused(leasehold(*arguments, LEASEHOLD_MIGRATE_DATABASE_URL=database))
 
 
 def test_without_a_database_the_variable_is_named(tmp_path: Path) -> None:
     done = leasehold("token", "list", XDG_STATE_HOME=str(tmp_path))
-    assert "LEASEHOLD_COORDINATOR_DATABASE_URL is not set" in refused(done)
+    assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(done)
     assert "LEASEHOLD_MIGRATE_DATABASE_URL is not set" in refused(leasehold("migrate"))
 
 
@@ -101,17 +103,75 @@ def test_migrating_twice_is_migrating_once(database: str) -> None:
         subprocess.run(command, env=os.environ | {"LEASEHOLD_MIGRATE_DATABASE_URL": database}, timeout=60, check=True)
 
 
+def test_migrating_makes_the_user_that_coordinators_come_as(database: str) -> None:
+    """With a new password each time it is told one, and never the owner."""
+    coordinators = database.replace("://leasehold:", "://another:")
+    told = {"LEASEHOLD_MIGRATE_DATABASE_URL": database}
+    try:
+        for password in ("first'one", "second%40"):
+            url = f"postgresql://another:{password}@{coordinators.partition('@')[2]}"
+            done = leasehold("migrate", **told, LEASEHOLD_MIGRATE_COORDINATOR_URL=url)
+            assert (done.exit_code, done.stderr) == (0, "")
+            assert asyncio.run(asked(url, "SELECT pg_has_role('leasehold_coordinator', 'MEMBER')"))
+        said = refused(leasehold("migrate", **told, LEASEHOLD_MIGRATE_COORDINATOR_URL=database))
+        assert "must not be the owner's" in said
+    finally:
+        asyncio.run(asked(database, "DROP ROLE IF EXISTS another"))
+
+
+def test_an_owner_who_may_not_create_roles_is_told_who_may(database: str) -> None:
+    """Everything else is migrated, and migrating again finds the role that somebody made since."""
+    name = asyncio.run(asked(database, "SELECT current_database()"))
+    asyncio.run(
+        asked(
+            database,
+            f"""CREATE ROLE plain LOGIN PASSWORD 'p'; GRANT CREATE, CONNECT ON DATABASE "{name}" TO plain;
+                DROP SCHEMA public CASCADE; CREATE SCHEMA public AUTHORIZATION plain;
+                ALTER ROLE leasehold_coordinator RENAME TO set_aside""",
+        )
+    )
+    owner = f"postgresql://plain:p@{database.partition('@')[2]}"
+    try:
+        done = leasehold("migrate", LEASEHOLD_MIGRATE_DATABASE_URL=owner)
+        assert done.exit_code == 0, done.stderr
+        assert "CREATE ROLE leasehold_coordinator NOLOGIN" in done.stderr
+        wanted = leasehold(
+            "migrate",
+            LEASEHOLD_MIGRATE_DATABASE_URL=owner,
+            LEASEHOLD_MIGRATE_COORDINATOR_URL=owner.replace("plain", "other"),
+        )
+        assert "may not create roles" in refused(wanted)
+    finally:
+        asyncio.run(asked(database, "ALTER ROLE set_aside RENAME TO leasehold_coordinator"))
+    try:
+        assert leasehold("migrate", LEASEHOLD_MIGRATE_DATABASE_URL=owner).stderr == ""
+        assert asyncio.run(asked(database, "SELECT has_table_privilege('leasehold_coordinator', 'transfer', 'INSERT')"))
+    finally:
+        asyncio.run(asked(database, "DROP OWNED BY plain CASCADE; DROP ROLE plain"))
+
+
+async def asked(url: str, sql: str) -> object:
+    """What one query answers; of several statements, nothing."""
+    connection = await asyncpg.connect(url)
+    try:
+        return await (
+            connection.execute(sql) if ";" in sql or sql.startswith(("ALTER", "DROP")) else connection.fetchval(sql)
+        )
+    finally:
+        await connection.close()
+
+
 def test_no_answer_no_secret(postgres_server: Server) -> None:
     nobody = f"postgresql://leasehold:pa55word@127.0.0.1:{free_port()}/leasehold"
     wrong = f"postgresql://leasehold:pa55word@127.0.0.1:{postgres_server.port}/postgres"
     for url in (nobody, wrong):
         assert "pa55word" not in refused(leasehold("migrate", LEASEHOLD_MIGRATE_DATABASE_URL=url))
-        assert "pa55word" not in refused(leasehold("token", "list", LEASEHOLD_COORDINATOR_DATABASE_URL=url))
+        assert "pa55word" not in refused(leasehold("token", "list", LEASEHOLD_MIGRATE_DATABASE_URL=url))
 
 
 def test_an_old_database_is_told_to_migrate(postgres_server: Server) -> None:
     url = f"postgresql://leasehold:{postgres_server.password}@127.0.0.1:{postgres_server.port}/postgres"
-    assert "leasehold migrate" in refused(leasehold("token", "list", LEASEHOLD_COORDINATOR_DATABASE_URL=url))
+    assert "leasehold migrate" in refused(leasehold("token", "list", LEASEHOLD_MIGRATE_DATABASE_URL=url))
 
 
 @pytest.mark.parametrize("command", ["", "up", "coordinator", "agent", "migrate", "token", "token create"])
