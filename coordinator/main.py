@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager, suppress
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import agents, catalogue, finance, health, operations
+from coordinator.api import agents, catalogue, finance, health, operations, proof, suspense
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
+from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.seal import seal
+from coordinator.operations.verifications import do_verifications
 from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -26,7 +28,15 @@ from doors.serving import serve
 from doors.settings import load_settings
 from protocol.clock import Clock, SystemClock
 
-ROUTERS = (health.router, agents.router, catalogue.router, operations.router, finance.router)
+ROUTERS = (
+    health.router,
+    agents.router,
+    catalogue.router,
+    operations.router,
+    finance.router,
+    proof.router,
+    suspense.router,
+)
 
 
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
@@ -41,7 +51,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         async with (
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
-            running(url, jobs(clock), metrics),
+            running(url, jobs(settings, clock), metrics),
         ):
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics)
             yield
@@ -57,10 +67,12 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     return app
 
 
-def jobs(clock: Clock) -> list[Job]:
+def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
     return [
+        Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now()))),
+        Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 
 

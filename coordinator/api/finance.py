@@ -1,6 +1,6 @@
 """For finance: what was used, and whether the books agree."""
 
-from datetime import UTC
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -23,11 +23,11 @@ from coordinator.domain.usage import (
 )
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
-from coordinator.operations.read_usage import UsageRow, read_usage
+from coordinator.operations.read_usage import UsageRow, read_usage_as_of
 from coordinator.operations.reconcile import balance_period, reconcile_period
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, reply
-from doors.problems import Problem
+from doors.problems import InvalidParameter, Problem
 
 router = APIRouter(tags=["finance"])
 Reader = Annotated[Caller, Depends(require("usage:read"))]
@@ -52,6 +52,7 @@ _USAGE = {
     "to": ("the first moment after; the end of the month", TEXT),
     "granularity": ("how it is cut into pieces; without it there is one", choices(Granularity)),
     "time_zone": ("whose calendar cuts, and whose midnight a date is; UTC", TEXT),
+    "as_of": ("a sealed position, or a time, which means the newest seal up to it; now", TEXT),
     "group_by": ("what is told apart; repeated, or with commas", several(choices(Dimension))),
     **{dimension.value: ("only this one; repeated, any of them", several(TEXT)) for dimension in Dimension},
     **PAGE,
@@ -61,19 +62,21 @@ _USAGE = {
 @router.get("/v1/usage", **with_query(described(answers={200: UsageAnswer, 304: None}), _USAGE))
 async def get_usage(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
     """Half-open from `from` to `to`, in pieces of `granularity` by the calendar of `time_zone`."""
-    question, page = _usage_question(request, coordinator)
+    question, page, as_of = _usage_question(request, coordinator)
     cursor = page.cursor
-    as_of = cursor.as_of if cursor.skip else None
     found = await coordinator.database.run(
-        lambda c: read_usage(c, question, as_of, cursor.skip, page.size + 1), snapshot=True
+        lambda c: read_usage_as_of(c, question, as_of, cursor.as_of, cursor.skip, page.size + 1), snapshot=True
     )
+    if found is None:
+        fault = InvalidParameter("as_of", "sealed", "no seal covers it (yet); GET /v1/seals lists what is sealed")
+        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
     more = len(found.rows) > page.size
     following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
     answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, {"next": following}))
     return unless_known(request, answer, strong_tag(bytes(answer.body)))
 
 
-def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQuestion, Page]:
+def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQuestion, Page, int | datetime | None]:
     query = Query(request)
     zone = query.one("time_zone", parse_zone, UTC)
     first, last = month_around(coordinator.clock.now(), zone)
@@ -82,25 +85,27 @@ def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQu
     granularity = query.one("granularity", one_of(Granularity), None)
     groups = [each for part in query.many("group_by", _dimensions) for each in part]
     filters = {dimension: values for dimension in Dimension if (values := query.many(dimension, a_text))}
-    query.one("as_of", _not_yet, None)
+    as_of = query.one("as_of", lambda text: _parse_as_of(text, zone), None)
     if start >= end:
         query.refuse("to", "after", "it must be after `from`")
-    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()))
+    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()), as_of)
     query.checked()
     try:
         cuts = boundaries(start, end, granularity, zone)
     except ValueError as error:
         query.refuse("granularity", "bound", str(error))
         query.checked()
-    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters), page
+    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters), page, as_of
 
 
 def _dimensions(text: str) -> list[Dimension]:
     return [one_of(Dimension)(part) for part in text.split(",")]
 
 
-def _not_yet(_: str) -> None:
-    raise ValueError("asking for an earlier position comes with seals; leave it out, or follow the pages")
+def _parse_as_of(text: str, zone: tzinfo) -> int | datetime:
+    if text.isascii() and text.isdecimal() and len(text) <= 18:
+        return int(text)
+    return parse_instant(text, zone)
 
 
 @router.get("/v1/periods", **with_query(described(answers={200: PeriodList}), PAGE))

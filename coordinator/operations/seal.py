@@ -14,7 +14,7 @@ snapshot stays. Everything is read from the snapshot afterwards, with nobody wai
 
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
@@ -149,14 +149,22 @@ def seal_of(row: asyncpg.Record) -> Seal:
     return Seal(**values | {"balances": msgspec.json.decode(row["balances"])})
 
 
-async def sealed_position(connection: Connection, as_of: int | datetime) -> int | None:
-    """The position that was meant, if it is sealed; of a time, that of the newest seal up to it. Else None.
+class Sealed(NamedTuple):
+    """A position at or below which nothing will ever appear, and the last transfer that was sealed with it."""
 
-    A time after the newest seal is not answered: the next seal might still be before it.
+    position: int
+    transfer: int
+
+
+async def find_sealed(connection: Connection, as_of: int | datetime) -> Sealed | None:
+    """What was meant, if it is sealed; a time means the position of the newest seal up to it.
+
+    A time after the newest seal means nothing yet: the next seal might still be before it. And of several seals of one
+    position it is always the first: which is the last could change.
     """
-    sql = _SEALED_AT if isinstance(as_of, datetime) else _SEALED
-    position: int | None = await connection.fetchval(sql, as_of)
-    return position
+    position = await connection.fetchval(_SEALED_AT, as_of) if isinstance(as_of, datetime) else as_of
+    row = position is not None and await connection.fetchrow(_SEALED, position)
+    return Sealed(position, row["transfer"]) if row else None
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------
@@ -217,7 +225,7 @@ INSERT INTO seal ({", ".join(Seal._fields)}, hash)
 VALUES ({", ".join(f"${number}" for number in range(1, len(Seal._fields) + 2))})
 """  # noqa: S608 - likewise
 _SEALS = "SELECT * FROM seal WHERE $1::bigint IS NULL OR number < $1 ORDER BY number DESC LIMIT $2"
-_SEALED = "SELECT $1::bigint WHERE $1 <= (SELECT position FROM seal ORDER BY number DESC LIMIT 1)"
+_SEALED = "SELECT transfer FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _SEALED_AT = """
 SELECT position FROM seal
 WHERE sealed_at <= $1 AND $1 <= (SELECT sealed_at FROM seal ORDER BY number DESC LIMIT 1)

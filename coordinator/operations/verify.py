@@ -31,6 +31,7 @@ from coordinator.operations.reconcile import reconcile_period
 from coordinator.operations.seal import audit_entries, movement_entries, report_entries, seal_of
 
 PREFETCH = 2000
+PATIENCE_S = 3600  # for the first row, which may wait for a sort of everything
 
 
 class Verification(Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class _Counts:
 
 
 async def verify(connection: Connection, now: datetime) -> Verification:
-    await connection.execute("SET LOCAL statement_timeout = 0")  # the first row may wait for a sort of everything
+    await connection.execute("SET LOCAL statement_timeout = 0")
     counts = _Counts()
     fault = (
         await _fault_of_chains(connection, counts)
@@ -116,7 +117,7 @@ def _without_lane(group: _Group) -> Fault:
 
 async def _groups(connection: Connection) -> AsyncIterator[_Group]:
     group: _Group | None = None
-    async for row in connection.cursor(_BOOKED, prefetch=PREFETCH):
+    async for row in connection.cursor(_BOOKED, prefetch=PREFETCH, timeout=PATIENCE_S):
         values = tuple(row)
         key, transfer = values[:3], values[_OF_REPORT:]
         if group is None or (*group.place, group.seq) != key:
@@ -206,7 +207,9 @@ class _Moves:
 
     def __init__(self, connection: Connection, transfers: list[int]) -> None:
         # The first id that a seal does not have any more is where the next one begins.
-        self._rows = aiter(connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH))
+        self._rows = aiter(
+            connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH, timeout=PATIENCE_S)
+        )
         self._next: asyncpg.Record | None = None
         self._balance = TrialBalance()
 

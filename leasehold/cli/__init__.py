@@ -7,6 +7,7 @@ from leasehold.cli.coordinator import coordinator
 from leasehold.cli.migrate import migrate
 from leasehold.cli.token import token
 from leasehold.cli.up import up
+from leasehold.cli.verify import verify
 
 # Pretty tracebacks would print local variables, and with them secrets.
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.command()(up)
 app.command()(coordinator)
 app.command()(agent)
 app.command()(migrate)
+app.command()(verify)
 app.add_typer(token, name="token")
 
 

@@ -53,7 +53,9 @@ def books(postgres_server: Server) -> Iterator[str]:
 @asynccontextmanager
 async def standing(url: str) -> AsyncIterator[Stand]:
     async with connected(url) as owner:
-        await owner.execute("INSERT INTO job VALUES ('seal', now() + interval '1 day')")  # here it is done by hand
+        await owner.execute(
+            "INSERT INTO job VALUES ('seal', now() + interval '1 day') ON CONFLICT DO NOTHING"
+        )  # here it is done by hand
     clock = StandingClock()
     app = create_app(CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4), clock)
     async with app.router.lifespan_context(app), connected(url) as owner:

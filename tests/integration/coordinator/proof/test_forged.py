@@ -24,7 +24,7 @@ WHERE cause = 'usage' AND seq > 3 AND seq < last_seq - 3 AND line > 0 AND period
 ORDER BY id OFFSET 20 LIMIT 1
 """
 MOVEMENT = "SELECT * FROM transfer WHERE seq IS NULL ORDER BY id OFFSET 2 LIMIT 1"
-ENTRY = "SELECT * FROM audit ORDER BY id OFFSET 2 LIMIT 1"
+ENTRY = "SELECT * FROM audit WHERE actor = 'token:1' ORDER BY id OFFSET 2 LIMIT 1"
 
 
 async def found_after(books: str, forge: "Forge") -> Fault:

@@ -1,13 +1,14 @@
 """A sealed position is final: whatever is committed later is above it. Tried with real connections that wait."""
 
 import asyncio
+from datetime import timedelta
 
 import asyncpg
 import pytest
 
 from coordinator.database.connection import Connection
 from coordinator.domain.proof import Seal, genesis_head
-from coordinator.operations.seal import read_seals, seal, sealed_position
+from coordinator.operations.seal import Sealed, find_sealed, read_seals, seal
 from coordinator.operations.verify import verify
 from tests.integration.coordinator.people.conftest import NOON, Region, Used, connected, open_region
 from tests.integration.coordinator.proof.conftest import MONTH, POOLS, do_something, standing
@@ -143,21 +144,23 @@ async def test_seals_are_append_only(database: str) -> None:
 async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(database: str) -> None:
     async with standing(database) as stand:
         owner, clock = stand.owner, stand.clock
-        assert await sealed_position(owner, NOON) is None
+        assert await find_sealed(owner, NOON) is None
         await begin(owner)
         await book(owner, 0)
         clock.time = NOON
         first = await sealed_by(owner)
         await book(owner, 1)
         second = await sealed_by(owner)  # by a clock that stands still, or has gone back
-        assert second.sealed_at > first.sealed_at
-        assert await sealed_position(owner, first.sealed_at) == first.position
-        assert await sealed_position(owner, second.sealed_at) == second.position
-        assert await sealed_position(owner, second.sealed_at.replace(hour=23)) is None
-        assert await sealed_position(owner, first.sealed_at.replace(hour=1)) is None
-        assert await sealed_position(owner, second.position) == second.position
-        assert await sealed_position(owner, second.position + 1) is None
-        assert [shown.number for shown in await read_seals(owner, None, 10)] == [2, 1]
+        third = await sealed_by(owner)
+        assert first.sealed_at < second.sealed_at < third.sealed_at
+        assert await find_sealed(owner, first.sealed_at) == Sealed(first.position, first.transfer)
+        assert await find_sealed(owner, second.sealed_at) == Sealed(second.position, second.transfer)
+        assert await find_sealed(owner, third.sealed_at) == Sealed(second.position, second.transfer)
+        assert await find_sealed(owner, third.sealed_at + timedelta(microseconds=1)) is None
+        assert await find_sealed(owner, first.sealed_at - timedelta(microseconds=1)) is None
+        assert await find_sealed(owner, second.position) == Sealed(second.position, second.transfer)
+        assert await find_sealed(owner, second.position + 1) is None
+        assert [shown.number for shown in await read_seals(owner, None, 10)] == [3, 2, 1]
         assert [shown.number for shown in await read_seals(owner, 2, 10)] == [1]
 
 

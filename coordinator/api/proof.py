@@ -1,0 +1,63 @@
+"""For auditors: the seals, and whether the books are what was booked."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from msgspec import Struct
+
+from coordinator.api.auth import require
+from coordinator.api.queries import PAGE, Query, with_query
+from coordinator.operations.authenticate import Caller
+from coordinator.operations.seal import ShownSeal, read_seals
+from coordinator.operations.verifications import AskedVerification, ask_verification, read_verification
+from coordinator.state import TheCoordinator
+from doors.bodies import described, reply
+from doors.problems import Problem
+
+router = APIRouter(tags=["audit"])
+Auditor = Annotated[Caller, Depends(require("audit:read"))]
+
+
+class SealList(Struct, frozen=True):
+    """The newest first."""
+
+    data: list[ShownSeal]
+    page: dict[str, str | None]
+
+
+@router.get("/v1/seals", **with_query(described(answers={200: SealList}), PAGE))
+async def list_seals(request: Request, coordinator: TheCoordinator, _: Auditor) -> Response:
+    """Each vouches for all before it: whoever keeps the newest hash elsewhere can tell if any of it is changed."""
+    query = Query(request)
+    page = query.page("seals")
+    if page.cursor.after and not page.cursor.after.isdecimal():
+        query.refuse("page_after", "format", "it is not the `next` of a page")
+    query.checked()
+    before = int(page.cursor.after) if page.cursor.after else None
+    rows = await coordinator.database.read(lambda c: read_seals(c, before, page.size + 1))
+    return reply(SealList(rows[: page.size], page.links(rows, lambda row: str(row.number))))
+
+
+@router.post("/v1/verifications", **described(answers={202: AskedVerification}))
+async def add_verification(coordinator: TheCoordinator, caller: Auditor) -> Response:
+    """Have the whole ledger proven. It takes a while: ask for the result at `Location`."""
+    now = coordinator.clock.now()
+    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, now))
+    return reply(asked, 202, {"Location": f"/v1/verifications/{asked.id}"})
+
+
+@router.get("/v1/verifications/{verification_id}", **described(answers={200: AskedVerification, 404: None}))
+async def get_verification(verification_id: str, coordinator: TheCoordinator, _: Auditor) -> Response:
+    asked_id = _parsed(verification_id)
+    found = await coordinator.database.read(lambda c: read_verification(c, asked_id)) if asked_id else None
+    if found is None:
+        raise Problem("not-found", "there is no such verification")
+    return reply(found)
+
+
+def _parsed(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

@@ -1,0 +1,113 @@
+"""`leasehold verify`: are the books what was booked?"""
+
+import asyncio
+import os
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leasehold.cli.failure import fail
+from leasehold.local_stack.plan import URL_VARIABLE
+
+if TYPE_CHECKING:
+    import httpx
+
+URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
+POLL_S = 0.2
+
+
+def verify(
+    url: Annotated[str, typer.Option(envvar=URL, help="The coordinator that is asked.")] = "http://127.0.0.1:8400",
+    database: Annotated[
+        bool, typer.Option("--database", help=f"Read the database that {URL_VARIABLE} names, and ask nobody.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Prove the whole ledger from nothing, and name the first place that is not as it was booked.
+
+    Exits with 0 only if all is intact. The token, with the scope audit:read, is read from LEASEHOLD_TOKEN. With
+    --database it needs no coordinator and trusts none: it reads every row itself.
+    """
+    import msgspec
+
+    found = _by_ourselves() if database else _by_the_coordinator(url)
+    typer.echo(msgspec.json.encode(found).decode()) if as_json else _show(found)
+    if not found["intact"]:
+        raise typer.Exit(1)
+
+
+def _by_ourselves() -> dict[str, Any]:
+    import asyncpg
+    import msgspec
+
+    url = os.environ.get(URL_VARIABLE)
+    if not url:
+        fail(
+            f"{URL_VARIABLE} is not set; it must be the owner's, such as postgresql://owner:secret@127.0.0.1:5432/leasehold"
+        )
+    try:
+        return dict(msgspec.to_builtins(asyncio.run(_read(url))))
+    except asyncpg.UndefinedTableError:
+        fail("the database has no such schema: run `leasehold migrate` first")
+    except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        fail(f"the books could not be read: {str(error) or type(error).__name__}")
+
+
+async def _read(url: str) -> object:
+    import asyncpg
+
+    from coordinator.operations.verify import verify as proven
+
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            return await proven(connection, datetime.now(UTC))
+    finally:
+        await connection.close()
+
+
+def _by_the_coordinator(url: str) -> dict[str, Any]:
+    import httpx
+
+    token = os.environ.get(TOKEN)
+    if not token:
+        fail(f"{TOKEN} is not set; it must have the scope audit:read (`leasehold token create --scope audit:read`)")
+    try:
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
+            return _asked(client)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        fail(f"{url} could not be asked: {str(error) or type(error).__name__}")
+
+
+def _asked(client: "httpx.Client") -> dict[str, Any]:
+    """However long it takes: a large ledger is read for minutes, and Ctrl-C ends only the asking."""
+    asked = _answer(client.post("/v1/verifications"))
+    while asked["result"] is None:
+        time.sleep(POLL_S)
+        asked = _answer(client.get(f"/v1/verifications/{asked['id']}"))
+    return dict(asked["result"])
+
+
+def _answer(response: "httpx.Response") -> dict[str, Any]:
+    if not response.is_success:
+        is_problem = response.headers.get("Content-Type") == "application/problem+json"
+        fail(response.json()["detail"] if is_problem else f"the answer was {response.status_code}")
+    return dict(response.json())
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(Column("proven"), Column("", overflow="fold"), box=None)
+    for name in ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal"):
+        table.add_row(name.replace("_", " "), str(found[name]))
+    Console().print(table)
+    if found["intact"]:
+        typer.echo("intact: every row is as it was booked")
+        return
+    fault = found["fault"]
+    place = ", ".join(f"{name} {fault[name]}" for name in ("epoch", "lane", "seq", "seal", "period") if name in fault)
+    typer.echo(f"NOT INTACT, first at {place}: {fault['kind']}: {fault['reason']}")
