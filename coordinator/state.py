@@ -1,5 +1,6 @@
 """What every door of the coordinator works with. `main` builds one; nothing is kept in module globals."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -7,7 +8,11 @@ from fastapi import Depends, Request
 
 from coordinator.database.documents import Documents
 from coordinator.database.engine import Database
+from coordinator.domain.exchange import Call
+from coordinator.domain.granting import Terms
+from coordinator.gathering import Gathering
 from coordinator.metrics import Metrics
+from coordinator.operations.apply_exchange import Applied, apply_exchanges
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
@@ -21,6 +26,15 @@ class Coordinator:
     hub: SignalHub
     metrics: Metrics
     documents: Documents = field(default_factory=Documents)
+    gathering: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gathering", Gathering(self._apply))
+
+    async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
+        terms, now = Terms(self.settings.lease_ms, self.settings.refresh_ms), self.clock.now()
+        with self.metrics.exchange_seconds.time():
+            return await self.database.run(lambda c: apply_exchanges(c, self.documents, calls, terms, now))
 
 
 def coordinator_of(request: Request) -> Coordinator:

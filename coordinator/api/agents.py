@@ -13,8 +13,7 @@ from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.frozen import call_of, refused
 from coordinator.api.queries import Query
 from coordinator.domain.exchange import Call, WrongLane
-from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import Applied, apply_exchange
+from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
 from coordinator.outages import DatabaseUnavailable
@@ -69,12 +68,7 @@ async def exchange(request: Request, region: OwnRegion, coordinator: TheCoordina
 
 
 async def _apply(coordinator: Coordinator, call: Call) -> Applied:
-    terms = Terms(coordinator.settings.lease_ms, coordinator.settings.refresh_ms)
-    now = coordinator.clock.now()
-    with coordinator.metrics.exchange_seconds.time():
-        applied = await coordinator.database.run(
-            lambda connection: apply_exchange(connection, coordinator.documents, call, terms, now)
-        )
+    applied, now = await coordinator.gathering.apply(call), coordinator.clock.now()
     if applied.lost:
         await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
     coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)

@@ -157,6 +157,14 @@ async def lock_leases(connection: Connection, names: Collection[tuple[int, Key]]
     return [(pools[lease.key], lease) for lease in leases if lease.epoch in held and lease.key in pools]
 
 
+async def share_current_epochs(connection: Connection, epochs: Collection[int]) -> set[int]:
+    """Those that are current, and stay so until the transaction ends. Never waits, as it comes out of the order."""
+    if not epochs:
+        return set()
+    rows = await connection.fetch(_SHARE_EPOCHS, sorted(epochs))
+    return {row["epoch"] for row in rows if row["state"] == "current"}
+
+
 async def read_receipts(
     connection: Connection, reports: Collection[tuple[int, int, int]]
 ) -> dict[tuple[int, int], Receipt]:
@@ -368,7 +376,7 @@ SELECT epoch, quota, period FROM lease
 WHERE outstanding > 0 AND expires_at <= $1 ORDER BY expires_at LIMIT $2
 """
 _SHARE_EPOCHS = """
-SELECT epoch FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED
+SELECT epoch, state FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED
 """
 _LOCK_FREE_POOLS = """
 SELECT pool.*, period.state

@@ -7,7 +7,7 @@ all demand makes of the pool: towards the end grants shrink geometrically, so th
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Lease, Pool, Report, post
+from coordinator.domain.books import Account, Cause, Entry, Lease, Pool, Report, post
 
 FLOOR_UNITS = 1
 DEMAND_HALVES_IN_MS = 5_000
@@ -63,7 +63,7 @@ def fund(report: Report, pool: Pool, limit: int) -> None:
     post(report, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 
-def grant(report: Report, pool: Pool, lease: Lease, units: int) -> None:
-    post(report, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
+def grant(entry: Entry, pool: Pool, lease: Lease, units: int) -> None:
+    post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
     if units:
         lease.last_grant = units

@@ -14,24 +14,27 @@ works on any number of calls at once.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 
-from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Report
 from coordinator.domain.entitlement import Catalogue, rate_entitlement, tenant_of
 from coordinator.domain.granting import (
     Shelf,
     Terms,
     Wanted,
     came_free,
+    fetch,
     lease_reply,
+    push,
     recalls,
     refusal_of,
     serve,
     sort_wants,
     touch,
+    waits,
 )
 from coordinator.domain.notice import Notice
 from coordinator.domain.proof import next_head
@@ -108,6 +111,7 @@ class Decision(NamedTuple):
     leases: Sequence[Lease]  # all that was touched, the new ones included
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read: the decision holds for those only
     notices: Sequence[Notice]
+    pushed: Sequence[Movement] = ()  # grants to those who waited for what came free
 
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
@@ -182,6 +186,7 @@ class Books:
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read
     grantable: Mapping[Key, int]  # likewise
     new: Sequence[Lease]
+    pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
 
     def of(self, work: Work) -> dict[Key, Lease]:
         epoch = work.incoming.batch.epoch
@@ -284,6 +289,12 @@ def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], 
                 yield Lease(key, work.report.epoch, work.call.region, now, now, state)
 
 
+def waiting_epochs(works: Iterable[Work], books: Books, now: datetime) -> set[int]:
+    """Others that wait for what may come free here. To push to them, their epochs must be held, if they are current."""
+    here = {work.report.epoch for work in works}
+    return {lease.epoch for lease in books.leases.values() if lease.epoch not in here and waits(lease, now)}
+
+
 # --- decide -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,18 +304,31 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
         _settle(work, books, terms, now)
     for work in works:
         _grant(work, books, len(catalogue.active), now)
+    pushed = list(_push(works, books, now))
     applied = [work for work in works if work.is_applied]
     booked = [_booked(work, now) for work in works if work.is_booked]
-    moved = {transfer.key for each in booked for transfer in each.report.transfers}
+    entries: list[Entry] = [*(each.report for each in booked), *(entry for entry, _ in pushed)]
+    moved = {transfer.key for entry in entries for transfer in entry.transfers}
     touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
+    touched |= {(lease.epoch, lease.key): lease for _, lease in pushed}
     return Decision(
         booked,
         pools=[books.pools[key].pool for key in sorted(moved)],
         new_leases=[lease for lease in books.new if (lease.epoch, lease.key) in touched],
         leases=list(touched.values()),
         states=books.states,
-        notices=_notices(works, books, now),
+        notices=list(dict.fromkeys([*_notices(works, books, now), *(fetch(lease) for _, lease in pushed)])),
+        pushed=[entry for entry, _ in pushed],
     )
+
+
+def _push(works: Iterable[Work], books: Books, now: datetime) -> Iterator[tuple[Movement, Lease]]:
+    """What is left after all who speak here were served goes to those who wait elsewhere."""
+    for work in works:
+        if work.is_applied and books.pushable:
+            cause = (work.report.epoch, work.report.lane, work.report.seq)
+            for lease in books.of(work).values():
+                yield from push(books.shelf(lease), books.pushable, cause, now)
 
 
 def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
@@ -327,9 +351,12 @@ def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
     if not work.is_applied:
         return
     leases = books.of(work)
+    heard = {key_of(frozen): frozen.granted for frozen in work.incoming.batch.leases}
     for wanted in work.wanted:
         lease = leases[wanted.key]
-        work.refusals[wanted.key] = serve(work.report, wanted, lease, books.shelf(lease), regions, now)
+        unheard = max(0, lease.granted - heard.get(wanted.key, lease.granted))
+        shelf, asked = books.shelf(lease), wanted._replace(unheard=unheard)
+        work.refusals[wanted.key] = serve(work.report, asked, lease, shelf, regions, now)
 
 
 def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]:

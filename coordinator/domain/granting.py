@@ -4,12 +4,12 @@ Whoever gets nothing is told why, or that there is hope: while another region ho
 signal, and whoever waits hears of it when they come free.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units
-from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.period import period_at, period_of
@@ -26,6 +26,11 @@ class Wanted(NamedTuple):
     key: Key
     want: LeaseWant
     entitlement: Entitlement
+    unheard: int = 0  # granted before, of which the region did not know yet when it asked
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self.want.waiting - self.unheard)
 
 
 class Terms(NamedTuple):
@@ -73,8 +78,8 @@ def serve(
     fund(report, pool, wanted.entitlement.limit)
     units = grant_units(pool.grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf.others, regions, now))
     grant(report, pool, lease, units)
-    lease.demand_milli, lease.waiting = want.demand_milli, max(0, want.waiting - units)
-    is_unmet = lease.waiting > 0 or units == 0
+    lease.demand_milli, lease.waiting = want.demand_milli, max(0, wanted.waiting - units)
+    is_unmet = lease.waiting > 0 or units + wanted.unheard == 0
     return GrantRefusal.EXHAUSTED if is_unmet and not pool.grantable and not _holders(shelf.others) else None
 
 
@@ -103,7 +108,7 @@ def _ask(wanted: Wanted, lease: Lease, others: Iterable[Lease], regions: int, no
     want = wanted.want
     return Ask(
         demand_milli=want.demand_milli,
-        waiting=want.waiting,
+        waiting=wanted.waiting,
         available=max(0, lease.outstanding - want.held),
         last_grant=lease.last_grant,
         total_demand_milli=want.demand_milli
@@ -115,6 +120,28 @@ def _ask(wanted: Wanted, lease: Lease, others: Iterable[Lease], regions: int, no
 
 def _holders(others: Iterable[Lease]) -> list[Lease]:
     return [other for other in others if other.outstanding > 0]
+
+
+def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: datetime) -> list[tuple[Movement, Lease]]:
+    """Units came free while leases of these epochs wait: they are theirs now, and the signal tells them to fetch it.
+
+    The longest waiting first. `cause` is what freed them, and names the movements.
+    """
+    waiting = [lease for lease in shelf.others if lease.epoch in epochs and _waits(lease, now)]
+    pushed = []
+    for lease in sorted(waiting, key=lambda each: (each.reported_at, each.epoch)):
+        units = min(lease.waiting, shelf.pool.grantable) if shelf.period_is_open else 0
+        entry = movement(lease, "pushed", *cause)
+        grant(entry, shelf.pool, lease, units)
+        lease.waiting -= units
+        if units:
+            pushed.append((entry, lease))
+    return pushed
+
+
+def waits(lease: Lease, now: datetime) -> bool:
+    """May something be pushed to it?"""
+    return after(lease.state, LeaseEvent.GRANT) is not None and _waits(lease, now)
 
 
 # --- hints to other regions -------------------------------------------------------------------------------------------
@@ -134,6 +161,10 @@ def came_free(shelf: Shelf, was_grantable: int, now: datetime) -> list[Notice]:
         return []
     signal = Signal(kind="grant", quota=shelf.pool.key.quota)
     return [Notice(signal, other.region) for other in shelf.others if _waits(other, now)]
+
+
+def fetch(lease: Lease) -> Notice:
+    return Notice(Signal(kind="grant", quota=lease.key.quota), lease.region)
 
 
 def _waits(lease: Lease, now: datetime) -> bool:

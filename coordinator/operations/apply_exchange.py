@@ -22,6 +22,7 @@ from coordinator.domain.exchange import (
     Books,
     Call,
     Decision,
+    Receipts,
     Work,
     books_of,
     decide,
@@ -34,6 +35,7 @@ from coordinator.domain.exchange import (
     respond,
     sort,
     tenants,
+    waiting_epochs,
     works_of,
 )
 from coordinator.domain.granting import Terms
@@ -54,14 +56,42 @@ class Applied(NamedTuple):
 async def apply_exchange(
     connection: Connection, documents: Documents, call: Call, terms: Terms, now: datetime
 ) -> Applied:
-    works = works_of(call)
+    (applied,) = await apply_exchanges(connection, documents, [call], terms, now)
+    return applied
+
+
+async def apply_exchanges(
+    connection: Connection, documents: Documents, calls: Sequence[Call], terms: Terms, now: datetime
+) -> list[Applied]:
+    """Several calls in one transaction, no lane in two of them; each has its own answer."""
+    by_call = [works_of(call) for call in calls]
+    works = [work for each in by_call for work in each]
     catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, now)
     books = await _lock_books(connection, works, now)
     decision = decide(works, books, catalogue, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
-    response = respond(works, books, catalogue, receipts, terms, now)
-    quarantined = sum(len(each.quarantined) for each in decision.booked)
-    return Applied(response, [each.report for each in decision.booked], quarantined, decision.notices, lost(works))
+    applied = [_applied(each, books, catalogue, receipts, decision, terms, now) for each in by_call]
+    return [applied[0]._replace(notices=decision.notices), *applied[1:]]  # they belong to all, and count once
+
+
+def _applied(
+    works: Sequence[Work],
+    books: Books,
+    catalogue: Catalogue,
+    receipts: Receipts,
+    decision: Decision,
+    terms: Terms,
+    now: datetime,
+) -> Applied:
+    lanes = {(work.report.epoch, work.report.lane) for work in works if work.is_booked}
+    booked = [each for each in decision.booked if (each.report.epoch, each.report.lane) in lanes]
+    return Applied(
+        respond(works, books, catalogue, receipts, terms, now),
+        [each.report for each in booked],
+        sum(len(each.quarantined) for each in booked),
+        (),
+        lost(works),
+    )
 
 
 async def _lock_lanes_and_read_catalogue(
@@ -76,7 +106,9 @@ async def _lock_lanes_and_read_catalogue(
 
 async def _lock_books(connection: Connection, works: Sequence[Work], now: datetime) -> Books:
     pools = await ledger.lock_pools(connection, pools_about(works), pools_needed(works))
-    return books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs_about(works)), now)
+    books = books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs_about(works)), now)
+    books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
+    return books
 
 
 async def _write(connection: Connection, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
@@ -87,7 +119,7 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     await ledger.write_pools(connection, decision.pools)
     await ledger.insert_leases(connection, decision.new_leases)
     await ledger.write_leases(connection, decision.leases, decision.states)
-    await ledger.write_transfers(connection, [each.report for each in booked], now)
+    await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
     receipts = await ledger.write_reports(connection, booked, now)
     await ledger.write_lanes(connection, booked)
     await ledger.write_quarantine(connection, booked, now)

@@ -165,7 +165,7 @@ async def test_returned_units_may_go_to_others_at_once(stand: Stand, agent: Agen
     waits = await other.say(1, wants=[want(waiting=4)])
     assert (leased(waits).granted, leased(waits).refusal) == (0, None)  # others hold some: there is hope
     await agent.say(2, lease(granted=10, consumed=3, returned=7))
-    served = await other.say(2, wants=[want(waiting=4)])
+    served = await other.say(2, lease(), wants=[want(waiting=4)])
     assert (leased(served).granted, leased(served).unallocated) == (4, 3)
 
 

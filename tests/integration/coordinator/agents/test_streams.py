@@ -55,7 +55,7 @@ async def test_a_recall_goes_to_who_holds_and_a_grant_to_who_waits(stand: Stand)
             assert await east_hears.next() == Signal(kind="recall", quota=EXPORTS, keep=0)
             await east.say(2, lease(granted=10, consumed=3, returned=7))
             assert await west_hears.next() == Signal(kind="grant", quota=EXPORTS)
-            assert leased(await west.say(2, wants=[want(waiting=4)])).granted == 4
+            assert leased(await west.say(2, lease(), wants=[want(waiting=4)])).granted == 4
 
 
 async def test_what_was_rolled_back_is_never_signalled(stand: Stand) -> None:

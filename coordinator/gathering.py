@@ -1,0 +1,98 @@
+"""Exchanges that wait at the same time are applied in one transaction.
+
+Nobody waits to be gathered: a call that finds a place free goes at once, alone. While all places are taken calls pile
+up, and the next place takes as many of them as it may, so the busier it is, the less a call costs. In one transaction
+there is at most one call of each lane; whoever comes second stays in line, and nobody of that lane overtakes it.
+
+If a gather fails, its members run singly, so that a call that is malformed or in trouble is nobody else's trouble. An
+outage is everybody's: then nothing is tried again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from coordinator.domain.exchange import Call
+from coordinator.operations.apply_exchange import Applied
+from coordinator.outages import DatabaseUnavailable
+
+PLACES = 2  # one decides while the other waits for the database
+MOST_CALLS = 64
+MOST_EXCHANGES = 256
+
+Apply = Callable[[Sequence[Call]], Awaitable[Sequence[Applied]]]
+
+
+class _Waiting(NamedTuple):
+    call: Call
+    answer: asyncio.Future[Applied]
+
+    @property
+    def lanes(self) -> set[tuple[int, int]]:
+        return {(each.batch.epoch, each.batch.lane) for each in self.call.incoming}
+
+
+class Gathering:
+    def __init__(self, apply: Apply, places: int = PLACES) -> None:
+        self._apply = apply
+        self._free = places
+        self._line: deque[_Waiting] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def apply(self, call: Call) -> Applied:
+        """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
+        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
+        self._line.append(waiting)
+        self._start()
+        return await waiting.answer
+
+    def _start(self) -> None:
+        while self._free and self._line:
+            gathered = self._take()
+            if not gathered:
+                return  # all of them gave up
+            self._free -= 1
+            task = asyncio.create_task(self._run(gathered))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._free += 1
+        self._start()
+
+    def _take(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        left: deque[_Waiting] = deque()
+        lanes: set[tuple[int, int]] = set()
+        exchanges = 0
+        while self._line and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
+            waiting = self._line.popleft()
+            if waiting.answer.cancelled():
+                continue
+            (left if lanes & waiting.lanes else taken).append(waiting)
+            exchanges += len(waiting.call.incoming)
+            lanes |= waiting.lanes
+        self._line.extendleft(reversed(left))
+        return taken
+
+    async def _run(self, gathered: Sequence[_Waiting]) -> None:
+        try:
+            answers = await self._apply([waiting.call for waiting in gathered])
+        except Exception as error:
+            if len(gathered) == 1 or isinstance(error, DatabaseUnavailable):
+                _fail(gathered, error)
+            else:
+                for waiting in gathered:
+                    await self._run([waiting])
+        else:
+            for waiting, answer in zip(gathered, answers, strict=True):
+                if not waiting.answer.done():
+                    waiting.answer.set_result(answer)
+
+
+def _fail(gathered: Sequence[_Waiting], error: Exception) -> None:
+    for waiting in gathered:
+        if not waiting.answer.done():
+            waiting.answer.set_exception(error)

@@ -1,0 +1,122 @@
+"""Several calls in one transaction, and units that are pushed to whoever waits for them."""
+
+import asyncio
+
+import pytest
+
+from coordinator.api.frozen import call_of
+from coordinator.database.documents import Documents
+from coordinator.domain.granting import Terms
+from coordinator.operations.apply_exchange import apply_exchanges
+from protocol.identifiers import lane_of
+from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, Versions
+from protocol.outcomes import ExchangeOutcome
+from tests.integration.coordinator.agents.conftest import (
+    EXPORTS,
+    Agent,
+    Stand,
+    connected,
+    exchange,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def scarce(stand: Stand, limit: int) -> None:
+    await stand.limit([{"name": "exports", "kind": "allowance", "limit": limit, "period": "month"}])
+
+
+async def several(stand: Stand, count: int) -> list[Agent]:
+    return [await stand.agent(f"region-{number}") for number in range(count)]
+
+
+async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(stand: Stand) -> None:
+    await scarce(stand, 160)
+    agents = await several(stand, 12)
+    for seq in range(1, 4):
+        replies = await asyncio.gather(*(agent.say(seq, wants=[want(waiting=4)]) for agent in agents))
+        assert [leased(reply).granted for reply in replies] == [4 * seq] * 12
+    transactions = await stand.one("SELECT count(DISTINCT xmin::text) FROM report")
+    assert await stand.one("SELECT count(*) FROM report") == 36
+    assert transactions < 36
+    assert (await stand.pool())["outstanding"] == 144
+
+
+async def test_a_malformed_call_in_a_gather_is_its_own_trouble(stand: Stand) -> None:
+    agents = await several(stand, 6)
+    bad = {"lane": (lane_of(EXPORTS, 4) + 1) % 4}
+    calls = [
+        agent.post(exchange(agent.frozen(1, other=bad if number == 3 else {}), [want(waiting=2)]))
+        for number, agent in enumerate(agents)
+    ]
+    answers = await asyncio.gather(*calls)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 422, 200, 200]
+
+
+async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(stand: Stand, agent: Agent) -> None:
+    await scarce(stand, 10)
+    other = await stand.agent("eu-west")
+    await agent.say(1, wants=[want(waiting=10)])
+    assert leased(await other.say(1, wants=[want(waiting=4)])).granted == 0
+    await agent.say(2, lease(granted=10, consumed=3, returned=6))
+    theirs, pool = await stand.lease(other), await stand.pool()
+    assert (theirs["granted"], theirs["waiting"], pool["unallocated"]) == (4, 0, 2)
+    pushed = await stand.owner.fetchrow("SELECT epoch, region, seq, units FROM transfer WHERE movement_id IS NOT NULL")
+    assert pushed is not None
+    assert tuple(pushed) == (other.epoch, "eu-west", None, 4)
+    # It fetches what is its own, and is not given it twice.
+    fetched = leased(await other.say(2, lease(granted=0, units=0), wants=[want(waiting=4)]))
+    assert (fetched.granted, fetched.refusal) == (4, None)
+
+
+async def test_nothing_is_pushed_to_who_does_not_wait_any_more(stand: Stand, agent: Agent) -> None:
+    await scarce(stand, 10)
+    other, gone = await stand.agent("eu-west"), await stand.agent("ap-south")
+    await agent.say(1, wants=[want(waiting=10)])
+    await other.say(1, wants=[want(waiting=4)])
+    await gone.say(1, wants=[want(waiting=4)])
+    await stand.owner.execute("UPDATE region_epoch SET state = 'fenced' WHERE epoch = $1", gone.epoch)
+    stand.clock.move(seconds=5)
+    await agent.say(2, lease(granted=10, returned=5))
+    assert await stand.one("SELECT count(*) FROM transfer WHERE movement_id IS NOT NULL") == 0
+    assert (await stand.pool())["unallocated"] == 5
+
+
+async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(stand: Stand, agent: Agent) -> None:
+    """And nobody waits for it: the units stay free for the next who asks."""
+    await scarce(stand, 10)
+    other = await stand.agent("eu-west")
+    await agent.say(1, wants=[want(waiting=10)])
+    await other.say(1, wants=[want(waiting=4)])
+    async with connected(stand.url) as opening, opening.transaction():
+        await opening.execute("UPDATE region_epoch SET state = 'fenced' WHERE epoch = $1", other.epoch)
+        reply = await agent.say(2, lease(granted=10, returned=5))
+        assert reply.outcome is ExchangeOutcome.APPLIED
+    assert (await stand.lease(other))["granted"] == 0
+    assert (await stand.pool())["unallocated"] == 5
+
+
+async def test_a_gather_is_one_transaction(stand: Stand) -> None:
+    """Called as the coordinator calls it: what fails in it leaves nothing of any of its calls."""
+    agents = await several(stand, 3)
+    calls = [
+        call_of(
+            agent.region,
+            ExchangeRequest(
+                fingerprint=agent.fingerprint,
+                versions=Versions(),
+                exchanges=[
+                    Exchange(frozen=agent.frozen(1), live=LiveState(wants=[LeaseWant(quota=EXPORTS, waiting=3)]))
+                ],
+            ),
+        )
+        for agent in agents
+    ]
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        applied = await apply_exchanges(coordinator, Documents(), calls, Terms(60_000, 5_000), stand.clock.now())
+    assert [leased(each.response.replies[0]).granted for each in applied] == [3, 3, 3]
+    assert await stand.one("SELECT count(DISTINCT xmin::text) FROM report") == 1
+    assert await stand.one("SELECT count(*) FROM transfer WHERE cause = 'funded'") == 1

@@ -1,0 +1,105 @@
+"""Who waits at the same time goes together, nobody waits for company, and one call's trouble stays its own."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from coordinator.domain.exchange import Call, Incoming
+from coordinator.gathering import MOST_CALLS, Gathering
+from coordinator.operations.apply_exchange import Applied
+from coordinator.outages import DatabaseUnavailable
+from protocol.messages import FrozenBatch, LiveState
+
+pytestmark = pytest.mark.anyio
+
+
+def call(lane: int, epoch: int = 1) -> Call:
+    return Call("us-east", "f", [Incoming(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", LiveState())])
+
+
+class Ledger:
+    """Applies when it is let: each call's answer is the call itself, so that it is seen who got which."""
+
+    def __init__(self, *, fails: type[Exception] | None = None, bad_lane: int = -1) -> None:
+        self.gathers: list[list[int]] = []
+        self.gate = asyncio.Event()
+        self.fails, self.bad_lane = fails, bad_lane
+
+    async def apply(self, calls: Sequence[Call]) -> Sequence[Applied]:
+        self.gathers.append([each.incoming[0].batch.lane for each in calls])
+        await self.gate.wait()
+        if self.fails and self.bad_lane in self.gathers[-1]:
+            raise self.fails
+        return cast("Sequence[Applied]", calls)
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def waiting(gathering: Gathering, calls: Sequence[Call]) -> "list[asyncio.Task[Applied]]":
+    tasks = [asyncio.create_task(gathering.apply(each)) for each in calls]
+    await settled()
+    return tasks
+
+
+async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
+    ledger = Ledger()
+    gathering, calls = Gathering(ledger.apply, places=1), [call(lane) for lane in range(5)]
+    tasks = await waiting(gathering, calls)
+    assert ledger.gathers == [[0]]
+    ledger.gate.set()
+    assert list[object](await asyncio.gather(*tasks)) == calls
+    assert ledger.gathers == [[0], [1, 2, 3, 4]]
+
+
+async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(0), call(1), call(1), call(2), call(1), call(1, epoch=2)])
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert ledger.gathers == [[0], [1, 2, 1], [1], [1]]
+
+
+async def test_a_gather_is_bounded() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(0, epoch) for epoch in range(1, MOST_CALLS + 12)])
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert [len(each) for each in ledger.gathers] == [1, MOST_CALLS, 10]
+
+
+async def test_the_trouble_of_one_is_not_the_trouble_of_others() -> None:
+    ledger = Ledger(fails=ValueError, bad_lane=2)
+    gathering, calls = Gathering(ledger.apply, places=1), [call(lane) for lane in range(4)]
+    tasks = await waiting(gathering, calls)
+    ledger.gate.set()
+    answers: list[object] = [*await asyncio.gather(*tasks, return_exceptions=True)]
+    assert [answers[0], answers[1], answers[3]] == [calls[0], calls[1], calls[3]]
+    assert isinstance(answers[2], ValueError)
+    assert ledger.gathers == [[0], [1, 2, 3], [1], [2], [3]]
+
+
+async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
+    ledger = Ledger(fails=DatabaseUnavailable, bad_lane=2)
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    ledger.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [isinstance(each, DatabaseUnavailable) for each in answers] == [False, True, True, True]
+    assert ledger.gathers == [[0], [1, 2, 3]]
+
+
+async def test_who_gave_up_before_its_turn_is_left_out() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(0), call(1), call(2)])
+    tasks[1].cancel()
+    ledger.gate.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert ledger.gathers == [[0], [2]]
