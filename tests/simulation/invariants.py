@@ -19,6 +19,8 @@ class Watch:
     funded: dict[Key, int] = field(default_factory=dict)  # the most that ever was
     totals: dict[tuple[int, Key], tuple[int, ...]] = field(default_factory=dict)
     seqs: dict[Any, int] = field(default_factory=dict)
+    lost: dict[tuple[int, Key], int] = field(default_factory=dict)  # what lost leases had returned
+    kept: dict[Any, tuple[int, ...]] = field(default_factory=dict)  # in the stores
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
@@ -90,6 +92,29 @@ def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
         watch.seqs[lane] = row.last_seq
 
 
+def what_is_lost_returns_nothing(world: World, watch: Watch) -> Iterator[str]:
+    """Of an epoch whose store lost data: what it says it gave back may have been spent as well."""
+    for name, lease in world.ledger.leases.items():
+        if lease.state is LeaseState.LOST:
+            if lease.returned > watch.lost.setdefault(name, lease.returned):
+                yield f"{lease}, had returned {watch.lost[name]}"
+        else:
+            watch.lost.pop(name, None)
+
+
+def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
+    """As long as it lives with its data, no total in it goes back."""
+    for name, machine in world.machines.items():
+        for key in machine.model.data:
+            if ":lease:" in key:
+                f = machine.model.hash(key)
+                totals = tuple(int(f.get(total, 0)) for total in ("granted", "overage", "consumed", "returned"))
+                about = (name, machine.restarts, key, f.get("period"))
+                if any(new < old for new, old in zip(totals, watch.kept.get(about, totals), strict=True)):
+                    yield f"{key} of {name}: {totals}, was {watch.kept[about]}"
+                watch.kept[about] = totals
+
+
 def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
     """In a region's store, none that is older than one that has admitted."""
     while world.admissions:
@@ -144,6 +169,8 @@ ALWAYS: tuple[Invariant, ...] = (
     within_its_lease,
     never_booked_twice,
     totals_only_grow,
+    a_store_only_moves_forward,
+    what_is_lost_returns_nothing,
     one_epoch_admits,
     nothing_after_expiry,
     no_lane_stops,

@@ -114,6 +114,7 @@ class _Run:
             world.commit(world.ledger.put_region(region, "active"))
             world.start_agent(region)
         world.start_agent(REGIONS[0])
+        world.ledger.everything_is_replicated()
         services = world.loop.create_task(world.serve())
         books = world.loop.create_task(world.keep_books())
         for step in range(self.steps):

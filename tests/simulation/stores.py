@@ -40,6 +40,7 @@ class Machine:
     is_up: bool = True
     is_slow: bool = False
     lives: int = 1
+    restarts: int = 0
     model: StoreModel = field(init=False)
     wires: list["Wire"] = field(default_factory=list)
     admitting_epoch: int = 0
@@ -90,6 +91,7 @@ class Machine:
 
     def restart(self, snapshot: Any | None, *, is_another_life: bool) -> None:
         """With all of its data, or as it was at a snapshot. A restart is another life, unless nobody can tell."""
+        self.restarts += 1
         if snapshot is not None:
             self.model.data = {key: copy(value) for key, value in snapshot[0].items()}
             self.model.forgets_at_us = dict(snapshot[1])

@@ -1,0 +1,208 @@
+"""The ledger of the simulation against Postgres: the same random calls, and equal replies and equal rows after each.
+
+So what the simulation finds true of its ledger is true of the real one, as far as one transaction at a time can tell.
+"""
+
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from coordinator.api.frozen import call_of
+from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
+from coordinator.database.ledger import LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.domain.books import Key
+from coordinator.domain.exchange import Call
+from coordinator.domain.granting import Terms
+from coordinator.operations.apply_exchange import apply_exchange
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.open_epoch import fence_lost, open_epoch
+from coordinator.operations.put_limits import put_limits
+from coordinator.operations.put_region import put_region
+from protocol.identifiers import lane_of
+from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, Versions
+from tests.simulation.ledger_model import LedgerModel
+from tests.simulation.world import document
+
+pytestmark = pytest.mark.anyio
+LANES = 2
+TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+REGIONS = ("us-east", "eu-west")
+QUOTAS = ("exports:tenant=acme", "mails:tenant=acme")
+PERIODS = {"exports:tenant=acme": "2026-11-18T12", "mails:tenant=acme": "2026-11-18"}
+
+
+class Both:
+    """The model and the real one, asked the same."""
+
+    def __init__(self, connection: Connection, seed: int) -> None:
+        self.real = connection
+        self.documents = Documents()
+        self.model = LedgerModel(LANES)
+        self.chance = random.Random(seed)
+        self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
+        self.epochs: dict[str, list[tuple[int, str]]] = {region: [] for region in REGIONS}
+        self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
+        self.numbers: dict[int, int] = {}  # the model's epoch of each real one
+
+    async def limit(self, units: int) -> None:
+        await put_limits(self.real, document(units), lambda _: True, None, self.now)
+        self.model.commit(self.model.put_limits(document(units)))
+
+    async def region(self, name: str, status: str) -> None:
+        await put_region(self.real, name, 1, status, None, self.now)
+        self.model.commit(self.model.put_region(name, status))
+
+    async def open(self, region: str, *, lost_data: bool) -> None:
+        number = len(self.epochs[region])
+        nonce = f"{self.chance.getrandbits(128):032x}"
+        request = OpenEpoch(nonce=nonce, fingerprint=f"{region}-{number}", lost_data=lost_data)
+        real = await open_epoch(self.real, region, request, LANES, self.now)
+        model, transaction = self.model.open_epoch(region, request, self.now)
+        self.model.commit(transaction)
+        assert real == model
+        assert isinstance(real, EpochOpened)
+        self.epochs[region].append((real.epoch, request.fingerprint))
+
+    async def expire(self) -> None:
+        await expire_leases(self.real, self.now)
+        self.model.commit(self.model.expire_leases(self.now))
+
+    async def say(self) -> None:
+        region = self.chance.choice(REGIONS)
+        epoch, fingerprint = self.chance.choice(self.epochs[region][-2:])
+        lane = self.chance.randrange(LANES)
+        again = self.chance.random() < 0.2
+        frozen, live = self.said.get((epoch, lane), (None, None)) if again else (None, None)
+        if frozen is None or live is None:
+            frozen, live = self._batch(epoch, lane), self._live(lane)
+            self.said[epoch, lane] = (frozen, live)
+        request = ExchangeRequest(
+            fingerprint=fingerprint, versions=Versions(), exchanges=[Exchange(frozen=frozen, live=live)]
+        )
+        await self._apply(call_of(region, request))
+
+    async def _apply(self, call: Call) -> None:
+        async with self.real.transaction():
+            applied = await apply_exchange(self.real, self.documents, call, TERMS, self.now)
+        async with self.real.transaction():
+            await fence_lost(self.real, call.region, applied.lost, self.now)
+        response, transaction = self.model.apply_exchange(call, TERMS, self.now)
+        self.model.commit(transaction)
+        self.model.commit(self.model.fence_lost(call.region, transaction.lost, self.now))
+        assert _plain(applied.response) == _plain(response)
+        assert list(applied.lost) == transaction.lost
+
+    def _live(self, lane: int) -> LiveState:
+        wants = [
+            {
+                "quota": quota,
+                "demand_milli": self.chance.choice([0, 5_000, 40_000]),
+                "waiting": self.chance.randint(0, 3),
+            }
+            for quota in QUOTAS
+            if lane_of(quota, LANES) == lane
+        ]
+        return msgspec.convert({"wants": wants}, LiveState)
+
+    def _batch(self, epoch: int, lane: int) -> str:
+        """Mostly what an honest region would say; now and then a wrong number, total or line."""
+        row = self.model.lane_rows[epoch, lane]
+        seq = row.last_seq + self.chance.choices([1, 0, 2], [12, 1, 1])[0]
+        leases = [self._lease(epoch, quota) for quota in QUOTAS if lane_of(quota, LANES) == lane]
+        body = {"epoch": epoch, "lane": lane, "seq": max(1, seq), "leases": [each for each in leases if each]}
+        return msgspec.json.encode(body).decode()
+
+    def _lease(self, epoch: int, quota: str) -> dict[str, Any] | None:
+        lease = self.model.leases.get((epoch, Key(quota, PERIODS[quota])))
+        if lease is None:
+            return None
+        left = lease.unaccounted
+        used = self.chance.randint(0, left + self.chance.choice([0, 0, 0, 4]))
+        returned = self.chance.randint(0, max(0, left - used)) if self.chance.random() < 0.4 else 0
+        lie = self.chance.choices([0, -1, 1], [40, 1, 1])[0]
+        line = {"minute": 29_000_000, "dimensions": {"policy": "export"}, "units": used + max(0, lie)}
+        return {
+            "quota": quota,
+            "period": lease.key.period,
+            "granted": lease.granted + (self.chance.random() < 0.02),
+            "overage": lease.overage,
+            "consumed": max(0, lease.region_consumed + used + min(0, lie)),
+            "returned": lease.region_returned + returned,
+            "lines": [line] if line["units"] else [],
+        }
+
+    async def compare(self) -> None:
+        pools = {
+            (row["quota"], row["period"]): {name: row[name] for name in POOL_COLUMNS}
+            for row in await self.real.fetch("SELECT * FROM pool")
+        }
+        assert pools == {tuple(key): _columns(pool, POOL_COLUMNS) for key, pool in self.model.pools.items()}
+        names = (*LEASE_COLUMNS, "region", "reported_at", "expires_at")
+        leases = {
+            (row["epoch"], row["quota"], row["period"]): {name: row[name] for name in names} | {"state": row["state"]}
+            for row in await self.real.fetch("SELECT * FROM lease")
+        }
+        assert leases == {
+            (epoch, *key): _columns(lease, names) | {"state": lease.state.value}
+            for (epoch, key), lease in self.model.leases.items()
+        }
+        lanes = {
+            (row["epoch"], row["lane"]): (row["last_seq"], row["last_hash"], row["head"])
+            for row in await self.real.fetch("SELECT * FROM lane")
+        }
+        assert lanes == {name: tuple(row) for name, row in self.model.lane_rows.items()}
+
+
+def _columns(row: Any, names: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _plain(response: Any) -> Any:
+    """Without positions: a sequence leaves gaps. And in no order, for none is promised."""
+    plain = msgspec.to_builtins(response)
+    for reply in plain["replies"]:
+        if reply["receipt"]:
+            del reply["receipt"]["position"]
+        reply["leases"].sort(key=lambda lease: (lease["quota"], lease["period"]))
+    return plain
+
+
+@pytest.fixture
+async def connection(database: str) -> AsyncIterator[Connection]:
+    connection: Connection = await asyncpg.connect(database)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection: Connection, seed: int) -> None:
+    both = Both(connection, seed)
+    await both.limit(120)
+    for region in REGIONS:
+        await both.region(region, "active")
+        await both.open(region, lost_data=True)
+    for _ in range(120):
+        both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
+        await _something(both)
+        await both.compare()
+    assert any(lease.consumed for lease in both.model.leases.values())
+
+
+async def _something(both: Both) -> None:
+    what = both.chance.random()
+    if what < 0.03:
+        await both.limit(both.chance.choice([20, 120, 300]))
+    elif what < 0.06:
+        await both.open(both.chance.choice(REGIONS), lost_data=both.chance.random() < 0.5)
+    elif what < 0.08:
+        await both.region(both.chance.choice(REGIONS), both.chance.choice(["active", "draining"]))
+    elif what < 0.16:
+        await both.expire()
+    else:
+        await both.say()
