@@ -50,6 +50,8 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "limit": (7, (0, 300)),
     "region_drains": (2, (0, 0)),
     "region_returns": (3, (0, 0)),
+    "region_down": (1, (0, 0)),  # people say so: it opens no epoch
+    "epoch_retired": (1, (0, 0)),  # the oldest of the region that is over
     "region_lost": (1, (0, 0)),  # for ever: store and agents
     "later": (4, (1, 15)),  # seconds in which nothing is looked at
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.domain.books import Key, Lease
+from coordinator.domain.settlement import EpochState
 from protocol.lease import LeaseState
 from tests.simulation.world import World
 
@@ -188,9 +189,11 @@ def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
     if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.admitted.items():
-        region = world.ledger.epochs[epoch].region
+        region, is_retired = world.ledger.epochs[epoch].region, world.ledger.epochs[epoch].state is EpochState.RETIRED
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
         booked = lease.consumed if lease else 0
+        if is_retired:
+            continue  # people decided that no more evidence counts
         if region not in world.lossy_regions and region not in world.lost_regions and booked != units:
             yield f"{quota} in {period}, epoch {epoch} of {region}: {units} admitted, {booked} booked, {lease}"
 

@@ -157,6 +157,7 @@ class _Run:
         world.coordinators.dies_before_commit = world.coordinators.dies_after_commit = 0
         for region in REGIONS:
             weather = world.weather[region]
+            world.commit(world.ledger.put_region(region, "active"))
             weather.loss = weather.doubling = weather.lateness = 0.0
             if region not in world.lost_regions and not any(not a.stopping.is_set() for a in world.alive(region)):
                 world.start_agent(region)

@@ -19,6 +19,7 @@ import structlog
 from pydantic import SecretStr
 
 from coordinator.domain.granting import Terms
+from coordinator.domain.settlement import EpochState
 from protocol.policy import LimitsDocument
 from regional_agent import life as life_module
 from regional_agent import region as region_module
@@ -423,6 +424,13 @@ def _lose_region(world: World, event: Event) -> None:
             world.kill(agent)
 
 
+def _retire(world: World, event: Event) -> None:
+    for number, epoch in world.ledger.epochs.items():
+        if epoch.region == event.region and epoch.state is EpochState.FENCED:
+            world.commit(world.ledger.retire_epoch(number, world.clock.now()))
+            return
+
+
 def _burst(world: World, event: Event) -> None:
     for _ in range(event.number):
         world.ask(event.region, world.random)
@@ -474,6 +482,8 @@ _HAPPENS: dict[str, Any] = {
     "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
+    "region_down": lambda world, event: world.commit(world.ledger.put_region(event.region, "down")),
+    "epoch_retired": _retire,
     "region_lost": _lose_region,
     "later": lambda world, event: None,
 }
