@@ -22,15 +22,15 @@ LOCK_TIMEOUT_MS = 5_000
 ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
 
 
-def upgrade(url: str, coordinator_url: str | None = None) -> bool:
-    """To the newest revision; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db.
+def upgrade(url: str, coordinator_url: str | None = None, *, to: str = "head") -> bool:
+    """To the newest revision, or an earlier one; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db.
 
     True if the coordinator's role has what it needs; with `coordinator_url` the user that it names is a member.
     """
-    return asyncio.run(_upgrade(url, coordinator_url))
+    return asyncio.run(_upgrade(url, coordinator_url, to))
 
 
-async def _upgrade(url: str, coordinator_url: str | None) -> bool:
+async def _upgrade(url: str, coordinator_url: str | None, to: str) -> bool:
     # The driver reads the URL itself, as it does for the coordinator: SQLAlchemy knows nothing of sslmode and its like.
     engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), poolclass=NullPool
@@ -40,7 +40,7 @@ async def _upgrade(url: str, coordinator_url: str | None) -> bool:
             # First the row of migrations, as long as it takes; then the tables, for a bounded time.
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({ONE_MIGRATION_AT_A_TIME})"))
             await connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
-            await connection.run_sync(_migrate)
+            await connection.run_sync(_migrate, to)
             driver = (await connection.get_raw_connection()).driver_connection
             assert driver is not None
             return await allow_coordinator(driver, coordinator_url)
@@ -48,10 +48,10 @@ async def _upgrade(url: str, coordinator_url: str | None) -> bool:
         await engine.dispose()
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, to: str) -> None:
     config = alembic_config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, to)
 
 
 def alembic_config(output: TextIO | None = None) -> Config:

@@ -25,6 +25,7 @@ from doors.serving import serve
 from regional_agent.main import create_app as create_agent
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
+from tests.conftest import restricted
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 EXPORT = {"tenant": "acme", "route": "/v1/exports", "method": "POST"}
@@ -194,7 +195,7 @@ async def serving(app: ASGIApp, hub: SignalHub) -> AsyncIterator[str]:
 async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[str]:
     """On the same Postgres, and no weather on the way to it."""
     hub = SignalHub()
-    app = create_coordinator(CoordinatorSettings(database_url=SecretStr(database), **settings), hub=hub)
+    app = create_coordinator(CoordinatorSettings(database_url=SecretStr(restricted(database)), **settings), hub=hub)
     async with serving(app, hub) as url:
         yield url
 
@@ -202,7 +203,7 @@ async def another_coordinator(database: str, **settings: Any) -> AsyncIterator[s
 @pytest.fixture
 async def world(database: str, store: str) -> AsyncIterator[World]:
     hub = SignalHub()
-    weather = Weather(create_coordinator(CoordinatorSettings(database_url=SecretStr(database)), hub=hub))
+    weather = Weather(create_coordinator(CoordinatorSettings(database_url=SecretStr(restricted(database))), hub=hub))
     tokens = await _tokens(database)
     headers = {"Authorization": f"Bearer {tokens['admin']}"}
     async with (
