@@ -238,6 +238,8 @@ class LedgerModel:
         pools = self._lock_pools(deciding.pools_about(works), deciding.pools_needed(works), transaction)
         read = self._read_leases(pools, deciding.epochs_about(works))
         books = deciding.books_of(works, pools, read, now)
+        waiting = deciding.waiting_epochs(works, books, now)
+        books.pushable = {number for number in waiting if self.epochs[number].state is EpochState.CURRENT}
         decision = deciding.decide(works, books, catalogue, terms, now)
         receipts = self._write(transaction, decision)
         receipts |= {
