@@ -42,14 +42,15 @@ FIRST_PAUSE_MS = 400
 LONGEST_PAUSE_MS = 5_000
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
-OFFER_AGAIN_MS = 30_000  # what was refused, in case people have resolved it
+OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused, in case people have resolved it
 
 # A batch may be dropped once the coordinator has booked it, now or before; or keeps it for people to judge.
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
 # The store has forgotten what it told: its epoch is over, and another is opened.
 EVIDENCE_OF_LOSS = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
-# A lease that had expired is good again once it has returned what was left: who waits goes on waiting.
-HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
+# A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
+# another: who waits goes on waiting.
+HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
 
 
@@ -90,7 +91,7 @@ class Conversation:
         self._looked_back: Life | None = None
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
         self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
-        self._offer_again_at_ms = 0
+        self._offered_at_ms = clock.monotonic_ms()
         self.offer_again_ms = OFFER_AGAIN_MS
         self.versions = Versions()
         self.reported_at_ms = clock.monotonic_ms()
@@ -173,10 +174,11 @@ class Conversation:
         self._looked_back = life
 
     def _offer_again(self, life: Life) -> None:
+        """An agent that died may have left a batch in a lane where nothing else happens: whoever is alive sends it."""
         now_ms = self._clock.monotonic_ms()
-        if self._resting and now_ms >= self._offer_again_at_ms:
-            self._offer_again_at_ms = now_ms + self.offer_again_ms
-            self._resend |= {lane for epoch, lane in self._resting if epoch == life.epoch}
+        if now_ms >= self._offered_at_ms + self.offer_again_ms:
+            self._offered_at_ms = now_ms
+            self._resend = set(range(life.lanes))
             if any(epoch != life.epoch for epoch, _ in self._resting):
                 self._looked_back = None
             self._resting.clear()
@@ -289,7 +291,7 @@ class Conversation:
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
         refused = {lease.quota for lease in reply.leases if lease.refusal not in HOPEFUL}
-        refused |= {each.quota for each in reply.refused}
+        refused |= {each.quota for each in reply.refused if each.refusal not in HOPEFUL}
         for quota in asked:
             if gained.get(quota, 0) == 0 and quota in refused:
                 self._leasing.refused(quota)
@@ -317,8 +319,6 @@ class Conversation:
         )
 
     def _stop_lane(self, epoch: int, lane: int, outcome: ExchangeOutcome) -> None:
-        if not self._resting:
-            self._offer_again_at_ms = self._clock.monotonic_ms() + self.offer_again_ms
         self._resting.add((epoch, lane))
         self.stopped_lanes[epoch, lane] = outcome
         self._metrics.stopped_lanes.set(len(self.stopped_lanes))

@@ -115,6 +115,7 @@ class Both(ModelConnection):
             assert self._wire.state(name) == _plain(self.model.data[key]), key
             left_ms, expected_ms = self._wire.ask("PTTL", name), self.model.ttl_ms(key)
             assert expected_ms - SLACK_MS <= left_ms <= expected_ms, key
+            assert left_ms < 0 or b":rate:" in name or b":op:" in name, f"accounting must not be forgotten: {key}"
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:

@@ -1,0 +1,105 @@
+"""Several agents of one region, and what each exchange is good for: one dies in the middle, one refill at a time."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from protocol.identifiers import lane_of
+from protocol.messages import Exchange, ExchangeRequest, Versions
+from regional_agent.coordinator_client import CoordinatorClient
+from regional_agent.store.scripts import Life
+from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
+from tests.integration.regional_agent.test_conversation import QUOTA, eventually
+
+pytestmark = pytest.mark.anyio
+
+
+def life_of(agent: Agent) -> Life:
+    life = agent.region.life.current
+    assert life is not None
+    return life
+
+
+@pytest.mark.parametrize("dies", ["before it sent", "after it sent"])
+async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_others(world: World, dies: str) -> None:
+    """Nothing else happens in the lane, so nothing but the batch itself tells the others."""
+    agent = await world.agent(report_interval_ms=60_000)
+    await agent.lease(50)
+    await agent.check(cost=7)
+    life = life_of(agent)
+    lane = lane_of(QUOTA, life.lanes)
+    frozen = await agent.region.scripts.freeze(life, lane, [QUOTA])  # the one that dies, up to here
+    if dies == "after it sent":
+        client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
+        exchanges = [Exchange(frozen=frozen.bytes)]
+        await client.exchange(ExchangeRequest(fingerprint=life.fingerprint, versions=Versions(), exchanges=exchanges))
+        await client.close()
+    assert await agent.region.scripts.dirty(life, lane, 10) == []
+
+    agent.region.conversation.offer_again_ms = 10
+    agent.region.conversation.report_now()
+
+    async def waits() -> bool:
+        agent.region.conversation.report_now()
+        return await agent.region.scripts.frozen_seq(life, lane) is not None
+
+    await eventually(waits, False)
+    assert await world.usage() == 7
+
+
+async def test_a_refill_is_fetched_ahead_once_for_all_and_nobody_waits_for_it(world: World, database: str) -> None:
+    """Under steady load there is about one exchange for each grant, however many requests it serves."""
+    quotas = [DOCUMENT["quotas"][0] | {"limit": 1_000_000}, *DOCUMENT["quotas"][1:]]
+    assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
+    agent = await world.agent(report_interval_ms=60_000)
+    await until(lambda: agent.region.admission.policies is not None)
+    await spend(agent, 600)  # until the demand is known
+    waits, exchanges, grants = waits_of(agent), exchanges_of(agent), await grants_of(database)
+    await spend(agent, 3_000)
+    exchanges, grants = exchanges_of(agent) - exchanges, await grants_of(database) - grants
+    assert waits_of(agent) == waits
+    assert grants - 1 <= exchanges <= grants + 2, "each exchange brought a grant"
+    assert exchanges <= 300, "and each grant served many requests"
+
+
+async def spend(agent: Agent, times: int) -> None:
+    for _ in range(times // 10):
+        answers = await asyncio.gather(*(agent.check() for _ in range(10)))
+        assert {answer.status_code for answer in answers} == {200}
+
+
+def waits_of(agent: Agent) -> float:
+    return sample(agent, "leasehold_waits_total")
+
+
+def exchanges_of(agent: Agent) -> float:
+    return sample(agent, "leasehold_exchanges_total", outcome="applied")
+
+
+def sample(agent: Agent, name: str, **labels: str) -> float:
+    return agent.region.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+async def grants_of(database: str) -> int:
+    connection = await asyncpg.connect(database)
+    try:
+        return int(await connection.fetchval("SELECT count(*) FROM transfer WHERE cause = 'grant'"))
+    finally:
+        await connection.close()
+
+
+async def test_a_region_that_is_drained_returns_what_it_has(world: World) -> None:
+    agent = await world.agent()
+    await agent.lease(50)
+    await agent.check(cost=20)
+    assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
+    agent.region.conversation.report_now()
+
+    async def outstanding() -> int:
+        await agent.check(mode="peek")
+        return int((await world.quota())["outstanding"])
+
+    await eventually(outstanding, 0)
+    quota = await world.quota()
+    assert (quota["consumed"], quota["unallocated"]) == (20, 80)
