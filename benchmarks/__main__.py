@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import structlog
 
-from benchmarks import agent
+from benchmarks import agent, coordinator
 from benchmarks.frame import FEWEST_TURNS, conditions, show, write
 from benchmarks.load import RefusedError
 
-BENCHMARKS = {"agent": agent.run}
+BENCHMARKS = {"agent": agent.run, "coordinator": coordinator.run}
 
 
 def main() -> None:

