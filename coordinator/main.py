@@ -71,7 +71,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
-        Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now()))),
+        Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 

@@ -38,6 +38,16 @@ async def book(connection: Connection, lane: int) -> int:
     return position
 
 
+async def move(owner: Connection) -> None:
+    """What has no position: a movement of the coordinator's own."""
+    await owner.execute(
+        """INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2026-11', 'month', '2026-11-01', '2026-12-01');
+        INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
+        INSERT INTO transfer (quota, period, charge_period, src, dst, units, cause, movement_id, recorded_at)
+        VALUES ('q', '2026-11', '2026-11', 'funding', 'unallocated', 1, 'funded', gen_random_uuid(), now())"""
+    )
+
+
 async def sealed_by(connection: Connection) -> Seal:
     async with connection.transaction():
         return await seal(connection, NOON)
@@ -151,7 +161,9 @@ async def test_a_time_names_the_newest_seal_up_to_it_and_a_later_one_none(databa
         first = await sealed_by(owner)
         await book(owner, 1)
         second = await sealed_by(owner)  # by a clock that stands still, or has gone back
-        third = await sealed_by(owner)
+        await move(owner)
+        third = await sealed_by(owner)  # of the same position
+        assert (third.position, third.transfer > second.transfer) == (second.position, True)
         assert first.sealed_at < second.sealed_at < third.sealed_at
         assert await find_sealed(owner, first.sealed_at) == Sealed(first.position, first.transfer)
         assert await find_sealed(owner, second.sealed_at) == Sealed(second.position, second.transfer)
