@@ -300,6 +300,8 @@ class LedgerModel:
 
     def _book(self, transaction: Transaction, each: BookedReport) -> Receipt:
         report = each.report
+        if (report.epoch, report.lane, report.seq) in self.rows["receipt"]:
+            raise Surprise("report: its number is its primary key")
         self._position += 1
         receipt = Receipt(position=self._position, head=each.head.hex())
         transaction.writes[Name("receipt", (report.epoch, report.lane, report.seq))] = receipt
