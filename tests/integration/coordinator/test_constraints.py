@@ -372,6 +372,9 @@ FIXED = {
     "region_epoch": {"epoch", "region", "nonce", "fingerprint", "lanes", "opened_at"},
     "subscription": {"tenant"},
     "policy_version": {"only_row"},
+    "job": {"name"},
+    "verification": {"id", "asked_by", "asked_at"},
+    "resolution": {"epoch", "quota", "period"},
 }
 
 
