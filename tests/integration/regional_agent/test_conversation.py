@@ -179,7 +179,7 @@ async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(
         await eventually(world.usage, 16)
         quota = await world.quota()
         assert quota["outstanding"] + quota["suspense"] >= 39  # in suspense as soon as the next tick
-        assert quota["consumed"] + quota["outstanding"] + quota["unallocated"] == 100
+        assert quota["consumed"] + quota["outstanding"] + quota["suspense"] + quota["unallocated"] == 100
     finally:
         await world.agents.aclose()
         stop(process)
