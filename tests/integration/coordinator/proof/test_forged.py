@@ -326,11 +326,14 @@ ENDS: dict[str, tuple[str, FaultKind, int]] = {
 }
 
 
+@pytest.mark.parametrize("lane_is", ["ASC", "DESC"])  # one that others come after, and the last
 @pytest.mark.parametrize("what", ENDS)
-async def test_neither_end_of_a_lane_can_be_moved(books: str, what: str) -> None:
+async def test_neither_end_of_a_lane_can_be_moved(books: str, what: str, lane_is: str) -> None:
     sql, kind, place = ENDS[what]
     async with connected(books) as owner:
-        lane = await owner.fetchrow("SELECT * FROM lane WHERE last_seq > 5 ORDER BY epoch DESC, lane DESC LIMIT 1")
+        lane = await owner.fetchrow(
+            f"SELECT * FROM lane WHERE last_seq > 5 ORDER BY epoch {lane_is}, lane {lane_is} LIMIT 1"
+        )
     assert lane is not None
     fault = await found_after(books, lambda forger: forger.execute(sql.format(**lane)))
     seq = place if place > 0 else lane["last_seq"] - place
