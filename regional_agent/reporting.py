@@ -119,8 +119,9 @@ class Conversation:
             await self._scripts.give_back(life, quota, 0)
 
     async def _report_everything(self, life: Life) -> None:
-        self._resend = set(range(life.lanes))
         for _ in range(MOST_ROUNDS):
+            # Each round looks at every lane: another agent may have frozen a batch meanwhile, and died with it.
+            self._resend = set(range(life.lanes))
             if not await self._exchange(life, asked={}, rates={}, reports=True):
                 return
 
