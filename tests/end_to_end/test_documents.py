@@ -64,6 +64,7 @@ def test_the_pages_have_examples() -> None:
         "docs/finance.md": 3,
         "docs/operations.md": 5,
         "docs/services.md": 2,
+        "docs/simulation.md": 0,
     }
 
 
