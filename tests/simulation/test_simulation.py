@@ -24,11 +24,6 @@ def test_work_is_done_between_the_faults() -> None:
     assert all(sum(run(seed, STEPS).admitted for seed in seeds) > 50 for seeds in ((0, 2), (1, 3)))
 
 
-def test_a_run_admits_something() -> None:
-    """Else all invariants would hold of nothing. A single unlucky region may well be served nothing."""
-    assert sum(run(seed, STEPS).admitted for seed in range(3)) > 0
-
-
 def test_a_seed_replays_its_run_exactly() -> None:
     first, second = run(7, STEPS), run(7, STEPS)
     assert (first.digest, first.steps, first.reached) == (second.digest, second.steps, second.reached)
