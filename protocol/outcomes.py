@@ -26,6 +26,7 @@ class GrantRefusal(StrEnum):
     NO_LIMIT = "no_limit"  # the tenant's plan gives none
     PERIOD_NOT_OPEN = "period_not_open"
     EPOCH_FENCED = "epoch_fenced"
+    REGION_NOT_ACTIVE = "region_not_active"  # draining, or down
     QUARANTINED = "quarantined"
     LEASE_EXPIRED = "lease_expired"  # it first returns what is left of it; there is hope
     EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back

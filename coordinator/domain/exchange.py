@@ -244,7 +244,10 @@ def _sort_wants(work: Work, catalogue: Catalogue, now: datetime) -> None:
     wants = work.incoming.live.wants
     if work.lane and work.lane.epoch_state is not EpochState.CURRENT:
         work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.EPOCH_FENCED) for want in wants]
-    elif catalogue.is_active(work.call.region):
+    elif not catalogue.is_active(work.call.region):
+        # Said, and not left out: who waits for it would wait in vain.
+        work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.REGION_NOT_ACTIVE) for want in wants]
+    else:
         work.wanted, work.refused = sort_wants(catalogue, wants, now)
 
 

@@ -149,6 +149,7 @@ async def test_a_draining_region_is_told_and_gets_nothing(stand: Stand, agent: A
     response = await agent.call(exchange(agent.frozen(2, lease(granted=10, consumed=1)), [want(waiting=5)]))
     assert response.drain
     assert leased(response.replies[0]).granted == 10
+    assert [each.refusal for each in response.replies[0].refused] == [GrantRefusal.REGION_NOT_ACTIVE]
 
 
 async def rate(agent: Agent, seq: int) -> ExchangeReply:
