@@ -136,6 +136,8 @@ async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_liv
         assert (await agent.check(cost=1)).status_code == 503
         await until(lambda: agent.region.store.fingerprint is None or epoch_of(agent) == 0)
         embedded.ask_store(port, PASSWORD, "REPLICAOF NO ONE")
+        # It may have come back before the promotion, to the life that it knew: a connection is not told of a promotion.
+        embedded.ask_store(port, PASSWORD, "CLIENT KILL TYPE normal")
         await until(lambda: epoch_of(agent) > first)
         assert agent.region.store.fingerprint != fingerprint
         await spends(agent, 5)
