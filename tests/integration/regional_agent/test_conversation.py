@@ -252,6 +252,8 @@ LOSSES: dict[str, Callable[[Life, int], tuple[Argument, ...]]] = {
 async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_kept(world: World, loss: str) -> None:
     """Below the same fingerprint: only the conversation can tell. Two agents see it, and one new life begins."""
     agents = [await world.agent() for _ in range(2)]
+    for agent in agents:
+        agent.region.conversation.offer_again_ms = 100
     life, lane = await spent_and_booked(agents[0], world)
     await agents[0].region.store.call(*LOSSES[loss](life, lane))
     answers = await asyncio.gather(*(agent.check(cost=2) for agent in agents))
