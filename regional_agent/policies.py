@@ -1,7 +1,9 @@
 """Which policies a request meets, and what each of them takes.
 
-The document is compiled once, when it arrives: exact routes into a table, wildcards into a list ordered by length.
-Matching a request then looks at nothing but its own route.
+The document is compiled once, when it arrives, so that a request costs the same under ten policies and under ten
+thousand: a route finds its policies by hash and bisection (domain/routes.py), what a quota limits on a plan is worked
+out once, and the routes that are asked for most are remembered with their answer. All of it hangs on one bundle and is
+thrown away with it; whoever lets something else change an answer (an override that begins or ends) makes new Policies.
 """
 
 import hashlib
@@ -23,9 +25,13 @@ from protocol.policy import (
     parse_rate,
     safe_share,
 )
+from regional_agent.domain.remembered import Remembered
+from regional_agent.domain.routes import Routes
 from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge
 
 Subject = dict[str, str]
+
+MOST_ROUTES = 10_000  # of requests, each with a method, that are remembered with the policies they meet
 
 
 class UnknownSubjectField(Exception):
@@ -50,6 +56,8 @@ class CompiledPolicy:
     methods: frozenset[str]  # empty: every method
     wait_ms: int
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
+    place: int  # in the document
+    dimensions: str  # what finance groups usage by, beyond tenant, quota and region, which the lease already tells
 
     def key(self, subject: Subject) -> str:
         try:
@@ -71,23 +79,22 @@ class Policies:
     def __init__(self, bundle: PolicyBundle) -> None:
         self.version = bundle.version
         self._bundle = bundle
-        self._exact: dict[str, list[CompiledPolicy]] = {}
-        self._wildcards: list[tuple[str, CompiledPolicy]] = []
-        for policy in _compiled(bundle.document):
-            self._place(policy)
-
-    def _place(self, policy: CompiledPolicy) -> None:
-        route = policy.spec.match.route
-        if route.endswith("*"):
-            self._wildcards.append((route[:-1], policy))
-        else:
-            self._exact.setdefault(route, []).append(policy)
+        self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
+        self._met: Remembered[tuple[str, str], list[CompiledPolicy]] = Remembered(MOST_ROUTES)
+        self._limits: dict[tuple[str, str | None], int | Rate] = {}
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """The policies that a request meets, in the document's order for each kind of route."""
-        route, method = subject.get("route", ""), subject.get("method", "")
-        found = [*self._exact.get(route, ())]
-        found += [policy for prefix, policy in self._wildcards if route.startswith(prefix)]
+        asked = subject.get("route", ""), subject.get("method", "")
+        met = self._met.get(asked)
+        if met is None:
+            met = self._look_up(*asked)
+            self._met.put(asked, met)
+        return met
+
+    def _look_up(self, route: str, method: str) -> list[CompiledPolicy]:
+        by_prefix = sorted(self._routes.by_prefix(route), key=lambda policy: policy.place)
+        found = (*self._routes.exactly(route), *by_prefix)
         return [policy for policy in found if not policy.methods or method in policy.methods]
 
     def demand(self, subject: Subject, cost: int | None) -> list[Demanded]:
@@ -99,37 +106,45 @@ class Policies:
         key, limit = policy.key(subject), self._limit(quota, subject)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
-            return Demanded(policy, AllowanceCharge(key, units, limit, _dimensions(policy)), policy.wait_ms)
+            return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions), policy.wait_ms)
         if quota.kind is QuotaKind.RATE:
             assert isinstance(limit, Rate)
-            share = safe_share(limit, self._bundle.weight, self._bundle.total_weight)
-            return Demanded(policy, RateCharge(key, units, share.rate_micro, share.burst))
+            return Demanded(policy, RateCharge(key, units, limit.rate_micro, limit.burst))
         raise KindNotServed(policy.spec.name, quota.kind)
 
     def _limit(self, quota: QuotaSpec, subject: Subject) -> int | Rate:
-        """The limit on the tenant's plan. A tenant whose plan gives none is limited to nothing."""
+        """The limit on the tenant's plan; of a rate, this region's share of it."""
         plan = self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
+        limit = self._limits.get((quota.name, plan))
+        if limit is None:  # there are no more plans and quotas than the document has
+            limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)
+        return limit
+
+    def _limit_on(self, quota: QuotaSpec, plan: str | None) -> int | Rate:
+        """A tenant whose plan gives none is limited to nothing."""
         limit = limit_of(quota, plan)
         if quota.kind is QuotaKind.RATE:
-            return Rate(0, 0) if limit is None else parse_rate(limit)
+            whole = Rate(0, 0) if limit is None else parse_rate(limit)
+            return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
         return limit if isinstance(limit, int) else 0
 
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
     quotas = {quota.name: quota for quota in document.quotas}
-    return [_compile(policy, quotas[policy.quota]) for policy in document.policies]
+    return [_compile(place, policy, quotas[policy.quota]) for place, policy in enumerate(document.policies)]
 
 
-def _compile(policy: PolicySpec, quota: QuotaSpec) -> CompiledPolicy:
+def _compile(place: int, policy: PolicySpec, quota: QuotaSpec) -> CompiledPolicy:
     method = policy.match.method
-    methods = frozenset() if method == "*" else frozenset([method] if isinstance(method, str) else method)
-    window_s = {"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0)
-    return CompiledPolicy(policy, quota, methods, parse_duration_ms(policy.wait), window_s)
-
-
-def _dimensions(policy: CompiledPolicy) -> str:
-    """What finance groups usage by, beyond tenant, quota and region, which the lease already tells."""
-    return msgspec.json.encode({"policy": policy.spec.name}).decode()
+    return CompiledPolicy(
+        spec=policy,
+        quota=quota,
+        methods=frozenset() if method == "*" else frozenset([method] if isinstance(method, str) else method),
+        wait_ms=parse_duration_ms(policy.wait),
+        window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
+        place=place,
+        dimensions=msgspec.json.encode({"policy": policy.name}).decode(),
+    )
 
 
 def digest(parts: Sequence[str]) -> str:
