@@ -5,6 +5,7 @@ in an object, of which two programs could read different values, and U+0000, whi
 become a field, a rule and a reason, so that nobody has to parse prose.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -36,7 +37,7 @@ def decode(raw: bytes, type_: type[T], within: str = "") -> T:
     try:
         text = str(raw, "utf-8")
         value: T = _decoder(type_).decode(text)
-        _UNIQUE.decode(text)
+        _refuse_repeated(raw, text)
     except msgspec.ValidationError as error:
         raise invalid(error, within) from None
     except UnicodeDecodeError as error:
@@ -73,6 +74,14 @@ def _refuse_other_media(request: Request) -> None:
 
 
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)
+
+
+def _refuse_repeated(raw: bytes, text: str) -> None:
+    """What is written as its own value would be names nothing twice. Only of the rest is each object looked at."""
+    with contextlib.suppress(msgspec.DecodeError):  # of numbers that only a type makes sense of
+        if msgspec.json.encode(msgspec.json.decode(raw)) == raw:
+            return
+    _UNIQUE.decode(text)
 
 
 class _Repeated(Exception):

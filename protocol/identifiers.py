@@ -5,9 +5,11 @@ A *quota key* names one limited thing: the quota of the document and the values 
 never holds a separator that a value brought along.
 """
 
+import functools
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote, unquote
 
@@ -16,6 +18,7 @@ from msgspec import Meta
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,62}$"
 REGION_PATTERN = r"^[a-z][a-z0-9-]{0,30}$"
 MAX_QUOTA_KEY_LENGTH = 512
+KEYS_REMEMBERED = 10_000  # parsed: the same few are named again and again
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="lower case letters, digits, - and _")]
 RegionName = Annotated[str, Meta(pattern=REGION_PATTERN, description="lower case letters, digits and -")]
@@ -39,14 +42,15 @@ def quota_key(quota: str, dimensions: Sequence[tuple[str, str]]) -> str:
     return f"{quota}:{values}"
 
 
-def parse_quota_key(key: str) -> tuple[str, dict[str, str]]:
+@functools.lru_cache(maxsize=KEYS_REMEMBERED)
+def parse_quota_key(key: str) -> tuple[str, Mapping[str, str]]:
     """The quota and its dimensions. Raises ValueError for what `quota_key` would never build."""
     quota, separator, rest = key.partition(":")
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
     dimensions = {name: unquote(value) for name, _, value in pairs}
     if not separator or not is_name(quota) or quota_key(quota, list(dimensions.items())) != key:
         raise ValueError(f"not a quota key: {key!r}")
-    return quota, dimensions
+    return quota, MappingProxyType(dimensions)  # it is remembered, so nobody may change it
 
 
 def lane_of(key: str, lanes: int) -> int:

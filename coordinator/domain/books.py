@@ -12,6 +12,8 @@ lease is at any time what its transfers add up to:
 The left sides are where units come from, and the totals that only grow; the right sides are where units are.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -120,6 +122,14 @@ class Lease:
         return self.granted + self.overage == spent + self.outstanding + self.suspense
 
 
+class Line(NamedTuple):
+    """Units that evidence accounts for: usage of one minute and kind, or what was given back."""
+
+    units: int
+    minute: int | None = None
+    dimensions: dict[str, str] | None = None
+
+
 class Transfer(NamedTuple):
     """Units on their way from one account to another, as it is booked."""
 
@@ -190,43 +200,20 @@ _INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
 _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
 
 
-def post(
-    entry: Entry,
-    pool: Pool,
-    lease: Lease | None,
-    src: Account,
-    dst: Account,
-    units: int,
-    cause: Cause,
-    minute: int | None = None,
-    dimensions: dict[str, str] | None = None,
-    *,
-    goes_on: bool = False,
-) -> None:
-    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there.
+def post(entry: Entry, pool: Pool, lease: Lease | None, src: Account, dst: Account, units: int, cause: Cause) -> None:
+    """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
+    if units:
+        _move(pool, lease, src, dst, units)
+        _note(entry, pool.key, dst, cause, _Part(Line(units), 0, src, units))
 
-    `goes_on`: another part of the line before, which drains several accounts.
-    """
-    if units == 0:
-        return
+
+def _move(pool: Pool, lease: Lease | None, src: Account, dst: Account, units: int) -> None:
     changes = [*_changes_of_pool(pool, src, dst, units), *(_changes_of_lease(lease, src, dst, units) if lease else ())]
     if units < 0 or any(getattr(book, column) + change < 0 for book, column, change in changes):
         raise Overdrawn(f"{units} from {src} to {dst} of {pool.key}")
     # Everything is checked: from here on nothing may fail.
     for book, column, change in changes:
         setattr(book, column, getattr(book, column) + change)
-    line, part = _number(entry, goes_on)
-    entry.transfers.append(Transfer(line, pool.key, src, dst, units, cause, minute, dimensions, part))
-
-
-def _number(entry: Entry, goes_on: bool) -> tuple[int, int]:
-    """A report's lines are numbered, and the parts of each; a movement has parts only."""
-    if isinstance(entry, Movement):
-        return 0, len(entry.transfers)
-    if not entry.transfers:
-        return 0, 0
-    last = entry.transfers[-1]
-    return (last.line, last.part + 1) if goes_on else (last.line + 1, 0)
 
 
 # In this order evidence drains a lease: an estimate, and what was written off, give way to the truth.
@@ -243,14 +230,61 @@ def drain(
     minute: int | None = None,
     dimensions: dict[str, str] | None = None,
 ) -> None:
-    """Move what evidence accounts for, as parts of one line. Raises Overdrawn if the lease has less than that."""
+    """Move what evidence accounts for, as one line."""
+    drain_lines(entry, pool, lease, dst, [Line(units, minute, dimensions)], cause)
+
+
+def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Sequence[Line], cause: Cause) -> None:
+    """The same for many lines: each is booked by itself, and each account is moved once.
+
+    Raises Overdrawn, with nothing changed, if the lease has less than that.
+    """
+    units = sum(line.units for line in lines)
     if units > lease.unaccounted:
         raise Overdrawn(f"{units} to {dst} of {lease.key}, of which {lease.unaccounted} are unaccounted for")
-    left = units
-    for src in DRAINED:
-        here = min(left, getattr(lease, src.value))
-        post(entry, pool, lease, src, dst, here, cause, minute, dimensions, goes_on=left < units)
-        left -= here
+    parts = list(_parts(lines, lease))
+    drained = Counter[Account]()
+    for part in parts:
+        drained[part.src] += part.units
+    for src, drained_units in drained.items():
+        _move(pool, lease, src, dst, drained_units)
+    for part in parts:
+        _note(entry, pool.key, dst, cause, part)
+
+
+class _Part(NamedTuple):
+    """Of a line: what of it one account gives."""
+
+    line: Line
+    number: int
+    src: Account
+    units: int
+
+
+def _parts(lines: Iterable[Line], lease: Lease) -> Iterator[_Part]:
+    """The lines laid end to end along what the accounts have, one account after the other."""
+    accounts = ((src, getattr(lease, src)) for src in DRAINED)
+    src, here = next(accounts)
+    for line in lines:
+        number, left = 0, line.units
+        while left:
+            if not here:
+                src, here = next(accounts)
+                continue
+            units = min(left, here)
+            yield _Part(line, number, src, units)
+            number, left, here = number + 1, left - units, here - units
+
+
+def _note(entry: Entry, key: Key, dst: Account, cause: Cause, part: _Part) -> None:
+    """A report's lines are numbered, and the parts of each; a movement has parts only."""
+    transfers = entry.transfers
+    if isinstance(entry, Movement):
+        line, number = 0, len(transfers)
+    else:
+        line, number = (transfers[-1].line + (not part.number) if transfers else 0), part.number
+    minute, dimensions = part.line.minute, part.line.dimensions
+    transfers.append(Transfer(line, key, part.src, dst, part.units, cause, minute, dimensions, number))
 
 
 Change = tuple[Pool | Lease, str, int]

@@ -5,6 +5,7 @@
 The shape of an id tells its kind, so one table of formats serves both ways.
 """
 
+import functools
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from protocol.policy import PeriodKind
 _FORMATS = {PeriodKind.HOUR: "%Y-%m-%dT%H", PeriodKind.DAY: "%Y-%m-%d", PeriodKind.MONTH: "%Y-%m"}
 _MINUTE = timedelta(minutes=1)
 _MILLISECOND = timedelta(milliseconds=1)
+PERIODS_REMEMBERED = 1_000  # parsed: the same few are named again and again
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -48,7 +50,11 @@ def moment_of(minute: int) -> datetime:
 
 def period_at(kind: PeriodKind, moment: datetime) -> Period:
     """The period of that kind which holds the moment."""
-    starts_at = _start(kind, moment.astimezone(UTC))
+    return _period(kind, _start(kind, moment.astimezone(UTC)))
+
+
+@functools.lru_cache(maxsize=PERIODS_REMEMBERED)
+def _period(kind: PeriodKind, starts_at: datetime) -> Period:
     return Period(starts_at.strftime(_FORMATS[kind]), kind, starts_at, _end(kind, starts_at))
 
 
@@ -56,6 +62,7 @@ def next_period(period: Period) -> Period:
     return period_at(period.kind, period.ends_at)
 
 
+@functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def period_of(period_id: str) -> Period:
     """The period that an id names. Raises ValueError for what `period_at` would never name."""
     for kind, shape in _FORMATS.items():

@@ -9,7 +9,21 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Movement, Pool, Report, drain, movement, post
+from coordinator.domain.books import (
+    Account,
+    Cause,
+    Entry,
+    Key,
+    Lease,
+    Line,
+    Movement,
+    Pool,
+    Report,
+    drain,
+    drain_lines,
+    movement,
+    post,
+)
 from coordinator.domain.period import period_of
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import FrozenBatch, FrozenLease
@@ -219,7 +233,6 @@ def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int) -> None:
 def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:
     period = period_of(frozen.period)
     first, last = period.first_minute, period.last_minute
-    for line in frozen.lines:
-        # A unit belongs to its lease's period, whatever the store's clock said.
-        minute = min(max(line.minute, first), last)
-        drain(report, pool, lease, Account.CONSUMED, line.units, Cause.USAGE, minute, line.dimensions)
+    # A unit belongs to its lease's period, whatever the store's clock said.
+    lines = [Line(line.units, min(max(line.minute, first), last), line.dimensions) for line in frozen.lines]
+    drain_lines(report, pool, lease, Account.CONSUMED, lines, Cause.USAGE)

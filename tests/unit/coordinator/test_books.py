@@ -4,12 +4,27 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from coordinator.domain.allocation import Ask, fund, grant, grant_units
-from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Overdrawn, Pool, Report, drain, movement, post
+from coordinator.domain.books import (
+    DRAINED,
+    Account,
+    Cause,
+    Entry,
+    Key,
+    Lease,
+    Line,
+    Overdrawn,
+    Pool,
+    Report,
+    drain,
+    drain_lines,
+    movement,
+    post,
+)
 from coordinator.domain.settlement import expire, judge_totals, settle
 from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
@@ -219,6 +234,30 @@ def test_a_line_that_drains_several_accounts_is_one_line_in_parts() -> None:
     with pytest.raises(Overdrawn):
         drain(report, pool, lease, Account.CONSUMED, 1, Cause.USAGE)
     assert (lease.unaccounted, lease.balances, pool.balances) == (0, True, True)
+
+
+@given(lines=st.lists(st.integers(0, 9), max_size=12), gaps=st.lists(st.integers(0, 20), min_size=4, max_size=4))
+def test_many_lines_at_once_are_booked_as_one_after_the_other(lines: list[int], gaps: list[int]) -> None:
+    def books() -> tuple[Report, Pool, Lease]:
+        there = {src.value: units for src, units in zip(DRAINED, gaps, strict=True)}
+        return (
+            Report("us-east", 1, 0, 1),
+            Pool(KEY, **there),
+            Lease(KEY, 1, "us-east", NOW, NOW, LeaseState.ACTIVE, **there),
+        )
+
+    def at_once(report: Report, pool: Pool, lease: Lease) -> None:
+        drain_lines(report, pool, lease, Account.CONSUMED, [Line(units, 7, {}) for units in lines], Cause.USAGE)
+
+    together, singly = books(), books()
+    if sum(lines) > sum(gaps):
+        with pytest.raises(Overdrawn):
+            at_once(*together)
+    else:
+        at_once(*together)
+        for units in lines:
+            drain(*singly, Account.CONSUMED, units, Cause.USAGE, 7, {})
+    assert together == singly
 
 
 def test_a_movement_is_the_same_movement_every_time() -> None:
