@@ -176,10 +176,11 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
     if reason:
         _quarantine(report, pool, lease)
         return reason
-    cover(report, pool, lease, consumed)
-    _book_lines(report, frozen, pool, lease)
+    # First what was given back: work beyond the lease that was reported after it is covered from there.
     if lease.state in RETURNS_COUNT:
         drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
+    cover(report, pool, lease, consumed)
+    _book_lines(report, frozen, pool, lease)
     renew(lease)
     return None
 
@@ -208,7 +209,8 @@ def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
 def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
     if sum(line.units for line in frozen.lines) != consumed:
         return QuarantineReason.LINES_DISAGREE
-    if returned > max(0, lease.unaccounted - consumed) and lease.state in RETURNS_COUNT:
+    # Whatever was consumed since: it may be more than was left, for what is done without asking is booked all the same.
+    if returned > lease.unaccounted and lease.state in RETURNS_COUNT:
         return QuarantineReason.RETURNED_TOO_MUCH
     return None
 

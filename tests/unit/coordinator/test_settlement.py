@@ -109,7 +109,7 @@ def test_returns_become_grantable_again_after_overage_is_made_up() -> None:
     pool, lease = funded_pool(5, 10), leased(granted=10, outstanding=10)
     pool.overage = pool.consumed = 3
     moved, _ = settled(pool, lease, 10, 0, 4, 6, 4)
-    assert moved == [(Cause.USAGE, 4), (Cause.RETURNED, 6)]
+    assert moved == [(Cause.RETURNED, 6), (Cause.USAGE, 4)]
     assert (pool.unallocated, pool.grantable) == (11, 8)
 
 
@@ -126,7 +126,7 @@ def test_returns_of_a_fenced_epoch_whose_store_kept_its_data_are_free_at_once() 
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     lease.state = LeaseState.FENCED
     moved, _ = settled(pool, lease, 10, 0, 4, 5, 4)
-    assert moved == [(Cause.USAGE, 4), (Cause.RETURNED, 5)]
+    assert moved == [(Cause.RETURNED, 5), (Cause.USAGE, 4)]
     assert (pool.grantable, lease.outstanding, lease.state) == (5, 1, LeaseState.FENCED)
 
 
@@ -186,8 +186,16 @@ def test_lines_that_do_not_add_up_cost_that_lease_its_liberty() -> None:
 
 def test_more_returned_than_there_was() -> None:
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
-    _, reasons = settled(pool, lease, 10, 0, 4, 7, 4)
+    _, reasons = settled(pool, lease, 10, 0, 0, 11, 0)
     assert reasons == [QuarantineReason.RETURNED_TOO_MUCH]
+
+
+def test_what_was_given_back_before_more_was_done_than_there_was_covers_it() -> None:
+    """The idle 7 of 10 were returned, and then 12 units of work reported that nobody had been asked for."""
+    pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
+    moved, reasons = settled(pool, lease, 10, 0, 12, 7, 12)
+    assert moved == [(Cause.RETURNED, 7), (Cause.COVERING, 7), (Cause.OVERAGE, 2), (Cause.USAGE, 12)]
+    assert (reasons, lease.returned, lease.overage, pool.unallocated) == ([], 7, 2, 0)
 
 
 def test_later_evidence_on_a_quarantined_lease_is_kept() -> None:
