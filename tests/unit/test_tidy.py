@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NO_TEXT = {".venv.lock", ".git"}  # the latter is a file in a worktree
 NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^dist$"
 TEXT = {
     "",
@@ -88,7 +89,7 @@ def lua_findings(path: PurePath, text: str) -> Iterator[str]:
 def our_files() -> Iterator[Path]:
     for directory, names, files in os.walk(ROOT):
         names[:] = [name for name in names if not re.search(NOT_OURS, name)]
-        yield from (Path(directory, name) for name in files if PurePath(name).suffix in TEXT and name != ".venv.lock")
+        yield from (Path(directory, name) for name in files if PurePath(name).suffix in TEXT and name not in NO_TEXT)
 
 
 def test_the_house_is_tidy() -> None:
