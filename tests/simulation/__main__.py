@@ -1,41 +1,87 @@
 """./dev simulate: many seeds, or one; all mutants; what was reached and what was not."""
 
 import argparse
+import gc
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 
-from protocol.lease import LeaseEvent, LeaseState
-from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
+from tests.simulation.coverage import CELLS, OUTCOMES, unreached
 from tests.simulation.mutants import MUTANTS, WITHOUT_A_GUARD
 from tests.simulation.run import Result, Violation, run, shrink
 
-CHUNK = 5
+CHUNK = 10
 SEEDS_FOR_A_MUTANT = 300
+PROGRESS_S = 10.0
 
 
 def main() -> int:
     options = _options()
-    if options.mutants:
-        return _mutants(options)
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
-    started, found, reached, steps, units = time.monotonic(), list[Violation](), Counter[str](), 0, 0
-    for result in _results(list(seeds), options.steps, options.jobs):
-        reached += result.reached
-        steps, units = steps + result.steps, units + result.admitted
+    return _mutants(options) if options.mutants else _simulate(options)
+
+
+@dataclass
+class Sum:
+    """What all runs together came to."""
+
+    started_s: float = field(default_factory=time.monotonic)
+    seeds: int = 0
+    steps: int = 0
+    admitted: int = 0
+    booked: int = 0
+    suspense: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        self.seeds += 1
+        self.steps += result.steps
+        self.admitted += result.admitted
+        self.booked += result.booked
+        self.suspense += result.suspense
+        self.reached += result.reached
+        self.faults += result.faults
         if result.violation:
-            found.append(result.violation)
-            _show(result.violation, options.steps)
-            if len(found) == options.stop_after:
-                break
-    elapsed_s = time.monotonic() - started
-    print(f"{len(seeds)} seeds, {steps} steps, {units} units admitted, {steps / elapsed_s:.0f} steps/s")
-    _show_coverage(reached)
-    print("no violation" if not found else f"{len(found)} violations")
-    return 1 if found else 0
+            self.violations.append(result.violation)
+
+    def __str__(self) -> str:
+        elapsed_s = time.monotonic() - self.started_s
+        units = f"{self.admitted} units admitted, {self.booked} booked, {self.suspense} in suspense"
+        return (
+            f"{self.seeds} seeds, {self.steps} steps, {units}, {elapsed_s:.0f} s, {self.steps / elapsed_s:.0f} steps/s"
+        )
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    total, told_s = Sum(), time.monotonic()
+    for result in _results(list(seeds), options.steps, options.jobs):
+        total.add(result)
+        if result.violation:
+            _show(result.violation, options.steps, shortened=len(total.violations) <= options.shorten)
+        if time.monotonic() - told_s > PROGRESS_S:
+            told_s = time.monotonic()
+            print(f"{total}, {len(total.violations)} violations so far", flush=True)
+    _show_sum(total)
+    return 1 if total.violations else 0
+
+
+def _show_sum(total: Sum) -> None:
+    print(f"\n{total}")
+    print("faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(total.faults.items())))
+    for what, missing in unreached(total.reached).items():
+        print(f"{what} not reached: {', '.join(missing) or 'none'}")
+    print(
+        f"reached: {sum(bool(total.reached[name]) for name in OUTCOMES)} of {len(OUTCOMES)} outcomes, "
+        f"{sum(bool(total.reached[name]) for name in CELLS)} of {len(CELLS)} cells"
+    )
+    wrong = [f"{each.seed} ({each.invariant})" for each in total.violations]
+    print(f"{len(wrong)} violations, in seeds {', '.join(wrong)}" if wrong else "no violation")
 
 
 def _options() -> argparse.Namespace:
@@ -45,7 +91,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="only this one: replay it")
     parser.add_argument("--steps", type=int, default=150, help="steps before everything is healed (150)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--stop-after", type=int, default=3, help="so many violations (3)")
+    parser.add_argument("--shorten", type=int, default=3, help="find the shortest history of so many violations (3)")
     parser.add_argument("--mutants", action="store_true", help="remove each guard, and see that it is missed")
     parser.add_argument("--mutant", help="only this one")
     return parser.parse_args()
@@ -57,38 +103,30 @@ def _chunk(task: tuple[list[int], int]) -> list[Result]:
 
 
 def _results(seeds: list[int], steps: int, jobs: int) -> Iterator[Result]:
+    """In the order of the seeds."""
     if len(seeds) == 1:
         yield run(seeds[0], steps)
         return
     tasks = [(seeds[at : at + CHUNK], steps) for at in range(0, len(seeds), CHUNK)]
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, initializer=_start_lean) as pool:
         for results in pool.map(_chunk, tasks):
             yield from results
 
 
-def _show(violation: Violation, steps: int) -> None:
+def _start_lean() -> None:
+    """What is imported by now stays: nobody has to look through it again for rubbish."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _show(violation: Violation, steps: int, shortened: bool) -> None:
     print(f"\nseed {violation.seed}, step {violation.step}: {violation.invariant}\n  {violation.what}")
-    print("the shortest history that was found to lead there:")
-    for event in shrink(violation.seed, steps, violation):
-        print(f"  {event}")
+    if shortened:
+        print("the shortest history that was found to lead there:")
+        for event in shrink(violation.seed, steps, violation):
+            print(f"  {event}")
     print(f"replay it: ./dev simulate --seed {violation.seed} --steps {steps}\n", flush=True)
-
-
-def unreached(reached: Counter[str]) -> dict[str, list[str]]:
-    """Refusals that nobody met, and cells of the transition table that nothing asked for."""
-    outcomes = [
-        f"{kind.__name__}.{each.name}" for kind in (ExchangeOutcome, GrantRefusal, EpochRefusal) for each in kind
-    ]
-    cells = [f"{state.name} / {event.name}" for state in LeaseState for event in LeaseEvent]
-    return {
-        "outcomes": [name for name in outcomes if not reached[name]],
-        "cells": [name for name in cells if not reached[name]],
-    }
-
-
-def _show_coverage(reached: Counter[str]) -> None:
-    for what, names in unreached(reached).items():
-        print(f"{what} not reached: {', '.join(names) or 'none'}")
 
 
 def _mutant(task: tuple[str, int, int]) -> tuple[str, Violation | None, int, int]:
@@ -105,7 +143,7 @@ def _mutant(task: tuple[str, int, int]) -> tuple[str, Violation | None, int, int
 def _mutants(options: argparse.Namespace) -> int:
     names = [options.mutant] if options.mutant else list(MUTANTS)
     survived = 0
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs, initializer=_start_lean) as pool:
         tasks = [(name, SEEDS_FOR_A_MUTANT, options.steps) for name in names]
         for name, violation, seeds, steps in pool.map(_mutant, tasks):
             survived += violation is None

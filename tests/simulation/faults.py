@@ -21,8 +21,8 @@ class Event(NamedTuple):
 
 # Each kind, how often it comes beside the others, and from which range its number is.
 KINDS: dict[str, tuple[int, tuple[int, int]]] = {
-    "demand": (24, (0, 80)),  # units a second of the region from now on
-    "burst": (10, (5, 60)),  # so many requests at once
+    "demand": (24, (0, 40)),  # requests a second of the region from now on
+    "burst": (10, (5, 40)),  # so many requests at once
     "adjust": (3, (1, 15)),  # units that are consumed without asking
     "kill_agent": (10, (0, 12)),  # without warning, after so many more calls of its own
     "stop_agent": (5, (0, 1)),  # SIGTERM; 1: and give back what is unspent
@@ -65,7 +65,7 @@ def draw(seed: int, steps: int) -> list[Event]:
     """About one event in four steps. Every run has its own mix: some kinds are left out altogether."""
     chance = random.Random(f"faults {seed}")
     kinds = {kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or chance.random() < 0.6}
-    events = [Event(0, "demand", region, chance.randint(5, 60)) for region in REGIONS]
+    events = [Event(0, "demand", region, chance.randint(5, 30)) for region in REGIONS]
     for step in range(1, steps):
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]

@@ -86,7 +86,6 @@ def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
         if any(new < old for new, old in zip(totals, watch.totals.get(name, (0, 0, 0, 0)), strict=True)):
             yield f"{lease} was {watch.totals[name]}"
         watch.totals[name] = totals
-    world.ledger.touched.clear()
     for lane, row in world.ledger.lane_rows.items():
         if row.last_seq < watch.seqs.get(lane, 0):
             yield f"lane {lane} went back to {row.last_seq}"

@@ -73,7 +73,7 @@ class LedgerModel:
         self._position = 0
         self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
         self.on_commit: Callable[[Transaction], None] = lambda _: None
-        self.touched: set[tuple[int, Key]] = set()
+        self.touched: dict[tuple[int, Key], None] = {}  # leases, since the last look, in the order of their writing
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class LedgerModel:
             undo[name] = self.rows[name.table].get(name.key)
             self.rows[name.table][name.key] = row
             if name.table == "lease":
-                self.touched.add(name.key)
+                self.touched[name.key] = None
         self._undo.append(undo)
         del self._undo[:-200]
         self.on_commit(transaction)

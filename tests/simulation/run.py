@@ -5,6 +5,7 @@ A run is a function of its seed and its events. What it did is hashed as it goes
 
 import asyncio
 import hashlib
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,8 @@ from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
 from tests.simulation.virtual_time import VirtualLoop
 from tests.simulation.world import World, document, happen
 
-HEALED_S = 45.0  # longer than the longest time-out, back-off and long poll together
+HEALED_S = 45  # longer than the longest time-out, back-off and long poll together
+QUIET_S = 16  # longer than a message may be late and a lease lasts: what is in order by then stays so
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,10 @@ class Result:
     digest: str
     steps: int
     reached: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     admitted: int = 0
+    booked: int = 0
+    suspense: int = 0
 
 
 class Violated(Exception):
@@ -98,14 +103,24 @@ class _Run:
         self.to_keep = {(event.region, event.step - event.number) for event in events if event.kind in DEPTHS}
 
     async def result(self, cells: Counter[str]) -> Result:
-        violation = None
+        violation, world = None, self.world
+        denials = (machine.denials for machine in world.machines.values())
         try:
             await self._live()
         except Violated as violated:
             violation = violated.violation
-        counted = cells + self.world.coordinators.outcomes
-        units = sum(self.world.truth.admitted.values())
-        return Result(violation, self.hash.hexdigest(), self.world.step, counted, units)
+        except Exception as error:  # one seed that breaks down is no reason not to try the others
+            violation = Violation(world.seed, world.step, type(error).__name__, traceback.format_exc())
+        return Result(
+            violation,
+            self.hash.hexdigest(),
+            world.step,
+            reached=sum(denials, cells + world.coordinators.outcomes),
+            faults=Counter(event.kind for event in self.events if event.step <= world.step),
+            admitted=sum(world.truth.admitted.values()),
+            booked=sum(pool.consumed for pool in world.ledger.pools.values()),
+            suspense=sum(pool.suspense for pool in world.ledger.pools.values()),
+        )
 
     async def _live(self) -> None:
         world = self.world
@@ -142,10 +157,11 @@ class _Run:
     def _look(self, invariants: Sequence[Invariant]) -> None:
         world = self.world
         self.hash.update(repr((world.loop.time(), sorted(world.truth.admitted.items()))).encode())
-        self.hash.update(repr([(name, row) for name, row in world.ledger.leases.items()]).encode())
+        self.hash.update(repr([world.ledger.leases.get(name) for name in world.ledger.touched]).encode())
         for invariant in invariants:
             for what in invariant(world, self.watch):
                 raise Violated(Violation(world.seed, world.step, invariant.__name__, what))
+        world.ledger.touched.clear()
 
     async def _heal(self) -> None:
         """Everything works again, nobody asks any more, and there is time enough for what is under way."""
@@ -161,10 +177,16 @@ class _Run:
             weather.loss = weather.doubling = weather.lateness = 0.0
             if region not in world.lost_regions and not any(not a.stopping.is_set() for a in world.alive(region)):
                 world.start_agent(region)
-        for _ in range(int(HEALED_S)):
+        for second in range(HEALED_S):
             world.step += 1
             await asyncio.sleep(1)
             self._look(ALWAYS)
+            if second >= QUIET_S and self._is_in_order():
+                return
+
+    def _is_in_order(self) -> bool:
+        """Nothing is left to be waited for."""
+        return not any(what for invariant in AT_THE_END for what in invariant(self.world, self.watch))
 
 
 def shrink(seed: int, steps: int, violation: Violation, mutant: Any = None, tries: int = 400) -> list[Event]:

@@ -50,8 +50,9 @@ class StoreModel:
 
     def execute(self, *arguments: Argument) -> Any:
         """One command, as the agent sends it, and the store's reply."""
-        self._forget()
-        name, *rest = (each.decode() if isinstance(each, bytes) else str(each) for each in arguments)
+        if self.forgets_at_us:
+            self._forget()
+        name, *rest = [each.decode() if type(each) is bytes else str(each) for each in arguments]
         if name in ("EVALSHA", "EVAL"):
             return self._evaluate(name, rest)
         command: Callable[..., Any] | None = getattr(self, f"_do_{name.lower()}", None)
@@ -445,8 +446,8 @@ _TOTALS = ("granted", "overage", "consumed", "returned", "held")
 
 
 def _available(f: Hash) -> int:
-    granted, overage, consumed, returned, held = (int(f.get(name, 0)) for name in _TOTALS)
-    return granted + overage - consumed - returned - held
+    given = int(f.get("granted", 0)) + int(f.get("overage", 0))
+    return given - int(f.get("consumed", 0)) - int(f.get("returned", 0)) - int(f.get("held", 0))
 
 
 def _ms_to_gain(parts: int, rate_micro: int) -> int:

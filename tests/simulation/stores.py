@@ -6,11 +6,13 @@ script admitted is noted the moment it does, outside of the store, so that no lo
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from protocol.outcomes import DenialReason
 from regional_agent.store.connection import Argument, StoreConnection, StoreError, StoreUnavailable
 from tests.simulation.store_model import StoreModel
 from tests.simulation.virtual_time import VirtualClock
@@ -45,24 +47,24 @@ class Machine:
     wires: list["Wire"] = field(default_factory=list)
     admitting_epoch: int = 0
     jumped_back: bool = False
+    denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.model = StoreModel(f"{self.region}-1", f"{self.region}-replid-1")
         self.tick()
 
     def tick(self) -> None:
-        elapsed_us = self.clock.us() - self._start_us
-        self.model.now_us = self._start_us + elapsed_us + elapsed_us * self.drift_ppm // 1_000_000 + self.offset_us
-
-    @property
-    def _start_us(self) -> int:
-        return int(self.clock.start.timestamp()) * 1_000_000
+        now_us = self.clock.us()
+        self.model.now_us = now_us + (now_us - self.clock.start_us) * self.drift_ppm // 1_000_000 + self.offset_us
 
     def execute(self, arguments: tuple[Argument, ...]) -> Any:
         self.tick()
         reply = self.model.execute(*arguments)
-        if arguments[0] == "EVALSHA" and isinstance(reply, list) and reply[:2] == [b"decided", 1]:
-            self._note(arguments)
+        if arguments[0] == "EVALSHA" and isinstance(reply, list) and reply[0] == b"decided":
+            if reply[1]:
+                self._note(arguments)
+            else:
+                self.denials.update(_DENIALS[policy[1]] for policy in reply[2:] if policy[1])
         return reply
 
     def _note(self, arguments: tuple[Argument, ...]) -> None:
@@ -112,6 +114,9 @@ class Machine:
         self.is_up = True
 
 
+_NO_ANSWER: Any = object()
+
+
 class Wire:
     """What stands below a StoreConnection: commands arrive in order, after a while; replies likewise."""
 
@@ -123,7 +128,7 @@ class Wire:
         self._timeout_s = timeout_s
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[asyncio.Future[Any], asyncio.TimerHandle] = {}
+        self._waiting: dict[asyncio.Future[Any], None] = {}  # in the order in which they were asked
         self._is_open = True
         self._arrives_at = 0.0
         machine.wires.append(self)
@@ -135,31 +140,42 @@ class Wire:
         if not self._is_open:
             future.set_exception(StoreUnavailable("the store's connection is closed"))
             return future
-        timer = self._loop.call_later(self._timeout_s, self._settle, future, StoreUnavailable("no answer in time"))
-        self._waiting[future] = timer
+        self._waiting[future] = None
+        deadline = self._loop.time() + self._timeout_s
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())
-        self._loop.call_at(self._arrives_at, self._arrive, future, arguments)
+        self._loop.call_at(self._arrives_at, self._arrive, future, arguments, deadline)
+        if self._arrives_at > deadline:
+            self._loop.call_at(deadline, self._settle, future, _NO_ANSWER)
         return future
 
     def _latency_s(self) -> float:
         return self._machine.random.uniform(0.05, 0.6) if self._machine.is_slow else 0.0002
 
-    def _arrive(self, future: asyncio.Future[Any], arguments: tuple[Argument, ...]) -> None:
-        if not self._is_open or not self._machine.is_up:
+    def _arrive(self, future: asyncio.Future[Any], arguments: tuple[Argument, ...], deadline: float) -> None:
+        """One timer more, and none for each time-out: what comes late is known by now."""
+        if not self._is_open:
             return
+        replies_at, reply = deadline, _NO_ANSWER
+        if self._machine.is_up:
+            replies_at = self._loop.time() + self._latency_s()
+            reply = self._execute(arguments)
+        if replies_at > deadline:
+            replies_at, reply = deadline, _NO_ANSWER
+        self._loop.call_at(replies_at, self._settle, future, reply)
+
+    def _execute(self, arguments: tuple[Argument, ...]) -> Any:
         try:
-            reply: Any = self._machine.execute(arguments)
+            return self._machine.execute(arguments)
         except StoreError as error:
-            reply = error
-        self._loop.call_later(self._latency_s(), self._settle, future, reply)
+            return error
 
     def _settle(self, future: asyncio.Future[Any], reply: Any) -> None:
-        timer = self._waiting.pop(future, None)
-        if timer is not None:
-            timer.cancel()
+        self._waiting.pop(future, None)
         if future.done() or not self._is_alive():
             return
-        if isinstance(reply, Exception):
+        if reply is _NO_ANSWER:
+            future.set_exception(StoreUnavailable("no answer in time"))
+        elif isinstance(reply, Exception):
             future.set_exception(reply)
         else:
             future.set_result(reply)
@@ -195,6 +211,9 @@ class VirtualConnection(StoreConnection):
             raise ConnectionRefusedError
         self._protocol = Wire(self._machine, self._is_alive, self._timeout_s, self._on_lost)  # type: ignore[assignment]
         await self._greet()
+
+
+_DENIALS = {reason.value.encode(): f"DenialReason.{reason.name}" for reason in DenialReason}
 
 
 def _text(value: Argument) -> str:

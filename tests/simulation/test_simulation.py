@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.simulation.__main__ import unreached
+from tests.simulation.coverage import unreached
 from tests.simulation.faults import draw
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import run, shrink

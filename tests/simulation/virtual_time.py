@@ -5,9 +5,15 @@ the same seed does the same things in the same order.
 """
 
 import asyncio
+import heapq
 from asyncio import base_events
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TypeVarTuple, Unpack
+
+Ts = TypeVarTuple("Ts")
 
 LONGEST_S = 100_000.0
 MOST_TURNS = 20_000  # of the loop at one moment
@@ -21,48 +27,76 @@ class Spinning(RuntimeError):
     """Something is done again and again without a pause: in life this would eat a processor."""
 
 
-class _Jump:
-    """In the place of a selector: it waits by moving the clock."""
-
-    def __init__(self, loop: "VirtualLoop") -> None:
-        self._loop = loop
-        self._turns = 0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise NothingLeftToDo
-        self._turns = 0 if timeout > 0 else self._turns + 1
-        if self._turns > MOST_TURNS:
-            raise Spinning
-        if timeout > 0:
-            self._loop.jump(timeout)
-        return []
-
-    def close(self) -> None:
-        pass
-
-
 class VirtualLoop(base_events.BaseEventLoop):
+    """Its turns are its own: asyncio's ask a selector each time, and compare handles where a tuple will do."""
+
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._selector = _Jump(self)
+        self._turns = 0  # at this moment
+        self._made = 0  # timers, so far
+        self._due: deque[asyncio.Handle] = deque()
+        self._ready = self._due  # where asyncio itself puts what comes from a finalizer
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
 
     def time(self) -> float:
         return self._now
 
-    def jump(self, timeout_s: float) -> None:
-        """To the next timer exactly, so that no rounding depends on how far away it is."""
-        scheduled: list[Any] = getattr(self, "_scheduled", [])
-        self._now = max(self._now, scheduled[0].when()) if scheduled else self._now + timeout_s
-        if self._now > LONGEST_S:
-            raise NothingLeftToDo
+    def call_soon(
+        self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append(handle)
+        return handle
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    def call_later(
+        self, delay: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._made += 1
+        heapq.heappush(self._timers, (when, self._made, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its moment comes."""
+
+    def _run_once(self) -> None:
+        """One turn: all that can run runs once; when nothing can, the clock jumps to the next timer exactly."""
+        timers, due = self._timers, self._due
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        self._turns += 1
+        if not due and not self._is_stopping:
+            self._jump()
+        while timers and timers[0][0] <= self._now:
+            due.append(heapq.heappop(timers)[2])
+        for _ in range(len(due)):
+            handle = due.popleft()
+            if not handle.cancelled():
+                handle._run()
+        if self._turns > MOST_TURNS:
+            raise Spinning
 
     def _write_to_self(self) -> None:
-        pass
+        """Nobody sleeps who would have to be woken."""
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(getattr(self, "_stopping", False))
+
+    def _jump(self) -> None:
+        if not self._timers:
+            raise NothingLeftToDo
+        when = self._timers[0][0]
+        if when > self._now:
+            self._now, self._turns = when, 0
+        if self._now > LONGEST_S:
+            raise NothingLeftToDo
 
 
 class VirtualClock:
@@ -71,6 +105,7 @@ class VirtualClock:
     def __init__(self, loop: asyncio.AbstractEventLoop, start: datetime) -> None:
         self._loop = loop
         self.start = start.astimezone(UTC)
+        self.start_us = int(start.timestamp()) * 1_000_000
 
     def now(self) -> datetime:
         return self.start + timedelta(seconds=self._loop.time())
@@ -80,4 +115,4 @@ class VirtualClock:
 
     def us(self) -> int:
         """Microseconds since 1970."""
-        return (self.now() - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        return self.start_us + round(self._loop.time() * 1_000_000)

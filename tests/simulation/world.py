@@ -65,7 +65,6 @@ class Truth:
     total: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # enforced, by quota and period
     heard: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what services were told
     executed: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by quota
-    denied: int = 0
 
 
 @dataclass
@@ -233,7 +232,7 @@ class World:
             return
         agent = chance.choice(agents)
         route = chance.choice(ROUTES)
-        cost = cost or chance.choice([1, 1, 1, 2, 5])
+        cost = cost or chance.choice([1, 1, 2, 3, 8])
         task = self.loop.create_task(self._ask(agent, route, cost, mode), name=f"{agent.name}/request")
         self._services.add(task)
         task.add_done_callback(self._services.discard)
@@ -255,9 +254,7 @@ class World:
             return
         if not agent.is_alive:
             return
-        if not verdict.answer.allowed:
-            self.truth.denied += 1
-        elif verdict.answer.degraded is None:
+        if verdict.answer.allowed and verdict.answer.degraded is None:
             for policy in verdict.answer.policies:
                 if policy.kind == "allowance":
                     self.truth.heard[f"{policy.quota}:tenant=acme"] += cost
