@@ -138,10 +138,10 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
 
 async def test_more_returned_than_there_was_ends_without_anything_to_grant(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    await agent.say(2, lease(granted=10, consumed=4, returned=9))
+    await agent.say(2, lease(granted=10, consumed=4, returned=11))
     await resolved(stand, agent, "unattributed")
     mine, pool = await stand.lease(agent), await stand.pool()
-    assert (mine["consumed"], mine["returned"], mine["overage"], mine["state"]) == (4, 9, 3, "active")
+    assert (mine["consumed"], mine["returned"], mine["overage"], mine["state"]) == (4, 11, 5, "active")
     assert pool["unallocated"] - pool["overage"] == 996
 
 
