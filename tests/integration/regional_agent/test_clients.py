@@ -1,0 +1,105 @@
+"""The Python clients, against an agent behind real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doors.serving import serve
+from leasehold import AgentUnavailable, AsyncClient, Client, Denied, Refused
+from regional_agent.main import create_app
+from tests.integration.regional_agent.conftest import EXPORT, World, until
+
+pytestmark = pytest.mark.anyio
+
+OPEN = {"tenant": "acme", "route": "/v1/open"}
+
+
+@asynccontextmanager
+async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[str]:
+    app = create_app(world.settings("us-east"))
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(app, host="127.0.0.1", port=0, uds=uds, on_listening=listening.set_result))
+    try:
+        url = await listening
+        region = app.state.region
+        await until(lambda: region.life.current is not None and region.admission.policies is not None)
+        yield url if uds is None else f"unix://{uds}"
+    finally:
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+
+
+async def test_threads_and_loops_get_the_same_answers(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        with Client(url) as blocking:
+            first = await client.check(EXPORT, cost=3)
+            second = await asyncio.to_thread(blocking.check, EXPORT, cost=2)
+        assert (first.allowed, second.allowed) == (True, True)
+        assert (first.policies[0].remaining, second.policies[0].remaining) == (97, 95)
+        assert (first.headers["x-ratelimit-remaining"], second.headers["x-ratelimit-remaining"]) == ("97", "95")
+        denied = await client.check(EXPORT, cost=101)
+        assert (denied.allowed, denied.denied_by, denied.degraded) == (False, "export", None)
+        assert int(denied.headers["retry-after"]) * 1000 >= denied.retry_after_ms > 0
+
+
+async def test_a_unix_socket_is_as_good(world: World, tmp_path: Path) -> None:
+    async with served_agent(world, str(tmp_path / "agent.sock")) as url, AsyncClient(url) as client:
+        assert (await client.check(EXPORT)).allowed
+        with Client(url) as blocking:
+            assert (await asyncio.to_thread(blocking.check, EXPORT)).allowed
+
+
+async def test_a_repeated_operation_is_charged_once(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        decisions = [await client.check(EXPORT, cost=5, operation_id="export-7") for _ in range(3)]
+        assert {each.policies[0].remaining for each in decisions} == {95}
+        with pytest.raises(Refused) as refused:
+            await client.check(EXPORT, cost=6, operation_id="export-7")
+        assert (refused.value.status, refused.value.problem["type"]) == (422, "/problems/operation-conflict")
+
+
+async def test_a_guarded_function_is_not_called_when_it_may_not_be(world: World) -> None:
+    calls: list[str] = []
+    async with served_agent(world) as url, AsyncClient(url) as client:
+
+        @client.limited(lambda tenant: EXPORT | {"tenant": tenant}, cost=60)
+        async def export(tenant: str) -> str:
+            calls.append(tenant)
+            return "done"
+
+        assert await export("acme") == "done"
+        with pytest.raises(Denied) as denied:
+            await export("acme")
+        assert denied.value.decision.denied_by == "export"
+        assert await export("globex") == "done"
+    assert calls == ["acme", "globex"]
+
+
+async def test_a_batch_is_answered_in_order(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, 60, 40)]
+        assert [each.allowed for each in await client.check_batch(lines)] == [True, False, True]
+
+
+async def test_an_agent_that_went_away_is_what_the_failure_mode_says(world: World) -> None:
+    async with served_agent(world) as url:
+        clients = [AsyncClient(url, on_failure=mode) for mode in ("open", "closed", "raise")]
+        assert [(await client.check(OPEN)).degraded for client in clients] == [None] * 3
+    opened, closed, raising = clients
+    assert (await opened.check(OPEN)).allowed
+    assert not (await closed.check(OPEN)).allowed
+    with pytest.raises(AgentUnavailable):
+        await raising.check(OPEN)
+    for client in clients:
+        await client.close()
+
+
+async def test_a_wrong_question_is_refused_with_the_field(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url, on_failure="open") as client:
+        with pytest.raises(Refused) as refused:
+            await client.check(EXPORT, cost=0)
+        assert refused.value.problem["invalid_parameters"][0]["field"] == "cost"

@@ -1,0 +1,235 @@
+"""Connections of the clients, against a peer that behaves as networks do."""
+
+import asyncio
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from leasehold.asking import AgentUnavailable, Call, Response
+from leasehold.wire import AsyncConnections, Connections, address_of
+
+ONCE = Call("POST", "/v1/check", b"{}", repeatable=False)
+AGAIN = ONCE._replace(repeatable=True)
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nRateLimit: r\r\n\r\n{}"
+LAST_ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+
+Behaviour = list[bytes | None]  # of one connection: what it answers to each request; None: it closes instead
+
+
+class Peer:
+    """Each connection behaves as its line of the script says; the last line holds for all others."""
+
+    def __init__(self, listener: socket.socket, script: list[Behaviour], answers_from: int) -> None:
+        self._listener = listener
+        self._script = script
+        self._answers_from = answers_from  # so many connections at once
+        self._may_answer = threading.Event()
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.closed = threading.Semaphore(0)
+
+    def run(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                behaviour = self._script[min(self.connections, len(self._script) - 1)]
+                self.connections += 1
+                if self.connections >= self._answers_from:
+                    self._may_answer.set()
+                threading.Thread(target=self._serve, args=(connection, behaviour), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, behaviour: Behaviour) -> None:
+        with connection:
+            for answer in behaviour:
+                if answer is None:
+                    break
+                request = connection.recv(65_536)
+                if not request:
+                    return
+                self.requests.append(request)
+                self._may_answer.wait(10)
+                connection.sendall(answer)
+            else:
+                connection.recv(1)
+        self.closed.release()
+
+
+@contextmanager
+def peer(script: list[Behaviour], path: Path | None = None, answers_from: int = 1) -> Iterator[tuple[Peer, str]]:
+    listener = socket.socket(socket.AF_INET if path is None else socket.AF_UNIX)
+    listener.bind(("127.0.0.1", 0) if path is None else str(path))
+    listener.listen()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}" if path is None else f"unix://{path}"
+    playing = Peer(listener, script, answers_from)
+    thread = threading.Thread(target=playing.run, daemon=True)
+    thread.start()
+    try:
+        yield playing, url
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+Caller = Callable[[list[Call]], list[Response | str]]
+
+
+def calls(url: str, kind: str, timeout_s: float = 5.0, between: Callable[[], object] = lambda: None) -> Caller:
+    """A function that makes calls one after the other over one set of connections."""
+
+    def blocking(wanted: list[Call]) -> list[Response | str]:
+        connections = Connections(address_of(url), "secret", timeout_s, 4)
+        answers: list[Response | str] = []
+        for call in wanted:
+            try:
+                answers.append(connections.call(call))
+            except AgentUnavailable as error:
+                answers.append(str(error))
+            between()
+        connections.close()
+        return answers
+
+    async def awaited(wanted: list[Call]) -> list[Response | str]:
+        connections = AsyncConnections(address_of(url), "secret", timeout_s, 4)
+        answers: list[Response | str] = []
+        for call in wanted:
+            try:
+                answers.append(await connections.call(call))
+            except AgentUnavailable as error:
+                answers.append(str(error))
+            await asyncio.to_thread(between)
+        await connections.close()
+        return answers
+
+    return blocking if kind == "blocking" else lambda wanted: asyncio.run(awaited(wanted))
+
+
+both = pytest.mark.parametrize("kind", ["blocking", "awaited"])
+
+
+@both
+def test_a_connection_is_kept_for_the_next_call(kind: str) -> None:
+    with peer([[ANSWER] * 3]) as (playing, url):
+        answers = calls(url, kind)([ONCE] * 3)
+    assert [answer == (200, {"content-length": "2", "ratelimit": "r"}, b"{}") for answer in answers] == [True] * 3
+    assert playing.connections == 1
+    assert b"Authorization: Bearer secret\r\n" in playing.requests[0]
+
+
+@both
+def test_a_unix_socket_is_as_good(kind: str, tmp_path: Path) -> None:
+    with peer([[ANSWER]], tmp_path / "agent.sock") as (playing, url):
+        [answer] = calls(url, kind)([ONCE])
+    assert isinstance(answer, Response)
+    assert playing.connections == 1
+
+
+@both
+def test_a_connection_that_says_it_ends_is_not_used_again(kind: str) -> None:
+    with peer([[LAST_ANSWER]]) as (playing, url):
+        calls(url, kind)([ONCE, ONCE])
+    assert playing.connections == 2
+
+
+@both
+def test_a_connection_that_ended_while_it_was_idle_is_replaced_before_it_is_used(kind: str) -> None:
+    with peer([[ANSWER, None], [ANSWER]]) as (playing, url):
+        waited: list[bool] = []
+
+        def until_it_is_closed() -> None:
+            if not waited:
+                waited.append(playing.closed.acquire(timeout=10))
+
+        answers = calls(url, kind, between=until_it_is_closed)([ONCE, ONCE])
+    assert [isinstance(answer, Response) for answer in answers] == [True, True]
+    assert (playing.connections, len(playing.requests)) == (2, 2)
+
+
+@both
+def test_a_call_that_was_cut_off_is_repeated_if_it_may_be_and_only_once(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (playing, url):
+        [answer] = calls(url, kind)([AGAIN])
+    assert isinstance(answer, Response)
+    assert len(playing.requests) == 2
+    with peer([[b"HTTP/1.1 200", None]]) as (playing, url):
+        [answer] = calls(url, kind)([AGAIN])
+    assert isinstance(answer, str)
+    assert len(playing.requests) == 2
+
+
+@both
+def test_a_call_that_may_have_been_charged_is_never_repeated(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (playing, url):
+        [answer] = calls(url, kind)([ONCE])
+    assert isinstance(answer, str)
+    assert "before it had answered" in answer
+    assert len(playing.requests) == 1
+
+
+@both
+def test_a_peer_that_stalls_is_given_up_in_time(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200"]]) as (_, url):
+        [answer] = calls(url, kind, timeout_s=0.05)([AGAIN])
+    assert answer == "the agent did not answer in time"
+
+
+@both
+def test_what_is_no_http_is_no_answer(kind: str) -> None:
+    with peer([[b"hello\r\n\r\n"]]) as (_, url):
+        [answer] = calls(url, kind)([ONCE])
+    assert isinstance(answer, str)
+    assert "no HTTP" in answer
+
+
+@both
+def test_nobody_at_the_address_is_said(kind: str) -> None:
+    with peer([[]]) as (_, url):
+        pass
+    [answer] = calls(url, kind)([ONCE])
+    assert isinstance(answer, str)
+    assert str(errno.ECONNREFUSED) in answer
+
+
+@pytest.mark.parametrize("url", ["https://a:1", "127.0.0.1:8411", "http://a/path", "unix:", ""])
+def test_an_address_that_leads_nowhere_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="neither"):
+        address_of(url)
+
+
+def test_threads_share_as_many_connections_as_they_may() -> None:
+    with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
+        connections = Connections(address_of(url), None, 10.0, most=2)
+        answers: list[Response] = []
+        threads = [threading.Thread(target=lambda: answers.append(connections.call(ONCE))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        connections.close()
+    assert (len(answers), playing.connections) == (16, 2)
+
+
+async def _all_at_once(url: str) -> list[Response]:
+    connections = AsyncConnections(address_of(url), None, 10.0, most=2)
+    answers = await asyncio.gather(*(connections.call(ONCE) for _ in range(16)))
+    await connections.close()
+    return answers
+
+
+def test_tasks_share_as_many_connections_as_they_may() -> None:
+    with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
+        assert len(asyncio.run(_all_at_once(url))) == 16
+    assert playing.connections == 2
+
+
+def test_who_finds_no_connection_free_gives_up_in_time() -> None:
+    with peer([[b"HTTP/1.1 200"]]) as (playing, url):
+        connections = Connections(address_of(url), None, 0.2, most=0)
+        with pytest.raises(AgentUnavailable, match="busy"):
+            connections.call(ONCE)
+    assert playing.connections == 0
