@@ -1,5 +1,6 @@
 """What a coordinator counts. One registry for each app, so that two in one process do not add up."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -56,14 +57,11 @@ class Metrics:
 
     def _note_report(self, report: Report) -> None:
         """By cause: how many movements, and of how many units."""
-        counters = {
-            Cause.USAGE: (self.lines, self.consumed),
-            Cause.GRANT: (self.grants, self.granted),
-            Cause.OVERAGE: (None, self.overage),
-        }
+        units: dict[Cause, list[int]] = defaultdict(list)
         for transfer in report.transfers:
-            movements, units = counters.get(transfer.cause, (None, None))
-            if movements:
-                movements.inc()
-            if units:
-                units.inc(transfer.units)
+            units[transfer.cause].append(transfer.units)
+        self.lines.inc(len(units[Cause.USAGE]))
+        self.consumed.inc(sum(units[Cause.USAGE]))
+        self.grants.inc(len(units[Cause.GRANT]))
+        self.granted.inc(sum(units[Cause.GRANT]))
+        self.overage.inc(sum(units[Cause.OVERAGE]))

@@ -50,7 +50,9 @@ def _units_in(demand_milli: int, duration_ms: int) -> int:
 
 def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
     """The demand of a region that has gone quiet weighs less and less: half of it after five seconds."""
-    elapsed_ms = max(0, (now - since) // timedelta(milliseconds=1))
+    if not demand_milli or since >= now:
+        return demand_milli  # most are: in a gather, whoever spoke before
+    elapsed_ms = (now - since) // timedelta(milliseconds=1)
     halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
     left = demand_milli >> min(halvings, 64)
     return left - left * rest_ms // (2 * DEMAND_HALVES_IN_MS)

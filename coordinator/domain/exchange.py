@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import NamedTuple
 
 from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Report
@@ -119,7 +120,7 @@ Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
 _NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
 
 
-@dataclass(slots=True)
+@dataclass
 class Work:
     """One exchange on its way through."""
 
@@ -157,9 +158,9 @@ class Work:
         """With the totals as they are now."""
         return self.verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
 
-    @property
+    @cached_property
     def keys(self) -> list[Key]:
-        """The pools it is about, each once."""
+        """The pools it is about, each once. Asked for when its wants are sorted, and then again and again."""
         frozen = (key_of(lease) for lease in self.incoming.batch.leases)
         return list(dict.fromkeys([*frozen, *(wanted.key for wanted in self.wanted)]))
 
@@ -193,13 +194,8 @@ class Books:
         return {key: self.leases[epoch, key] for key in work.keys if (epoch, key) in self.leases}
 
     def shelf(self, lease: Lease) -> Shelf:
-        others = [
-            other
-            for other in self.by_pool[lease.key]
-            if other.state is LeaseState.ACTIVE and other.region != lease.region
-        ]
         pool, period_is_open = self.pools[lease.key]
-        return Shelf(pool, period_is_open, others)
+        return Shelf(pool, period_is_open, lease.region, self.by_pool[lease.key])
 
 
 # --- judge, sort, books: what there is --------------------------------------------------------------------------------
@@ -305,8 +301,9 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     """Book what counts, then grant what is wanted. It changes the works and the books, and says what to write."""
     for work in works:
         _settle(work, books, terms, now)
+    regions = len(catalogue.active)
     for work in works:
-        _grant(work, books, len(catalogue.active), now)
+        _grant(work, books, regions, now)
     pushed = list(_push(works, books, now))
     applied = [work for work in works if work.is_applied]
     booked = [_booked(work, now) for work in works if work.is_booked]

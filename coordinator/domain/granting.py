@@ -46,11 +46,17 @@ class Terms(NamedTuple):
 
 
 class Shelf(NamedTuple):
-    """One pool and all that is known of it."""
+    """One pool, as one of its leases sees it."""
 
     pool: Pool
     period_is_open: bool
-    others: Sequence[Lease]  # leases of other regions that may be granted to
+    region: str
+    leases: Sequence[Lease]  # all that are known of the pool
+
+    @property
+    def others(self) -> list[Lease]:
+        """Leases of other regions that may be granted to. Looked for when they matter: a gather has many leases."""
+        return [each for each in self.leases if each.state is LeaseState.ACTIVE and each.region != self.region]
 
 
 def sort_wants(

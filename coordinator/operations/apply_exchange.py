@@ -7,7 +7,7 @@
 Only the SQL and its order are here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from coordinator.database.notices import notify
 from coordinator.domain.books import Report
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import (
+    BookedReport,
     Books,
     Call,
     Decision,
@@ -70,7 +71,8 @@ async def apply_exchanges(
     books = await _lock_books(connection, works, now)
     decision = decide(works, books, catalogue, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
-    applied = [_applied(each, books, catalogue, receipts, decision, terms, now) for each in by_call]
+    booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
+    applied = [_applied(each, books, catalogue, receipts, booked, terms, now) for each in by_call]
     return [applied[0]._replace(notices=decision.notices), *applied[1:]]  # they belong to all, and count once
 
 
@@ -79,16 +81,15 @@ def _applied(
     books: Books,
     catalogue: Catalogue,
     receipts: Receipts,
-    decision: Decision,
+    booked: Mapping[tuple[int, int], BookedReport],
     terms: Terms,
     now: datetime,
 ) -> Applied:
-    lanes = {(work.report.epoch, work.report.lane) for work in works if work.is_booked}
-    booked = [each for each in decision.booked if (each.report.epoch, each.report.lane) in lanes]
+    own = [booked[work.report.epoch, work.report.lane] for work in works if work.is_booked]
     return Applied(
         respond(works, books, catalogue, receipts, terms, now),
-        [each.report for each in booked],
-        sum(len(each.quarantined) for each in booked),
+        [each.report for each in own],
+        sum(len(each.quarantined) for each in own),
         (),
         lost(works),
     )
