@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "store_slow": (4, (1, 10)),  # for so many steps
     "store_hangs_up": (4, (0, 0)),
     "store_forgets_lines": (1, (0, 0)),  # usage lines are gone, the totals are not
+    "store_forgets_a_lease": (1, (0, 9)),  # one of its keys is gone
     "clock_jumps_ahead": (2, (1, 30)),  # seconds
     "clock_jumps_back": (2, (1, 3600)),
     "partition": (5, (2, 40)),  # for so many steps, both ways
@@ -46,8 +47,11 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "coordinator_dies_before": (5, (1, 3)),  # the next commits
     "coordinator_dies_after": (6, (1, 3)),
     "ledger_fails_over": (4, (1, 4)),  # to a replica that has everything (number: what it would lose if it had not)
-    "ledger_loses": (1, (1, 4)),  # it had not
+    "ledger_loses": (1, (1, 12)),  # it had not
     "limit": (7, (0, 300)),
+    "document_changes": (2, (0, 2)),  # for a few steps
+    "suspense_resolved": (4, (0, 2)),  # proposed now, and approved a few steps later
+    "strange_call": (2, (0, 9)),  # that is to be refused
     "region_drains": (2, (0, 0)),
     "region_returns": (3, (0, 0)),
     "region_down": (1, (0, 0)),  # people say so: it opens no epoch
@@ -56,7 +60,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "later": (4, (1, 15)),  # seconds in which nothing is looked at
 }
 # Where these are in a history, a unit may be admitted that the system cannot account for, by nobody's fault.
-UNSEEN_LOSSES = {"store_goes_back_unseen", "store_forgets_lines"}
+UNSEEN_LOSSES = {"store_goes_back_unseen", "store_forgets_lines", "store_forgets_a_lease"}
 LEDGER_LOSSES = {"ledger_loses"}
 DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"}
 

@@ -23,6 +23,8 @@ from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.proof import genesis_head
+from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
+from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, expire
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, Receipt, Signal
@@ -214,6 +216,19 @@ class LedgerModel:
                 ended.state = state
                 ended.expires_at = min(lease.expires_at, now) if now else lease.expires_at
                 transaction.writes[Name("lease", (epoch, key))] = ended
+
+    # --- resolve_suspense ---------------------------------------------------------------------------------------------
+
+    def resolve(
+        self, name: tuple[int, Key], terms: Agreed, resolution: object, now: datetime
+    ) -> tuple[ResolutionRefusal | None, Transaction]:
+        """What was proposed is approved."""
+        lease, epoch = copy(self.leases[name]), self.epochs[name[0]]
+        pool = copy(self.pools[lease.key])
+        entry = resolve(pool, lease, terms, EpochEnd(epoch.state, epoch.lost_data), resolution, now)
+        if isinstance(entry, ResolutionRefusal):
+            return entry, Transaction()
+        return None, Transaction({Name("pool", pool.key): pool, Name("lease", name): lease})
 
     # --- expire_leases ------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import msgspec
 
 from coordinator.api import frozen as frozen_module
 from coordinator.domain import exchange as exchange_module
-from coordinator.domain import granting, settlement
+from coordinator.domain import granting, resolution, settlement
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, movement, post
 from coordinator.domain.granting import lease_reply
@@ -266,6 +266,17 @@ def suspense_put_back_into_the_pool(world: World) -> Iterator[Any]:
 
 
 @mutant
+def estimated_booked_as_consumed(world: World) -> Iterator[Any]:
+    """What people estimate counts as used, and is booked once more when evidence comes."""
+    real = post
+
+    def booked(entry: Any, pool: Any, lease: Any, src: Any, dst: Any, *rest: Any) -> None:
+        real(entry, pool, lease, src, Account.CONSUMED if dst is Account.ESTIMATED else dst, *rest)
+
+    yield patch.object(resolution, "post", booked)
+
+
+@mutant
 def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
     """A lease that ran out is good again, with what nobody accounted for, as soon as its region is back."""
     real = settlement._settle_lease
@@ -385,5 +396,4 @@ def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
 # What the design names and this version has no guard for, so that there is nothing to remove.
 WITHOUT_A_GUARD = {
     "final_total_read_before_the_fence": "no final totals are read: what an epoch left is freed by its own report only",
-    "estimated_booked_as_consumed": "nobody in the simulation resolves suspense yet",
 }

@@ -78,6 +78,20 @@ class Coordinators:
         self._count(response)
         return msgspec.json.encode(response)
 
+    def decide(self, kind: str, region: str, body: bytes) -> Transaction:
+        """What a call would do, without doing it."""
+        if kind == "exchange":
+            call = call_of(region, msgspec.json.decode(body, type=ExchangeRequest))
+            response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
+            self._count(response)
+            return transaction
+        opened, transaction = self.ledger.open_epoch(
+            region, msgspec.json.decode(body, type=OpenEpoch), self.clock.now()
+        )
+        if isinstance(opened, EpochRefusal):
+            self.outcomes[f"EpochRefusal.{opened.name}"] += 1
+        return transaction
+
     def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
         if not self.is_up:
             return None

@@ -170,6 +170,8 @@ class _Run:
         for ends in world.until.values():
             for end in ends:
                 end()
+        for agent in world.agents:
+            agent.calls_left = None
         world.coordinators.dies_before_commit = world.coordinators.dies_after_commit = 0
         for region in REGIONS:
             weather = world.weather[region]

@@ -27,6 +27,7 @@ from regional_agent.admission import NoPoliciesYet
 from regional_agent.answers import Check, Subject
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
+from tests.simulation import people
 from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.network import Coordinators, VirtualClient, Weather
@@ -387,13 +388,18 @@ def _weather(**changed: Any) -> Any:
     return lambda world, event: _for_a_while(world, event, world.weather[event.region], **changed)
 
 
-def _lines(world: World, event: Event) -> None:
-    machine = world.machines[event.region]
-    gone = sorted(key for key in machine.model.data if ":lines:" in key)
-    if gone:
-        world.lossy_regions.add(event.region)
-        world.unseen = True
-        del machine.model.data[gone[0]]
+def _forget(part: str) -> Any:
+    """A key is gone, in a store that goes on living: nobody can tell by looking."""
+
+    def forget(world: World, event: Event) -> None:
+        machine = world.machines[event.region]
+        if keys := sorted(key for key in machine.model.data if part in key):
+            world.lossy_regions.add(event.region)
+            world.unseen = True
+            machine.restarts += 1  # its totals are none of those before
+            del machine.model.data[keys[event.number % len(keys)]]
+
+    return forget
 
 
 def _jump(world: World, event: Event) -> None:
@@ -464,7 +470,8 @@ _HAPPENS: dict[str, Any] = {
     "store_down": _store_down,
     "store_slow": _slow,
     "store_hangs_up": lambda world, event: world.machines[event.region].hang_up(),
-    "store_forgets_lines": _lines,
+    "store_forgets_lines": _forget(":lines:"),
+    "store_forgets_a_lease": _forget(":lease:"),
     "clock_jumps_ahead": _jump,
     "clock_jumps_back": _jump,
     "partition": _weather(sends=False, hears=False),
@@ -477,6 +484,9 @@ _HAPPENS: dict[str, Any] = {
     "ledger_fails_over": _ledger_fails_over,
     "ledger_loses": _ledger_fails_over,
     "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
+    "document_changes": people.change_document,
+    "suspense_resolved": people.resolve,
+    "strange_call": people.strange_call,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
     "region_down": lambda world, event: world.commit(world.ledger.put_region(event.region, "down")),
