@@ -10,10 +10,7 @@
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local mono = tonumber(fence[2] or 0) + math.max(0, now - tonumber(fence[3] or now))
-redis.call('HSET', KEYS[1], 'mono', string.format('%.0f', mono), 'last', string.format('%.0f', now))
+local mono = require('parts/clock')(fence[2], fence[3])
 
 local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')
 if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono)} end

@@ -1,6 +1,6 @@
 -- Take in the coordinator's reply to an exchange: drop the batch that it acknowledges, install what it grants.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then the leases, then the rate buckets
+-- KEYS  1 the fence   2 the lane   3 its dirty set   then the leases, then the states of the rates
 -- ARGV  1 fingerprint   2 epoch   3 seq that was acknowledged, or 0   4 mono when the request was made
 --       5 number of leases   6 number of rates
 --       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
@@ -60,6 +60,7 @@ local function install(key, quota, period, granted, overage, at)
   return more
 end
 
+local share = require('parts/share')
 local at = 7
 for i = 1, tonumber(ARGV[5]) do
   -- A lease of a period that has not begun yet waits until it has.
@@ -72,8 +73,8 @@ for i = 1, tonumber(ARGV[5]) do
 end
 for i = 1, tonumber(ARGV[6]) do
   local key = KEYS[3 + tonumber(ARGV[5]) + i]
-  redis.call('HSET', key, 'rate_micro', ARGV[at], 'burst', ARGV[at + 1], 'until', whole(sent + ARGV[at + 2] * 1000))
-  if redis.call('PTTL', key) < tonumber(ARGV[at + 2]) then redis.call('PEXPIRE', key, ARGV[at + 2]) end
+  local rate_micro, burst, expires_in_ms = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  share.install(key, rate_micro, burst, sent + expires_in_ms * 1000, expires_in_ms)
   at = at + 3
 end
 return answer

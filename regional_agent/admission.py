@@ -18,6 +18,7 @@ from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Demanded, Policies, digest
 from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
@@ -26,7 +27,7 @@ from regional_agent.store.scripts import (
     Operation,
     PolicyDecision,
     RateCharge,
-    Scripts,
+    Request,
 )
 
 ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
@@ -50,8 +51,8 @@ class Verdict:
 
 
 class Admission:
-    def __init__(self, scripts: Scripts, life: LifeKeeper, leasing: Leasing, metrics: Metrics, clock: Clock) -> None:
-        self._scripts = scripts
+    def __init__(self, gatherer: Gatherer, life: LifeKeeper, leasing: Leasing, metrics: Metrics, clock: Clock) -> None:
+        self._gatherer = gatherer
         self._life = life
         self._leasing = leasing
         self._metrics = metrics
@@ -96,7 +97,7 @@ class Admission:
         if life is None:
             raise StoreUnavailable("the region has no epoch yet")
         try:
-            return await self._scripts.check(life, mode, charges, operation)
+            return await self._gatherer.decide(life, Request(mode, charges, operation))
         except Fenced:
             self._life.doubt()
             raise

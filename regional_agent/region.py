@@ -20,6 +20,7 @@ from regional_agent.policies import Policies
 from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
 from regional_agent.store.connection import StoreConnection
+from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import Fenced, Scripts
 
 log = structlog.get_logger()
@@ -40,7 +41,7 @@ class Region:
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         self.life = LifeKeeper(self.store, self.scripts, self._coordinator)
         self.leasing = Leasing(clock)
-        self.admission = Admission(self.scripts, self.life, self.leasing, self.metrics, clock)
+        self.admission = Admission(Gatherer(self.scripts), self.life, self.leasing, self.metrics, clock)
         self.conversation = Conversation(
             scripts=self.scripts,
             coordinator=self._coordinator,

@@ -15,8 +15,8 @@ the socket are read.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
@@ -24,6 +24,7 @@ import structlog
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
 Reply = Any
 Argument = bytes | str | int
 
@@ -34,6 +35,9 @@ CHANGED_TOPOLOGY = {"MOVED", "ASK", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LO
 SWEEPS_IN_A_TIMEOUT = 5
 
 
+OnReply = Callable[[Reply | Exception], None]
+
+
 class StoreUnavailable(Exception):
     """The store could not be asked, or did not answer in time."""
 
@@ -42,10 +46,39 @@ class StoreError(Exception):
     """The store answered with an error."""
 
 
+def told_by(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
+    """What to call so that whoever awaits the future hears it."""
+
+    def on_answer(answer: T | Exception) -> None:
+        if future.done():  # its caller gave up; the answer is nobody else's
+            return
+        if isinstance(answer, Exception):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)
+
+    return on_answer
+
+
+class _Call:
+    """Who waits for a reply, and since when."""
+
+    __slots__ = ("on_reply", "since")
+
+    def __init__(self, since: float, on_reply: OnReply) -> None:
+        self.since = since
+        self.on_reply: OnReply | None = on_reply  # None: told already that there is no answer in time
+
+    def tell(self, reply: Reply | Exception) -> None:
+        on_reply, self.on_reply = self.on_reply, None
+        if on_reply is not None:
+            on_reply(reply)
+
+
 class _Protocol(asyncio.Protocol):
     def __init__(self, timeout_s: float, on_lost: Callable[[], None]) -> None:
         self._reader = hiredis.Reader(replyError=StoreError)
-        self._waiting: deque[tuple[float, asyncio.Future[Reply]]] = deque()  # since when, who
+        self._waiting: deque[_Call] = deque()
         self._gathered: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -57,36 +90,31 @@ class _Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
 
-    def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = self._loop.create_future()
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, *, at_once: bool) -> None:
         if self._transport is None or self._transport.is_closing():
-            future.set_exception(StoreUnavailable("the store's connection is closed"))
-            return future
-        if not self._gathered:
-            self._loop.call_soon(self._flush)
+            on_reply(StoreUnavailable("the store's connection is closed"))
+            return
         if not self._waiting:
             self._sweep_later()
-        self._gathered.append(hiredis.pack_command(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
-        self._waiting.append((self._loop.time(), future))
-        return future
+        if not self._gathered and not at_once:
+            self._loop.call_soon(self._flush)
+        packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
+        self._gathered.append(packed)
+        self._waiting.append(_Call(self._loop.time(), on_reply))
+        if at_once:
+            self._flush()
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        if self._transport is not None and not self._transport.is_closing():
+        if gathered and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(gathered))
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            _, future = self._waiting.popleft()
-            if future.done():  # its caller gave up; the reply is nobody else's
-                continue
-            if isinstance(reply, StoreError):
-                future.set_exception(reply)
-                if str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
-                    self.close()
-            else:
-                future.set_result(reply)
+            self._waiting.popleft().tell(reply)
+            if isinstance(reply, StoreError) and str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
+                self.close()
 
     def _sweep_later(self) -> None:
         now = self._loop.time()
@@ -106,19 +134,17 @@ class _Protocol(asyncio.Protocol):
 
     def _give_up(self, before: float) -> None:
         """Their replies will still come, and are thrown away then: the order is what tells them apart."""
-        for since, future in self._waiting:
-            if since > before:
+        for call in list(self._waiting):
+            if call.since > before:
                 return
-            if not future.done():
-                future.set_exception(StoreUnavailable("the store did not answer in time"))
+            call.tell(StoreUnavailable("the store did not answer in time"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        for _, future in self._waiting:
-            if not future.done():
-                future.set_exception(StoreUnavailable(f"the store's connection was lost: {exc or 'closed'}"))
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, deque()
         self._on_lost()
+        for call in waiting:
+            call.tell(StoreUnavailable(f"the store's connection was lost: {exc or 'closed'}"))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -167,11 +193,21 @@ class StoreConnection:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         return await self._ask(*arguments)
 
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+        """Ask at once, without a wait for the end of the turn; the reply, or why there is none, is told."""
+        if self.fingerprint is None or self._protocol is None:
+            on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
+            return
+        self.calls += 1
+        self._protocol.send(arguments, on_reply, at_once=True)
+
     async def _ask(self, *arguments: Argument) -> Reply:
         if self._protocol is None:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         self.calls += 1
-        return await self._protocol.ask(arguments)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._protocol.send(arguments, told_by(future), at_once=False)
+        return await future
 
     async def read_fingerprint(self) -> str:
         """Which life of the store this connection leads to, asked anew."""

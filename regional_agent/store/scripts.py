@@ -4,18 +4,21 @@ lua/ has the scripts; the header of each is its contract.
 """
 
 import hashlib
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply
+from protocol.outcomes import DenialReason
 from regional_agent.store import keys
-from regional_agent.store.connection import Argument, StoreConnection, StoreError
+from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
+from regional_agent.store.sources import sources
 
-LUA = Path(__file__).parent.parent.parent / "lua"
 ENOUGH_LINES = 1000
+KEYS_KEPT = 65_536  # names of keys that are remembered, for those that are asked for again and again
 
 
 class Fenced(Exception):
@@ -47,6 +50,11 @@ class AllowanceCharge(NamedTuple):
     limit: int
     dimensions: str  # JSON, keys in order: it names a usage line
 
+    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+        """The algorithm's keys and arguments, as its header has them."""
+        names = _allowance_keys(self.quota, life.lanes, life.epoch)
+        return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions)
+
 
 class RateCharge(NamedTuple):
     quota: str
@@ -54,8 +62,22 @@ class RateCharge(NamedTuple):
     rate_micro: int
     burst: int
 
+    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+        return _rate_keys(self.quota, life.lanes), ("token_bucket", self.cost, self.rate_micro, self.burst)
+
 
 Charge = AllowanceCharge | RateCharge
+
+
+@lru_cache(KEYS_KEPT)
+def _allowance_keys(quota: str, lanes: int, epoch: int) -> tuple[bytes, ...]:
+    lane = lane_of(quota, lanes)
+    return keys.lease(lane, epoch, quota), keys.lines(lane, epoch, quota), keys.dirty(lane, epoch)
+
+
+@lru_cache(KEYS_KEPT)
+def _rate_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
+    return (keys.rate(lane_of(quota, lanes), quota),)
 
 
 class Operation(NamedTuple):
@@ -64,15 +86,33 @@ class Operation(NamedTuple):
     remembered_ms: int
 
 
+class Request(NamedTuple):
+    """All that one request asks of the store: it is decided as a whole."""
+
+    mode: str
+    charges: Sequence[Charge]
+    operation: Operation | None = None
+
+
 class PolicyDecision(NamedTuple):
-    allowed: bool
-    reason: str
+    """In the order in which check.lua packs it."""
+
+    code: int  # why not; 0: allowed
     limit: int
     remaining: int
     reset_ms: int
     retry_after_ms: int
     available: int
     last_grant: int
+    delay_ms: int
+
+    @property
+    def allowed(self) -> bool:
+        return self.code == 0
+
+    @property
+    def reason(self) -> str:
+        return REASONS[self.code]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +120,12 @@ class Decision:
     allowed: bool
     replayed: bool
     policies: list[PolicyDecision]
+
+
+OnDecision = Callable[[Decision | Exception], None]
+REASONS = ("", *(reason.value for reason in DenialReason))
+_POLICY = struct.Struct("<B7q")
+_DENIED, _REPLAYED, _ANOTHER_BODY = 0, 2, 3
 
 
 class Frozen(NamedTuple):
@@ -91,14 +137,14 @@ class Frozen(NamedTuple):
 class Scripts:
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
-        self._source = {path.stem: path.read_bytes() for path in LUA.glob("*.lua")}
+        self._source = sources()
         self._sha = {name: hashlib.sha1(source).hexdigest() for name, source in self._source.items()}  # noqa: S324
 
     async def _run(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
         try:
             return await self._store.call("EVALSHA", self._sha[name], len(names), *names, *arguments)
         except StoreError as error:
-            if not str(error).startswith("NOSCRIPT"):
+            if not _is_unknown(error):
                 raise
         # The store does not have the script, so it has not run: sending its source runs it once.
         return await self._store.call("EVAL", self._source[name], len(names), *names, *arguments)
@@ -133,29 +179,26 @@ class Scripts:
     async def check(
         self, life: Life, mode: str, charges: Sequence[Charge], operation: Operation | None = None
     ) -> Decision:
-        names, arguments = [keys.FENCE, b"lh:{0}:op:none"], list[Argument]()
-        if operation is not None:
-            names[1] = keys.operation(lane_of(operation.digest, life.lanes), operation.digest)
-        for charge in charges:
-            self._add_charge(life, charge, names, arguments)
-        body, remembered_ms = (operation.body, operation.remembered_ms) if operation else ("", 0)
-        head = (life.fingerprint, life.epoch, mode, body, remembered_ms, len(charges))
-        answer = await self._run("check", names, *head, *arguments)
-        return _decision(answer)
+        """One request in a call of its own. `gathering.Gatherer` asks for all that waits in one."""
+        request = Request(mode, charges, operation)
+        names, arguments = _asked(life, [request])
+        (decision,) = _decisions(await self._run("check", names, *arguments), [request])
+        if isinstance(decision, Exception):
+            raise decision
+        return decision
 
-    @staticmethod
-    def _add_charge(life: Life, charge: Charge, names: list[bytes], arguments: list[Argument]) -> None:
-        lane = lane_of(charge.quota, life.lanes)
-        if isinstance(charge, AllowanceCharge):
-            names += (
-                keys.lease(lane, life.epoch, charge.quota),
-                keys.lines(lane, life.epoch, charge.quota),
-                keys.dirty(lane, life.epoch),
-            )
-            arguments += ("allowance", charge.cost, charge.limit, charge.quota, charge.dimensions, "")
-        else:
-            names.append(keys.rate(lane, charge.quota))
-            arguments += ("rate", charge.cost, charge.rate_micro, charge.burst, "", "")
+    def send_check(self, life: Life, requests: Sequence[Request], on_decisions: Sequence[OnDecision]) -> None:
+        """All these in one call, at once: each hears its decision, or why there is none, before anything else runs."""
+        names, arguments = _asked(life, requests)
+
+        def on_reply(reply: Reply | Exception) -> None:
+            if isinstance(reply, StoreError) and _is_unknown(reply):
+                self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), on_reply)
+                return
+            for decision, on_decision in zip(_decisions(reply, requests), on_decisions, strict=True):
+                on_decision(decision)
+
+        self._store.send(("EVALSHA", self._sha["check"], len(names), *names, *arguments), on_reply)
 
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
@@ -248,10 +291,44 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
     )
 
 
-def _decision(answer: list[Any]) -> Decision:
-    if answer[0] == b"fenced":
-        raise Fenced
-    if answer[0] == b"operation_conflict":
-        raise OperationConflict
-    policies = [PolicyDecision(bool(each[0]), each[1].decode(), *each[2:]) for each in answer[2:]]
-    return Decision(bool(answer[1]), answer[0] == b"replayed", policies)
+def _is_unknown(error: StoreError) -> bool:
+    return str(error).startswith("NOSCRIPT")
+
+
+def _asked(life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[Argument]]:
+    """The keys and arguments of check.lua."""
+    names: list[bytes] = [keys.FENCE]
+    arguments: list[Argument] = [life.fingerprint, life.epoch, len(requests)]
+    for mode, charges, operation in requests:
+        if operation is None:
+            arguments += (mode, len(charges), "")
+        else:
+            names.append(keys.operation(lane_of(operation.digest, life.lanes), operation.digest))
+            arguments += (mode, len(charges), operation.body, operation.remembered_ms)
+        for charge in charges:
+            charge_names, charge_arguments = charge.asked(life)
+            names += charge_names
+            arguments += charge_arguments
+    return names, arguments
+
+
+def _decisions(reply: Reply | Exception, requests: Sequence[Request]) -> Iterator[Decision | Exception]:
+    if isinstance(reply, Exception):
+        yield from (reply for _ in requests)
+    elif not isinstance(reply, bytes):
+        yield from (Fenced() for _ in requests)
+    else:
+        yield from _unpacked(reply, requests)
+
+
+def _unpacked(reply: bytes, requests: Sequence[Request]) -> Iterator[Decision | Exception]:
+    at = 0
+    for request in requests:
+        outcome, at = reply[at], at + 1
+        if outcome == _ANOTHER_BODY:
+            yield OperationConflict()
+            continue
+        end = at + _POLICY.size * len(request.charges)
+        policies = [PolicyDecision._make(each) for each in _POLICY.iter_unpack(reply[at:end])]
+        at = end
+        yield Decision(outcome != _DENIED, outcome == _REPLAYED, policies)

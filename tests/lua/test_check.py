@@ -1,6 +1,7 @@
 """check.lua on a real store: nothing beyond what was leased, everything counted, all policies or none."""
 
 import asyncio
+import struct
 
 import msgspec
 import pytest
@@ -193,14 +194,22 @@ async def test_a_bucket_refills_exactly_with_the_stores_clock(
 ) -> None:
     await take_rate(scripts, life, 10, rate_micro=1_000_000)
     key = keys.rate(lane_of(RATE, life.lanes), RATE)
-    at = int(await connection.call("HGET", key, "at"))
-    await connection.call("HSET", key, "at", at - 2_500_000)  # as if 2.5 s had passed: 2.5 units
+    *share, parts, at = await packed(connection, key)
+    assert parts == 0
+    await connection.call("SET", key, struct.pack("<B5d", 1, *share, 0, at - 2_500_000))  # as if 2.5 s had passed
     decision = await take_rate(scripts, life, 2, rate_micro=1_000_000)
     assert decision.allowed
-    parts = int(await connection.call("HGET", key, "parts"))
-    elapsed_us = int(await connection.call("HGET", key, "at")) - (at - 2_500_000)
+    *_, parts, since = await packed(connection, key)
+    elapsed_us = since - (at - 2_500_000)
     assert elapsed_us % 1_000 == 0
     assert parts == elapsed_us * 1_000 - 2 * 10**9
+
+
+async def packed(connection: StoreConnection, key: bytes) -> tuple[float, ...]:
+    """A rate's state: its share, and what its algorithm remembers."""
+    layout, *numbers = struct.unpack("<B5d", await connection.call("GET", key))
+    assert layout == 1
+    return tuple(numbers)
 
 
 async def test_a_clock_that_jumps_back_stands_still(connection: StoreConnection, scripts: Scripts, life: Life) -> None:

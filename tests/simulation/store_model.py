@@ -10,19 +10,29 @@ order of arguments are not written down a second time. One method is one script;
 import copy
 import hashlib
 import json
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from regional_agent.store.connection import Argument, StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import LUA, Scripts
+from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.scripts import REASONS, Scripts
+from regional_agent.store.sources import sources
+from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
 
-MAX_UNITS = 2**53 - 1
-PARTS = 10**9
+POLICY_BYTES = 57
 
 Hash = dict[str, str]
-Value = Hash | set[str] | list[Any]  # a hash, a set, or what an operation was answered
+Value = Hash | set[str] | list[Any]  # a hash, a set, or a packed string: a rate, or what an operation was answered
 Names = Sequence[str]
+
+
+class Policy(NamedTuple):
+    """What one policy of a request asks for."""
+
+    algorithm: Algorithm
+    names: Names
+    arguments: Names
+    cost: int
 
 
 class StoreModel:
@@ -32,8 +42,9 @@ class StoreModel:
         self.run_id, self.replid, self.now_us = run_id, replid, now_us
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
-        sources = {path.stem: path.read_bytes() for path in LUA.glob("*.lua")}
-        self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources.items()}
+        self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
+        self.note_denial: Callable[[str], None] = lambda reason: None
+        self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources().items()}
 
     # --- a store as such ---------------------------------------------------------------------------------------------
 
@@ -150,8 +161,10 @@ class StoreModel:
     def _tick(self, fence: str) -> int:
         """The store's clock, which never goes back."""
         f = self.hash(fence)
-        mono = int(f.get("mono", 0)) + max(0, self.now_us - int(f.get("last", self.now_us)))
-        self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
+        elapsed_us = self.now_us - int(f["last"]) if "last" in f else None
+        mono = int(f.get("mono", 0)) + max(0, elapsed_us or 0)
+        if elapsed_us is None or not 0 <= elapsed_us < 1000:
+            self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
         return mono
 
     def begin_life(self, keys: Names, argv: Names) -> list[bytes]:
@@ -189,115 +202,74 @@ class StoreModel:
 
     # --- check -------------------------------------------------------------------------------------------------------
 
-    def check(self, keys: Names, argv: Names) -> list[Any]:
+    def check(self, keys: Names, argv: Names) -> Any:
         if self.is_fenced(keys[0], argv[0], argv[1]):
             return [b"fenced"]
-        mode, operation = argv[2], argv[3]
-        record = self.data.get(keys[1]) if operation else None
-        if record is not None:
-            assert isinstance(record, list)
-            return [b"operation_conflict"] if record[0] != operation else [b"replayed", *copy.deepcopy(record[1][1:])]
         mono = self._tick(keys[0])
-        charges = list(_charges(keys, argv))
-        states: dict[str, dict[str, Any]] = {}
-        decided = [self._decide(charge, mode, mono, states) for charge in charges]
-        answer = [b"decided", int(all(policy[0] for policy, _ in decided)), *(policy for policy, _ in decided)]
-        if not answer[1] or mode == "peek":
-            for policy, untouched in decided:
-                policy[3] = untouched
-            return answer
-        for charge in charges:
-            self._take(charge, states[charge[0][0]])
-        if operation:
-            self.data[keys[1]] = [operation, copy.deepcopy(answer)]
-            self._expire(keys[1], int(argv[4]))
-        return answer
+        names, arguments = iter(keys[1:]), iter(argv[3:])
+        return b"".join(self._request(names, arguments, mono) for _ in range(int(argv[2])))
 
-    def _decide(self, charge: Any, mode: str, mono: int, states: dict[str, dict[str, Any]]) -> tuple[list[Any], int]:
-        names, (kind, cost, first, second, _) = charge
-        if kind == "allowance":
-            state = states.get(names[0]) or self._allowance(names, mono, states)
-            return self._decide_allowance(state, int(cost), int(first), mode, mono)
-        state = states.get(names[0]) or self._bucket(names, int(first), int(second), mono, states)
-        return self._decide_rate(state, int(cost), mode)
+    def _request(self, names: Iterator[str], arguments: Iterator[str], mono: int) -> bytes:
+        mode, count, operation = next(arguments), int(next(arguments)), next(arguments)
+        record, remembered_ms = (next(names), int(next(arguments))) if operation else ("", 0)
+        policies = [self._policy(names, arguments) for _ in range(count)]
+        known = self.data.get(record)
+        if isinstance(known, list) and known[0] != operation:
+            return b"\3"
+        if isinstance(known, list) and len(known[1]) == POLICY_BYTES * count:
+            return b"\2" + bytes(known[1])
+        states: dict[str, State] = {}
+        refusals = [self._refusal(policy, states, "adjust" if known else mode, mono) for policy in policies]
+        is_taken = not known and not any(reason for reason, _ in refusals) and mode != "peek"
+        for reason, _ in refusals:
+            if reason:
+                self.note_denial(reason)
+        said = b""
+        for policy, (reason, retry_ms) in zip(policies, refusals, strict=True):
+            state = states[policy.names[0]]
+            if is_taken:
+                policy.algorithm.keep(self, policy.names, policy.arguments, state, policy.cost)
+                self._note(policy, state, mode)
+            said += _told(policy, state, state["taken"] if is_taken else 0, reason, retry_ms)
+        if operation and is_taken:
+            self.data[record] = [operation, said]
+            self._expire(record, remembered_ms)
+        return (b"\2" if known else bytes([all(not reason for reason, _ in refusals)])) + said
 
-    def _allowance(self, names: Names, mono: int, states: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    def _policy(self, names: Iterator[str], arguments: Iterator[str]) -> Policy:
+        algorithm, cost = ALGORITHMS[next(arguments)], int(next(arguments))
+        mine = [next(names) for _ in range(algorithm.keys)]
+        return Policy(algorithm, mine, [next(arguments) for _ in range(algorithm.arguments)], cost)
+
+    def _refusal(self, policy: Policy, states: dict[str, State], mode: str, mono: int) -> tuple[str, int]:
+        name = policy.names[0]
+        if name not in states:
+            states[name] = policy.algorithm.look(self, policy.names, policy.arguments, mono) | {"taken": 0}
+        reason, retry_ms = policy.algorithm.refuse(states[name], policy.cost, mode != "adjust")
+        if not reason:
+            states[name]["taken"] += policy.cost
+        return reason, retry_ms
+
+    def _note(self, policy: Policy, state: State, mode: str) -> None:
+        """Tell the ground truth what was admitted of an allowance."""
+        if policy.algorithm is ALGORITHMS["allowance"]:
+            self.note(policy.names[0], state["period"], policy.cost, mode != "adjust")
+
+    def _allowance(self, names: Names, arguments: Names, mono: int) -> State:
         f = self.hash(names[0])
         numbers = ("consumed", "expires", "ends", "unallocated", "first_minute", "last_minute", "last_grant")
-        state: dict[str, Any] = {name: int(f.get(name, 0)) for name in numbers}
-        available = _available(f)
-        state |= {"period": f.get("period"), "available": available}
-        state["untouched"] = max(0, available) + state["unallocated"]
-        states[names[0]] = state
-        return state
+        state: State = {name: int(f.get(name, 0)) for name in numbers}
+        return state | {"period": f.get("period"), "available": _available(f), "limit": int(arguments[0]), "mono": mono}
 
-    @staticmethod
-    def _decide_allowance(s: dict[str, Any], cost: int, limit: int, mode: str, mono: int) -> tuple[list[Any], int]:
-        enforced = mode != "adjust"
-        if (cost > limit and enforced) or s["consumed"] + cost > MAX_UNITS:
-            reason = b"cost_above_limit"
-        elif s["period"] is None:
-            reason = b"no_lease"
-        elif mono >= s["expires"] and enforced:
-            reason = b"lease_expired"
-        elif cost > s["available"] and enforced:
-            reason = b"lease_spent"
-        else:
-            reason = b""
-            s["available"] -= cost
-            s["consumed"] += cost
-        reset = max(0, math.ceil((s["ends"] - mono) / 1000))
-        remaining = max(0, s["available"]) + s["unallocated"]
-        numbers = [remaining, reset, reset if reason else 0, s["available"], s["last_grant"]]
-        return [int(not reason), reason, limit, *numbers], s["untouched"]
+    def rate(self, key: str) -> list[int]:
+        """A rate's packed string: the share, and what its algorithm remembers."""
+        value = self.data.get(key, [0, 0, 0])
+        assert isinstance(value, list)
+        return value
 
-    def _bucket(
-        self, names: Names, rate_micro: int, burst: int, mono: int, states: dict[str, dict[str, Any]]
-    ) -> dict[str, Any]:
-        f = self.hash(names[0])
-        if "until" in f and mono < int(f["until"]):
-            rate_micro, burst = int(f["rate_micro"]), int(f["burst"])
-        full = burst * PARTS
-        parts, at = min(full, int(f.get("parts", full))), int(f.get("at", mono))
-        elapsed_ms = (mono - at) // 1000
-        gained = elapsed_ms * rate_micro
-        parts = full if gained >= full - parts else parts + gained
-        states[names[0]] = state = {
-            "parts": parts,
-            "at": at + elapsed_ms * 1000,
-            "full": full,
-            "rate_micro": rate_micro,
-            "burst": burst,
-            "untouched": max(0, parts // PARTS),
-        }
-        return state
-
-    @staticmethod
-    def _decide_rate(s: dict[str, Any], cost: int, mode: str) -> tuple[list[Any], int]:
-        reason, retry = b"", 0
-        if (cost > s["burst"] and mode != "adjust") or cost * PARTS > MAX_UNITS:
-            reason = b"cost_above_limit"
-        elif cost * PARTS > s["parts"] and mode != "adjust":
-            reason, retry = b"rate_exceeded", _ms_to_gain(cost * PARTS - s["parts"], s["rate_micro"])
-        else:
-            s["parts"] = max(s["parts"] - cost * PARTS, -MAX_UNITS)
-        reset = _ms_to_gain(s["full"] - s["parts"], s["rate_micro"])
-        remaining = max(0, s["parts"] // PARTS)
-        return [int(not reason), reason, s["burst"], remaining, reset, retry, remaining, 0], s["untouched"]
-
-    def _take(self, charge: Any, state: dict[str, Any]) -> None:
-        names, (kind, cost, _, quota, dimensions) = charge
-        if kind == "allowance":
-            lease, lines, dirty = names
-            minute = min(max(self.now_us // 60_000_000, state["first_minute"]), state["last_minute"])
-            line = f"{state['period']}|{minute}|{dimensions}"
-            self._write(lease, {"consumed": str(int(self.hash(lease).get("consumed", 0)) + int(cost))})
-            self._write(lines, {line: str(int(self.hash(lines).get(line, 0)) + int(cost))})
-            if self.hash(lines)[line] == cost:
-                self._add(dirty, quota)
-        else:
-            self._write(names[0], {"parts": str(state["parts"]), "at": str(state["at"])})
-            self._expire(names[0], _ms_to_gain(state["full"] - state["parts"], state["rate_micro"]) + 60_000)
+    def keep_rate(self, key: str, value: list[int], ttl_ms: int) -> None:
+        self.data[key] = value
+        self._expire(key, max(1, ttl_ms))
 
     # --- freeze ------------------------------------------------------------------------------------------------------
 
@@ -406,10 +378,9 @@ class StoreModel:
         self._add(dirty, quota)
 
     def _install_rate(self, key: str, reply: Names, sent: int) -> None:
-        rate_micro, burst, expires_in = reply
-        self._write(key, {"rate_micro": rate_micro, "burst": burst, "until": str(sent + int(expires_in) * 1000)})
-        if self.ttl_ms(key) < int(expires_in):
-            self._expire(key, int(expires_in))
+        rate_micro, burst, expires_in = (int(each) for each in reply)
+        ttl_ms = max(self.ttl_ms(key), expires_in)
+        self.keep_rate(key, [rate_micro, burst, sent + expires_in * 1000, *self.rate(key)[3:]], ttl_ms)
 
 
 class ModelConnection(StoreConnection):
@@ -425,6 +396,13 @@ class ModelConnection(StoreConnection):
             raise StoreUnavailable("the store cannot be reached")
         self.calls += 1
         return self.model.execute(*arguments)
+
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+        try:
+            reply = self.model.execute(*arguments)
+        except StoreError as error:
+            reply = error
+        on_reply(reply)
 
     async def connect(self) -> None:
         """A new connection; the caller says when, for there is no keeper here."""
@@ -450,17 +428,11 @@ def _available(f: Hash) -> int:
     return given - int(f.get("consumed", 0)) - int(f.get("returned", 0)) - int(f.get("held", 0))
 
 
-def _ms_to_gain(parts: int, rate_micro: int) -> int:
-    return math.ceil(parts / rate_micro) if rate_micro > 0 else 1000
-
-
-def _charges(keys: Names, argv: Names) -> Any:
-    """Each policy's keys and arguments in turn."""
-    key = 2
-    for at in range(6, 6 + 6 * int(argv[5]), 6):
-        count = 3 if argv[at] == "allowance" else 1
-        yield tuple(keys[key : key + count]), tuple(argv[at : at + 5])
-        key += count
+def _told(policy: Policy, state: State, taken: int, reason: str, retry_ms: int) -> bytes:
+    limit, remaining, reset_ms, *more = policy.algorithm.tell(state, taken)
+    available, last_grant, delay_ms = more or (remaining, 0, 0)
+    numbers = (limit, remaining, reset_ms, retry_ms, available, last_grant, 0 if reason else delay_ms)
+    return struct.pack("<B7q", REASONS.index(reason), *numbers)
 
 
 def _json(text: str) -> str:

@@ -7,13 +7,20 @@ script admitted is noted the moment it does, outside of the store, so that no lo
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from protocol.outcomes import DenialReason
-from regional_agent.store.connection import Argument, StoreConnection, StoreError, StoreUnavailable
+from regional_agent.store.connection import (
+    Argument,
+    OnReply,
+    StoreConnection,
+    StoreError,
+    StoreUnavailable,
+    _Call,
+)
 from tests.simulation.store_model import StoreModel
 from tests.simulation.virtual_time import VirtualClock
 
@@ -51,6 +58,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.model = StoreModel(f"{self.region}-1", f"{self.region}-replid-1")
+        self.model.note, self.model.note_denial = self._admitted, self._denied
         self.tick()
 
     def tick(self) -> None:
@@ -59,32 +67,15 @@ class Machine:
 
     def execute(self, arguments: tuple[Argument, ...]) -> Any:
         self.tick()
-        reply = self.model.execute(*arguments)
-        if arguments[0] == "EVALSHA" and isinstance(reply, list) and reply[0] == b"decided":
-            if reply[1]:
-                self._note(arguments)
-            else:
-                self.denials.update(_DENIALS[policy[1]] for policy in reply[2:] if policy[1])
-        return reply
+        return self.model.execute(*arguments)
 
-    def _note(self, arguments: tuple[Argument, ...]) -> None:
-        """An admission, as its script's own keys and arguments tell it."""
-        count = int(arguments[2])
-        keys, argv = (
-            [_text(each) for each in arguments[3 : 3 + count]],
-            [_text(each) for each in arguments[3 + count :]],
-        )
-        mode, at = argv[2], 2
-        if mode == "peek":
-            return
-        for policy in range(6, len(argv), 6):
-            if argv[policy] == "allowance":
-                period = self.model.hash(keys[at])["period"]
-                epoch = int(argv[1])
-                self.note(
-                    Admission(self.region, epoch, argv[policy + 3], period, int(argv[policy + 1]), mode != "adjust")
-                )
-            at += 3 if argv[policy] == "allowance" else 1
+    def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
+        """An admission, as the script tells it the moment it happens."""
+        _, _, _, epoch, quota = lease.split(":", 4)
+        self.note(Admission(self.region, int(epoch), quota, period, units, is_enforced))
+
+    def _denied(self, reason: str) -> None:
+        self.denials[f"DenialReason.{DenialReason(reason).name}"] += 1
 
     # --- what may happen to it ----------------------------------------------------------------------------------------
 
@@ -128,30 +119,29 @@ class Wire:
         self._timeout_s = timeout_s
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[asyncio.Future[Any], None] = {}  # in the order in which they were asked
+        self._waiting: dict[_Call, None] = {}  # in the order in which they were asked
         self._is_open = True
         self._arrives_at = 0.0
         machine.wires.append(self)
 
-    def ask(self, arguments: tuple[Argument, ...]) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, *, at_once: bool) -> None:
         if not self._is_alive():
-            return future  # the dead ask nothing, and wait for ever
+            return  # the dead ask nothing, and wait for ever
         if not self._is_open:
-            future.set_exception(StoreUnavailable("the store's connection is closed"))
-            return future
-        self._waiting[future] = None
+            on_reply(StoreUnavailable("the store's connection is closed"))
+            return
+        call = _Call(self._loop.time(), on_reply)
+        self._waiting[call] = None
         deadline = self._loop.time() + self._timeout_s
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())
-        self._loop.call_at(self._arrives_at, self._arrive, future, arguments, deadline)
+        self._loop.call_at(self._arrives_at, self._arrive, call, tuple(arguments), deadline)
         if self._arrives_at > deadline:
-            self._loop.call_at(deadline, self._settle, future, _NO_ANSWER)
-        return future
+            self._loop.call_at(deadline, self._settle, call, _NO_ANSWER)
 
     def _latency_s(self) -> float:
         return self._machine.random.uniform(0.05, 0.6) if self._machine.is_slow else 0.0002
 
-    def _arrive(self, future: asyncio.Future[Any], arguments: tuple[Argument, ...], deadline: float) -> None:
+    def _arrive(self, call: _Call, arguments: tuple[Argument, ...], deadline: float) -> None:
         """One timer more, and none for each time-out: what comes late is known by now."""
         if not self._is_open:
             return
@@ -161,7 +151,7 @@ class Wire:
             reply = self._execute(arguments)
         if replies_at > deadline:
             replies_at, reply = deadline, _NO_ANSWER
-        self._loop.call_at(replies_at, self._settle, future, reply)
+        self._loop.call_at(replies_at, self._settle, call, reply)
 
     def _execute(self, arguments: tuple[Argument, ...]) -> Any:
         try:
@@ -169,24 +159,18 @@ class Wire:
         except StoreError as error:
             return error
 
-    def _settle(self, future: asyncio.Future[Any], reply: Any) -> None:
-        self._waiting.pop(future, None)
-        if future.done() or not self._is_alive():
-            return
-        if reply is _NO_ANSWER:
-            future.set_exception(StoreUnavailable("no answer in time"))
-        elif isinstance(reply, Exception):
-            future.set_exception(reply)
-        else:
-            future.set_result(reply)
+    def _settle(self, call: _Call, reply: Any) -> None:
+        self._waiting.pop(call, None)
+        if self._is_alive():
+            call.tell(StoreUnavailable("no answer in time") if reply is _NO_ANSWER else reply)
 
     def lost(self) -> None:
         if not self._is_open:
             return
         self._is_open = False
         self._machine.wires.remove(self)
-        for future in list(self._waiting):
-            self._settle(future, StoreUnavailable("the store's connection was lost"))
+        for call in list(self._waiting):
+            self._settle(call, StoreUnavailable("the store's connection was lost"))
         if self._is_alive():
             self._on_lost()
 
@@ -211,10 +195,3 @@ class VirtualConnection(StoreConnection):
             raise ConnectionRefusedError
         self._protocol = Wire(self._machine, self._is_alive, self._timeout_s, self._on_lost)  # type: ignore[assignment]
         await self._greet()
-
-
-_DENIALS = {reason.value.encode(): f"DenialReason.{reason.name}" for reason in DenialReason}
-
-
-def _text(value: Argument) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

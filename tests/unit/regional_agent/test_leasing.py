@@ -21,7 +21,7 @@ class StandingClock:
 
 
 def spent(available: int, last_grant: int = 100) -> PolicyDecision:
-    return PolicyDecision(True, "", 1000, available, 0, 0, available, last_grant)
+    return PolicyDecision(0, 1000, available, 0, 0, available, last_grant, 0)
 
 
 def test_a_lease_is_renewed_when_its_time_comes_even_if_nobody_uses_it() -> None:

@@ -1,0 +1,54 @@
+-- A token bucket: a rate, and as many units at once as its burst.
+--
+-- Keeps  `parts`, what is in the bucket in thousand-millionths of a unit, and `since`, up to when it was filled. A
+--        refill is a whole number of parts each millisecond, so nothing is ever rounded. Forgotten when it is full.
+-- KEYS  1 the packed state (parts/share)
+-- ARGV  1 rate_micro   2 burst: the safe share
+-- Gives the algorithm. In any time t it admits at most burst + rate × t. A bucket keeps its units when its limit
+--       changes, up to the new burst.
+
+local mono = ...
+local share = require('parts/share')
+local MAX_UNITS, PARTS, LONG_MS = 9007199254740991, 1000000000, 2147483648
+
+-- How long the bucket takes to gain so many parts; without a rate it gains none.
+local function ms_to_gain(parts, rate_micro, never_ms)
+  return rate_micro > 0 and math.ceil(parts / rate_micro) or never_ms
+end
+
+local function look(key, at)
+  local state = share.look(KEYS[key], tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local full, rate_micro = state.burst * PARTS, state.rate_micro
+  local parts, since = full, mono
+  if state.remembered ~= '' then parts, since = struct.unpack('<dd', state.remembered) end
+  parts = math.min(full, parts)
+  -- Whole milliseconds only; the microseconds left over count the next time.
+  local elapsed_ms = math.max(0, math.floor((mono - since) / 1000))
+  if elapsed_ms * rate_micro >= full - parts then parts = full else parts = parts + elapsed_ms * rate_micro end
+  state.full, state.parts, state.since = full, parts, since + elapsed_ms * 1000
+  return state
+end
+
+local function parts_left(state, taken) return math.max(state.parts - taken * PARTS, -MAX_UNITS) end
+
+local function refuse(state, cost, is_enforced)
+  local needed = (state.taken + cost) * PARTS
+  if state.taken + cost > state.burst and is_enforced or needed > MAX_UNITS then return 'cost_above_limit' end
+  if needed > state.parts and is_enforced then
+    return 'rate_exceeded', ms_to_gain(needed - state.parts, state.rate_micro, 1000)
+  end
+end
+
+local function keep(state, key)
+  local parts = parts_left(state, state.taken)
+  local ttl_ms = ms_to_gain(state.full - parts, state.rate_micro, LONG_MS)
+  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms)
+end
+
+local function tell(state, taken)
+  local parts = parts_left(state, taken)
+  local reset_ms = ms_to_gain(state.full - parts, state.rate_micro, 1000)
+  return state.burst, math.max(0, math.floor(parts / PARTS)), reset_ms
+end
+
+return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}

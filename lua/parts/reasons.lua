@@ -1,0 +1,13 @@
+-- Why a policy refuses, as numbers: protocol/outcomes.py has the same words in the same order.
+--
+-- KEYS  none
+-- ARGV  none
+-- Gives {word = number}
+
+return {
+  no_lease = 1,
+  lease_expired = 2,
+  lease_spent = 3,
+  rate_exceeded = 4,
+  cost_above_limit = 5,
+}

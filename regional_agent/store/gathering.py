@@ -1,0 +1,44 @@
+"""What is asked in one turn of the event loop goes to the store as one call.
+
+A script that decides sixty-four requests costs the store a third of sixty-four scripts, and a reply that is read once
+costs this process less still. Nobody waits for company: who asks alone is sent at the end of the same turn.
+
+In a Cluster one call serves one slot; then there is a gatherer for each, and nothing here changes.
+"""
+
+import asyncio
+
+from regional_agent.store.connection import told_by
+from regional_agent.store.scripts import Decision, Life, OnDecision, Request, Scripts
+
+MOST_REQUESTS = 64  # in one call: the store serves nobody else meanwhile
+
+
+class Gatherer:
+    def __init__(self, scripts: Scripts) -> None:
+        self._scripts = scripts
+        self._life: Life | None = None
+        self._requests: list[Request] = []
+        self._on_decisions: list[OnDecision] = []
+
+    def submit(self, life: Life, request: Request, on_decision: OnDecision) -> None:
+        """The decision, or why there is none, is told in a later turn; `on_decision` must not raise."""
+        if self._life != life or len(self._requests) == MOST_REQUESTS:
+            self._send()
+        if not self._requests:
+            self._life = life
+            asyncio.get_running_loop().call_soon(self._send)
+        self._requests.append(request)
+        self._on_decisions.append(on_decision)
+
+    def _send(self) -> None:
+        requests, on_decisions = self._requests, self._on_decisions
+        self._requests, self._on_decisions = [], []
+        if requests and self._life is not None:
+            self._scripts.send_check(self._life, requests, on_decisions)
+
+    async def decide(self, life: Life, request: Request) -> Decision:
+        """The same for whoever would rather wait."""
+        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        self.submit(life, request, told_by(future))
+        return await future

@@ -1,0 +1,101 @@
+"""Many requests in one call: each decided by itself, one after the other, as if it had come alone."""
+
+import asyncio
+import re
+
+import pytest
+
+from protocol.outcomes import DenialReason
+from regional_agent.store.connection import StoreConnection, StoreUnavailable
+from regional_agent.store.gathering import MOST_REQUESTS, Gatherer
+from regional_agent.store.scripts import (
+    AllowanceCharge,
+    Charge,
+    Decision,
+    Life,
+    Operation,
+    OperationConflict,
+    RateCharge,
+    Request,
+    Scripts,
+)
+from regional_agent.store.sources import LUA
+from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, lease_reply
+
+pytestmark = pytest.mark.anyio
+
+UNIT = AllowanceCharge(QUOTA, 1, 1000, DIMENSIONS)
+TOKEN = RateCharge(RATE, 1, 1_000, 10)
+
+
+def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None = None) -> Request:
+    return Request(mode, charges, operation)
+
+
+async def test_what_is_asked_in_one_turn_is_one_call(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+    await scripts.check(life, "peek", [TOKEN])  # the store knows the script now
+    before = connection.calls
+    gatherer = Gatherer(scripts)
+    decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(MOST_REQUESTS)))
+    assert connection.calls == before + 1
+    assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MOST_REQUESTS - 10)
+    assert [decision.policies[0].remaining for decision in decisions[:10]] == list(range(9, -1, -1))
+
+
+async def test_more_than_one_call_may_hold_are_several(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await scripts.check(life, "peek", [TOKEN])
+    before = connection.calls
+    gatherer = Gatherer(scripts)
+    decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1)))
+    assert connection.calls == before + 3
+    assert sum(decision.allowed for decision in decisions) == 10
+
+
+async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=5))
+    gatherer = Gatherer(scripts)
+    requests = [asked(UNIT, TOKEN._replace(cost=4)), asked(UNIT._replace(cost=9), TOKEN), asked(UNIT, TOKEN)]
+    both, dear, small = await asyncio.gather(*(gatherer.decide(life, each) for each in requests))
+    assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
+    assert [policy.allowed for policy in dear.policies] == [False, True]
+    assert [policy.remaining for policy in small.policies] == [3 + 900, 5]
+    assert await available(scripts, life) == 3
+
+
+async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=100))
+    once = Operation("digest-of-id", "digest-of-body", 60_000)
+    gatherer = Gatherer(scripts)
+    requests = [asked(UNIT, operation=once)] * 3 + [asked(UNIT, operation=once._replace(body="digest-of-more"))]
+    *same, other = await asyncio.gather(*(gatherer.decide(life, each) for each in requests), return_exceptions=True)
+    assert [isinstance(each, Decision) and each.replayed for each in same] == [False, True, True]
+    assert isinstance(other, OperationConflict)
+    assert await available(scripts, life) == 99
+
+
+async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=100))
+    once = Operation("digest-of-id", "digest-of-body", 60_000)
+    await scripts.check(life, "enforce", [UNIT], once)
+    again = await scripts.check(life, "enforce", [UNIT, TOKEN], once)
+    assert (again.allowed, again.replayed, len(again.policies)) == (True, True, 2)
+    assert await available(scripts, life) == 99
+    assert again.policies[1].remaining == 10
+
+
+async def test_who_asks_a_store_that_is_gone_is_told(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+    gatherer = Gatherer(scripts)
+    waiting = [asyncio.create_task(gatherer.decide(life, asked(TOKEN))) for _ in range(3)]
+    await asyncio.sleep(0)
+    connection.reconnect()
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {StoreUnavailable}
+
+
+def test_lua_and_python_number_the_reasons_alike() -> None:
+    pairs = re.findall(r"^  (\w+) = (\d+),$", (LUA / "parts" / "reasons.lua").read_text(), re.MULTILINE)
+    assert [(name, int(number)) for name, number in pairs] == [
+        (reason.value, number) for number, reason in enumerate(DenialReason, start=1)
+    ]
