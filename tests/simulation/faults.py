@@ -32,6 +32,8 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "store_rolls_back": (3, (10, 60)),  # another life, with far older data
     "store_loses_all": (3, (0, 0)),
     "store_goes_back_unseen": (1, (1, 20)),  # older data in the same life: nobody can tell by looking
+    "store_fails_over": (4, (1, 10)),  # to a replica that is so many steps behind
+    "store_fails_back": (6, (0, 0)),  # to the machine that was left, as it was then
     "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another life
     "store_slow": (4, (1, 10)),  # for so many steps
     "store_hangs_up": (4, (0, 0)),
@@ -48,6 +50,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "coordinator_dies_after": (6, (1, 3)),
     "ledger_fails_over": (4, (1, 4)),  # to a replica that has everything (number: what it would lose if it had not)
     "ledger_loses": (1, (1, 12)),  # it had not
+    "ledger_slow": (4, (2, 20)),  # for so many steps: exchanges pile up, and are gathered
     "limit": (7, (0, 300)),
     "document_changes": (2, (0, 2)),  # for a few steps
     "suspense_resolved": (4, (0, 2)),  # proposed now, and approved a few steps later
@@ -62,7 +65,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
 # Where these are in a history, a unit may be admitted that the system cannot account for, by nobody's fault.
 UNSEEN_LOSSES = {"store_goes_back_unseen", "store_forgets_lines", "store_forgets_a_lease"}
 LEDGER_LOSSES = {"ledger_loses"}
-DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"}
+DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen", "store_fails_over"}
 
 
 def draw(seed: int, steps: int) -> list[Event]:

@@ -248,9 +248,19 @@ def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
             yield f"{agent.name} has no epoch"
 
 
+def a_ledger_that_lost_data_is_noticed(world: World, _: Watch) -> Iterator[str]:
+    """Where a region had been told of what the ledger forgot, and goes on in that epoch, the ledger is shown it."""
+    for region, epoch in world.told_and_lost.items():
+        is_current = world.machines[region].model.hash("lh:fence").get("epoch") == epoch
+        excused = world.coordinators.alarmed | world.lossy_regions | world.lost_regions
+        if is_current and region not in excused:
+            yield f"{region} knows more than the ledger, and nobody noticed"
+
+
 AT_THE_END: tuple[Invariant, ...] = (
     booked_is_admitted,
     what_is_missing_is_bounded,
     both_sides_agree,
     an_epoch_everywhere,
+    a_ledger_that_lost_data_is_noticed,
 )

@@ -9,7 +9,7 @@ lose the last few commits, all or nothing each.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -62,7 +62,7 @@ class Transaction:
     notices: list[Notice] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     quarantined: int = 0
-    lost: list[int] = field(default_factory=list)  # epochs of which the call showed that their store lost data
+    lost: list[tuple[str, list[int]]] = field(default_factory=list)  # epochs whose store was shown to have lost data
 
 
 class LedgerModel:
@@ -245,7 +245,15 @@ class LedgerModel:
     # --- apply_exchange -----------------------------------------------------------------------------------------------
 
     def apply_exchange(self, call: Call, terms: Terms, now: datetime) -> tuple[ExchangeResponse, Transaction]:
-        works = deciding.works_of(call)
+        (response,), transaction = self.apply_exchanges([call], terms, now)
+        return response, transaction
+
+    def apply_exchanges(
+        self, calls: Sequence[Call], terms: Terms, now: datetime
+    ) -> tuple[list[ExchangeResponse], Transaction]:
+        """Several calls in one transaction, no lane in two of them."""
+        by_call = [deciding.works_of(call) for call in calls]
+        works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
         catalogue = self._catalogue()
         deciding.sort(works, catalogue, now)
@@ -260,8 +268,8 @@ class LedgerModel:
         receipts |= {
             (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
         }
-        transaction.lost = deciding.lost(works)
-        return deciding.respond(works, books, catalogue, receipts, terms, now), transaction
+        transaction.lost = [(each[0].call.region, lost) for each in by_call if (lost := deciding.lost(each))]
+        return [deciding.respond(each, books, catalogue, receipts, terms, now) for each in by_call], transaction
 
     def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
         names = [(work.report.epoch, work.report.lane, work.report.region) for work in works]

@@ -10,22 +10,28 @@ its commit, or after it and before its reply. None is special, for all that they
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from coordinator.api.frozen import call_of
+from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.gathering import Gathering
+from coordinator.operations.apply_exchange import Applied
+from coordinator.outages import DatabaseUnavailable
 from doors.problems import Problem
 from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
-from protocol.outcomes import EpochRefusal
+from protocol.outcomes import EpochRefusal, ExchangeOutcome
 from protocol.policy import PolicyBundle
 from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.virtual_time import VirtualClock
 
+Serve = Callable[[], Awaitable[bytes | EpochRefusal | None]]
 CALL_TIMEOUT_S = 5.0
+TRANSACTION_S = 0.005
 LONG_POLL_S = 20.0
 
 
@@ -50,6 +56,19 @@ class Weather:
         return is_open and self.random.random() >= self.loss
 
 
+# How a ledger that lost what it had told is noticed: the store is ahead of it.
+ALARMS = {
+    ExchangeOutcome.LEDGER_REGRESSED,
+    ExchangeOutcome.GAP,
+    ExchangeOutcome.UNKNOWN_EPOCH,
+    ExchangeOutcome.WRONG_FINGERPRINT,
+}
+
+
+class Died(DatabaseUnavailable):
+    """A coordinator, over a transaction; whoever was gathered in it hears nothing."""
+
+
 @dataclass
 class Coordinators:
     ledger: LedgerModel
@@ -57,26 +76,42 @@ class Coordinators:
     terms: Terms
     on_bug: Callable[[str, BaseException], None]
     is_up: bool = True
+    transaction_s: float = TRANSACTION_S
+    alarmed: set[str] = field(default_factory=set)  # regions of which the ledger was shown to have lost data
     dies_before_commit: int = 0  # so many of the next transactions
     dies_after_commit: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    serving: set[asyncio.Task[None]] = field(default_factory=set)
     subscribers: dict[str, list["VirtualClient"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger.on_commit = self._tell
+        self._gathering = Gathering(self._apply)
 
-    def exchange(self, region: str, body: bytes) -> bytes | None:
+    async def exchange(self, region: str, body: bytes) -> bytes | None:
         """The reply, or None if the coordinator died over it."""
         if not self.is_up:
             return None
-        call = call_of(region, msgspec.json.decode(body, type=ExchangeRequest))
-        response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
-        if not self.conclude(transaction):
+        try:
+            applied = await self._gathering.apply(call_of(region, msgspec.json.decode(body, type=ExchangeRequest)))
+        except Died:
             return None
-        if transaction.lost:
-            self.ledger.commit(self.ledger.fence_lost(region, transaction.lost, self.clock.now()))
-        self._count(response)
-        return msgspec.json.encode(response)
+        return msgspec.json.encode(applied.response)
+
+    async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
+        """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
+        await asyncio.sleep(self.transaction_s)
+        responses, transaction = self.ledger.apply_exchanges(calls, self.terms, self.clock.now())
+        if not self.is_up or not self.conclude(transaction):
+            raise Died
+        for region, epochs in transaction.lost:
+            self.ledger.commit(self.ledger.fence_lost(region, epochs, self.clock.now()))
+        for call, response in zip(calls, responses, strict=True):
+            self._count(response)
+            if any(reply.outcome in ALARMS for reply in response.replies):
+                self.alarmed.add(call.region)
+        self.outcomes["gathered"] += len(calls) > 1
+        return [Applied(response, (), 0, (), ()) for response in responses]
 
     def decide(self, kind: str, region: str, body: bytes) -> Transaction:
         """What a call would do, without doing it."""
@@ -92,7 +127,7 @@ class Coordinators:
             self.outcomes[f"EpochRefusal.{opened.name}"] += 1
         return transaction
 
-    def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
+    async def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
         if not self.is_up:
             return None
         opened, transaction = self.ledger.open_epoch(
@@ -211,7 +246,7 @@ class VirtualClient:
 
     # --- one call -----------------------------------------------------------------------------------------------------
 
-    async def _call(self, serve: Callable[[], bytes | EpochRefusal | None]) -> bytes | EpochRefusal:
+    async def _call(self, serve: Serve) -> bytes | EpochRefusal:
         answered: asyncio.Future[bytes | EpochRefusal] = self._loop.create_future()
         if not self._is_alive():
             return await answered  # the dead ask nothing, and wait for ever
@@ -225,11 +260,14 @@ class VirtualClient:
         except TimeoutError:
             raise CoordinatorUnavailable("no answer") from None
 
-    def _arrive(
-        self, serve: Callable[[], bytes | EpochRefusal | None], answered: asyncio.Future[bytes | EpochRefusal]
-    ) -> None:
+    def _arrive(self, serve: Serve, answered: asyncio.Future[bytes | EpochRefusal]) -> None:
+        serving = self._loop.create_task(self._serve(serve, answered), name="a coordinator")
+        self._coordinators.serving.add(serving)
+        serving.add_done_callback(self._coordinators.serving.discard)
+
+    async def _serve(self, serve: Serve, answered: asyncio.Future[bytes | EpochRefusal]) -> None:
         try:
-            answer = serve()
+            answer = await serve()
         except Problem as problem:
             self._coordinators.on_bug("an agent's call was refused as malformed", problem)
             return

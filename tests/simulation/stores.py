@@ -36,6 +36,15 @@ class Admission(NamedTuple):
     enforced: bool  # False: an adjustment, which asks nobody
 
 
+class Left(NamedTuple):
+    """A machine to which the address does not lead any more."""
+
+    data: dict[str, Any]
+    forgets_at_us: dict[str, int]
+    run_id: str
+    replid: str
+
+
 @dataclass
 class Machine:
     """One region's store."""
@@ -54,6 +63,7 @@ class Machine:
     wires: list["Wire"] = field(default_factory=list)
     admitting_epoch: int = 0
     jumped_back: bool = False
+    left: Left | None = None
     denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -92,6 +102,19 @@ class Machine:
             self.lives += 1
             self.model.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
         self.hang_up()
+
+    def fail_over(self, snapshot: Any) -> None:
+        """The address leads to a replica, which may be behind. The machine that was left stands as it was."""
+        data, forgets_at_us = self.snapshot()
+        self.left = Left(data, forgets_at_us, self.model.run_id, self.model.replid)
+        self.restart(snapshot, is_another_life=True)
+
+    def fail_back(self) -> None:
+        """To the machine that was left, before it heard of anything: it is in the life that it was in."""
+        if self.left is not None:
+            self.restart((self.left.data, self.left.forgets_at_us), is_another_life=False)
+            self.model.restart(self.left.run_id, self.left.replid)
+            self.left = None
 
     def hang_up(self) -> None:
         for wire in list(self.wires):

@@ -18,8 +18,10 @@ import msgspec
 import structlog
 from pydantic import SecretStr
 
+from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.settlement import EpochState
+from protocol.lease import LeaseState
 from protocol.policy import LimitsDocument
 from regional_agent import life as life_module
 from regional_agent import region as region_module
@@ -30,7 +32,7 @@ from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import LedgerModel, Transaction
-from tests.simulation.network import Coordinators, VirtualClient, Weather
+from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -100,6 +102,7 @@ class World:
         self.lossy_regions: set[str] = set()  # whose store lost data
         self.unseen = False
         self.ledger_lost = False
+        self.told_and_lost: dict[str, str] = {}  # regions that know more than the ledger does, and in which epoch
         self.admissions: deque[Admission] = deque()  # since the last look
         self.late_admissions: list[str] = []
         self.step = 0
@@ -132,11 +135,13 @@ class World:
         self._is_in_time(admission)
 
     def _is_in_time(self, admission: Admission) -> None:
+        """An epoch whose place another took spends until it hears of it: that is in suspense, whatever the time."""
         machine = self.machines[admission.region]
-        for (epoch, key), lease in self.ledger.leases.items():
-            is_it = (epoch, key.quota, key.period) == admission[1:4] and admission.enforced
-            if is_it and self.clock.now() > lease.expires_at and not machine.jumped_back:
-                self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
+        lease = self.ledger.leases.get((admission.epoch, Key(admission.quota, admission.period)))
+        if lease is None or not admission.enforced or machine.jumped_back:
+            return
+        if lease.state in (LeaseState.ACTIVE, LeaseState.EXPIRED) and self.clock.now() > lease.expires_at:
+            self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
 
     # --- agents -------------------------------------------------------------------------------------------------------
 
@@ -359,6 +364,22 @@ def _restart(world: World, event: Event) -> None:
     machine.admitting_epoch = 0 if unseen else machine.admitting_epoch
 
 
+def _fail_over(world: World, event: Event) -> None:
+    snapshot = world.snapshots.get((event.region, event.step - event.number))
+    if snapshot is not None and event.region not in world.lost_regions:
+        world.lossy_regions.add(event.region)
+        world.machines[event.region].fail_over(snapshot)
+
+
+def _fail_back(world: World, event: Event) -> None:
+    """An agent that knows nothing of it goes on in the epoch that it finds, until the coordinator tells it. What it
+    spends there is its lease's: all of that is in suspense."""
+    machine = world.machines[event.region]
+    if machine.left is not None and event.region not in world.lost_regions:
+        machine.fail_back()
+        machine.admitting_epoch = 0
+
+
 def _store_down(world: World, event: Event) -> None:
     machine = world.machines[event.region]
     machine.stop()
@@ -371,7 +392,9 @@ def _store_down(world: World, event: Event) -> None:
     world.until[event.step + event.number].append(again)
 
 
-_AS_USUAL = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01}
+_AS_USUAL = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01} | {
+    "transaction_s": TRANSACTION_S
+}
 
 
 def _for_a_while(world: World, event: Event, thing: Any, **changed: Any) -> None:
@@ -415,8 +438,21 @@ def _ledger_fails_over(world: World, event: Event) -> None:
     if event.kind == "ledger_loses":
         world.ledger_lost = True
         world.ledger.lose(event.number)
+        for region in REGIONS:
+            if _knows_more(world, region):
+                world.told_and_lost[region] = world.machines[region].model.hash("lh:fence")["epoch"]
+                world.coordinators.alarmed.discard(region)
     else:
         world.coordinators.fail_over(event.number)
+
+
+def _knows_more(world: World, region: str) -> bool:
+    """Was the region told of what the ledger has forgotten?"""
+    model = world.machines[region].model
+    epoch = int(model.hash("lh:fence").get("epoch", 0))
+    booked = {lane: row.last_seq for (number, lane), row in world.ledger.lane_rows.items() if number == epoch}
+    seqs = (int(model.hash(f"lh:{{{lane}}}:lane:{epoch}").get("seq", 0)) for lane in range(LANES))
+    return any(seq > booked.get(lane, 0) for lane, seq in enumerate(seqs))
 
 
 def _lose_region(world: World, event: Event) -> None:
@@ -467,6 +503,8 @@ _HAPPENS: dict[str, Any] = {
     "store_rolls_back": _restart,
     "store_loses_all": _restart,
     "store_goes_back_unseen": _restart,
+    "store_fails_over": _fail_over,
+    "store_fails_back": _fail_back,
     "store_down": _store_down,
     "store_slow": _slow,
     "store_hangs_up": lambda world, event: world.machines[event.region].hang_up(),
@@ -483,6 +521,7 @@ _HAPPENS: dict[str, Any] = {
     "coordinator_dies_after": _coordinator(dies_after_commit=1),
     "ledger_fails_over": _ledger_fails_over,
     "ledger_loses": _ledger_fails_over,
+    "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
     "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
     "document_changes": people.change_document,
     "suspense_resolved": people.resolve,
