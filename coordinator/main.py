@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager, suppress
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import agents, catalogue, finance, health, operations, proof, suspense
+from coordinator.api import agents, blocks, catalogue, finance, health, operations, overrides, proof, suspense
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.first_answers import forget
 from coordinator.operations.seal import seal
 from coordinator.operations.verifications import do_verifications
 from coordinator.outages import DatabaseUnavailable
@@ -32,6 +33,8 @@ ROUTERS = (
     health.router,
     agents.router,
     catalogue.router,
+    overrides.router,
+    blocks.router,
     operations.router,
     finance.router,
     proof.router,
@@ -72,6 +75,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
+        Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 

@@ -50,6 +50,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."
     ),
+    "full": ProblemKind(409, "No more can be added", "There are as many of these as there can be. Delete some first."),
     "precondition-failed": ProblemKind(
         412, "Changed meanwhile", "If-Match names another version than the current one. Read, merge, try again."
     ),

@@ -45,6 +45,11 @@ PRIVILEGES: Mapping[str, str] = {
     "verification": "SELECT, INSERT",
     # suspense
     "resolution": "SELECT, INSERT",
+    # what changes all day
+    "limit_override": "SELECT, INSERT, DELETE",
+    "block": "SELECT, INSERT, DELETE",
+    "block_version": "SELECT",
+    "first_answer": "SELECT, INSERT, DELETE",
 }
 # The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
 CHANGES: Mapping[str, str] = {
@@ -61,6 +66,9 @@ CHANGES: Mapping[str, str] = {
     "job": "due_at",
     "verification": "finished_at result",
     "resolution": "id kind suspense charged reason proposed_by proposed_at approved_by approved_at",
+    "block": "reason created_at created_by valid_until",
+    "block_version": "version",
+    "first_answer": "asked claim claimed_at status headers body",
 }
 
 

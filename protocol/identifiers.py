@@ -9,6 +9,7 @@ import functools
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote, unquote
@@ -51,6 +52,21 @@ def parse_quota_key(key: str) -> tuple[str, Mapping[str, str]]:
     if not separator or not is_name(quota) or quota_key(quota, list(dimensions.items())) != key:
         raise ValueError(f"not a quota key: {key!r}")
     return quota, MappingProxyType(dimensions)  # it is remembered, so nobody may change it
+
+
+def subject_key(quota: str, subject: Mapping[str, str]) -> str:
+    """The one name for some of a quota's keys: whichever order a policy counts in, fields stand in the alphabet's."""
+    return quota_key(quota, sorted(subject.items()))
+
+
+@functools.lru_cache(maxsize=KEYS_REMEMBERED)
+def wider_keys(key: str) -> tuple[str, ...]:
+    """What an override that reaches this key may be for: its own subject first, wider ones, the whole quota last."""
+    quota, dimensions = parse_quota_key(key)
+    pairs = sorted(dimensions.items())
+    return tuple(
+        quota_key(quota, chosen) for fields in range(len(pairs), -1, -1) for chosen in combinations(pairs, fields)
+    )
 
 
 def lane_of(key: str, lanes: int) -> int:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from protocol.identifiers import Name, is_name
-from protocol.units import MAX_UNITS, PositiveUnits, Units
+from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
 
 MAX_QUOTAS = 1000
 MAX_POLICIES = 10_000
@@ -96,6 +96,15 @@ class LimitsDocument(Part, frozen=True):
     default_plan: str | None = None
 
 
+class OverrideTerm(Struct, frozen=True, kw_only=True):
+    """Another limit for every key that `key` reaches. It begins and ends so long after the bundle was made."""
+
+    key: str  # see `wider_keys`
+    limit: LimitValue
+    starts_in_ms: Milliseconds = 0
+    ends_in_ms: Milliseconds | None = None  # none: until a bundle comes without it
+
+
 class PolicyBundle(Struct, frozen=True, kw_only=True):
     """What an agent needs to decide: the document, who is on which plan, and its region's part of every rate."""
 
@@ -104,6 +113,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     subscriptions: dict[str, str]
     weight: Units
     total_weight: PositiveUnits
+    overrides: list[OverrideTerm] = []  # of those that reach a key alike, the last in force counts
 
 
 class Fault(NamedTuple):
@@ -223,10 +233,15 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: QuotaSpec) -> 
         place = where if plan is None else f"{where}.{plan}"
         if plan is not None and plan not in document.plans:
             yield Fault(place, "known", f"there is no plan {plan!r}")
-        if quota.kind is QuotaKind.RATE:
-            yield from _faults_of_rate(place, value)
-        elif not isinstance(value, int) or not 0 <= value <= MAX_UNITS:
-            yield Fault(place, "units", f"a whole number from 0 to {MAX_UNITS} is needed, not {value!r}")
+        yield from faults_of_value(place, quota.kind, value)
+
+
+def faults_of_value(where: str, kind: QuotaKind, value: LimitValue) -> Iterator[Fault]:
+    """One limit, in the document or in an override."""
+    if kind is QuotaKind.RATE:
+        yield from _faults_of_rate(where, value)
+    elif not isinstance(value, int) or not 0 <= value <= MAX_UNITS:
+        yield Fault(where, "units", f"a whole number from 0 to {MAX_UNITS} is needed, not {value!r}")
 
 
 def _faults_of_rate(where: str, value: LimitValue) -> Iterator[Fault]:

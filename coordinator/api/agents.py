@@ -1,6 +1,5 @@
 """For agents: epochs, exchanges, signals and policies. An agent speaks for one region, and only for that."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -9,15 +8,15 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
 from coordinator.api.auth import require_a_region, require_this_region
-from coordinator.api.conditions import strong_tag, unless_known
+from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import call_of, refused
+from coordinator.api.polling import a_version, news
 from coordinator.api.queries import Query
 from coordinator.domain.exchange import Call, WrongLane
 from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
 from coordinator.outages import DatabaseUnavailable
-from coordinator.signals import Subscription
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
@@ -31,7 +30,6 @@ OwnRegion = Annotated[str, Depends(require_this_region)]
 SpokenFor = Annotated[str, Depends(require_a_region)]
 
 HEARTBEAT_S = 10.0
-LONGEST_POLL_S = 20.0
 
 _REFUSED_EPOCHS = {
     EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
@@ -125,30 +123,13 @@ async def policies(request: Request, region: SpokenFor, coordinator: TheCoordina
     with coordinator.hub.subscribe(region) as subscription:
         bundle = await _bundle(coordinator, region)
         if bundle.version == since:
-            await _news_of_policies(subscription)
+            await news(subscription, "policies")
             bundle = await _bundle(coordinator, region)
     if bundle.version == since:
         return Response(status_code=304)
-    answer = reply(bundle)
-    return unless_known(request, answer, strong_tag(bytes(answer.body)))
-
-
-def a_version(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
-        raise ValueError("it is a version: a whole number")
-    return int(text)
+    return unless_known(request, reply(bundle), f'"{region}-{bundle.version}"')
 
 
 async def _bundle(coordinator: Coordinator, region: str) -> PolicyBundle:
-    return await coordinator.database.run(lambda c: policy_bundle(c, region), snapshot=True)
-
-
-async def _news_of_policies(subscription: Subscription) -> None:
-    """Until there may be a new version, the poll has lasted long enough, or the coordinator stops."""
-    try:
-        async with asyncio.timeout(LONGEST_POLL_S):
-            while (taken := await subscription.take(LONGEST_POLL_S)) is not None:
-                if any(signal.kind == "policies" for signal in taken):
-                    return
-    except TimeoutError:
-        return
+    now = coordinator.clock.now()
+    return await coordinator.database.run(lambda c: policy_bundle(c, region, now), snapshot=True)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import expectation, unless_known
+from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.limits_documents import YAML, read_document, refuse_document, write_yaml
 from coordinator.api.queries import PAGE, Query, a_flag, a_text, with_query
 from coordinator.domain.difference import Change
@@ -25,7 +26,7 @@ from doors.problems import InvalidParameter, Problem
 from protocol.messages import Message
 from protocol.policy import LimitsDocument
 
-router = APIRouter(tags=["catalogue"])
+router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("quota:write"))]
 
@@ -96,7 +97,7 @@ def _raise_refusal(put: PutLimits, body: bytes) -> None:
     if put.outcome is LimitsOutcome.VERSION_DIFFERS:
         detail = f"version {put.limits.version} is in force; read it again before you replace it"
         raise Problem("precondition-failed", detail)
-    if put.outcome is LimitsOutcome.PLANS_IN_USE:
+    if put.outcome is LimitsOutcome.IN_USE:
         refuse_document(body, put.faults)
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from coordinator.api.auth import require
 from coordinator.api.conditions import strong_tag, unless_known
+from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
 from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
@@ -29,7 +30,7 @@ from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, reply
 from doors.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["finance"])
+router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 T = TypeVar("T")
 

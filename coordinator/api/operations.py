@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
+from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import PAGE, TEXT, Query, a_text, choices, one_of, several, with_query
 from coordinator.domain.audit import Action
 from coordinator.domain.usage import parse_instant
@@ -21,7 +22,7 @@ from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import RegionName, is_region
 from protocol.messages import Message
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("alloc:write"))]
 Auditor = Annotated[Caller, Depends(require("audit:read"))]

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
 
 from coordinator.api.auth import require
+from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import PAGE, Query, with_query
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.seal import ShownSeal, read_seals
@@ -15,7 +16,7 @@ from coordinator.state import TheCoordinator
 from doors.bodies import described, reply
 from doors.problems import Problem
 
-router = APIRouter(tags=["audit"])
+router = APIRouter(tags=["audit"], route_class=PeoplesRoute)
 Auditor = Annotated[Caller, Depends(require("audit:read"))]
 
 

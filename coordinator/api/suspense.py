@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
+from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import PAGE, Query, with_query
 from coordinator.domain.books import Key
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
@@ -29,7 +30,7 @@ from protocol.identifiers import PeriodId, QuotaKey
 from protocol.messages import Epoch, Message
 from protocol.units import Units
 
-router = APIRouter(tags=["suspense"])
+router = APIRouter(tags=["suspense"], route_class=PeoplesRoute)
 Allocator = Annotated[Caller, Depends(require("alloc:write"))]
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 Proposer = Annotated[Caller, Depends(require("adjust:propose"))]

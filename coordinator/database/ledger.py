@@ -21,9 +21,10 @@ from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool
 from coordinator.domain.period import moment_of, period_of
 from coordinator.domain.settlement import EpochState, Lane
-from protocol.identifiers import parse_quota_key
+from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseState
 from protocol.messages import Receipt
+from protocol.policy import LimitValue
 
 
 class Surprise(RuntimeError):
@@ -66,13 +67,19 @@ def _lane(row: asyncpg.Record) -> Lane:
     )
 
 
-async def read_catalogue(connection: Connection, documents: Documents, tenants: Collection[str]) -> Catalogue:
-    row = await connection.fetchrow(_CATALOGUE, list(tenants))
+async def read_catalogue(
+    connection: Connection, documents: Documents, quotas: Collection[str], now: datetime
+) -> Catalogue:
+    """What is in force now, as far as these quota keys are concerned."""
+    tenants = {tenant for quota in quotas if (tenant := tenant_of(quota)) is not None}
+    keys = {key for quota in quotas for key in wider_keys(quota)}
+    row = await connection.fetchrow(_CATALOGUE, list(tenants), list(keys), now)
     assert row is not None
-    quotas, default_plan = await documents.at(connection, row["document_version"])
+    specs, default_plan = await documents.at(connection, row["document_version"])
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
-    return Catalogue(row["version"], quotas, default_plan, plans, regions)
+    overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
+    return Catalogue(row["version"], specs, default_plan, plans, regions, overrides, row["block_version"])
 
 
 async def lock_pools(
@@ -368,7 +375,13 @@ SELECT version,
     coalesce((SELECT max(version) FROM limits_version), 0) AS document_version,
     coalesce((SELECT json_object_agg(tenant, plan) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
         AS plans,
-    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions
+    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
+    (SELECT version FROM block_version) AS block_version,
+    coalesce((
+        SELECT json_object_agg(key, value) FROM (
+            SELECT DISTINCT ON (key) key, value FROM limit_override
+            WHERE key = ANY ($2::text[]) AND valid_from <= $3 AND (valid_until IS NULL OR valid_until > $3)
+            ORDER BY key, created_at DESC, id DESC) AS newest), '{}')::text AS overrides
 FROM policy_version
 """
 _LOCK_POOLS = """

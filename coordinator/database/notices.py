@@ -17,7 +17,7 @@ CHANNEL = "leasehold_signals"
 RECONNECT_AFTER_S = 1.0
 
 # What was signalled while nobody listened is lost: whoever polls looks again.
-PERHAPS_MISSED = msgspec.json.encode(Notice(Signal(kind="policies"))).decode()
+PERHAPS_MISSED = [msgspec.json.encode(Notice(Signal(kind=kind))).decode() for kind in ("policies", "blocks")]
 
 _log = structlog.get_logger(__name__)
 
@@ -46,7 +46,8 @@ async def _listen_once(url: str, deliver: Callable[[str], None]) -> None:
     connection.add_termination_listener(lambda _: ended.set())
     try:
         await connection.add_listener(CHANNEL, lambda *notice: deliver(str(notice[-1])))
-        deliver(PERHAPS_MISSED)
+        for notice in PERHAPS_MISSED:
+            deliver(notice)
         await ended.wait()
     finally:
         with suppress(*OUTAGE):

@@ -1,12 +1,14 @@
-"""What the catalogue entitles a quota key to: the rules of its quota and the limit of its tenant's plan."""
+"""What the catalogue entitles a quota key to: its quota's rules, and the limit of its tenant's plan or an override."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
-from protocol.identifiers import parse_quota_key
+from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.outcomes import GrantRefusal
 from protocol.policy import (
     LimitsDocument,
+    LimitValue,
     PeriodKind,
     QuotaKind,
     QuotaSpec,
@@ -35,6 +37,8 @@ class Catalogue(NamedTuple):
     default_plan: str | None
     plans: Mapping[str, str]  # of the tenants that are asked about
     regions: Mapping[str, RegionShare]
+    overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, of those that reach the asked
+    block_version: int = 0
 
     @property
     def active(self) -> list[RegionShare]:
@@ -74,7 +78,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
         return GrantRefusal.UNKNOWN_QUOTA
     if spec.kind is not QuotaKind.ALLOWANCE or spec.mode != "leased":
         return GrantRefusal.NOT_LEASED
-    limit = limit_of(spec, _plan(catalogue, quota_key))
+    limit = _limit(catalogue, spec, quota_key)
     if not isinstance(limit, int) or spec.period is None:
         return GrantRefusal.NO_LIMIT
     return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon))
@@ -86,8 +90,17 @@ def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusa
         return GrantRefusal.UNKNOWN_QUOTA
     if spec.kind is not QuotaKind.RATE:
         return GrantRefusal.NOT_LEASED
-    limit = limit_of(spec, _plan(catalogue, quota_key))
+    limit = _limit(catalogue, spec, quota_key)
     return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit)
+
+
+def _limit(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
+    """An override's, of whichever is for the narrowest subject; else the plan's."""
+    if catalogue.overrides:
+        for key in wider_keys(quota_key):
+            if key in catalogue.overrides:
+                return catalogue.overrides[key]
+    return limit_of(spec, _plan(catalogue, quota_key))
 
 
 def _plan(catalogue: Catalogue, quota_key: str) -> str | None:

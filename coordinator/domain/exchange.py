@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Report
-from coordinator.domain.entitlement import Catalogue, rate_entitlement, tenant_of
+from coordinator.domain.entitlement import Catalogue, rate_entitlement
 from coordinator.domain.granting import (
     Shelf,
     Terms,
@@ -222,11 +222,12 @@ def _check_lane(work: Work) -> None:
             raise WrongLane(work.index, quota)
 
 
-def tenants(works: Iterable[Work]) -> set[str]:
+def asked_about(works: Iterable[Work]) -> set[str]:
+    """Quota keys whose limits the decision takes."""
     lives = [work.incoming.live for work in works]
     wants = (want.quota for live in lives for want in live.wants)
     rates = (rate.quota for live in lives for rate in live.rates)
-    return {tenant for quota in (*wants, *rates) if (tenant := tenant_of(quota)) is not None}
+    return {*wants, *rates}
 
 
 def sort(works: Iterable[Work], catalogue: Catalogue, now: datetime) -> None:
@@ -402,7 +403,7 @@ def respond(
     """To the works of one call."""
     return ExchangeResponse(
         replies=[_reply(work, books, catalogue, receipts, terms, now) for work in works],
-        versions=Versions(policies=catalogue.version),
+        versions=Versions(policies=catalogue.version, blocks=catalogue.block_version),
         drain=any(catalogue.is_draining(work.call.region) for work in works),
     )
 

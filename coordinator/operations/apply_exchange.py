@@ -25,6 +25,7 @@ from coordinator.domain.exchange import (
     Decision,
     Receipts,
     Work,
+    asked_about,
     books_of,
     decide,
     epochs_about,
@@ -35,7 +36,6 @@ from coordinator.domain.exchange import (
     replayed,
     respond,
     sort,
-    tenants,
     waiting_epochs,
     works_of,
 )
@@ -100,7 +100,7 @@ async def _lock_lanes_and_read_catalogue(
 ) -> Catalogue:
     names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
     judge(works, await ledger.lock_lanes(connection, names))
-    catalogue = await ledger.read_catalogue(connection, documents, tenants(works))
+    catalogue = await ledger.read_catalogue(connection, documents, asked_about(works), now)
     sort(works, catalogue, now)
     return catalogue
 

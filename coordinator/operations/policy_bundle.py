@@ -5,21 +5,30 @@ contents are never older than its version: an agent that goes on from that versi
 none.
 """
 
+from datetime import datetime
+
+import msgspec
+
 from coordinator.database.connection import Connection
 from coordinator.operations.read_limits import read_limits
-from protocol.policy import PolicyBundle
+from protocol.policy import OverrideTerm, PolicyBundle
 
 
-async def policy_bundle(connection: Connection, region: str) -> PolicyBundle:
-    """A region that is not active has no part in any rate: its weight is 0."""
+async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
+    """A region that is not active has no part in any rate: its weight is 0.
+
+    Overrides that will come are in it, too: a burst that was announced begins in a region that is cut off as well.
+    """
     version: int = await connection.fetchval("SELECT version FROM policy_version")
     weight, total = await connection.fetchrow(_WEIGHTS, region) or (0, 0)
+    overrides = await connection.fetch(_OVERRIDES, now)
     return PolicyBundle(
         version=version,
         document=(await read_limits(connection)).document,
         subscriptions={row["tenant"]: row["plan"] for row in await connection.fetch(_SUBSCRIPTIONS)},
         weight=weight,
         total_weight=max(total, 1),
+        overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
     )
 
 
@@ -28,3 +37,10 @@ SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0)::bigint, coalesce(sum(w
 FROM region WHERE status = 'active'
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
+# Whole milliseconds: it begins no earlier, and ends no later, than it does here.
+_OVERRIDES = """
+SELECT key, value::text AS limit,
+    greatest(0, ceil(extract(epoch FROM valid_from - $1) * 1000))::bigint AS starts_in_ms,
+    floor(extract(epoch FROM valid_until - $1) * 1000)::bigint AS ends_in_ms
+FROM limit_override WHERE valid_until IS NULL OR valid_until > $1 ORDER BY created_at, id
+"""

@@ -12,8 +12,9 @@ from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.difference import Change, differences
+from coordinator.domain.overrides import faults_of_change
 from coordinator.operations.read_limits import AppliedLimits, read_limits
-from protocol.policy import Fault, LimitsDocument
+from protocol.policy import Fault, LimitsDocument, LimitValue
 
 MAX_TENANTS_NAMED = 3
 
@@ -22,7 +23,7 @@ class LimitsOutcome(StrEnum):
     APPLIED = "applied"
     UNCHANGED = "unchanged"  # it is in force already, or it was only tried
     VERSION_DIFFERS = "version_differs"  # somebody else was faster
-    PLANS_IN_USE = "plans_in_use"
+    IN_USE = "in_use"  # a plan, or a quota, that others rely on
 
 
 class PutLimits(NamedTuple):
@@ -50,8 +51,9 @@ async def put_limits(
         return PutLimits(LimitsOutcome.UNCHANGED, current)
     if not is_expected(current.version):
         return PutLimits(LimitsOutcome.VERSION_DIFFERS, current)
-    if faults := await _missing_plans(connection, document):
-        return PutLimits(LimitsOutcome.PLANS_IN_USE, current, faults=faults)
+    in_use = [*await _missing_plans(connection, document), *await _broken_overrides(connection, document, now)]
+    if in_use:
+        return PutLimits(LimitsOutcome.IN_USE, current, faults=in_use)
     if dry_run:
         return PutLimits(LimitsOutcome.UNCHANGED, current, changes)
     applied_by = by.name if by else "the owner"
@@ -68,6 +70,12 @@ async def _missing_plans(connection: Connection, document: LimitsDocument) -> li
     return [Fault(f"plans.{row['plan']}", "in_use", _who_is_on(row["tenants"], row["others"])) for row in rows]
 
 
+async def _broken_overrides(connection: Connection, document: LimitsDocument, now: datetime) -> list[Fault]:
+    """An override that nobody can read, or that limits nothing, would be a promise that was forgotten."""
+    text = await connection.fetchval(_OVERRIDES, now)
+    return faults_of_change(document, msgspec.json.decode(text, type=dict[str, dict[str, LimitValue]]))
+
+
 def _who_is_on(tenants: list[str], others: int) -> str:
     named = ", ".join(repr(tenant) for tenant in tenants)
     return f"the plan is missing, and {named}{f' and {others} more' if others else ''} are on it; move them first"
@@ -79,4 +87,9 @@ INSERT INTO limits_version (version, document, applied_at, applied_by) VALUES ($
 _PLANS_IN_USE = """
 SELECT plan, (array_agg(tenant ORDER BY tenant))[:$2::int] AS tenants, greatest(count(*) - $2::int, 0) AS others
 FROM subscription WHERE plan <> ALL ($1::text[]) GROUP BY plan ORDER BY plan
+"""
+_OVERRIDES = """
+SELECT coalesce(json_object_agg(quota, limits), '{}')::text FROM (
+    SELECT quota, json_object_agg(key, value ORDER BY key) AS limits FROM limit_override
+    WHERE valid_until IS NULL OR valid_until > $1 GROUP BY quota) AS by_quota
 """

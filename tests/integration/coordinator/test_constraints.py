@@ -47,6 +47,11 @@ ROWS: dict[str, dict[str, str]] = {
     | {"balances": "'{}'", "sealed_at": "'2026-11-18 09:05Z'", "hash": "'x'"},
     "job": {"name": "'seal'", "due_at": "now()"},
     "verification": {"id": f"'{'0' * 32}'", "asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
+    "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
+    | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
+    "block": {"field": "'tenant'", "value": "'t'", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
+    "first_answer": {"caller": f"'{'0' * 32}'", "key": "'k'", "asked": "''", "claim": f"'{'0' * 32}'"}
+    | {"claimed_at": "now()"},
     "alembic_version": {"version_num": "'x'"},
 }
 PARENTS = """
@@ -155,6 +160,14 @@ TRIALS: dict[str, Trial] = {
     "transfer_of_usage_is_placed": Trial(
         "transfer", ["DROP TRIGGER transfer_is_rolled_up ON transfer", row("transfer", {"window_at": "NULL"})]
     ),
+    "limit_override_reason_check": wrong("limit_override", reason="''"),
+    "limit_override_lasts": wrong("limit_override", valid_until="now()"),
+    "block_field_check": wrong("block", field="'route'"),
+    "block_value_check": wrong("block", value="''"),
+    "block_reason_check": wrong("block", reason="''"),
+    "block_version_only_row_check": Trial(
+        "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
+    ),
     "verification_check": wrong("verification", finished_at="now()"),
     "usage_hour_is_of_something": wrong("usage_hour", units="0"),
     "usage_day_is_of_something": wrong("usage_day", units="0"),
@@ -170,6 +183,10 @@ TRIALS: dict[str, Trial] = {
     # the same twice
     "alembic_version_pkc": twice("alembic_version"),
     "audit_pkey": twice("audit"),
+    "block_pkey": twice("block"),
+    "block_version_pkey": Trial("block_version", ["INSERT INTO block_version (version) VALUES (1)"]),
+    "first_answer_pkey": twice("first_answer"),
+    "limit_override_pkey": twice("limit_override"),
     "lane_pkey": twice("lane"),
     "lease_pkey": twice("lease"),
     "limits_version_pkey": twice("limits_version"),
@@ -341,9 +358,13 @@ async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) ->
 MAY = {
     "alembic_version": "r",
     "audit": "ar",
+    "block": "adrw",
+    "block_version": "rw",
+    "first_answer": "adrw",
     "job": "arw",
     "lane": "arw",
     "lease": "arw",
+    "limit_override": "adr",
     "limits_version": "ar",
     "period": "arw",
     "policy_version": "rw",
@@ -371,6 +392,9 @@ FIXED = {
     "region": {"name", "created_at"},
     "region_epoch": {"epoch", "region", "nonce", "fingerprint", "lanes", "opened_at"},
     "subscription": {"tenant"},
+    "block": {"field", "value"},
+    "block_version": {"only_row"},
+    "first_answer": {"caller", "key"},
     "policy_version": {"only_row"},
     "job": {"name"},
     "verification": {"id", "asked_by", "asked_at"},

@@ -11,7 +11,7 @@ import pytest
 from coordinator.domain.notice import Notice
 from coordinator.operations.policy_bundle import policy_bundle
 from protocol.messages import Signal
-from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, connected, problem
+from tests.integration.coordinator.people.conftest import DOCUMENT, NOON, Stand, connected, problem
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +45,7 @@ async def test_a_tenant_is_put_on_a_plan_moved_and_taken_off(stand: Stand, admin
     moved = await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})
     assert (moved.status_code, moved.json()["plan"]) == (200, "pro")
     assert (await admin.get("/v1/subscriptions/acme")).json() == moved.json()
-    assert (await policy_bundle(stand.owner, "eu-west")).subscriptions == {"acme": "pro"}
+    assert (await policy_bundle(stand.owner, "eu-west", NOON)).subscriptions == {"acme": "pro"}
     assert (await admin.delete("/v1/subscriptions/acme")).status_code == 204
     for gone in (await admin.delete("/v1/subscriptions/acme"), await admin.get("/v1/subscriptions/acme")):
         assert problem(gone) == (404, [])
@@ -134,7 +134,7 @@ async def test_weights_of_active_regions_are_what_agents_divide_rates_by(
     for name, weight in (("eu-west", 3), ("us-east", 1), ("ap-south", 4)):
         await admin.put(f"/v1/regions/{name}", json={"weight": weight})
     await admin.put("/v1/regions/ap-south", json={"status": "down"})
-    bundles = [await policy_bundle(stand.owner, name) for name in ("eu-west", "us-east", "ap-south", "unknown")]
+    bundles = [await policy_bundle(stand.owner, name, NOON) for name in ("eu-west", "us-east", "ap-south", "unknown")]
     assert [(bundle.weight, bundle.total_weight) for bundle in bundles] == [(3, 4), (1, 4), (0, 4), (0, 4)]
     assert {bundle.version for bundle in bundles} == {4}
 

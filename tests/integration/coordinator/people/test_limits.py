@@ -144,7 +144,7 @@ async def test_agents_get_every_limit_that_was_raised_or_lowered(stand: Stand, a
     seen = []
     for units in (1000, 2000, 500):
         await admin.put("/v1/limits", json=with_limit(units))
-        bundle = await policy_bundle(stand.owner, "eu-west")
+        bundle = await policy_bundle(stand.owner, "eu-west", stand.clock.now())
         seen.append((bundle.version, bundle.document.quotas[0].limit))
     assert seen == [(2, 1000), (3, 2000), (4, 500)]
 

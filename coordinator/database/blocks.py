@@ -1,0 +1,17 @@
+"""The block list's version. Its one row is also the list's lock."""
+
+from coordinator.database.connection import Connection
+from coordinator.database.notices import notify
+from coordinator.domain.notice import Notice
+from protocol.messages import Signal
+
+
+async def lock_blocks(connection: Connection) -> None:
+    """Nobody else changes the list until this transaction ends."""
+    await connection.execute("SELECT FROM block_version FOR UPDATE")
+
+
+async def advance_blocks(connection: Connection) -> None:
+    """Every agent hears of it when this transaction commits."""
+    version: int = await connection.fetchval("UPDATE block_version SET version = version + 1 RETURNING version")
+    await notify(connection, [Notice(Signal(kind="blocks", version=version))])

@@ -1,0 +1,67 @@
+"""What an override may say, given the document in force."""
+
+from collections.abc import Iterator, Mapping
+
+from protocol.addresses import parse_address, parse_network
+from protocol.policy import Fault, LimitsDocument, LimitValue, faults_of_value
+
+
+def spelt_subject(subject: Mapping[str, str]) -> dict[str, str]:
+    """As quota keys spell it. Raises ValueError, with the field in its first words, for what no request can have."""
+    return {field: _spelt(field, value) for field, value in subject.items()}
+
+
+def _spelt(field: str, value: str) -> str:
+    try:
+        if field == "ip":
+            return parse_address(value).text
+        if field == "ip_prefix":
+            network = parse_network(value)
+            return network.text if "/" in network.text else f"{network.text}/{network.length}"
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from error
+    if not 1 <= len(value) <= 256 or not value.isprintable():
+        raise ValueError(f"{field}: it is a text of 1 to 256 printable characters")
+    return value
+
+
+def faults_of_override(
+    document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue
+) -> list[Fault]:
+    return list(_faults(document, quota, subject, limit))
+
+
+def _faults(document: LimitsDocument, quota: str, subject: Mapping[str, str], limit: LimitValue) -> Iterator[Fault]:
+    spec = next((each for each in document.quotas if each.name == quota), None)
+    if spec is None:
+        yield Fault("quota", "known", f"there is no quota {quota!r}")
+        return
+    ways = [policy.by for policy in document.policies if policy.quota == quota]
+    if not any(subject.keys() <= set(by) for by in ways):
+        counted = "; or ".join(dict.fromkeys(", ".join(by) or "nothing" for by in ways)) or "nothing: it has no policy"
+        yield Fault("subject", "counted", f"it would reach nobody, for {quota!r} is counted by {counted}")
+    yield from faults_of_value("limit", spec.kind, limit)
+
+
+def faults_of_change(document: LimitsDocument, overrides: Mapping[str, Mapping[str, LimitValue]]) -> list[Fault]:
+    """What a new document would break of the overrides (quota → key → limit) that are not over."""
+    places = {quota.name: place for place, quota in enumerate(document.quotas)}
+    return [fault for name, limits in overrides.items() for fault in _broken(document, places.get(name), name, limits)]
+
+
+def _broken(
+    document: LimitsDocument, place: int | None, name: str, limits: Mapping[str, LimitValue]
+) -> Iterator[Fault]:
+    if place is None:
+        yield Fault("quotas", "in_use", f"{name!r} is missing, and {_some(limits)} overridden; delete those first")
+        return
+    kind = document.quotas[place].kind
+    unfit = {key: limit for key, limit in limits.items() if any(faults_of_value("", kind, limit))}
+    if unfit:
+        reason = f"{_some(unfit)} overridden with what is no limit of this kind; delete those first"
+        yield Fault(f"quotas[{place}].kind", "in_use", reason)
+
+
+def _some(limits: Mapping[str, LimitValue]) -> str:
+    first = next(iter(limits))
+    return f"{first} is" if len(limits) == 1 else f"{first} and {len(limits) - 1} more are"

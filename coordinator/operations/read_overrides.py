@@ -1,0 +1,67 @@
+"""Overrides: other limits for some of a quota's keys, for a while."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from protocol.policy import LimitValue
+
+
+class Override(Struct, frozen=True):
+    id: UUID
+    quota: str
+    subject: dict[str, str]  # it reaches every key with these values; without any, all of the quota's keys
+    limit: LimitValue
+    valid_from: datetime
+    valid_until: datetime | None
+    reason: str
+    created_at: datetime
+    created_by: str  # the id of the token
+
+
+class OverrideName(NamedTuple):
+    """Where a list goes on."""
+
+    key: str = ""
+    id: str = "00000000-0000-0000-0000-000000000000"
+
+
+class Named(NamedTuple):
+    key: str
+    override: Override
+
+
+async def read_override(connection: Connection, id_: UUID) -> Override | None:
+    row = await connection.fetchrow(f"{_OVERRIDES} WHERE id = $1", id_)
+    return _override(row) if row else None
+
+
+async def read_overrides(
+    connection: Connection, quotas: Sequence[str], since: datetime | None, after: OverrideName, count: int
+) -> list[Named]:
+    """At most so many, by subject: of these quotas, or of all. With `since`: only what is or will be in force then."""
+    rows = await connection.fetch(_SOME, list(quotas) or None, since, after.key, UUID(after.id), count)
+    return [Named(row["key"], _override(row)) for row in rows]
+
+
+def _override(row: asyncpg.Record) -> Override:
+    decoded: dict[str, Any] = {name: msgspec.json.decode(row[name]) for name in ("subject", "limit")}
+    plain = {name: row[name] for name in Override.__struct_fields__ if name not in decoded}
+    return Override(**plain, **decoded)
+
+
+_OVERRIDES = """
+SELECT key, id, quota, subject::text, value::text AS limit, valid_from, valid_until, reason, created_at, created_by
+FROM limit_override
+"""
+_SOME = f"""{_OVERRIDES}
+WHERE ($1::text[] IS NULL OR quota = ANY ($1)) AND ($2::timestamptz IS NULL OR valid_until IS NULL OR valid_until > $2)
+    AND (key, id) > ($3::text, $4::uuid)
+ORDER BY key, id LIMIT $5
+"""
