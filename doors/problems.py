@@ -70,6 +70,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "quota-exceeded": ProblemKind(
         429, "Quota exceeded", "A quota of this subject is spent. `retry_after_ms` says when to ask again."
     ),
+    "blocked": ProblemKind(
+        429, "Blocked", "The subject is on the block list; `blocked_by` says by which of its fields. No quota matters."
+    ),
     "headers-too-large": ProblemKind(
         431, "Headers too large", "Request line and headers together are larger than this server accepts."
     ),

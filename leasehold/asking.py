@@ -251,9 +251,8 @@ def _decision(response: Response) -> Decision:
 
 def _told(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
     passed_on = {name: headers[name] for name in (*PASSED_ON, "retry-after") if name in headers}
-    return Decision(
-        answer.allowed, answer.degraded, answer.denied_by, answer.retry_after_ms, answer.policies, passed_on
-    )
+    denied_by = f"a block on its {answer.blocked_by}" if answer.blocked_by else answer.denied_by
+    return Decision(answer.allowed, answer.degraded, denied_by, answer.retry_after_ms, answer.policies, passed_on)
 
 
 def _item_decision(status: int, answer: CheckAnswer | None, problem: Mapping[str, Any] | None) -> Decision:

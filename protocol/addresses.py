@@ -4,9 +4,11 @@ Somebody who could write an address in two ways would have two quotas. So an IPv
 IPv4, a zone is left out, and the rest is spelt as RFC 5952 has it.
 """
 
+import functools
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
+MOST_REMEMBERED = 10_000
 _MAPPED = IPv6Network("::ffff:0:0/96")
 
 
@@ -31,6 +33,7 @@ class Network(NamedTuple):
     text: str
 
 
+@functools.lru_cache(maxsize=MOST_REMEMBERED)
 def parse_address(text: str) -> Address:
     """Raises ValueError for what is no address."""
     found = _unmapped(ip_address(text.partition("%")[0]))

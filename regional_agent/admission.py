@@ -13,6 +13,7 @@ from protocol.clock import Clock
 from protocol.outcomes import DenialReason
 from protocol.policy import QuotaKind, StoreFailure
 from regional_agent.answers import Check, CheckAnswer, PolicyAnswer
+from regional_agent.blocks import Blocked, Blocks
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -33,6 +34,7 @@ from regional_agent.store.scripts import (
 ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
 OTHER_WINDOW_MS = 10 * 60 * 1000
 RETRY_WHEN_DEGRADED_MS = 1000
+RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which people may lift any time
 
 # What more units, or a renewed lease, may turn into an admission.
 WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
@@ -58,11 +60,14 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self.policies: Policies | None = None
+        self.blocks: Blocks | None = None
 
     async def decide(self, check: Check) -> Verdict:
         if self.policies is None:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
+        if self.blocks is not None and (blocked := self.blocks.find(subject, self._clock.monotonic_ms())):
+            return self._denied(blocked)
         demanded = self.policies.demand(subject, check.cost)
         if not demanded:
             return Verdict(_answer(True, None, []), [])
@@ -73,6 +78,14 @@ class Admission:
             except (StoreUnavailable, StoreError, Fenced):
                 return self._decide_without_store(demanded)
         return self._verdict(demanded, decision)
+
+    def _denied(self, blocked: Blocked) -> Verdict:
+        """Nothing is consumed, and nobody is asked: a block holds while the store is down, too."""
+        self._metrics.blocked.labels(blocked.field.value).inc()
+        ends_at_ms = blocked.ends_at_ms
+        retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
+        answer = _answer(False, None, [])
+        return Verdict(msgspec.structs.replace(answer, retry_after_ms=max(1, retry_ms), blocked_by=blocked.field), [])
 
     # --- with the store ----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from protocol.blocks import BlockField
 from protocol.units import PositiveUnits
 
 MAX_BATCH = 1000
@@ -54,6 +55,7 @@ class CheckAnswer(Struct, frozen=True, kw_only=True):
     policies: list[PolicyAnswer]
     denied_by: str | None
     retry_after_ms: int
+    blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
 
 
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -130,10 +130,14 @@ def _denial(verdict: Verdict, headers: dict[str, str]) -> Problem:
 
 
 def _kind_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return "blocked"
     return "quota-exceeded" if answer.degraded is None else "store-unavailable"
 
 
 def _detail_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
     if answer.degraded is not None:
         return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
     return f"policy {answer.denied_by!r} denies this request; ask again in {math.ceil(answer.retry_after_ms / 1000)} s"

@@ -6,6 +6,7 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from protocol.blocks import BlockList
 from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
 from protocol.policy import PolicyBundle
 
@@ -48,12 +49,19 @@ class CoordinatorClient:
 
     async def policies(self, since: int | None) -> PolicyBundle | None:
         """The newest policies; None if there are none newer than `since` for as long as the coordinator waits."""
+        return await self._newer("/v1/policies", since, PolicyBundle)
+
+    async def blocks(self, since: int | None) -> BlockList | None:
+        """Likewise."""
+        return await self._newer("/v1/blocks", since, BlockList)
+
+    async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
         params = {} if since is None else {"since": since}
         try:
-            answer = await self._http.get("/v1/policies", params=params, timeout=LONG_POLL_S)
+            answer = await self._http.get(path, params=params, timeout=LONG_POLL_S)
         except httpx.HTTPError as error:
             raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
-        return None if answer.status_code == httpx.codes.NOT_MODIFIED else _decoded(answer, PolicyBundle)
+        return None if answer.status_code == httpx.codes.NOT_MODIFIED else _decoded(answer, type_)
 
     async def signals(self) -> AsyncIterator[Signal]:
         """Hints as they come. Ends, or raises, when the stream does."""

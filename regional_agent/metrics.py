@@ -46,4 +46,10 @@ class Metrics:
         self.policy_version = Gauge(
             "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
         )
+        self.block_version = Gauge(
+            "leasehold_block_version", "Version of the block list in force.", registry=self.registry
+        )
+        self.blocked = Counter(
+            "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
+        )
         self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)

@@ -7,14 +7,16 @@ thrown away with it; whoever lets something else change an answer (an override t
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from protocol.identifiers import quota_key
+from protocol.identifiers import quota_key, wider_keys
 from protocol.policy import (
     LimitsDocument,
+    LimitValue,
+    OverrideTerm,
     PolicyBundle,
     PolicySpec,
     QuotaKind,
@@ -76,12 +78,16 @@ class Demanded:
 
 
 class Policies:
-    def __init__(self, bundle: PolicyBundle) -> None:
+    """One bundle, at an age: overrides count that have begun by then and not ended."""
+
+    def __init__(self, bundle: PolicyBundle, age_ms: int = 0) -> None:
         self.version = bundle.version
         self._bundle = bundle
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
         self._met: Remembered[tuple[str, str], list[CompiledPolicy]] = Remembered(MOST_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
+        self._overrides = self._in_force(age_ms)
+        self._overridden = {quota_of(key) for key in self._overrides}
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """The policies that a request meets, in the document's order for each kind of route."""
@@ -103,7 +109,8 @@ class Policies:
 
     def _demanded(self, policy: CompiledPolicy, subject: Subject, cost: int | None) -> Demanded:
         quota, units = policy.quota, policy.spec.cost if cost is None else cost
-        key, limit = policy.key(subject), self._limit(quota, subject)
+        key = policy.key(subject)
+        limit = self._limit(quota, subject, key)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
             return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions), policy.wait_ms)
@@ -112,21 +119,50 @@ class Policies:
             return Demanded(policy, RateCharge(key, units, limit.rate_micro, limit.burst))
         raise KindNotServed(policy.spec.name, quota.kind)
 
-    def _limit(self, quota: QuotaSpec, subject: Subject) -> int | Rate:
-        """The limit on the tenant's plan; of a rate, this region's share of it."""
+    def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
+        """An override's, of whichever is for the narrowest subject; else the plan's. Of a rate, this region's share."""
+        if quota.name in self._overridden:
+            for wider in wider_keys(key):
+                if wider in self._overrides:
+                    return self._overrides[wider]
         plan = self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
         limit = self._limits.get((quota.name, plan))
         if limit is None:  # there are no more plans and quotas than the document has
             limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)
         return limit
 
+    def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
+        """By the keys that they are for; of several for one, the last."""
+        quotas = {quota.name: quota for quota in self._bundle.document.quotas}
+        terms = [term for term in self._bundle.overrides if begun(term, age_ms)]
+        return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
+
     def _limit_on(self, quota: QuotaSpec, plan: str | None) -> int | Rate:
         """A tenant whose plan gives none is limited to nothing."""
-        limit = limit_of(quota, plan)
+        return self._compiled(quota, limit_of(quota, plan))
+
+    def _compiled(self, quota: QuotaSpec, limit: LimitValue | None) -> int | Rate:
         if quota.kind is QuotaKind.RATE:
             whole = Rate(0, 0) if limit is None else parse_rate(limit)
             return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
         return limit if isinstance(limit, int) else 0
+
+
+def begun(term: OverrideTerm, age_ms: int) -> bool:
+    """And not ended."""
+    return term.starts_in_ms <= age_ms and (term.ends_in_ms is None or age_ms < term.ends_in_ms)
+
+
+def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
+    """The ages at which an override begins or ends."""
+    for term in bundle.overrides:
+        yield term.starts_in_ms
+        if term.ends_in_ms is not None:
+            yield term.ends_in_ms
+
+
+def quota_of(key: str) -> str:
+    return key.partition(":")[0]
 
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:

@@ -8,15 +8,19 @@ from typing import Protocol
 import structlog
 import tenacity
 
+from protocol.blocks import BlockList
 from protocol.clock import Clock
 from protocol.messages import Versions
+from protocol.policy import PolicyBundle
 from regional_agent.admission import Admission
+from regional_agent.blocks import Blocks
 from regional_agent.coordinator_client import CoordinatorClient
-from regional_agent.hearing import PolicyFeed, SignalListener
+from regional_agent.feeds import Feed
+from regional_agent.hearing import SignalListener
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
-from regional_agent.policies import Policies
+from regional_agent.policies import Policies, edges_ms
 from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
 from regional_agent.store.connection import StoreConnection
@@ -58,13 +62,31 @@ class Region:
             leasing=self.leasing,
             conversation=self.conversation,
         )
-        self._policies = PolicyFeed(self._coordinator, settings.state_dir, self._install)
+        self._policies = Feed(
+            "policies",
+            PolicyBundle,
+            ask=self._coordinator.policies,
+            put_in_force=self._put_policies_in_force,
+            edges_ms=edges_ms,
+            clock=clock,
+            state_dir=settings.state_dir,
+        )
+        self._blocks = Feed(
+            "blocks",
+            BlockList,
+            ask=self._coordinator.blocks,
+            put_in_force=self._put_blocks_in_force,
+            edges_ms=lambda _: (),  # each ends by the clock when it is looked at
+            clock=clock,
+            state_dir=settings.state_dir,
+        )
+        self.conversation.heard_of = self._hear_of
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """From the first connection to the last words."""
         self.store.keep()
-        parts: list[Part] = [self.life, self.conversation, self._signals, self._policies]
+        parts: list[Part] = [self.life, self.conversation, self._signals, self._policies, self._blocks]
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -92,9 +114,24 @@ class Region:
     def _doubt(self) -> None:
         self.life.doubt()
 
-    def _install(self, policies: Policies) -> None:
-        self.admission.policies = policies
-        self.conversation.versions = Versions(policies=policies.version)
+    def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
+        self.admission.policies = Policies(bundle, age_ms)
+        self.leasing.hint(None)  # a limit may have been raised
+        self._note_versions()
+
+    def _put_blocks_in_force(self, listed: BlockList, age_ms: int) -> None:
+        self.admission.blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        policies, blocks = self.admission.policies, self.admission.blocks
+        self.conversation.versions = Versions(
+            policies=policies.version if policies else 0, blocks=blocks.version if blocks else 0
+        )
+
+    def _hear_of(self, versions: Versions) -> None:
+        self._policies.heard_of(versions.policies)
+        self._blocks.heard_of(versions.blocks)
 
     def unreported_age_ms(self) -> int:
         return max(0, self._clock.monotonic_ms() - self.conversation.reported_at_ms)
@@ -104,6 +141,7 @@ class Region:
         life, policies = self.life.current, self.admission.policies
         self.metrics.epoch.set(life.epoch if life else 0)
         self.metrics.policy_version.set(policies.version if policies else 0)
+        self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
 

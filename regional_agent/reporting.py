@@ -94,6 +94,7 @@ class Conversation:
         self._offered_at_ms = clock.monotonic_ms()
         self.offer_again_ms = OFFER_AGAIN_MS
         self.versions = Versions()
+        self.heard_of: Callable[[Versions], None] = lambda _: None
         self.reported_at_ms = clock.monotonic_ms()
 
     async def run(self) -> None:
@@ -256,6 +257,7 @@ class Conversation:
             reply = replies.get(part.lane)
             if reply is not None:
                 await self._settle(life, part, reply)
+        self.heard_of(response.versions)
         if response.drain:
             await self._return_everything(life)
 

@@ -27,6 +27,7 @@ class Status(Struct, frozen=True, kw_only=True):
     epoch: Units | None
     lanes: Units | None
     policy_version: Units | None
+    block_version: Units | None
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
     faults: list[str]
@@ -43,6 +44,7 @@ async def status_of(region: Region) -> Status:
         epoch=life.epoch if life else None,
         lanes=life.lanes if life else None,
         policy_version=region.admission.policies.version if region.admission.policies else None,
+        block_version=region.admission.blocks.version if region.admission.blocks else None,
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes={
             f"{epoch}/{lane}": outcome.value for (epoch, lane), outcome in region.conversation.stopped_lanes.items()
@@ -92,4 +94,6 @@ def faults_of(region: Region) -> list[str]:
         faults.append("a lane has stopped; see /v1/status")
     if region.admission.policies is None:
         faults.append("no policies have been heard yet")
+    if region.admission.blocks is None:
+        faults.append("no block list has been heard yet")
     return faults

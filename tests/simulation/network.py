@@ -22,6 +22,7 @@ from coordinator.gathering import Gathering
 from coordinator.operations.apply_exchange import Applied
 from coordinator.outages import DatabaseUnavailable
 from doors.problems import Problem
+from protocol.blocks import BlockList
 from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
 from protocol.outcomes import EpochRefusal, ExchangeOutcome
 from protocol.policy import PolicyBundle
@@ -228,6 +229,13 @@ class VirtualClient:
                     await self._news.wait()
             except TimeoutError:
                 continue
+        return None
+
+    async def blocks(self, since: int | None) -> BlockList | None:
+        """Nobody is blocked here: the list is heard once, and does not change."""
+        if since is None:
+            return BlockList(version=0, data=[])
+        await self._loop.create_future()
         return None
 
     async def signals(self) -> AsyncIterator[Signal]:

@@ -1,0 +1,178 @@
+"""Blocks and overrides, from the person who makes them to the request that meets them; and what outlives a restart."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.regional_agent.conftest import EXPORT, REGIONS, Agent, World, running, until
+
+pytestmark = pytest.mark.anyio
+
+SEARCH = {"tenant": "acme", "route": "/v1/search", "method": "GET"}
+VERSION = 5  # after three regions, the document and an override
+OTHER = {"tenant": "acme", "route": "/v1/other", "ip": "2001:db8:0:1::7"}
+
+
+async def comes_true(ask: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(1_000):
+        if await ask():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def at(**after: float) -> str:
+    return (datetime.now(UTC) + timedelta(**after)).isoformat()
+
+
+async def made(world: World, path: str, **body: Any) -> dict[str, Any]:
+    answer = await world.admin.post(path, json={"reason": "a test"} | body)
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def is_blocked(agent: Agent, subject: dict[str, str]) -> bool:
+    answer = await agent.check(subject, mode="peek")
+    return answer.status_code == 429 and answer.json()["type"] == "/problems/blocked"
+
+
+async def test_a_block_is_in_force_in_every_region_and_so_is_its_end(world: World) -> None:
+    agents = [await world.agent(region) for region in REGIONS]
+    await made(world, "/v1/blocks", field="ip", value="2001:db8::/48")
+    for agent in agents:
+        await comes_true(lambda agent=agent: is_blocked(agent, OTHER))  # type: ignore[misc]
+        answer = await agent.check(OTHER)
+        body = answer.json()
+        assert (body["allowed"], body["denied_by"], body["blocked_by"], body["policies"]) == (False, None, "ip", [])
+        assert "block on its ip" in body["detail"]
+        assert int(answer.headers["Retry-After"]) * 1000 >= body["retry_after_ms"] == 3_600_000
+        assert not await is_blocked(agent, EXPORT)
+    await world.admin.delete("/v1/blocks/ip/2001:db8::/48")
+    for agent in agents:
+        await comes_true(lambda agent=agent: _is_let_in(agent, OTHER))  # type: ignore[misc]
+
+
+async def _is_let_in(agent: Agent, subject: dict[str, str]) -> bool:
+    return (await agent.check(subject, mode="peek")).status_code == 200
+
+
+async def test_a_block_ends_by_itself_and_says_when(world: World) -> None:
+    agent = await world.agent()
+    await made(world, "/v1/blocks", field="tenant", value="acme", valid_until=at(seconds=3))
+    await comes_true(lambda: is_blocked(agent, EXPORT))
+    assert 0 < (await agent.check()).json()["retry_after_ms"] <= 3_000
+    world.weather.swallows_requests = True  # nobody tells it
+    await comes_true(lambda: _is_let_in(agent, SEARCH))
+
+
+async def test_who_is_blocked_consumes_nothing(world: World) -> None:
+    agent = await world.agent()
+    assert (await agent.check()).json()["policies"][0]["remaining"] == 99
+    await made(world, "/v1/blocks", field="tenant", value="acme")
+    await comes_true(lambda: is_blocked(agent, EXPORT))
+    item = (await agent.http.post("/v1/check:batch", json={"checks": [{"subject": EXPORT}]})).json()["items"][0]
+    assert (item["status"], item["answer"]["blocked_by"]) == (429, "tenant")
+    await world.admin.delete("/v1/blocks/tenant/acme")
+    await comes_true(lambda: _is_let_in(agent, EXPORT))
+    assert (await agent.check(mode="peek")).json()["policies"][0]["remaining"] == 99
+
+
+async def test_an_override_raises_an_allowance_and_a_rate(world: World) -> None:
+    agent = await world.agent()
+    assert (await agent.check(cost=101)).status_code == 429
+    await made(world, "/v1/overrides", quota="exports", subject={"tenant": "acme"}, limit=1000)
+    await comes_true(lambda: _allows(agent, 101))
+    override = await made(world, "/v1/overrides", quota="api", subject={"tenant": "acme"}, limit="3/hour, burst 90")
+    await comes_true(lambda: _burst_is(agent, 30))
+    await world.admin.delete(f"/v1/overrides/{override['id']}")
+    await comes_true(lambda: _burst_is(agent, 10))
+
+
+async def _allows(agent: Agent, cost: int) -> bool:
+    return (await agent.check(cost=cost)).status_code == 200
+
+
+async def _burst_is(agent: Agent, burst: int) -> bool:
+    answer = await agent.check(SEARCH | {"tenant": "acme"}, mode="peek")
+    return bool(answer.json()["policies"][0]["limit"] == burst)
+
+
+async def test_what_was_announced_begins_and_ends_in_a_region_that_is_cut_off(world: World) -> None:
+    agent = await world.agent()
+    await made(
+        world, "/v1/overrides", quota="api", subject={}, limit="3/hour, burst 90", valid_from=at(seconds=2),
+        valid_until=at(seconds=4),
+    )  # fmt: skip
+    await until(lambda: agent.region.conversation.versions.policies == VERSION)
+    world.weather.swallows_requests = True
+    assert await _burst_is(agent, 10)
+    await comes_true(lambda: _burst_is(agent, 30))
+    await comes_true(lambda: _burst_is(agent, 10))
+
+
+async def test_the_last_known_are_there_without_the_coordinator(world: World, tmp_path: Path) -> None:
+    """Also what ended while nobody was there: this machine's own clock says so."""
+    async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
+        await agent.ready()
+        await made(world, "/v1/blocks", field="user", value="mallory")
+        await made(world, "/v1/overrides", quota="api", subject={}, limit="3/hour, burst 90")
+        await made(world, "/v1/overrides", quota="api", subject={"tenant": "x"}, limit="3/hour, burst 60",
+                   valid_until=at(seconds=1))  # fmt: skip
+        await comes_true(lambda: is_blocked(agent, OTHER | {"user": "mallory"}))
+        await until(lambda: agent.region.conversation.versions.policies == VERSION + 1)
+    world.weather.swallows_requests = True
+    async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
+        await until(lambda: agent.region.admission.policies is not None and agent.region.admission.blocks is not None)
+        assert await is_blocked(agent, OTHER | {"user": "mallory"})
+        policies = agent.region.admission.policies
+        assert policies is not None
+        await comes_true(lambda: _limits(agent, "x", 30))
+        assert await _limits(agent, "acme", 30)
+
+
+async def _limits(agent: Agent, tenant: str, burst: int) -> bool:
+    policies = agent.region.admission.policies
+    assert policies is not None
+    [demanded] = policies.demand(SEARCH | {"tenant": tenant}, None)
+    return getattr(demanded.charge, "burst", None) == burst
+
+
+async def test_a_file_that_cannot_be_read_is_no_news(world: World, tmp_path: Path) -> None:
+    (tmp_path / "policies.json").write_text("{}")
+    (tmp_path / "blocks.json").write_text("")
+    agent = await world.agent(state_dir=tmp_path)
+    assert (await agent.check()).status_code == 200
+
+
+async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(world: World) -> None:
+    """The notice was lost on its way to the coordinator that the poll waits at."""
+    agent = await world.agent()
+    feed = agent.region._blocks
+    asked: list[int | None] = []
+
+    async def stuck(since: int | None) -> None:
+        asked.append(since)
+        await asyncio.get_running_loop().create_future()
+
+    feed._ask = stuck
+    feed.heard_of(1)  # makes the poll that waits now anew, and that one hangs
+    await until(lambda: asked == [0])
+    for _ in range(3):
+        feed.heard_of(2)
+        await asyncio.sleep(0)
+    await until(lambda: asked == [0, 0])
+    assert (await agent.http.get("/readyz")).status_code == 200
+
+
+async def test_an_agent_that_heard_of_no_blocks_is_not_ready(world: World) -> None:
+    world.weather.swallows_requests = True
+    async with running(world.settings("us-east")) as agent:
+        answer: httpx.Response = await agent.http.get("/readyz")
+        assert answer.status_code == 503
+        assert "no block list has been heard yet" in answer.json()["detail"]
