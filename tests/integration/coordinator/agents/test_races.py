@@ -1,0 +1,236 @@
+"""Two transactions at the same moment, on real connections: the second waits, and then decides on what is true.
+
+One is held open before its commit, so that which of them is first is no matter of luck.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import pytest
+
+from coordinator.api.frozen import call_of
+from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
+from coordinator.domain.audit import Actor
+from coordinator.domain.books import Key
+from coordinator.domain.granting import Terms
+from coordinator.domain.resolution import ResolutionKind
+from coordinator.operations.apply_exchange import apply_exchange
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
+from coordinator.operations.retire_epoch import retire_epoch
+from coordinator.operations.seal import seal
+from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, Versions
+from protocol.outcomes import ExchangeOutcome
+from tests.conftest import restricted
+from tests.integration.coordinator.agents.conftest import (
+    EXPORTS,
+    PERIOD,
+    Agent,
+    Stand,
+    connected,
+    lease,
+    receipt,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
+Step = Callable[[Connection], Awaitable[T]]
+COPIES, CONNECTIONS = 64, 16
+
+
+def says(stand: Stand, agent: Agent, seq: int, *leases: Any) -> Step[ExchangeReply]:
+    """One exchange, as a coordinator applies it."""
+    request = ExchangeRequest(
+        fingerprint=agent.fingerprint, versions=Versions(), exchanges=[Exchange(frozen=agent.frozen(seq, *leases))]
+    )
+
+    async def step(connection: Connection) -> ExchangeReply:
+        call, terms = call_of(agent.region, request), Terms(60_000, 5_000)
+        applied = await apply_exchange(connection, Documents(), call, terms, stand.clock.now())
+        return applied.response.replies[0]
+
+    return step
+
+
+async def committed(stand: Stand, step: Step[T]) -> T:
+    async with connected(restricted(stand.url)) as connection, connection.transaction():
+        return await step(connection)
+
+
+async def one_after_the_other(stand: Stand, first: Step[T], second: Step[Any]) -> tuple[T, Any]:
+    """The second begins before the first has ended, and is seen to wait for it."""
+    async with connected(restricted(stand.url)) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        before = await first(connection)
+        waiting = asyncio.create_task(committed(stand, second))
+        await _until_it_waits(stand.owner, waiting)
+        await transaction.commit()
+    return before, await asyncio.wait_for(waiting, 20)
+
+
+async def _until_it_waits(owner: Connection, waiting: asyncio.Task[Any]) -> None:
+    async with asyncio.timeout(20):
+        while not await owner.fetchval(_WAITING):
+            assert not waiting.done(), "it waited for nobody"
+            await asyncio.sleep(0.005)
+
+
+_WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
+"""
+
+
+# --- exchanges --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_storm_of_copies_over_many_connections_is_booked_once(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    step = says(stand, agent, 2, lease(granted=10, consumed=7))
+
+    async def some() -> list[ExchangeReply]:
+        async with connected(restricted(stand.url)) as connection:
+            return [await _in_transaction(connection, step) for _ in range(COPIES // CONNECTIONS)]
+
+    replies = [reply for each in await asyncio.gather(*(some() for _ in range(CONNECTIONS))) for reply in each]
+    outcomes = Counter(reply.outcome for reply in replies)
+    assert outcomes == {ExchangeOutcome.APPLIED: 1, ExchangeOutcome.REPLAYED: COPIES - 1}
+    assert len({receipt(reply) for reply in replies}) == 1
+    assert (await stand.pool())["consumed"] == 7
+    assert await stand.one("SELECT count(*) FROM report WHERE seq = 2") == 1
+
+
+async def _in_transaction(connection: Connection, step: Step[T]) -> T:
+    async with connection.transaction():
+        return await step(connection)
+
+
+async def test_two_coordinators_on_one_lane_book_each_number_once(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=100)])
+
+    async def conversation() -> list[ExchangeOutcome]:
+        reports = [lease(granted=100, consumed=3 * seq, units=3) for seq in range(1, 21)]
+        steps = [says(stand, agent, seq, report) for seq, report in enumerate(reports, start=2)]
+        async with connected(restricted(stand.url)) as connection:
+            return [(await _in_transaction(connection, step)).outcome for step in steps]
+
+    one, other = await asyncio.gather(conversation(), conversation())
+    for outcomes in zip(one, other, strict=True):
+        assert outcomes.count(ExchangeOutcome.APPLIED) == 1
+        assert set(outcomes) <= {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.STALE}
+    assert (await stand.pool())["consumed"] == 60
+
+
+async def test_the_second_of_two_copies_waits_for_the_first(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    step = says(stand, agent, 2, lease(granted=10, consumed=7))
+    first, second = await one_after_the_other(stand, step, step)
+    assert (first.outcome, second.outcome) == (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
+    assert receipt(first) == receipt(second)
+
+
+# --- retiring ---------------------------------------------------------------------------------------------------------
+
+
+def retires(stand: Stand, agent: Agent) -> Step[Any]:
+    return lambda c: retire_epoch(c, agent.epoch, "gone", Actor(str(uuid4())), stand.clock.now())
+
+
+@pytest.fixture
+async def spent(stand: Stand, agent: Agent) -> Step[ExchangeReply]:
+    """An agent with 10 units that has 7 to report."""
+    await agent.say(1, wants=[want(waiting=10)])
+    return says(stand, agent, 2, lease(granted=10, consumed=7))
+
+
+async def test_evidence_that_comes_while_its_epoch_is_retired_is_kept_for_people(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply]
+) -> None:
+    _, reply = await one_after_the_other(stand, retires(stand, agent), spent)
+    assert reply.outcome is ExchangeOutcome.RETIRED
+    assert await stand.one("SELECT count(*) FROM quarantine WHERE reason = 'epoch_retired'") == 1
+    assert ((await stand.lease(agent))["state"], (await stand.pool())["consumed"]) == ("retired", 0)
+
+
+async def test_an_epoch_that_is_retired_while_it_reports_is_retired_afterwards(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply]
+) -> None:
+    reply, _ = await one_after_the_other(stand, spent, retires(stand, agent))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    assert ((await stand.lease(agent))["state"], (await stand.pool())["consumed"]) == ("retired", 7)
+
+
+# --- expiry and resolution --------------------------------------------------------------------------------------------
+
+
+async def test_a_report_that_comes_while_its_lease_expires_drains_what_was_set_aside(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply]
+) -> None:
+    stand.clock.move(seconds=70)
+    expired, reply = await one_after_the_other(stand, lambda c: expire_leases(c, stand.clock.now()), spent)
+    assert (expired.units, reply.outcome) == (10, ExchangeOutcome.APPLIED)
+    mine = await stand.lease(agent)
+    assert (mine["consumed"], mine["outstanding"], mine["suspense"], mine["state"]) == (7, 0, 3, "expired")
+
+
+async def test_a_lease_that_is_being_reported_is_not_set_aside(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply]
+) -> None:
+    stand.clock.move(seconds=70)
+    async with connected(restricted(stand.url)) as connection, connection.transaction():
+        await spent(connection)
+        async with asyncio.timeout(20):
+            expired = await committed(stand, lambda c: expire_leases(c, stand.clock.now()))
+    assert expired.leases == 0
+    assert ((await stand.lease(agent))["outstanding"], (await stand.lease(agent))["state"]) == (3, "active")
+
+
+async def proposed(stand: Stand, agent: Agent) -> Step[Any]:
+    """What is in suspense is to be charged; gives the approval."""
+    stand.clock.move(seconds=70)
+    await committed(stand, lambda c: expire_leases(c, stand.clock.now()))
+    proposal = Proposal(agent.epoch, Key(EXPORTS, PERIOD), ResolutionKind.CHARGE, 10, "why")
+    made = await committed(stand, lambda c: propose_resolution(c, proposal, Actor(str(uuid4())), stand.clock.now()))
+    assert isinstance(made, Resolution)
+    return lambda c: approve_resolution(c, made.id, Actor(str(uuid4())), stand.clock.now())
+
+
+@pytest.mark.parametrize("approval_is_first", [True, False])
+async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply], approval_is_first: bool
+) -> None:
+    approves = await proposed(stand, agent)
+    await one_after_the_other(stand, *((approves, spent) if approval_is_first else (spent, approves)))
+    mine = await stand.lease(agent)
+    assert (mine["consumed"], mine["estimated"], mine["suspense"], mine["written_off"]) == (7, 3, 0, 0)
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_report_is_below_the_seal_that_waited_for_it(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from coordinator.operations import seal as module  # noqa: PLC0415
+
+    patient = module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'")
+    monkeypatch.setattr(module, "_SNAPSHOT_BEHIND_THE_GATE", patient)
+    reply, sealed = await one_after_the_other(stand, spent, lambda c: seal(c, stand.clock.now()))
+    assert (sealed.reports, sealed.position) == (2, receipt(reply).position)
+
+
+async def test_a_report_that_comes_behind_the_gate_is_above_the_seal(
+    stand: Stand, agent: Agent, spent: Step[ExchangeReply]
+) -> None:
+    async with connected(restricted(stand.url)) as sealer, sealer.transaction():
+        sealed = await seal(sealer, stand.clock.now())
+        async with asyncio.timeout(20):
+            reply = await committed(stand, spent)
+    assert sealed.reports == 1
+    assert receipt(reply).position > sealed.position
