@@ -60,7 +60,8 @@ async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(stand: 
     stand.clock.move(seconds=70)
     async with connected(stand.url) as busy, busy.transaction():
         await busy.execute("SELECT FROM pool WHERE quota = $1 FOR UPDATE", EXPORTS)
-        assert (await expired(stand)).units == 5
+        async with asyncio.timeout(20):  # who waited here would wait for ever
+            assert (await expired(stand)).units == 5
     assert (await expired(stand)).units == 10
 
 
