@@ -46,6 +46,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Nonce of another life",
         "This nonce opened an epoch for another life of the store. Write a fresh nonce into the store.",
     ),
+    "rebind-refused": ProblemKind(
+        409,
+        "Epoch does not go on",
+        "The member `refusal` says why the epoch is not bound to another life of its store: a new one is opened.",
+    ),
     "region-down": ProblemKind(409, "Region is down", "A region whose status is `down` opens no epoch."),
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."

@@ -1,11 +1,12 @@
 -- Write down the epoch that the coordinator issued to this life of the store.
 --
 -- KEYS  1 the fence   2 the epochs that this store has ever had
--- ARGV  1 fingerprint   2 nonce   3 epoch   4 lanes
+-- ARGV  1 fingerprint   2 nonce   3 epoch   4 lanes   5 1 if the store is exempt: alone, and fsyncing every write; or 0
 -- Gives 1, or 0 if the store lives another life by now: then the epoch is not for it.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'lanes', ARGV[4])
+redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'lanes', ARGV[4], 'exempt', ARGV[5])
+redis.call('HDEL', KEYS[1], 'whole')
 redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
 return 1

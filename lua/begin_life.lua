@@ -3,13 +3,20 @@
 -- KEYS  1 the fence
 -- ARGV  1 fingerprint of the connection, read again just before   2 a fresh nonce
 --       3 the nonce of a life that is over though its fingerprint is the same, or ''
--- Gives {nonce, epoch or '', lanes or ''} of this life: the fresh nonce if the life is new, else the one it has.
+--       4 the epoch until now, if the store has certainly kept all of it, or ''
+-- Gives {fingerprint, nonce, epoch, lanes, whole, exempt} of this life: the fresh nonce if the life is new, else what
+--       it has. `whole` is the epoch before, where that is certain.
 --
 -- A new life clears the epoch: nothing is admitted until the coordinator has issued another. The clock stays. Whoever
--- found that the store has lost data names the nonce to be replaced; of several that did, one replaces it.
+-- found that a life is over names the nonce to be replaced; of several that did, one replaces it.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'lanes')
-if fence[1] == ARGV[1] and fence[2] ~= ARGV[3] then return {fence[2], fence[3] or '', fence[4] or ''} end
+local function fence()
+  return redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'lanes', 'whole', 'exempt')
+end
+
+local was = fence()
+if was[1] == ARGV[1] and was[2] ~= ARGV[3] then return was end
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'nonce', ARGV[2])
-redis.call('HDEL', KEYS[1], 'epoch', 'lanes')
-return {ARGV[2], '', ''}
+redis.call('HDEL', KEYS[1], 'epoch', 'lanes', 'whole', 'exempt')
+if ARGV[4] ~= '' and was[3] == ARGV[4] then redis.call('HSET', KEYS[1], 'whole', ARGV[4]) end
+return fence()

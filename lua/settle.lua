@@ -9,7 +9,8 @@
 -- Gives {'fenced'} | {'settled', 1 if a batch was dropped, units newly granted to each lease …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
--- sent. A reply to an older epoch acknowledges evidence and installs nothing.
+-- sent. A reply to an older epoch acknowledges evidence and admits nothing: of it only the totals that were given are
+-- heard, so that all of it can be given back.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
@@ -21,10 +22,21 @@ if ARGV[3] ~= '0' and redis.call('HGET', KEYS[2], 'frozen_seq') == ARGV[3] then
   dropped = 1
 end
 local answer = {'settled', dropped}
-if fence[2] ~= ARGV[2] then return answer end
+local function whole(number) return string.format('%.0f', number) end
+
+if fence[2] ~= ARGV[2] then
+  for i = 1, tonumber(ARGV[5]) do
+    local at = 7 + (i - 1) * 10
+    local f = redis.call('HMGET', KEYS[3 + i], 'period', 'granted', 'overage')
+    if f[1] == ARGV[at + 1] then
+      redis.call('HSET', KEYS[3 + i], 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
+        'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
+    end
+  end
+  return answer
+end
 
 local sent = tonumber(ARGV[4])
-local function whole(number) return string.format('%.0f', number) end
 
 -- A period is over here: what is left goes back, and its totals wait for their last report.
 local function retire(key, quota, f)

@@ -54,7 +54,7 @@ PRIVILEGES: Mapping[str, str] = {
 # The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
 CHANGES: Mapping[str, str] = {
     "region": "weight status",
-    "region_epoch": "state fenced_at lost_data retired_at retired_by retired_because",
+    "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
     "lane": "last_seq last_hash head",
     "period": "state",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated

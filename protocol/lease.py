@@ -33,6 +33,7 @@ class LeaseEvent(StrEnum):
     RENEW = "renew"  # nothing is left of it that is not accounted for
     FENCE = "fence"
     LOSE = "lose"  # the same, of a store that lost data
+    PROVE = "prove"  # its store is found to have kept its data after all
     QUARANTINE = "quarantine"
     RESOLVE = "resolve"  # people approved how a quarantine ends
     RETIRE = "retire"
@@ -62,6 +63,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.LOST, LeaseEvent.EXPIRE): LeaseState.LOST,
     (LeaseState.LOST, LeaseEvent.FENCE): LeaseState.LOST,
     (LeaseState.LOST, LeaseEvent.LOSE): LeaseState.LOST,
+    (LeaseState.LOST, LeaseEvent.PROVE): LeaseState.FENCED,
     (LeaseState.LOST, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.LOST, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.QUARANTINED, LeaseEvent.FENCE): LeaseState.QUARANTINED,

@@ -43,7 +43,17 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class OpenEpoch(Message, frozen=True):
     nonce: Nonce
     fingerprint: Fingerprint
-    lost_data: bool = True  # did the store, since its older epoch? Who does not know assumes the worst
+    previous: Epoch | None = None  # the epoch that this store had before, if it is known
+    lost_data: bool = True  # did the store lose any of that epoch's? Who does not know assumes the worst
+
+
+class RebindEpoch(Message, frozen=True):
+    """A single store that fsyncs every write has restarted, and goes on in its epoch."""
+
+    nonce: Nonce  # with which the epoch was opened
+    previous: Fingerprint
+    fingerprint: Fingerprint
+    seqs: Annotated[list[Units], Meta(max_length=MAX_LANES, description="of each lane, the last number that it has")]
 
 
 class EpochOpened(Message, frozen=True):

@@ -43,7 +43,11 @@ class DenialReason(StrEnum):
 
 
 class EpochRefusal(StrEnum):
-    """Why an epoch was not opened."""
+    """Why an epoch was not opened, or does not go on in another life of its store."""
 
     NONCE_OF_ANOTHER_LIFE = "nonce_of_another_life"  # a known nonce with another fingerprint
     REGION_DOWN = "region_down"
+    NOT_ISSUED = "not_issued"  # there is no such epoch of this region and this nonce
+    EPOCH_OVER = "epoch_over"  # another was opened since, or people ended it
+    ANOTHER_LIFE = "another_life"  # it is bound to another life than the store's last one
+    STORE_BEHIND = "store_behind"  # the ledger has heard more of it than the store remembers

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 
 from protocol.blocks import BlockList
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
+from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
 from protocol.policy import PolicyBundle
 
 T = TypeVar("T")
@@ -22,9 +22,10 @@ class CoordinatorUnavailable(Exception):
 class CoordinatorRefused(Exception):
     """The coordinator understood and said no. Asking again the same way gives the same answer."""
 
-    def __init__(self, status: int, detail: str) -> None:
+    def __init__(self, status: int, detail: str, refusal: str = "") -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
+        self.refusal = refusal  # its name, where it has one
 
 
 class CoordinatorClient:
@@ -40,9 +41,12 @@ class CoordinatorClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def open_epoch(self, nonce: str, fingerprint: str) -> EpochOpened:
-        body = msgspec.json.encode(OpenEpoch(nonce=nonce, fingerprint=fingerprint))
-        return await self._post(f"{self._region}/epochs", body, EpochOpened)
+    async def open_epoch(self, request: OpenEpoch) -> EpochOpened:
+        return await self._post(f"{self._region}/epochs", msgspec.json.encode(request), EpochOpened)
+
+    async def rebind_epoch(self, epoch: int, request: RebindEpoch) -> EpochOpened:
+        path = f"{self._region}/epochs/{epoch}:rebind"
+        return await self._post(path, msgspec.json.encode(request), EpochOpened)
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
         return await self._post(f"{self._region}/exchanges", msgspec.json.encode(request), ExchangeResponse)
@@ -98,4 +102,15 @@ def _raise(answer: httpx.Response) -> None:
     status = answer.status_code
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
         raise CoordinatorUnavailable(f"{status}")
-    raise CoordinatorRefused(status, answer.text[:500])
+    raise CoordinatorRefused(status, answer.text[:500], _refusal(answer))
+
+
+def _refusal(answer: httpx.Response) -> str:
+    try:
+        return msgspec.json.decode(answer.content, type=_Named).refusal
+    except msgspec.MsgspecError:
+        return ""
+
+
+class _Named(msgspec.Struct):
+    refusal: str = ""

@@ -4,6 +4,12 @@ A store that restarted, failed over or lost its data lives another life, and may
 its fingerprint is compared with the one that it has written down; if they differ, a new epoch is opened before
 anything is admitted again. The same happens to a store that was put back to an older state below its fingerprint, once
 the conversation with the coordinator has shown it.
+
+One store goes on in its epoch: a single one without replicas that fsyncs every write. It must have been so all through
+the life before, as that life's fence says, and be so now. And of two ends of an epoch it is certain that nothing was
+forgotten: that of the exempt store where the coordinator ended its epoch meanwhile, and that of an epoch which another
+store's has replaced while this one lives on in the same life. Then the coordinator is told so: what the epoch has left
+is given back and free at once. Of all others the worst is assumed.
 """
 
 import asyncio
@@ -11,6 +17,8 @@ import secrets
 
 import structlog
 
+from protocol.messages import OpenEpoch, RebindEpoch
+from protocol.outcomes import EpochRefusal
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Fence, Life, Scripts
@@ -19,6 +27,11 @@ log = structlog.get_logger()
 
 PAUSE_S = 0.1
 REFUSED_PAUSE_S = 2.0
+WATCH_S = 5.0  # how soon an exemption ends whose conditions do not hold any more
+
+# The coordinator's answers after which nobody goes on in an epoch; after the last its data is whole all the same.
+_REFUSED = {EpochRefusal.NOT_ISSUED, EpochRefusal.STORE_BEHIND, EpochRefusal.ANOTHER_LIFE, EpochRefusal.EPOCH_OVER}
+_UNHEARD_OF = (404, 405)  # by a coordinator of a release before
 
 
 class LifeKeeper:
@@ -32,8 +45,9 @@ class LifeKeeper:
         self._doubted.set()
         self.established = asyncio.Event()
         self.current: Life | None = None
-        self._nonce = self._lost_nonce = ""
+        self._nonce = self._ended_nonce = self._lost_nonce = ""
         self._newest_epoch = 0
+        self.is_exempt = False
 
     def doubt(self) -> None:
         """The store may live another life: look again. Nothing is admitted until it is known."""
@@ -41,15 +55,30 @@ class LifeKeeper:
         self.established.clear()
         self._doubted.set()
 
+    def ended(self, life: Life) -> None:
+        """The epoch is over, though the store lives on: another life begins in the same store."""
+        if life == self.current:
+            self._ended_nonce = self._nonce
+            self.doubt()
+
     def lost(self, life: Life) -> None:
-        """The store has forgotten what it told in this life: it is over, and another begins in the same store."""
+        """The same, for the store has forgotten what it told."""
         if life == self.current:
             self._lost_nonce = self._nonce
+            self.ended(life)
+
+    def refuted(self, life: Life) -> None:
+        """The coordinator knows the epoch under another life. Of this very one the epoch is over."""
+        if life.fingerprint == self._store.fingerprint:
+            self.ended(life)
+        elif life == self.current:
             self.doubt()
 
     async def run(self) -> None:
         while True:
-            await self._doubted.wait()
+            if not await self._is_doubted():
+                await self._watch_exemption()
+                continue
             self._doubted.clear()
             if not self._store.connected:
                 continue  # a new connection is a new doubt
@@ -61,6 +90,25 @@ class LifeKeeper:
             except CoordinatorRefused as error:
                 log.error("the coordinator refuses this region an epoch", reason=str(error))
                 await self._again(REFUSED_PAUSE_S)
+
+    async def _is_doubted(self) -> bool:
+        try:
+            async with asyncio.timeout(WATCH_S):
+                return await self._doubted.wait()
+        except TimeoutError:
+            return False
+
+    async def _watch_exemption(self) -> None:
+        """Whoever changes the settings of a store below its agents, or gives it a replica, ends its exemption."""
+        if self.current is None or not self.is_exempt:
+            return
+        try:
+            if not await self._store.is_exempt():
+                await self._scripts.end_exemption()
+                self.is_exempt = False
+                log.warning("the store is not exempt any more: its next restart costs an epoch")
+        except (StoreUnavailable, StoreError) as error:
+            log.warning("the store's settings cannot be read", reason=str(error))
 
     async def _again(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
@@ -76,19 +124,57 @@ class LifeKeeper:
         assert fence.nonce is not None
         self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
-            opened = await self._coordinator.open_epoch(fence.nonce, fingerprint)
-            if not await self._scripts.adopt_epoch(fingerprint, fence.nonce, opened.epoch, opened.lanes):
-                raise StoreUnavailable("the store began another life while its epoch was opened")
-            log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes)
-            self.current = Life(fingerprint, opened.epoch, opened.lanes)
+            self.current = await self._open(fence.nonce, fingerprint, fence.whole)
         else:
             self.current = Life(fingerprint, fence.epoch, fence.lanes)
+            self.is_exempt = fence.is_exempt
         self._newest_epoch = self.current.epoch
         self.established.set()
 
+    async def _open(self, nonce: str, fingerprint: str, whole: int | None) -> Life:
+        request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=whole, lost_data=whole is None)
+        opened = await self._coordinator.open_epoch(request)
+        is_exempt = await self._store.is_exempt()
+        if not await self._scripts.adopt_epoch(fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt):
+            raise StoreUnavailable("the store began another life while its epoch was opened")
+        log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes, whole=whole, is_exempt=is_exempt)
+        self.is_exempt = is_exempt
+        return Life(fingerprint, opened.epoch, opened.lanes)
+
     async def _begin(self, fingerprint: str) -> Fence:
-        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._lost_nonce)
-        if fence.nonce is not None and fence.epoch is not None and fence.epoch < self._newest_epoch:
+        before = await self._scripts.read_fence()
+        whole = await self._kept(before, fingerprint)
+        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._ended_nonce, whole)
+        if fence.epoch is not None and fence.epoch < self._newest_epoch:
             # A store to which the address leads again: what it was before it was left does not come back.
-            return await self._scripts.begin_life(fingerprint, secrets.token_hex(16), fence.nonce)
+            assert fence.nonce is not None
+            return await self._scripts.begin_life(fingerprint, secrets.token_hex(16), fence.nonce, fence.epoch)
         return fence
+
+    async def _kept(self, fence: Fence, fingerprint: str) -> int | None:
+        """The epoch of that fence, if all that it ever admitted is certainly here."""
+        if fence.epoch is None or fence.nonce == self._lost_nonce:
+            return None
+        if fence.fingerprint == fingerprint:
+            return fence.epoch
+        return await self._rebind(fence, fingerprint) if fence.is_exempt and await self._store.is_exempt() else None
+
+    async def _rebind(self, fence: Fence, fingerprint: str) -> int | None:
+        """Go on in that epoch, if the coordinator lets it. The epoch, if it was kept whole."""
+        assert fence.epoch is not None
+        assert fence.lanes is not None
+        assert fence.nonce is not None
+        assert fence.fingerprint is not None
+        seqs = await self._scripts.seqs(fence.epoch, fence.lanes)
+        request = RebindEpoch(nonce=fence.nonce, previous=fence.fingerprint, fingerprint=fingerprint, seqs=seqs)
+        try:
+            await self._coordinator.rebind_epoch(fence.epoch, request)
+        except CoordinatorRefused as refused:
+            if refused.refusal not in _REFUSED and refused.status not in _UNHEARD_OF:
+                raise
+            log.warning("the store does not go on in its epoch", epoch=fence.epoch, reason=str(refused))
+            return fence.epoch if refused.refusal == EpochRefusal.EPOCH_OVER else None
+        if not await self._scripts.rebind_epoch(fence, fingerprint):
+            raise StoreUnavailable("the store began another life while its epoch was rebound")
+        log.info("epoch rebound", epoch=fence.epoch)
+        return fence.epoch

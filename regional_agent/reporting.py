@@ -89,6 +89,7 @@ class Conversation:
         self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
         self._looked_back: Life | None = None
+        self._older_holds = False  # an epoch that is over has holds that are not
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
         self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
         self._offered_at_ms = clock.monotonic_ms()
@@ -115,9 +116,9 @@ class Conversation:
             await self._return_everything(life)
         await self._report_everything(life)
 
-    async def _return_everything(self, life: Life) -> None:
-        for quota in await self._scripts.leased(life):
-            await self._scripts.give_back(life, quota, 0)
+    async def _return_everything(self, life: Life) -> int:
+        """Gives the units that were."""
+        return sum([await self._scripts.give_back(life, quota, 0) for quota in await self._scripts.leased(life)])
 
     async def _report_everything(self, life: Life) -> None:
         for _ in range(MOST_ROUNDS):
@@ -166,14 +167,30 @@ class Conversation:
         self._offer_again(life)
         if self._looked_back == life:
             return
+        self._older_holds = False
         for older in await self._scripts.older_epochs(life):
-            await self._report_everything(older)
-            if not any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
+            await self._close(older)
+            if any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
+                continue
+            if await self._scripts.held(older):
+                self._older_holds = True  # reserved until each hold has ended
+            else:
                 await self._scripts.forget_epoch(older.epoch)
         for quota in await self._scripts.leased(life):
             self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
         self._resend = set(range(life.lanes))
         self._looked_back = life
+
+    async def _close(self, older: Life) -> None:
+        """Its final totals: no script admits on it any more, so what is not held is returned, and then told.
+
+        A reply may tell of more that was granted to it, and whose reply was lost: that is returned as well.
+        """
+        for _ in range(MOST_ROUNDS):
+            returned = await self._return_everything(older)
+            await self._report_everything(older)
+            if not returned:
+                return
 
     def _offer_again(self, life: Life) -> None:
         """An agent that died may have left a batch in a lane where nothing else happens: whoever is alive sends it."""
@@ -181,7 +198,7 @@ class Conversation:
         if now_ms >= self._offered_at_ms + self.offer_again_ms:
             self._offered_at_ms = now_ms
             self._resend = set(range(life.lanes))
-            if any(epoch != life.epoch for epoch, _ in self._resting):
+            if self._older_holds or any(epoch != life.epoch for epoch, _ in self._resting):
                 self._looked_back = None
             self._resting.clear()
 
@@ -268,13 +285,16 @@ class Conversation:
             self._resend.discard(part.lane)
             self._goes_on(life, part.lane)
             if _is_over(reply):
-                self._life.lost(life)
+                self._life.ended(life)
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for lease in reply.leases:
                 self._leasing.leased(lease.quota, self._renewal_of(lease))
                 if lease.recall_keep is not None:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
+        elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
+            # Said by or to a life that is over. What was not booked stays in the store, and is said again.
+            self._life.refuted(life)
         elif reply.outcome is not ExchangeOutcome.STALE:
             self._refused(life, part, reply.outcome, reply.expected_seq)
         elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:

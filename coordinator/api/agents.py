@@ -7,20 +7,21 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
-from coordinator.api.auth import require_a_region, require_this_region
+from coordinator.api.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import call_of, refused
 from coordinator.api.polling import a_version, news
-from coordinator.api.queries import Query
+from coordinator.api.queries import Query, number_of
 from coordinator.domain.exchange import Call, WrongLane
 from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.outages import DatabaseUnavailable
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
+from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.policy import PolicyBundle
 
@@ -34,6 +35,10 @@ HEARTBEAT_S = 10.0
 _REFUSED_EPOCHS = {
     EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
     EpochRefusal.REGION_DOWN: ("region-down", "the region is down: it opens no epoch"),
+    EpochRefusal.NOT_ISSUED: ("rebind-refused", "this nonce has opened no such epoch of this region"),
+    EpochRefusal.EPOCH_OVER: ("rebind-refused", "the epoch is over"),
+    EpochRefusal.ANOTHER_LIFE: ("rebind-refused", "the epoch belongs to another life of the store"),
+    EpochRefusal.STORE_BEHIND: ("rebind-refused", "the ledger has heard more of this epoch than the store remembers"),
 }
 
 
@@ -48,9 +53,23 @@ async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoord
     opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
     if opened is None:
         raise Problem("not-found", "there is no such region")
-    if isinstance(opened, EpochRefusal):
-        raise Problem(*_REFUSED_EPOCHS[opened])
-    return reply(opened)
+    return reply(_granted(opened))
+
+
+@router.post(
+    "/v1/regions/{region}/epochs/{epoch}:rebind", **described(body=RebindEpoch, answers={200: EpochOpened, 409: None})
+)
+async def rebind_epoch_(request: Request, region: OwnRegion, epoch: str, coordinator: TheCoordinator) -> Response:
+    """A single store that fsyncs every write goes on in its epoch after a restart. Again: nothing changes."""
+    body, number, now = await read_body(request, RebindEpoch), number_of("epoch", epoch), coordinator.clock.now()
+    by = actor_of(request, await caller_of(request, coordinator))
+    return reply(_granted(await coordinator.database.run(lambda c: rebind_epoch(c, region, number, body, by, now))))
+
+
+def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
+    if isinstance(answer, EpochRefusal):
+        raise Problem(*_REFUSED_EPOCHS[answer], extra={"refusal": answer.value})
+    return answer
 
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))

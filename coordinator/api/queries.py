@@ -179,3 +179,11 @@ def choices(kind: type[StrEnum]) -> dict[str, Any]:
 
 def several(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "array", "items": schema}
+
+
+def number_of(name: str, text: str) -> int:
+    """Of a path."""
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        fault = InvalidParameter(name, "format", "it is a whole number")
+        raise Problem("invalid-request", f"{name}: {fault.reason}", invalid_parameters=[fault])
+    return int(text)

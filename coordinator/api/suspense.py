@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.idempotency import PeoplesRoute
-from coordinator.api.queries import PAGE, Query, with_query
+from coordinator.api.queries import PAGE, Query, number_of, with_query
 from coordinator.domain.books import Key
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.operations.authenticate import Caller
@@ -50,18 +50,11 @@ class RetireBody(Message, frozen=True):
 async def retire_epoch_(request: Request, epoch: str, coordinator: TheCoordinator, caller: Allocator) -> Response:
     """No more evidence of it counts: what still comes is acknowledged and kept. Again: nothing changes."""
     body, by, now = await read_body(request, RetireBody), actor_of(request, caller), coordinator.clock.now()
-    number = _number("epoch", epoch)
+    number = number_of("epoch", epoch)
     retired = await coordinator.database.run(lambda c: retire_epoch(c, number, body.reason, by, now))
     if retired is None:
         raise Problem("not-found", "there is no such epoch")
     return reply(retired)
-
-
-def _number(name: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
-        fault = InvalidParameter(name, "format", "it is a whole number")
-        raise Problem("invalid-request", f"{name}: {fault.reason}", invalid_parameters=[fault])
-    return int(text)
 
 
 # --- what waits for people --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ class Action(StrEnum):
     BLOCK_PUT = "block.put"
     BLOCK_DELETED = "block.deleted"
     REGION_PUT = "region.put"
+    EPOCH_REBOUND = "epoch.rebound"
     EPOCH_RETIRED = "epoch.retired"
     RESOLUTION_PROPOSED = "resolution.proposed"
     RESOLUTION_APPROVED = "resolution.approved"

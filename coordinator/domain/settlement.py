@@ -169,7 +169,8 @@ def settle(
 def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> QuarantineReason | None:
     """Afterwards the lease is where its report says, or in quarantine for the reason given."""
     consumed = frozen.consumed - lease.region_consumed
-    returned = frozen.returned - lease.region_returned
+    # Of a lease whose returns did not count until now, all that it ever returned comes at once.
+    returned = frozen.returned - (lease.returned if lease.state in RETURNS_COUNT else lease.region_returned)
     if after(lease.state, LeaseEvent.REPORT) is None:
         return QuarantineReason.QUARANTINED_BEFORE if consumed or returned or frozen.lines else None
     reason = _disagreement(frozen, lease, consumed, returned)

@@ -1,7 +1,8 @@
 """Open a new epoch for a new life of a region's store, and fence the one before.
 
-Whether the store lost data decides what the old epoch's returns are worth. The agent may know that it did not; without
-its word, or with evidence to the contrary, it did.
+Whether the store lost data decides what the old epoch's returns are worth. The agent may know that the store has kept
+all of one epoch: the current one, or one that another store's had replaced and that was believed lost since. Without
+its word, or with evidence to the contrary, data was lost.
 
 An agent that asks twice with the same nonce and fingerprint gets the same epoch; so do two agents that found the same
 nonce in their store. The region's row puts those that ask at once in a row.
@@ -30,7 +31,7 @@ async def open_epoch(
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
         return _again(known, region, request)
-    await fence(connection, region, request.lost_data, now)
+    await fence(connection, region, None if request.lost_data else request.previous, now)
     epoch: int = await connection.fetchval(_INSERT_EPOCH, region, request.nonce, request.fingerprint, lanes, now)
     heads = [genesis_head(epoch, lane) for lane in range(lanes)]
     await connection.execute(_INSERT_LANES, epoch, list(range(lanes)), heads)
@@ -43,14 +44,16 @@ def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpene
     return EpochOpened(epoch=known["epoch"], lanes=known["lanes"])
 
 
-async def fence(connection: Connection, region: str, lost_data: bool, now: datetime) -> None:
-    """No exchange grants to the old epoch any more: each holds a share of its row until it commits."""
-    epoch = await connection.fetchval(_FENCE_EPOCH, region, now)
-    if lost_data:
-        await connection.execute(_LOSE_EPOCHS, region, [epoch], now)
-        await connection.execute(_LOSE_LEASES, [epoch], now)
-    else:
-        await connection.execute(_FENCE_LEASES, epoch)
+async def fence(connection: Connection, region: str, kept: int | None, now: datetime) -> None:
+    """No exchange grants to the old epoch any more: each holds a share of its row until it commits.
+
+    `kept`: the epoch whose store is known to have kept its data.
+    """
+    fenced = await connection.fetchrow(_FENCE_EPOCH, region, now, kept)
+    if fenced is not None:
+        await connection.execute(_END_LEASES, fenced["epoch"], "lost" if fenced["lost_data"] else "fenced")
+    if kept is not None and await connection.fetchval(_PROVE_EPOCH, region, kept) is not None:
+        await connection.execute(_PROVE_LEASES, kept)
 
 
 async def fence_lost(connection: Connection, region: str, epochs: Sequence[int], now: datetime) -> None:
@@ -65,15 +68,24 @@ async def fence_lost(connection: Connection, region: str, epochs: Sequence[int],
 
 _BY_NONCE = "SELECT epoch, region, fingerprint, lanes FROM region_epoch WHERE nonce = $1"
 _FENCE_EPOCH = """
-UPDATE region_epoch SET state = 'fenced', fenced_at = $2 WHERE region = $1 AND state = 'current' RETURNING epoch
+UPDATE region_epoch SET state = 'fenced', fenced_at = $2, lost_data = epoch IS DISTINCT FROM $3,
+    loss_is_assumed = epoch IS DISTINCT FROM $3
+WHERE region = $1 AND state = 'current' RETURNING epoch, lost_data
 """
-_FENCE_LEASES = "UPDATE lease SET state = 'fenced' WHERE epoch = $1 AND state IN ('active', 'expired')"
+# The older store may be alive, and spend until it hears of it or its time is over: that is waited for.
+_END_LEASES = "UPDATE lease SET state = $2 WHERE epoch = $1 AND state IN ('active', 'expired')"
+_PROVE_EPOCH = """
+UPDATE region_epoch SET lost_data = false, loss_is_assumed = false
+WHERE region = $1 AND epoch = $2 AND state = 'fenced' AND loss_is_assumed RETURNING epoch
+"""
+_PROVE_LEASES = "UPDATE lease SET state = 'fenced' WHERE epoch = $1 AND state = 'lost'"
 _LOSE_EPOCHS = """
-UPDATE region_epoch SET lost_data = true, fenced_at = coalesce(fenced_at, $3),
+UPDATE region_epoch SET lost_data = true, loss_is_assumed = false, fenced_at = coalesce(fenced_at, $3),
     state = CASE state WHEN 'current' THEN 'fenced' ELSE state END
-WHERE region = $1 AND epoch = ANY ($2::bigint[]) AND state <> 'retired' AND NOT lost_data RETURNING epoch
+WHERE region = $1 AND epoch = ANY ($2::bigint[]) AND state <> 'retired' AND (NOT lost_data OR loss_is_assumed)
+RETURNING epoch
 """
-# Nobody may spend of it any more, so nothing is waited for: what is outstanding goes to suspense with the next tick.
+# What went back is over at once, so nothing is waited for: what is outstanding goes to suspense with the next tick.
 _LOSE_LEASES = """
 UPDATE lease SET state = 'lost', expires_at = least(expires_at, $2)
 WHERE epoch = ANY ($1::bigint[]) AND state IN ('active', 'expired', 'fenced')

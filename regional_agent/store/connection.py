@@ -213,6 +213,20 @@ class StoreConnection:
         """Which life of the store this connection leads to, asked anew."""
         return _fingerprint(await self._ask("INFO", "server"), await self._ask("INFO", "replication"))
 
+    async def is_exempt(self) -> bool:
+        """Is it a single store, without replicas in this life, that fsyncs every write before it answers?"""
+        replication, cluster = await self._ask("INFO", "replication"), await self._ask("INFO", "cluster")
+        names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
+        answer: list[bytes] = await self._ask("CONFIG", "GET", *names)
+        settings = dict(zip(answer[::2], answer[1::2], strict=True))
+        return (
+            [_field(replication, name) for name in (b"role", b"connected_slaves", b"repl_backlog_active")]
+            == ["master", "0", "0"]
+            and not _field(replication, b"master_replid2").strip("0")  # it was never promoted
+            and _field(cluster, b"cluster_enabled") == "0"
+            and [settings.get(name.encode()) for name in names] == [b"yes", b"always", b"no"]
+        )
+
     def reconnect(self) -> None:
         """Leave this connection: it may have outlived its store's place in the topology."""
         self._drop()

@@ -42,6 +42,8 @@ class Fence(NamedTuple):
     nonce: str | None
     epoch: int | None
     lanes: int | None
+    whole: int | None = None  # the epoch before, if the store certainly kept all of it
+    is_exempt: bool = False  # the store fsynced every write, alone, when it adopted its epoch
 
 
 class AllowanceCharge(NamedTuple):
@@ -152,18 +154,35 @@ class Scripts:
     # --- the life of the store ---------------------------------------------------------------------------------------
 
     async def read_fence(self) -> Fence:
-        fields = await self._store.call("HMGET", keys.FENCE, "fingerprint", "nonce", "epoch", "lanes")
-        fingerprint, nonce, epoch, lanes = (None if field is None else field.decode() for field in fields)
-        return Fence(fingerprint, nonce, int(epoch) if epoch else None, int(lanes) if lanes else None)
+        return _fence(await self._store.call("HMGET", keys.FENCE, *_FENCE))
 
-    async def begin_life(self, fingerprint: str, fresh_nonce: str, lost_nonce: str = "") -> Fence:
-        answer = await self._run("begin_life", [keys.FENCE], fingerprint, fresh_nonce, lost_nonce)
-        nonce, epoch, lanes = (field.decode() for field in answer)
-        return Fence(fingerprint, nonce, int(epoch) if epoch else None, int(lanes) if lanes else None)
+    async def begin_life(
+        self, fingerprint: str, fresh_nonce: str, ended_nonce: str = "", whole: int | None = None
+    ) -> Fence:
+        return _fence(await self._run("begin_life", [keys.FENCE], fingerprint, fresh_nonce, ended_nonce, whole or ""))
 
-    async def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int, lanes: int) -> bool:
+    async def adopt_epoch(
+        self, fingerprint: str, nonce: str, epoch: int, lanes: int, *, is_exempt: bool = False
+    ) -> bool:
         names = [keys.FENCE, keys.EPOCHS]
-        return bool(await self._run("adopt_epoch", names, fingerprint, nonce, epoch, lanes))
+        return bool(await self._run("adopt_epoch", names, fingerprint, nonce, epoch, lanes, int(is_exempt)))
+
+    async def rebind_epoch(self, fence: Fence, fingerprint: str) -> bool:
+        """The epoch of that fence goes on in this life of the store. False if the fence is another by now."""
+        assert fence.fingerprint is not None
+        assert fence.nonce is not None
+        assert fence.epoch is not None
+        return bool(
+            await self._run("rebind_epoch", [keys.FENCE], fence.fingerprint, fence.nonce, fence.epoch, fingerprint)
+        )
+
+    async def end_exemption(self) -> None:
+        await self._store.call("HDEL", keys.FENCE, "exempt")
+
+    async def seqs(self, epoch: int, lanes: int) -> list[int]:
+        """Of each lane, the last number that was given to a batch."""
+        rows = [await self._store.call("HMGET", keys.lane(lane, epoch), "seq", "frozen_seq") for lane in range(lanes)]
+        return [max(int(each or 0) for each in row) for row in rows]
 
     async def older_epochs(self, life: Life) -> list[Life]:
         """Epochs that this store had before: their evidence is still to be reported."""
@@ -268,12 +287,29 @@ class Scripts:
             if cursor == b"0":
                 return sorted(found)
 
+    async def held(self, life: Life) -> int:
+        """Units that holds of this epoch have set aside."""
+        fields = [await self.lease_fields(life, quota) for quota in await self.leased(life)]
+        return sum(int(each.get("held", 0)) for each in fields)
+
     async def lease_fields(self, life: Life, quota: str) -> dict[str, str]:
         pairs = await self._store.call("HGETALL", keys.lease(lane_of(quota, life.lanes), life.epoch, quota))
         return {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
 
     async def mono_us(self) -> int:
         return int(await self._store.call("HGET", keys.FENCE, "mono") or 0)
+
+
+_FENCE = ("fingerprint", "nonce", "epoch", "lanes", "whole", "exempt")
+
+
+def _fence(fields: list[bytes | None]) -> Fence:
+    fingerprint, nonce, epoch, lanes, whole, exempt = (field.decode() if field else None for field in fields)
+    return Fence(fingerprint, nonce, _number(epoch), _number(lanes), _number(whole), exempt == "1")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:

@@ -15,6 +15,7 @@ DOORS = {
         "GET /metrics",
         "GET /readyz",
         "POST /v1/regions/{region}/epochs",
+        "POST /v1/regions/{region}/epochs/{epoch}:rebind",
         "POST /v1/regions/{region}/exchanges",
         "GET /v1/regions/{region}/signals",
         "GET /v1/policies",

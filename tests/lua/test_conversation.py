@@ -157,7 +157,7 @@ async def test_a_lease_of_a_period_that_has_not_begun_admits_nothing(scripts: Sc
     assert (await take(scripts, life)).policies[0].reason == "no_lease"
 
 
-async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_but_nothing_is_installed(
+async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_and_all_that_it_was_given_is_given_back(
     connection: StoreConnection, scripts: Scripts, life: Life
 ) -> None:
     await install(scripts, life, lease_reply(granted=100))
@@ -165,7 +165,17 @@ async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_but_nothing
     await connection.call("HSET", keys.FENCE, "epoch", 8)
     assert batch_of(await freeze(scripts, life)).leases[0].consumed == 30
     assert await install(scripts, life, lease_reply(granted=500), seq=1) == {}
-    assert (await scripts.lease_fields(life, QUOTA))["granted"] == "100"
+    assert (await scripts.lease_fields(life, QUOTA))["granted"] == "500"
+    await connection.call("HSET", keys.lease(lane_of(QUOTA, 4), 7, QUOTA), "held", 20)
+    assert await scripts.held(life) == 20
+    assert await scripts.give_back(life, QUOTA, 0) == 450, "a hold is reserved until it has ended"
+    assert batch_of(await freeze(scripts, life)).leases[0].returned == 450
+    await install(scripts, life, lease_reply(granted=500), seq=2)
+    assert await scripts.frozen_seq(life, lane_of(QUOTA, life.lanes)) is None
+    assert await scripts.give_back(life, QUOTA, 0) == 0
+    assert await dirty(scripts, life) == [QUOTA], "it is final, and told"
+    with pytest.raises(Fenced):
+        await take(scripts, life)
     assert await scripts.frozen_seq(life, lane_of(QUOTA, life.lanes)) is None
 
 

@@ -25,6 +25,7 @@ from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
+    Fence,
     Fenced,
     Life,
     Operation,
@@ -266,13 +267,28 @@ class Store(RuleBasedStateMachine):
         fingerprint=fingerprints,
         nonce=st.sampled_from(["b" * 16, "c" * 16]),
         lost=st.sampled_from(["", "", "a" * 16, "b" * 16]),
+        whole=st.sampled_from([None, 7, 8]),
     )
-    def begin_life(self, fingerprint: str, nonce: str, lost: str) -> None:
-        self.do(self.scripts.begin_life(fingerprint, nonce, lost))
+    def begin_life(self, fingerprint: str, nonce: str, lost: str, whole: int | None) -> None:
+        self.do(self.scripts.begin_life(fingerprint, nonce, lost, whole))
 
-    @rule(fingerprint=fingerprints, nonce=st.sampled_from(["a" * 16, "b" * 16, "c" * 16]), epoch=epochs)
-    def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int) -> None:
-        self.do(self.scripts.adopt_epoch(fingerprint, nonce, epoch, LANES))
+    @rule(
+        fingerprint=fingerprints,
+        nonce=st.sampled_from(["a" * 16, "b" * 16, "c" * 16]),
+        epoch=epochs,
+        is_exempt=st.booleans(),
+    )
+    def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int, is_exempt: bool) -> None:
+        self.do(self.scripts.adopt_epoch(fingerprint, nonce, epoch, LANES, is_exempt=is_exempt))
+
+    @rule(previous=fingerprints, fingerprint=fingerprints, nonce=st.sampled_from(["a" * 16, "b" * 16]), epoch=epochs)
+    def rebind_epoch(self, previous: str, fingerprint: str, nonce: str, epoch: int) -> None:
+        fence = Fence(previous, nonce, epoch, LANES)
+        self.do(self.scripts.rebind_epoch(fence, fingerprint))
+
+    @rule()
+    def end_exemption(self) -> None:
+        self.do(self.scripts.end_exemption())
 
     @rule(
         fingerprint=fingerprints,
@@ -336,6 +352,8 @@ class Store(RuleBasedStateMachine):
         at_once(self.scripts.read_fence())
         at_once(self.scripts.leased(life))
         at_once(self.scripts.older_epochs(life))
+        at_once(self.scripts.seqs(epoch, LANES))
+        at_once(self.scripts.held(life))
         for lane in range(LANES):
             at_once(self.scripts.dirty(life, lane, 100))
 

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "store_fails_over": (4, (1, 10)),  # to a replica that is so many steps behind
     "store_fails_back": (6, (0, 0)),  # to the machine that was left, as it was then
     "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another life
+    "store_usurped": (2, (0, 0)),  # another store opens an epoch in the region's name, and is gone
     "store_slow": (4, (1, 10)),  # for so many steps
     "store_hangs_up": (4, (0, 0)),
     "store_forgets_lines": (1, (0, 0)),  # usage lines are gone, the totals are not

@@ -27,7 +27,7 @@ from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, expire
 from protocol.lease import LeaseEvent, LeaseState, after
-from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, Receipt, Signal
+from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.policy import LimitsDocument, PolicyBundle
 
@@ -39,6 +39,7 @@ class Epoch(NamedTuple):
     lanes: int
     state: EpochState
     lost_data: bool = False
+    loss_is_assumed: bool = False
 
 
 class LaneRow(NamedTuple):
@@ -164,7 +165,7 @@ class LedgerModel:
         for number, epoch in self.epochs.items():
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
-        self._fence(region, request.lost_data, transaction, now)
+        self._fence(region, None if request.lost_data else request.previous, transaction)
         self._epochs += 1
         opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
         epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, EpochState.CURRENT)
@@ -180,14 +181,38 @@ class LedgerModel:
             return EpochRefusal.NONCE_OF_ANOTHER_LIFE
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    def _fence(self, region: str, lost_data: bool, transaction: Transaction, now: datetime) -> None:
-        current = [number for number, e in self.epochs.items() if e.region == region and e.state is EpochState.CURRENT]
-        if lost_data:
-            self._lose(region, current, transaction, now)
-            return
-        for number in current:
-            transaction.writes[Name("epoch", number)] = self.epochs[number]._replace(state=EpochState.FENCED)
-            self._end(number, LeaseEvent.FENCE, transaction, None)
+    def _fence(self, region: str, kept: int | None, transaction: Transaction) -> None:
+        for number, epoch in self.epochs.items():
+            if epoch.region == region and epoch.state is EpochState.CURRENT:
+                is_lost = number != kept
+                fenced = epoch._replace(state=EpochState.FENCED, lost_data=is_lost, loss_is_assumed=is_lost)
+                transaction.writes[Name("epoch", number)] = fenced
+                event = LeaseEvent.LOSE if is_lost else LeaseEvent.FENCE
+                self._end(number, event, transaction, None)
+            elif number == kept and epoch.region == region and epoch.loss_is_assumed:
+                self._prove(number, epoch, transaction)
+
+    def _prove(self, number: int, epoch: Epoch, transaction: Transaction) -> None:
+        if epoch.state is EpochState.FENCED:
+            transaction.writes[Name("epoch", number)] = epoch._replace(lost_data=False, loss_is_assumed=False)
+            self._end(number, LeaseEvent.PROVE, transaction, None)
+
+    def rebind_epoch(
+        self, region: str, number: int, request: RebindEpoch
+    ) -> tuple[EpochOpened | EpochRefusal, Transaction]:
+        epoch, transaction = self.epochs.get(number), Transaction()
+        if self.rows["region"][region].status == "down":
+            return EpochRefusal.REGION_DOWN, transaction
+        if epoch is None or (epoch.region, epoch.nonce) != (region, request.nonce):
+            return EpochRefusal.NOT_ISSUED, transaction
+        if any(self.lane_rows[number, lane].last_seq > seq for lane, seq in enumerate(request.seqs)):
+            return EpochRefusal.STORE_BEHIND, transaction
+        if epoch.fingerprint not in (request.previous, request.fingerprint):
+            return EpochRefusal.ANOTHER_LIFE, transaction
+        if epoch.state is not EpochState.CURRENT:
+            return EpochRefusal.EPOCH_OVER, transaction
+        transaction.writes[Name("epoch", number)] = epoch._replace(fingerprint=request.fingerprint)
+        return EpochOpened(epoch=number, lanes=epoch.lanes), transaction
 
     def fence_lost(self, region: str, epochs: Iterable[int], now: datetime) -> Transaction:
         transaction = Transaction()
@@ -197,8 +222,9 @@ class LedgerModel:
     def _lose(self, region: str, epochs: Iterable[int], transaction: Transaction, now: datetime) -> None:
         for number in epochs:
             epoch = self.epochs[number]
-            if epoch.region == region and epoch.state is not EpochState.RETIRED and not epoch.lost_data:
-                changed = epoch._replace(state=EpochState.FENCED, lost_data=True)
+            is_known = epoch.lost_data and not epoch.loss_is_assumed
+            if epoch.region == region and epoch.state is not EpochState.RETIRED and not is_known:
+                changed = epoch._replace(state=EpochState.FENCED, lost_data=True, loss_is_assumed=False)
                 transaction.writes[Name("epoch", number)] = changed
                 self._end(number, LeaseEvent.LOSE, transaction, now)
 

@@ -23,7 +23,9 @@ from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, body_hash
 from protocol.outcomes import ExchangeOutcome
+from regional_agent.life import LifeKeeper
 from regional_agent.reporting import Conversation
+from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.network import Coordinators
@@ -139,6 +141,31 @@ def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
         return real(self, region, request, now)
 
     yield patch.object(LedgerModel, "open_epoch", same)
+
+
+@mutant
+def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
+    """What an epoch that is over gives back is reckoned from its last report, which was before its end."""
+    freeze, give_back = StoreModel.freeze, StoreModel.give_back
+    read: dict[Any, int] = {}
+
+    def look(self: StoreModel, keys: Any, argv: Any) -> Any:
+        for lease in keys[3::2]:
+            read[id(self), lease] = int(self.hash(lease).get("consumed", 0))
+        return freeze(self, keys, argv)
+
+    def give_what_was_left(self: StoreModel, keys: Any, argv: Any) -> Any:
+        f, before = self.hash(keys[1]), read.get((id(self), keys[1]), 0)
+        if self.hash(keys[0]).get("epoch") == argv[1] or "granted" not in f:
+            return give_back(self, keys, argv)
+        since = int(f.get("consumed", 0)) - before
+        self._write(keys[1], {"consumed": str(before)})
+        units = give_back(self, keys, argv)
+        self._write(keys[1], {"consumed": str(before + since)})
+        return units
+
+    yield patch.object(StoreModel, "freeze", look)
+    yield patch.object(StoreModel, "give_back", give_what_was_left)
 
 
 @mutant
@@ -345,6 +372,39 @@ def no_report_on_sigterm(world: World) -> Iterator[Any]:
 
 
 @mutant
+def every_store_is_exempt(world: World) -> Iterator[Any]:
+    """A store that may have lost a moment goes on in its epoch."""
+
+    async def is_exempt(self: StoreConnection) -> bool:
+        return True
+
+    yield patch.object(StoreConnection, "is_exempt", is_exempt)
+
+
+@mutant
+def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
+    """A backup that somebody put in a store's place goes on in its epoch."""
+    real = LedgerModel.rebind_epoch
+
+    def rebind(self: LedgerModel, region: str, number: int, request: Any) -> Any:
+        return real(self, region, number, msgspec.structs.replace(request, seqs=[]))
+
+    yield patch.object(LedgerModel, "rebind_epoch", rebind)
+
+
+@mutant
+def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
+    """Every store says that it has kept all of its older epoch."""
+    real = LifeKeeper._kept
+
+    async def kept(self: LifeKeeper, fence: Any, fingerprint: str) -> Any:
+        await real(self, fence, fingerprint)
+        return fence.epoch
+
+    yield patch.object(LifeKeeper, "_kept", kept)
+
+
+@mutant
 def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
     """A late reply takes back what a newer one gave."""
     real = StoreModel._install
@@ -394,6 +454,4 @@ def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
 
 
 # What the design names and this version has no guard for, so that there is nothing to remove.
-WITHOUT_A_GUARD = {
-    "final_total_read_before_the_fence": "no final totals are read: what an epoch left is freed by its own report only",
-}
+WITHOUT_A_GUARD: dict[str, str] = {}

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 
@@ -23,7 +24,7 @@ from coordinator.operations.apply_exchange import Applied
 from coordinator.outages import DatabaseUnavailable
 from doors.problems import Problem
 from protocol.blocks import BlockList
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, Signal
+from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
 from protocol.outcomes import EpochRefusal, ExchangeOutcome
 from protocol.policy import PolicyBundle
 from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
@@ -31,6 +32,7 @@ from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.virtual_time import VirtualClock
 
 Serve = Callable[[], Awaitable[bytes | EpochRefusal | None]]
+T = TypeVar("T")
 CALL_TIMEOUT_S = 5.0
 TRANSACTION_S = 0.005
 LONG_POLL_S = 20.0
@@ -131,9 +133,16 @@ class Coordinators:
     async def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
         if not self.is_up:
             return None
-        opened, transaction = self.ledger.open_epoch(
-            region, msgspec.json.decode(body, type=OpenEpoch), self.clock.now()
-        )
+        return self._answer(*self.ledger.open_epoch(region, _decoded(body, OpenEpoch), self.clock.now()))
+
+    async def rebind_epoch(self, region: str, epoch: int, body: bytes) -> bytes | EpochRefusal | None:
+        if not self.is_up:
+            return None
+        return self._answer(*self.ledger.rebind_epoch(region, epoch, _decoded(body, RebindEpoch)))
+
+    def _answer(
+        self, opened: EpochOpened | EpochRefusal | None, transaction: Transaction
+    ) -> bytes | EpochRefusal | None:
         if opened is None or not self.conclude(transaction):
             return None
         if isinstance(opened, EpochRefusal):
@@ -197,12 +206,13 @@ class VirtualClient:
         if self in listening:
             listening.remove(self)
 
-    async def open_epoch(self, nonce: str, fingerprint: str) -> EpochOpened:
-        body = msgspec.json.encode(OpenEpoch(nonce=nonce, fingerprint=fingerprint))
-        answer = await self._call(lambda: self._coordinators.open_epoch(self._region, body))
-        if isinstance(answer, EpochRefusal):
-            raise CoordinatorRefused(409, answer.value)
-        return msgspec.json.decode(answer, type=EpochOpened)
+    async def open_epoch(self, request: OpenEpoch) -> EpochOpened:
+        body = msgspec.json.encode(request)
+        return _opened(await self._call(lambda: self._coordinators.open_epoch(self._region, body)))
+
+    async def rebind_epoch(self, epoch: int, request: RebindEpoch) -> EpochOpened:
+        body = msgspec.json.encode(request)
+        return _opened(await self._call(lambda: self._coordinators.rebind_epoch(self._region, epoch, body)))
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
         body = msgspec.json.encode(request)
@@ -288,3 +298,13 @@ class VirtualClient:
     def _reply(self, answer: bytes | EpochRefusal, answered: asyncio.Future[bytes | EpochRefusal]) -> None:
         if not answered.done() and self._is_alive():
             answered.set_result(answer)
+
+
+def _opened(answer: bytes | EpochRefusal) -> EpochOpened:
+    if isinstance(answer, EpochRefusal):
+        raise CoordinatorRefused(409, answer.value, answer.value)
+    return msgspec.json.decode(answer, type=EpochOpened)
+
+
+def _decoded(body: bytes, type_: type[T]) -> T:
+    return msgspec.json.decode(body, type=type_)

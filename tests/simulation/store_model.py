@@ -40,6 +40,7 @@ class StoreModel:
 
     def __init__(self, run_id: str = "run-1", replid: str = "replid-1", now_us: int = 1_000_000_000_000_000) -> None:
         self.run_id, self.replid, self.now_us = run_id, replid, now_us
+        self.is_exempt = False  # it fsyncs every write, and has no replicas
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
@@ -126,11 +127,22 @@ class StoreModel:
             self._delete(key)
 
     def _do_info(self, section: str) -> bytes:
-        text = f"run_id:{self.run_id}" if section == "server" else f"master_replid:{self.replid}"
-        return f"# {section}\r\n{text}\r\n".encode()
+        texts = {
+            "server": f"run_id:{self.run_id}",
+            "replication": f"role:master\r\nconnected_slaves:0\r\nmaster_replid:{self.replid}\r\n"
+            "master_replid2:000\r\nrepl_backlog_active:0",
+            "cluster": "cluster_enabled:0",
+        }
+        return f"# {section}\r\n{texts[section]}\r\n".encode()
 
-    def _do_config(self, *_: str) -> list[bytes]:
-        return [b"maxmemory-policy", b"noeviction"]
+    def _do_config(self, _: str, *names: str) -> list[bytes]:
+        values = {
+            "maxmemory-policy": "noeviction",
+            "appendonly": "yes",
+            "appendfsync": "always" if self.is_exempt else "everysec",
+            "no-appendfsync-on-rewrite": "no",
+        }
+        return [text.encode() for name in names for text in (name, values[name])]
 
     def _do_hget(self, key: str, field: str) -> bytes | None:
         return _bytes(self.hash(key).get(field))
@@ -167,20 +179,32 @@ class StoreModel:
             self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
         return mono
 
-    def begin_life(self, keys: Names, argv: Names) -> list[bytes]:
+    def begin_life(self, keys: Names, argv: Names) -> list[bytes | None]:
         fence = self.hash(keys[0])
         if fence.get("fingerprint") != argv[0] or fence.get("nonce") == argv[2]:
+            epoch = fence.get("epoch")
             self._write(keys[0], {"fingerprint": argv[0], "nonce": argv[1]})
-            self._remove(keys[0], "epoch", "lanes")
-            fence = self.hash(keys[0])
-        return [fence.get(field, "").encode() for field in ("nonce", "epoch", "lanes")]
+            self._remove(keys[0], "epoch", "lanes", "whole", "exempt")
+            if argv[3] and argv[3] == epoch:
+                self._write(keys[0], {"whole": epoch})
+        return self._do_hmget(keys[0], "fingerprint", "nonce", "epoch", "lanes", "whole", "exempt")
 
     def adopt_epoch(self, keys: Names, argv: Names) -> int:
         fence = self.hash(keys[0])
         if (fence.get("fingerprint"), fence.get("nonce")) != (argv[0], argv[1]):
             return 0
-        self._write(keys[0], {"epoch": argv[2], "lanes": argv[3]})
+        self._write(keys[0], {"epoch": argv[2], "lanes": argv[3], "exempt": argv[4]})
+        self._remove(keys[0], "whole")
         self._write(keys[1], {argv[2]: argv[3]})
+        return 1
+
+    def rebind_epoch(self, keys: Names, argv: Names) -> int:
+        fence = self.hash(keys[0])
+        if fence.get("fingerprint") not in (argv[0], argv[3]):
+            return 0
+        if (fence.get("nonce"), fence.get("epoch"), fence.get("exempt")) != (argv[1], argv[2], "1"):
+            return 0
+        self._write(keys[0], {"fingerprint": argv[3]})
         return 1
 
     def is_fenced(self, fence: str, fingerprint: str, epoch: str) -> bool:
@@ -188,16 +212,16 @@ class StoreModel:
         return (f.get("fingerprint"), f.get("epoch")) != (fingerprint, epoch)
 
     def give_back(self, keys: Names, argv: Names) -> int:
-        if self.is_fenced(keys[0], argv[0], argv[1]):
+        fence, f = self.hash(keys[0]), self.hash(keys[1])
+        if fence.get("fingerprint") != argv[0] or "epoch" not in fence:
             return -1
-        f = self.hash(keys[1])
         if "granted" not in f:
             return 0
-        units = _available(f) - int(argv[3])
-        if units <= 0:
-            return 0
-        self._write(keys[1], {"returned": str(int(f.get("returned", 0)) + units)})
-        self._add(keys[2], argv[2])
+        units = max(0, _available(f) - int(argv[3]))
+        if units:
+            self._write(keys[1], {"returned": str(int(f.get("returned", 0)) + units)})
+        if units or fence["epoch"] != argv[1]:
+            self._add(keys[2], argv[2])
         return units
 
     # --- check -------------------------------------------------------------------------------------------------------
@@ -332,6 +356,8 @@ class StoreModel:
             self._write(lane, {"seq": argv[2]})
         answer: list[Any] = [b"settled", int(dropped)]
         if fence.get("epoch") != argv[1]:
+            for i in range(int(argv[4])):
+                self._hear(keys[3 + i], argv[6 + 10 * i : 16 + 10 * i])
             return answer
         sent, leases, rates = int(argv[3]), int(argv[4]), int(argv[5])
         for i in range(leases):
@@ -340,6 +366,15 @@ class StoreModel:
         for i in range(rates):
             self._install_rate(keys[3 + leases + i], argv[6 + 10 * leases + 3 * i :][:3], sent)
         return answer
+
+    def _hear(self, key: str, reply: Names) -> None:
+        """What an older epoch was given, to be given back."""
+        f = self.hash(key)
+        if f.get("period") == reply[1]:
+            granted, overage = (
+                max(int(f.get(n, 0)), int(r)) for n, r in (("granted", reply[2]), ("overage", reply[3]))
+            )
+            self._write(key, {"granted": str(granted), "overage": str(overage)})
 
     def _install(self, key: str, dirty: str, reply: Names, sent: int, dropped: bool) -> int:
         quota, period, granted, overage, unallocated, expires_in, ends_in, first, last, _ = reply

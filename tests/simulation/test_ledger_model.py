@@ -16,6 +16,7 @@ from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
@@ -24,8 +25,10 @@ from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
 from coordinator.operations.put_region import put_region
+from coordinator.operations.rebind_epoch import rebind_epoch
 from protocol.identifiers import lane_of
-from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, Versions
+from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
+from protocol.outcomes import EpochRefusal
 from tests.simulation.ledger_model import LedgerModel
 from tests.simulation.world import document
 
@@ -48,7 +51,8 @@ class Both:
         self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
         self.epochs: dict[str, list[tuple[int, str]]] = {region: [] for region in REGIONS}
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
-        self.numbers: dict[int, int] = {}  # the model's epoch of each real one
+        self.nonces: dict[int, str] = {}
+        self.rebound: list[EpochOpened | EpochRefusal] = []
 
     async def limit(self, units: int) -> None:
         await put_limits(self.real, document(units), lambda _: True, None, self.now)
@@ -61,13 +65,34 @@ class Both:
     async def open(self, region: str, *, lost_data: bool) -> None:
         number = len(self.epochs[region])
         nonce = f"{self.chance.getrandbits(128):032x}"
-        request = OpenEpoch(nonce=nonce, fingerprint=f"{region}-{number}", lost_data=lost_data)
+        previous = self.chance.choice(self.epochs[region][-2:])[0] if self.epochs[region] else None
+        request = OpenEpoch(nonce=nonce, fingerprint=f"{region}-{number}", previous=previous, lost_data=lost_data)
         real = await open_epoch(self.real, region, request, LANES, self.now)
         model, transaction = self.model.open_epoch(region, request, self.now)
         self.model.commit(transaction)
         assert real == model
         assert isinstance(real, EpochOpened)
         self.epochs[region].append((real.epoch, request.fingerprint))
+        self.nonces[real.epoch] = nonce
+
+    async def rebind(self, region: str) -> None:
+        """Mostly as an honest store would ask; now and then it is behind, or of another life, or the epoch is over."""
+        number = self.chance.choices([-1, -2], [6, 1])[0] if len(self.epochs[region]) > 1 else -1
+        epoch, fingerprint = self.epochs[region][number]
+        behind = self.chance.choices([0, 1], [5, 1])[0]
+        request = RebindEpoch(
+            nonce=self.nonces[epoch],
+            previous=self.chance.choices([fingerprint, "nobody"], [6, 1])[0],
+            fingerprint=f"{fingerprint}+",
+            seqs=[max(0, self.model.lane_rows[epoch, lane].last_seq - behind) for lane in range(LANES)],
+        )
+        real = await rebind_epoch(self.real, region, epoch, request, Actor("test"), self.now)
+        model, transaction = self.model.rebind_epoch(region, epoch, request)
+        self.model.commit(transaction)
+        assert real == model
+        self.rebound.append(real)
+        if isinstance(real, EpochOpened):
+            self.epochs[region][number] = (epoch, request.fingerprint)
 
     async def expire(self) -> None:
         await expire_leases(self.real, self.now)
@@ -158,6 +183,14 @@ class Both:
             for row in await self.real.fetch("SELECT * FROM lane")
         }
         assert lanes == {name: tuple(row) for name, row in self.model.lane_rows.items()}
+        epochs = {
+            row["epoch"]: (row["state"], row["fingerprint"], row["lost_data"], row["loss_is_assumed"])
+            for row in await self.real.fetch("SELECT * FROM region_epoch")
+        }
+        assert epochs == {
+            number: (epoch.state.value, epoch.fingerprint, epoch.lost_data, epoch.loss_is_assumed)
+            for number, epoch in self.model.epochs.items()
+        }
 
 
 def _columns(row: Any, names: Any) -> dict[str, Any]:
@@ -193,6 +226,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         await _something(both)
         await both.compare()
     assert any(lease.consumed for lease in both.model.leases.values())
+    assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
 
 
 async def _something(both: Both) -> None:
@@ -203,7 +237,9 @@ async def _something(both: Both) -> None:
         await both.open(both.chance.choice(REGIONS), lost_data=both.chance.random() < 0.5)
     elif what < 0.08:
         await both.region(both.chance.choice(REGIONS), both.chance.choice(["active", "draining"]))
-    elif what < 0.16:
+    elif what < 0.11:
+        await both.rebind(both.chance.choice(REGIONS))
+    elif what < 0.18:
         await both.expire()
     else:
         await both.say()

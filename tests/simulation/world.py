@@ -22,6 +22,7 @@ from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.settlement import EpochState
 from protocol.lease import LeaseState
+from protocol.messages import OpenEpoch
 from protocol.policy import LimitsDocument
 from regional_agent import life as life_module
 from regional_agent import region as region_module
@@ -119,6 +120,7 @@ class World:
     def _machine(self, name: str) -> Machine:
         machine = Machine(name, self.clock, self.chance(f"machine {name}"), self._admitted)
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
+        machine.model.is_exempt = self.random.random() < 0.5
         return machine
 
     def _bug(self, what: str, error: BaseException) -> None:
@@ -354,6 +356,10 @@ def _restart(world: World, event: Event) -> None:
     snapshot: Any = None
     if event.kind in ("store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"):
         snapshot = world.snapshots.get((event.region, event.step - event.number), ({}, {}))
+        if machine.model.is_exempt and event.kind == "store_loses_a_moment":
+            snapshot = None  # every write was on disk
+        if machine.model.is_exempt and event.kind == "store_rolls_back":  # somebody put a backup there
+            world.unseen |= not _is_told(world, snapshot[0])
     elif event.kind == "store_loses_all":
         snapshot = ({}, {})
     if snapshot is not None:
@@ -366,7 +372,8 @@ def _restart(world: World, event: Event) -> None:
 
 def _fail_over(world: World, event: Event) -> None:
     snapshot = world.snapshots.get((event.region, event.step - event.number))
-    if snapshot is not None and event.region not in world.lost_regions:
+    is_exempt = world.machines[event.region].model.is_exempt  # it has no replica
+    if snapshot is not None and event.region not in world.lost_regions and not is_exempt:
         world.lossy_regions.add(event.region)
         world.machines[event.region].fail_over(snapshot)
 
@@ -378,6 +385,26 @@ def _fail_back(world: World, event: Event) -> None:
     if machine.left is not None and event.region not in world.lost_regions:
         machine.fail_back()
         machine.admitting_epoch = 0
+
+
+def _is_told(world: World, data: dict[str, Any]) -> bool:
+    """Does a store with this data remember less of its epoch than the ledger has heard of it?"""
+    epoch = data.get("lh:fence", {}).get("epoch")
+    if epoch is None:
+        return True
+    for lane in range(LANES):
+        row, kept = world.ledger.lane_rows.get((int(epoch), lane)), data.get(f"lh:{{{lane}}}:lane:{epoch}", {})
+        if row is None or max(int(kept.get("seq", 0)), int(kept.get("frozen_seq", 0))) < row.last_seq:
+            return True
+    return False
+
+
+def _usurp(world: World, event: Event) -> None:
+    """An address that led elsewhere for a moment. The region's own store lives on, and has all that it ever had."""
+    nonce = f"{world.random.getrandbits(128):032x}"
+    request = OpenEpoch(nonce=nonce, fingerprint=f"usurper-{nonce}")
+    _, transaction = world.ledger.open_epoch(event.region, request, world.clock.now())
+    world.commit(transaction)
 
 
 def _store_down(world: World, event: Event) -> None:
@@ -506,6 +533,7 @@ _HAPPENS: dict[str, Any] = {
     "store_fails_over": _fail_over,
     "store_fails_back": _fail_back,
     "store_down": _store_down,
+    "store_usurped": _usurp,
     "store_slow": _slow,
     "store_hangs_up": lambda world, event: world.machines[event.region].hang_up(),
     "store_forgets_lines": _forget(":lines:"),

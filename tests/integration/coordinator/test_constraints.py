@@ -390,7 +390,7 @@ FIXED = {
     "period": {"id", "kind", "starts_at", "ends_at"},
     "pool": {"quota", "period", "name", "tenant"},
     "region": {"name", "created_at"},
-    "region_epoch": {"epoch", "region", "nonce", "fingerprint", "lanes", "opened_at"},
+    "region_epoch": {"epoch", "region", "nonce", "lanes", "opened_at"},
     "subscription": {"tenant"},
     "block": {"field", "value"},
     "block_version": {"only_row"},

@@ -124,6 +124,7 @@ class World:
     weather: Weather
     admin: httpx.AsyncClient
     tokens: dict[str, str]
+    database: str
     agents: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     def settings(self, region: str, **changed: Any) -> AgentSettings:
@@ -147,6 +148,22 @@ class World:
     async def usage(self, **filters: str) -> int:
         answer = await self.admin.get("/v1/usage", params=filters)
         return sum(line["units"] for line in answer.json()["data"])
+
+    async def epochs(self) -> list[tuple[int, str, bool]]:
+        """All that were opened: their state, and whether data of them is believed lost."""
+        return [
+            tuple(row) for row in await self._rows("SELECT epoch, state, lost_data FROM region_epoch ORDER BY epoch")
+        ]
+
+    async def leases(self, epoch: int) -> list[dict[str, Any]]:
+        return [dict(row) for row in await self._rows("SELECT * FROM lease WHERE epoch = $1", epoch)]
+
+    async def _rows(self, sql: str, *arguments: object) -> list[Any]:
+        connection = await asyncpg.connect(self.database)
+        try:
+            return await connection.fetch(sql, *arguments)
+        finally:
+            await connection.close()
 
     async def quota(self, key: str = "exports:tenant=acme") -> dict[str, Any]:
         """One quota of the reconciliation of the only period."""
@@ -213,7 +230,7 @@ async def world(database: str, store: str) -> AsyncIterator[World]:
         for region in REGIONS:
             assert (await admin.put(f"/v1/regions/{region}", json={})).is_success
         assert (await admin.put("/v1/limits", json=DOCUMENT)).is_success
-        world = World(url, store, weather, admin, tokens)
+        world = World(url, store, weather, admin, tokens, database)
         async with world.agents:
             yield world
 

@@ -1,5 +1,7 @@
 """What becomes of an epoch that is over: its store kept its data, lost it, or people have given it up."""
 
+from secrets import token_hex
+
 import pytest
 
 from coordinator.operations.expire_leases import expire_leases
@@ -9,9 +11,10 @@ from tests.integration.coordinator.agents.conftest import Agent, Stand, connecte
 pytestmark = pytest.mark.anyio
 
 
-async def next_life(agent: Agent, *, lost_data: bool | None = None) -> Agent:
+async def next_life(agent: Agent, *, lost_data: bool | None = None, previous: int | None = None) -> Agent:
     newer = Agent(agent.client, agent.region, f"after {agent.fingerprint}")
-    body: dict[str, object] = {"nonce": f"{agent.epoch:016x}", "fingerprint": newer.fingerprint}
+    body: dict[str, object] = {"nonce": token_hex(16), "fingerprint": newer.fingerprint}
+    body["previous"] = previous or agent.epoch
     answer = await agent.client.post(
         f"/v1/regions/{agent.region}/epochs", json=body if lost_data is None else body | {"lost_data": lost_data}
     )
@@ -43,13 +46,50 @@ async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
 ) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     await next_life(agent, lost_data=lost_data)
-    await set_aside(stand)  # nobody may spend of it any more: nothing is waited for
+    await set_aside(stand)
+    assert (await stand.pool())["outstanding"] == 10, "its store may be alive, and spend while it has not heard"
+    stand.clock.move(hours=1)
+    await set_aside(stand)
     assert (await stand.pool())["suspense"] == 10
     reply = await agent.say(2, lease(granted=10, consumed=4, returned=5))
     assert reply.outcome is ExchangeOutcome.APPLIED
     mine, pool = await stand.lease(agent), await stand.pool()
     assert (mine["state"], mine["suspense"], mine["returned"], mine["region_returned"]) == ("lost", 6, 0, 5)
     assert (pool["unallocated"], pool["consumed"], pool["suspense"]) == (990, 4, 6)
+
+
+async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    newer = await next_life(agent)
+    await newer.say(1, wants=[want(waiting=10)])
+    await next_life(newer, lost_data=False, previous=agent.epoch)
+    assert ((await stand.lease(agent))["state"], (await stand.lease(newer))["state"]) == ("fenced", "lost")
+
+
+async def test_an_epoch_that_was_believed_lost_gives_back_all_once_its_store_is_found_alive(
+    stand: Stand, agent: Agent
+) -> None:
+    """Also what it had returned meanwhile, which nobody believed."""
+    await agent.say(1, wants=[want(waiting=10)])
+    newer = await next_life(agent)
+    await agent.say(2, lease(granted=10, consumed=4, returned=2))
+    stand.clock.move(hours=1)
+    await set_aside(stand)
+    assert ((await stand.lease(agent))["returned"], (await stand.pool())["suspense"]) == (0, 6)
+    await next_life(newer, lost_data=False, previous=agent.epoch)
+    await agent.say(3, lease(granted=10, consumed=4, returned=5, units=0))
+    mine, pool = await stand.lease(agent), await stand.pool()
+    assert (mine["state"], mine["returned"], mine["suspense"]) == ("fenced", 5, 1), "one unit is held"
+    assert (pool["unallocated"], pool["suspense"]) == (995, 1)
+
+
+async def test_no_word_of_a_store_counts_against_evidence(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=4))
+    newer = await next_life(agent)
+    await agent.say(3, lease(granted=10, consumed=3, units=0))
+    await next_life(newer, lost_data=False, previous=agent.epoch)
+    assert (await stand.lease(agent))["state"] == "lost"
 
 
 @pytest.mark.parametrize(

@@ -183,3 +183,19 @@ async def test_what_waits_for_people_is_listed_page_by_page(stand: Stand, agent:
     assert [(row["region"], row["suspense"]) for row in rows] == [("us-east", 10), ("eu-west", 5)]
     assert [row["proposal"] and row["proposal"]["id"] for row in rows] == [resolution["id"], None]
     assert second["page"]["next"] is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE resolution SET charged = 0",
+        "UPDATE resolution SET approved_by = NULL, approved_at = NULL",
+        "DELETE FROM resolution",
+        "TRUNCATE resolution",
+    ],
+)
+async def test_what_was_approved_stands_for_the_owner_of_the_database_too(stand: Stand, agent: Agent, sql: str) -> None:
+    await in_suspense(stand, agent)
+    await resolved(stand, agent, "charge")
+    with pytest.raises(asyncpg.RaiseError, match="is refused"):
+        await stand.owner.execute(sql)

@@ -1,0 +1,127 @@
+"""A store that restarts, as it is set up: in the same epoch, or in a new one; and what becomes of the one before."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import stop, wait_until
+from regional_agent.store import keys
+from tests.conftest import free_port
+from tests.integration.regional_agent.conftest import Agent, World, running, until
+from tests.integration.regional_agent.test_topology import PASSWORD, a_switch, epoch_of, spends, stores
+
+pytestmark = pytest.mark.anyio
+
+
+@contextmanager
+def store(directory: Path, port: int, appendfsync: str) -> Iterator[None]:
+    """One life of the store at this port."""
+    process = embedded.start_store(
+        directory / "store", port, PASSWORD, appendfsync=appendfsync, log=directory / "store.log"
+    )
+    try:
+        assert wait_until(lambda: embedded.store_is_ready(port, PASSWORD), 30)
+        yield
+    finally:
+        stop(process)
+
+
+def lives_in(agent: Agent) -> str | None:
+    return agent.region.life.current.fingerprint if agent.region.life.current else None
+
+
+@asynccontextmanager
+async def restarted(world: World, directory: Path, first: str, then: str) -> AsyncIterator[tuple[Agent, int]]:
+    """An agent whose store was set up as the one and came back as the other; and the epoch of the time before."""
+    port = free_port()
+    with store(directory, port, first):
+        agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
+        await spends(agent, 5)
+        before = epoch_of(agent)
+    await until(lambda: agent.region.store.fingerprint is None)
+    with store(directory, port, then):
+        await until(lambda: lives_in(agent) == agent.region.store.fingerprint is not None)
+        yield agent, before
+        await world.agents.aclose()
+
+
+async def test_a_store_that_fsyncs_every_write_goes_on_in_its_epoch(world: World, tmp_path: Path) -> None:
+    async with restarted(world, tmp_path, "always", "always") as (agent, before):
+        assert epoch_of(agent) == before
+        await spends(agent, 95)
+        assert (await agent.check(cost=1)).status_code == 429, "nothing was forgotten, and nothing stranded"
+        assert not agent.region.conversation.stopped_lanes
+    assert await world.usage() == 100
+
+
+@pytest.mark.parametrize(("first", "then"), [("always", "everysec"), ("everysec", "always"), ("everysec", "everysec")])
+async def test_any_other_begins_a_new_one(world: World, tmp_path: Path, first: str, then: str) -> None:
+    async with restarted(world, tmp_path, first, then) as (agent, before):
+        assert epoch_of(agent) > before
+        await spends(agent, 5)
+    epochs = await world.epochs()
+    assert [(state, lost) for _, state, lost in epochs] == [("fenced", True), ("current", False)]
+
+
+async def test_a_replica_or_other_settings_end_the_exemption(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though they are as before when the store restarts."""
+    monkeypatch.setattr("regional_agent.life.WATCH_S", 0.05)
+    port = free_port()
+    with store(tmp_path, port, "always"):
+        agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
+        await spends(agent, 5)
+        before = epoch_of(agent)
+        assert (await agent.region.scripts.read_fence()).is_exempt
+        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync everysec")
+        await until(lambda: not agent.region.life.is_exempt)
+        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync always")
+        assert not (await agent.region.scripts.read_fence()).is_exempt
+    with store(tmp_path, port, "always"):
+        await until(lambda: epoch_of(agent) > before)
+        await world.agents.aclose()
+
+
+async def test_a_backup_in_the_place_of_the_data_does_not_go_on(world: World, tmp_path: Path) -> None:
+    """Its conversation is behind what the ledger has heard."""
+    port = free_port()
+    url = embedded.store_url(port, PASSWORD)
+    with store(tmp_path, port, "always"):
+        async with running(world.settings("us-east", store_url=url)) as agent:
+            await agent.ready()
+            await spends(agent, 5)
+            before = epoch_of(agent)
+    with store(tmp_path, port, "always"):
+        for lane in range(4):
+            embedded.ask_store(port, PASSWORD, f"HSET {keys.lane(lane, before).decode()} seq 0")
+        agent = await world.agent(store_url=url)
+        assert epoch_of(agent) > before
+        await world.agents.aclose()
+    assert [lost for _, _, lost in await world.epochs()] == [True, False]
+
+
+async def test_an_epoch_that_another_store_replaced_gives_back_what_it_has_left(world: World, tmp_path: Path) -> None:
+    """The address led elsewhere for a while. Its own store lived on, and says so: no unit is left in suspense."""
+    with stores(tmp_path, 2) as (one, other):
+        async with a_switch(one) as (switch, port):
+            agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
+            await agent.lease(60)
+            await spends(agent, 5)
+            first = epoch_of(agent)
+            switch.turn(other)
+            await until(lambda: epoch_of(agent) > first)
+            await spends(agent, 5)
+            second = epoch_of(agent)
+            switch.turn(one)
+            await until(lambda: epoch_of(agent) > second)
+            await spends(agent, 30)
+            await world.agents.aclose()
+    states = {epoch: lost for epoch, _, lost in await world.epochs()}
+    assert (states[first], states[second]) == (False, True)
+    [lease] = await world.leases(first)
+    assert (lease["state"], lease["outstanding"], lease["suspense"]) == ("fenced", 0, 0)
+    assert lease["granted"] == lease["consumed"] + lease["returned"]
