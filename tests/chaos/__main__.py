@@ -42,7 +42,7 @@ async def chaos(stack: Stack, seed: int, seconds: float) -> int:
     await running
     lines = await asyncio.to_thread(settled_balance, stack, load.journal)
     faults = [fault for line in lines for fault in line.faults()]
-    print(sheet(lines, load.journal, [f"{len(kills)} kills"]))
+    print(sheet(lines, load.journal, [f"\n{len(kills)} kills:", *kills]))
     print("\n".join(faults) or "the books agree with the journal")
     return 1 if faults else 0
 

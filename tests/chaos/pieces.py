@@ -19,7 +19,7 @@ from leasehold.local_stack.calls import call, is_ready
 from leasehold.processes import spawn, stop, wait_until
 from migrations.run import upgrade
 from protocol.clock import SystemClock
-from tests.conftest import free_port
+from tests.conftest import free_port, restricted
 
 PATIENCE_S = 60
 DATABASE = "leasehold"
@@ -144,7 +144,7 @@ class Stack:
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
         environ = {
-            "LEASEHOLD_COORDINATOR_DATABASE_URL": self._database_url(DATABASE),
+            "LEASEHOLD_COORDINATOR_DATABASE_URL": restricted(self._database_url(DATABASE)),
             "LEASEHOLD_COORDINATOR_PORT": str(self._ports["coordinator"]),
         }
         return self._service("coordinator", "coordinator", environ)
@@ -173,8 +173,9 @@ class Stack:
         connection = await asyncpg.connect(self._database_url("postgres"))
         await connection.execute(f"CREATE DATABASE {DATABASE}")
         await connection.close()
-        await asyncio.to_thread(upgrade, self._database_url(DATABASE))
-        connection = await asyncpg.connect(self._database_url(DATABASE))
+        owners_url = self._database_url(DATABASE)
+        assert await asyncio.to_thread(upgrade, owners_url, restricted(owners_url))
+        connection = await asyncpg.connect(owners_url)
         for name, token in self._tokens.items():
             scope = name if name == "admin" else f"region:{name}"
             await issue_token(connection, [scope], "chaos", SystemClock().now(), token)

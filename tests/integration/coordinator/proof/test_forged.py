@@ -407,6 +407,18 @@ async def test_a_seal_that_is_missing_is_named(books: str) -> None:
     assert (fault.kind, fault.seal) == (FaultKind.SEAL_MISSING, 2)
 
 
+async def test_a_seal_that_was_computed_anew_is_not_the_one_that_the_next_follows(books: str) -> None:
+    async def forge(forger: Connection) -> None:
+        third = seal_of(await forger.fetchrow("SELECT * FROM seal WHERE number = 3"))  # type: ignore[arg-type]
+        forged = third._replace(sealed_at=third.sealed_at + timedelta(microseconds=1))
+        await forger.execute(
+            "UPDATE seal SET sealed_at = $1, hash = $2 WHERE number = 3", forged.sealed_at, seal_hash(forged)
+        )
+
+    fault = await found_after(books, forge)
+    assert (fault.kind, fault.seal) == (FaultKind.SEAL_CHANGED, 4)
+
+
 async def test_seals_that_were_computed_anew_do_not_hide_a_wrong_balance(books: str) -> None:
     """The sums of a seal are compared with the transfers, and not only with its hash."""
 
