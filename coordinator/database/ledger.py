@@ -186,13 +186,28 @@ async def read_receipts(
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-async def write_pools(connection: Connection, pools: Collection[Pool]) -> None:
-    if pools:
-        columns = [[getattr(pool, column) for pool in pools] for column in POOL_COLUMNS]
-        done = await connection.execute(
-            _UPDATE_POOLS, [pool.key.quota for pool in pools], [pool.key.period for pool in pools], *columns
-        )
-        _expect(done, len(pools), "pool")
+async def write_books(
+    connection: Connection,
+    pools: Sequence[Pool],
+    leases: Sequence[Lease],
+    were: Mapping[tuple[int, Key], LeaseState],
+) -> None:
+    """Pools and leases move together. `were`: the states of the leases that the decisions were made on."""
+    done = await connection.fetchrow(
+        _UPDATE_BOOKS,
+        [pool.key.quota for pool in pools],
+        [pool.key.period for pool in pools],
+        [lease.epoch for lease in leases],
+        [lease.key.quota for lease in leases],
+        [lease.key.period for lease in leases],
+        [were[lease.epoch, lease.key] for lease in leases],
+        [lease.state for lease in leases],
+        [lease.reported_at for lease in leases],
+        [lease.expires_at for lease in leases],
+        *([getattr(pool, column) for pool in pools] for column in POOL_COLUMNS),
+        *([getattr(lease, column) for lease in leases] for column in LEASE_COLUMNS),
+    )
+    _expect(done, (len(pools), len(leases)), "pools and leases")
 
 
 async def insert_leases(connection: Connection, leases: Collection[Lease]) -> None:
@@ -207,26 +222,6 @@ async def insert_leases(connection: Connection, leases: Collection[Lease]) -> No
             [lease.state.value for lease in leases],
             [lease.reported_at for lease in leases],
         )
-
-
-async def write_leases(
-    connection: Connection, leases: Collection[Lease], were: Mapping[tuple[int, Key], LeaseState]
-) -> None:
-    """`were`: the states that the decisions were made on."""
-    if leases:
-        columns = [[getattr(lease, column) for lease in leases] for column in LEASE_COLUMNS]
-        done = await connection.execute(
-            _UPDATE_LEASES,
-            [lease.epoch for lease in leases],
-            [lease.key.quota for lease in leases],
-            [lease.key.period for lease in leases],
-            [were[lease.epoch, lease.key].value for lease in leases],
-            [lease.state.value for lease in leases],
-            [lease.reported_at for lease in leases],
-            [lease.expires_at for lease in leases],
-            *columns,
-        )
-        _expect(done, len(leases), "lease")
 
 
 async def write_transfers(connection: Connection, entries: Iterable[Entry], now: datetime) -> None:
@@ -264,8 +259,9 @@ def _origin(entry: Entry, transfer: Transfer) -> tuple[object, ...]:
 async def write_reports(
     connection: Connection, booked: Sequence[BookedReport], now: datetime
 ) -> dict[tuple[int, int], Receipt]:
+    """Each with its lane, which it moves on."""
     rows = await connection.fetch(
-        _INSERT_REPORTS,
+        _BOOK_REPORTS,
         [each.report.epoch for each in booked],
         [each.report.lane for each in booked],
         [each.report.seq for each in booked],
@@ -274,19 +270,8 @@ async def write_reports(
         [len(each.report.transfers) for each in booked],
         now,
     )
+    _expect((len(rows),), (len(booked),), "lanes")
     return {(row["epoch"], row["lane"]): Receipt(position=row["position"], head=row["head"].hex()) for row in rows}
-
-
-async def write_lanes(connection: Connection, booked: Sequence[BookedReport]) -> None:
-    done = await connection.execute(
-        _UPDATE_LANES,
-        [each.report.epoch for each in booked],
-        [each.report.lane for each in booked],
-        [each.report.seq for each in booked],
-        [each.body_hash for each in booked],
-        [each.head for each in booked],
-    )
-    _expect(done, len(booked), "lane")
 
 
 async def write_quarantine(connection: Connection, booked: Sequence[BookedReport], now: datetime) -> None:
@@ -305,9 +290,9 @@ async def write_quarantine(connection: Connection, booked: Sequence[BookedReport
         )
 
 
-def _expect(done: str, rows: int, table: str) -> None:
-    if done != f"UPDATE {rows}":
-        raise Surprise(f"{table}: {done}, expected {rows}")
+def _expect(done: Iterable[int] | None, rows: tuple[int, ...], what: str) -> None:
+    if done is None or tuple(done) != rows:
+        raise Surprise(f"{what}: {done} of {rows} were as they must be")
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------
@@ -428,37 +413,45 @@ SELECT epoch, lane, position, head FROM report
 JOIN unnest($1::bigint[], $2::int[], $3::bigint[]) AS asked (epoch, lane, seq) USING (epoch, lane, seq)
 """
 
-_POOL_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(3, 3 + len(POOL_COLUMNS)))
-_UPDATE_POOLS = f"""
-UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
-FROM unnest($1::text[], $2::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
-WHERE pool.quota = new.quota AND pool.period = new.period
-"""  # noqa: S608 - the names come from the tuple above
 _INSERT_LEASES = """
 INSERT INTO lease (epoch, quota, period, region, state, reported_at, expires_at)
 SELECT epoch, quota, period, region, state, reported_at, reported_at
 FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[])
     AS new (epoch, quota, period, region, state, reported_at)
 """
-_LEASE_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(8, 8 + len(LEASE_COLUMNS)))
-_UPDATE_LEASES = f"""
-UPDATE lease SET state = new.state, reported_at = new.reported_at, expires_at = new.expires_at,
-    {", ".join(f"{column} = new.{column}" for column in LEASE_COLUMNS)}
-FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::timestamptz[],
-        {_LEASE_ARRAYS})
-    AS new (epoch, quota, period, state_was, state, reported_at, expires_at, {", ".join(LEASE_COLUMNS)})
-WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period AND lease.state = new.state_was
-"""  # noqa: S608 - likewise
-_INSERT_REPORTS = """
+_FIRST_POOL, _FIRST_LEASE = 10, 10 + len(POOL_COLUMNS)
+_POOL_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(_FIRST_POOL, _FIRST_LEASE))
+_LEASE_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(_FIRST_LEASE, _FIRST_LEASE + len(LEASE_COLUMNS)))
+_UPDATE_BOOKS = f"""
+WITH pools AS (
+    UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
+    FROM unnest($1::text[], $2::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
+    WHERE pool.quota = new.quota AND pool.period = new.period
+    RETURNING 1
+), leases AS (
+    UPDATE lease SET state = new.state, reported_at = new.reported_at, expires_at = new.expires_at,
+        {", ".join(f"{column} = new.{column}" for column in LEASE_COLUMNS)}
+    FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::timestamptz[],
+            {_LEASE_ARRAYS})
+        AS new (epoch, quota, period, state_was, state, reported_at, expires_at, {", ".join(LEASE_COLUMNS)})
+    WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period
+        AND lease.state = new.state_was
+    RETURNING 1
+)
+SELECT (SELECT count(*) FROM pools), (SELECT count(*) FROM leases)
+"""  # noqa: S608 - the names come from the tuples above
+# The precondition once more, in the database's own words: a lane moves on by one, or its report is not booked.
+_BOOK_REPORTS = """
+WITH moved AS (
+    UPDATE lane SET last_seq = next.seq, last_hash = next.body_hash, head = next.head
+    FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[], $6::int[])
+        AS next (epoch, lane, seq, body_hash, head, lines)
+    WHERE lane.epoch = next.epoch AND lane.lane = next.lane AND lane.last_seq = next.seq - 1
+    RETURNING next.*
+)
 INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)
-SELECT *, $7::timestamptz FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[], $6::int[])
+SELECT *, $7::timestamptz FROM moved
 RETURNING epoch, lane, position, head
-"""
-# The precondition once more, in the database's own words: a lane moves on by one.
-_UPDATE_LANES = """
-UPDATE lane SET last_seq = new.seq, last_hash = new.hash, head = new.head
-FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[]) AS new (epoch, lane, seq, hash, head)
-WHERE lane.epoch = new.epoch AND lane.lane = new.lane AND lane.last_seq = new.seq - 1
 """
 _INSERT_QUARANTINE = """
 INSERT INTO quarantine (epoch, lane, seq, quota, period, reason, evidence, recorded_at)

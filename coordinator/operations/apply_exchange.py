@@ -117,12 +117,10 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     booked = decision.booked
     if not booked:
         return {}
-    await ledger.write_pools(connection, decision.pools)
     await ledger.insert_leases(connection, decision.new_leases)
-    await ledger.write_leases(connection, decision.leases, decision.states)
+    await ledger.write_books(connection, decision.pools, decision.leases, decision.states)
     await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
     receipts = await ledger.write_reports(connection, booked, now)
-    await ledger.write_lanes(connection, booked)
     await ledger.write_quarantine(connection, booked, now)
     await notify(connection, decision.notices)
     return receipts

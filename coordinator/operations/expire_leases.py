@@ -29,8 +29,8 @@ async def expire_leases(connection: Connection, now: datetime, at_most: int = BA
     states = {(lease.epoch, lease.key): lease.state for _, lease in books}
     set_aside = [(locked.pool, lease, expire(locked.pool, lease, now)) for locked, lease in books]
     moved = [(pool, lease, entry) for pool, lease, entry in set_aside if entry]
-    await ledger.write_pools(connection, list({pool.key: pool for pool, _, _ in moved}.values()))
-    await ledger.write_leases(connection, [lease for _, lease, _ in moved], states)
+    pools = {pool.key: pool for pool, _, _ in moved}
+    await ledger.write_books(connection, list(pools.values()), [lease for _, lease, _ in moved], states)
     await ledger.write_transfers(connection, [entry for _, _, entry in moved], now)
     units = sum(transfer.units for _, _, entry in moved for transfer in entry.transfers)
     return Expired(len(moved), units, is_all=len(names) < at_most)

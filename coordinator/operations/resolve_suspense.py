@@ -93,8 +93,7 @@ async def _carry_out(
     entry = resolve(locked.pool, lease, terms, epoch, resolution.id, now)
     if isinstance(entry, ResolutionRefusal):
         return entry
-    await ledger.write_pools(connection, [locked.pool])
-    await ledger.write_leases(connection, [lease], states)
+    await ledger.write_books(connection, [locked.pool], [lease], states)
     await ledger.write_transfers(connection, [entry], now)
     return None
 

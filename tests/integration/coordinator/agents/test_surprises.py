@@ -1,0 +1,43 @@
+"""The writes say once more what was decided on. What is otherwise by then is a bug, and ends the transaction."""
+
+import pytest
+
+from coordinator.database import ledger
+from coordinator.database.ledger import Surprise
+from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.exchange import BookedReport
+from protocol.identifiers import lane_of
+from protocol.lease import LeaseState
+from tests.integration.coordinator.agents.conftest import EXPORTS, NOON, PERIOD, Agent, Stand, want
+
+pytestmark = pytest.mark.anyio
+KEY = Key(EXPORTS, PERIOD)
+
+
+async def test_a_pool_that_is_not_there(stand: Stand, agent: Agent) -> None:
+    with pytest.raises(Surprise):
+        await ledger.write_books(stand.owner, [Pool(KEY)], [], {})
+
+
+@pytest.mark.parametrize("was", list(LeaseState))
+async def test_a_lease_in_another_state(stand: Stand, agent: Agent, was: LeaseState) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    lease = Lease(KEY, agent.epoch, agent.region, NOON, NOON, granted=10, outstanding=10)
+    write = ledger.write_books(stand.owner, [], [lease], {(agent.epoch, KEY): was})
+    if was is LeaseState.ACTIVE:
+        await write
+    else:
+        with pytest.raises(Surprise):
+            await write
+
+
+@pytest.mark.parametrize("seq", [1, 2, 3])
+async def test_a_lane_at_another_number(stand: Stand, agent: Agent, seq: int) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    report = Report(agent.region, agent.epoch, lane_of(EXPORTS, agent.lanes), seq)
+    write = ledger.write_reports(stand.owner, [BookedReport(report, b"hash", b"head", [])], NOON)
+    if seq == 2:
+        assert (await write)[agent.epoch, report.lane].head == b"head".hex()
+    else:
+        with pytest.raises(Surprise):
+            await write
