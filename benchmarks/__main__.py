@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import structlog
 
 from benchmarks import agent, coordinator
-from benchmarks.frame import FEWEST_TURNS, conditions, show, write
+from benchmarks.frame import FEWEST_TURNS, conditions, publish, show, write
 from benchmarks.load import RefusedError
 
 BENCHMARKS = {"agent": agent.run, "coordinator": coordinator.run}
@@ -33,6 +33,7 @@ def main() -> None:
         for about, rows in tables.items():
             show(about, rows)
         path = write(name, tables, how)
+        publish(name, tables, how)
         print(f"written to {path.relative_to(path.parents[2])}")
 
 

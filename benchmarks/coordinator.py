@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,10 +34,12 @@ from benchmarks.load import http_is_whole
 from coordinator.api.frozen import call_of
 from coordinator.database.engine import open_database
 from coordinator.domain.period import minute_of, period_at
+from coordinator.domain.usage import Dimension, UsageQuestion
 from coordinator.metrics import Metrics
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.open_epoch import open_epoch
 from coordinator.operations.put_limits import put_limits
+from coordinator.operations.read_usage import read_usage
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
@@ -49,7 +52,12 @@ from protocol.policy import LimitsDocument, PeriodKind
 
 REGIONS = 16
 LINES = 500
-COLD, HOT_QUOTA = "exports:tenant=acme", "exports:tenant=globex"
+COLD = "exports:tenant=acme"
+ALLOWANCES = 1000
+POLICIES = 10  # of which a quota's usage may come: what the rollups are kept by, beside the hour
+TRANSFERS = int(
+    os.environ.get("LEASEHOLD_BENCH_TRANSFERS", "200000")
+)  # under the statement; 10000000 for the real size
 LIMIT = 10**12
 DOCUMENT: dict[str, Any] = {
     "quotas": [{"name": "exports", "kind": "allowance", "limit": LIMIT, "period": "month"}],
@@ -63,36 +71,45 @@ PLAIN = "CREATE TABLE plain AS SELECT * FROM transfer WITH NO DATA"
 
 @dataclass
 class Region:
-    """One region that talks without end: each exchange is the next of its lane."""
+    """One region that talks without end, of one quota after the other: each exchange is the next of its lane."""
 
     name: str
-    quota: str
+    quotas: Sequence[str]
     epoch: int
     lanes: int
     token: str
-    seq: int = 0
-    consumed: int = 0
+    policies: int = POLICIES
+    turns: int = 0
+    seqs: Counter[int] = field(default_factory=Counter)
+    consumed: Counter[str] = field(default_factory=Counter)
 
     def request(self, lines: int) -> ExchangeRequest:
         """With usage lines of one unit each, or none; asking for as many units as it reports, or for one."""
-        self.seq += 1
-        self.consumed += lines
+        quota = self.quotas[self.turns % len(self.quotas)]
+        lane = lane_of(quota, self.lanes)
+        self.turns += 1
+        self.seqs[lane] += 1
+        self.consumed[quota] += lines
         now = datetime.now(UTC)
         minute = minute_of(now)
         lease = {
-            "quota": self.quota,
+            "quota": quota,
             "period": period_at(PeriodKind.MONTH, now).id,
             "granted": 0,
             "overage": 0,
-            "consumed": self.consumed,
+            "consumed": self.consumed[quota],
             "returned": 0,
             "lines": [
-                {"minute": minute, "dimensions": {"tenant": "acme", "policy": f"p{number}"}, "units": 1}
+                {
+                    "minute": minute - number // self.policies,
+                    "dimensions": {"tenant": "acme", "policy": f"p{number % self.policies}"},
+                    "units": 1,
+                }
                 for number in range(lines)
             ],
         }
-        batch = {"epoch": self.epoch, "lane": lane_of(self.quota, self.lanes), "seq": self.seq, "leases": [lease]}
-        live = LiveState(wants=[LeaseWant(quota=self.quota, waiting=lines or 1)])
+        batch = {"epoch": self.epoch, "lane": lane, "seq": self.seqs[lane], "leases": [lease]}
+        live = LiveState(wants=[LeaseWant(quota=quota, waiting=lines or 1)])
         frozen = Exchange(frozen=msgspec.json.encode(batch).decode(), live=live)
         return ExchangeRequest(fingerprint="a life", versions=Versions(), exchanges=[frozen])
 
@@ -102,21 +119,22 @@ class Bench:
     url: str
     owner: "asyncpg.Connection[asyncpg.Record]"
     coordinator: Coordinator
-    address: str
+    addresses: Sequence[str]
     seconds: float
 
 
 async def measured(
     bench: Bench,
-    quota: str,
     per_call: int,
     count: int,
     speak: "Callable[[Region], Awaitable[None]]",
     regions: list[Region],
+    quotas: Sequence[str],
+    policies: int = POLICIES,
 ) -> Load:
     """So many regions, the same in every turn, each with one call under way."""
     while len(regions) < count:
-        regions.append(await new_region(bench.owner, quota))
+        regions.append(await new_region(bench.owner, quotas, policies))
     latencies_us: list[float] = []
     ends = time.perf_counter() + bench.seconds
 
@@ -136,14 +154,14 @@ def loaded(per_second: float, latencies_us: list[float]) -> Load:
     return Load(per_second, ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], 0)
 
 
-async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", quota: str) -> Region:
+async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", quotas: Sequence[str], policies: int) -> Region:
     name, now = f"r-{secrets.token_hex(6)}", datetime.now(UTC)
     async with owner.transaction():
         await owner.execute("INSERT INTO region (name, created_at) VALUES ($1, $2)", name, now)
         issued = await issue_token(owner, [f"region:{name}"], "a benchmark", now)
         asked = OpenEpoch(nonce=secrets.token_hex(16), fingerprint="a life")
         opened = await open_epoch(owner, name, asked, 4, now)
-    return Region(name, quota, opened.epoch, opened.lanes, issued.token)  # type: ignore[union-attr]
+    return Region(name, quotas, opened.epoch, opened.lanes, issued.token, policies)  # type: ignore[union-attr]
 
 
 # --- the subjects -----------------------------------------------------------------------------------------------------
@@ -154,9 +172,11 @@ async def direct(bench: Bench, lines: int, region: Region) -> None:
     assert applied.response.replies[0].outcome == "applied", applied.response
 
 
-async def over_http(bench: Bench, lines: int, sockets: dict[str, Any], region: Region) -> None:
+async def over_http(
+    bench: Bench, lines: int, sockets: dict[str, Any], region: Region, *, coordinators: int = 1
+) -> None:
     if region.name not in sockets:
-        address = urlsplit(bench.address)
+        address = urlsplit(bench.addresses[len(sockets) % coordinators])
         sockets[region.name] = await asyncio.open_connection(address.hostname, address.port)
     reader, writer = sockets[region.name]
     body = msgspec.json.encode(region.request(lines))
@@ -184,10 +204,10 @@ async def copy(bench: Bench) -> Load:
     return loaded(len(latencies_us) * LINES / (time.perf_counter() - started), latencies_us)
 
 
-async def pgbench(bench: Bench, script: Path) -> Load:
+async def pgbench(bench: Bench, script: Path, clients: int) -> Load:
     where = urlsplit(bench.url)
     # Connecting counts, and 16 times that is slow on a busy machine: at least three seconds.
-    command = ["-n", "-c", str(REGIONS), "-j", "1", "-T", str(max(3, round(bench.seconds))), "-f", str(script)]
+    command = ["-n", "-c", str(clients), "-j", "1", "-T", str(max(3, round(bench.seconds))), "-f", str(script)]
     command += ["-h", str(where.hostname), "-p", str(where.port), "-U", str(where.username), where.path.strip("/")]
     secret = os.environ | {"PGPASSWORD": unquote(where.password or "")}  # where no other user of the machine sees it
     process = await asyncio.create_subprocess_exec(
@@ -215,10 +235,14 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
         async with owner.transaction():
             document = msgspec.convert(DOCUMENT, LimitsDocument)
             await put_limits(owner, document, lambda _: True, None, datetime.now(UTC))
-        async with process(url, port + 1) as address, open_database(url, 8) as database:
+        async with (
+            process(url, port + 1) as one,
+            process(url, port + 2) as another,
+            open_database(url, 8) as database,
+        ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
             coordinator = Coordinator(settings, SystemClock(), database, SignalHub(), Metrics())
-            yield Bench(url, owner, coordinator, address, seconds)
+            yield Bench(url, owner, coordinator, [one, another], seconds)
         await owner.close()
 
 
@@ -232,6 +256,7 @@ class postgres:  # noqa: N801 - read as a word of `with`
         self._process = embedded.start_postgres(self._data, self._port, log=self._log)
         ends = time.monotonic() + PATIENCE_S
         while not embedded.postgres_is_ready(self._data):
+            assert self._process.poll() is None, self._log.read_text()
             assert time.monotonic() < ends, self._log.read_text()
             time.sleep(0.1)
         return embedded.postgres_url(self._port, password)
@@ -271,7 +296,8 @@ async def _listens(port: int) -> bool:
 
 async def run(repeats: int, seconds: float, port: int) -> dict[str, list[Row]]:
     async with stand(port, seconds) as bench:
-        await direct(bench, LINES, await new_region(bench.owner, COLD))
+        await direct(bench, LINES, await new_region(bench.owner, [COLD], POLICIES))
+        await booked_month(bench.owner)
         with TemporaryDirectory() as directory:
             script = Path(directory) / "one_grant.sql"
             script.write_text(ONE_GRANT)
@@ -279,21 +305,105 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, list[Row]]:
 
 
 def _tables(bench: Bench, script: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    four = partial(measured, bench, COLD, LINES, 4)
+    yield f"usage lines booked, {LINES} an exchange, 4 regions at once", _lines(bench)
+    hot = {f"{place}, {regions} regions": (place, regions) for regions in (REGIONS, 64) for place in _PLACES}
     yield (
-        f"usage lines booked, {LINES} an exchange, 4 regions at once",
+        "exchanges on one hot allowance, each asking for one unit",
         {
-            "COPY into a plain table": partial(copy, bench),
-            "exchanges without HTTP": partial(four, partial(direct, bench, LINES), []),
-            "exchanges over HTTP": partial(four, partial(over_http, bench, LINES, {}), []),
+            "pgbench, one grant a transaction, one client": partial(pgbench, bench, script, 1),
+            f"the same, {REGIONS} clients": partial(pgbench, bench, script, REGIONS),
+            **{
+                name: _asking(bench, *which, [f"exports:tenant=hot-{n}"]) for n, (name, which) in enumerate(hot.items())
+            },
         },
     )
-    all_ = partial(measured, bench, HOT_QUOTA, 1, REGIONS)
+    many = [f"exports:tenant=t{number}" for number in range(ALLOWANCES)]
     yield (
-        f"grants of one hot allowance, {REGIONS} regions at once",
+        f"exchanges on {ALLOWANCES} allowances, 64 regions at once",
         {
-            "pgbench, one a transaction": partial(pgbench, bench, script),
-            "exchanges without HTTP": partial(all_, partial(direct, bench, 0), []),
-            "exchanges over HTTP": partial(all_, partial(over_http, bench, 0, {}), []),
+            "pgbench, one grant a transaction, one client": partial(pgbench, bench, script, 1),
+            **{place: _asking(bench, place, 64, many) for place in _PLACES},
         },
     )
+    yield (
+        f"the month of one tenant, of {TRANSFERS} transfers more",
+        {
+            "a row by its primary key": partial(look_up, bench),
+            "the statement": partial(statement, bench),
+        },
+    )
+
+
+_PLACES = ("without HTTP", "one coordinator", "two coordinators")
+
+
+def _lines(bench: Bench) -> dict[str, Any]:
+    four = partial(measured, bench, LINES, 4, quotas=[COLD])
+    return {
+        "COPY into a plain table": partial(copy, bench),
+        "exchanges without HTTP": partial(four, partial(direct, bench, LINES), []),
+        "exchanges over HTTP": partial(four, partial(over_http, bench, LINES, {}), []),
+        "without HTTP, each line another policy's": partial(four, partial(direct, bench, LINES), [], policies=LINES),
+    }
+
+
+def _asking(bench: Bench, place: str, regions: int, quotas: Sequence[str]) -> "Callable[[], Awaitable[Load]]":
+    speaks = {
+        "without HTTP": partial(direct, bench, 0),
+        "one coordinator": partial(over_http, bench, 0, {}),
+        "two coordinators": partial(over_http, bench, 0, {}, coordinators=2),
+    }
+    return partial(measured, bench, 1, regions, speaks[place], [], quotas)
+
+
+# --- the month --------------------------------------------------------------------------------------------------------
+
+# A tenth of it is of the tenant that is asked about, over the hours of the month so far.
+USAGE = """
+INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line, window_at, dimensions,
+    charge_period, recorded_at)
+SELECT $1, CASE WHEN n % 10 = 0 THEN $2::text ELSE $2 || n % 100 END, 'outstanding', 'consumed', 1, 'usage', 'booked',
+    1, 0, 1000000 + n / 500, n % 500, $3::timestamptz + (n % 40000) * interval '1 minute', '{"policy": "p"}', $1, now()
+FROM generate_series(1, $4::int) AS n
+"""
+POOLS = """
+INSERT INTO pool (quota, period, name, tenant)
+SELECT $1::text || n, $2, 'exports', $3::text || n FROM unnest($4::text[]) AS n
+"""
+MONTH_OF = "exports:tenant=month"
+
+
+async def booked_month(owner: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Usage by the hundred thousand, as rows: what a statement reads does not depend on how it was booked."""
+    month = period_at(PeriodKind.MONTH, datetime.now(UTC))
+    tails = ["", *(str(n) for n in range(1, 100) if n % 10)]
+    await owner.execute(POOLS, MONTH_OF, month.id, "month", tails)
+    await owner.execute(USAGE, month.id, MONTH_OF, month.starts_at, TRANSFERS)
+    await owner.execute("VACUUM ANALYZE transfer, usage_day, usage_hour")
+
+
+async def statement(bench: Bench) -> Load:
+    month = period_at(PeriodKind.MONTH, datetime.now(UTC))
+    question = UsageQuestion([month.starts_at, month.ends_at], [Dimension.QUOTA], {Dimension.TENANT: ["month"]})
+
+    async def ask() -> None:
+        page = await read_usage(bench.owner, question, None, 0, 100)
+        assert page.rows, "the month is empty"
+
+    return await one_after_the_other(bench, ask)
+
+
+async def look_up(bench: Bench) -> Load:
+    key = await bench.owner.fetchrow("SELECT epoch, lane, seq FROM report LIMIT 1")
+    assert key is not None
+    sql = "SELECT * FROM report WHERE epoch = $1 AND lane = $2 AND seq = $3"
+    return await one_after_the_other(bench, partial(bench.owner.fetchrow, sql, *key))
+
+
+async def one_after_the_other(bench: Bench, ask: "Callable[[], Awaitable[object]]") -> Load:
+    latencies_us: list[float] = []
+    started = time.perf_counter()
+    while (began := time.perf_counter()) < started + bench.seconds:
+        await ask()
+        latencies_us.append((time.perf_counter() - began) * 1e6)
+    return loaded(len(latencies_us) / (time.perf_counter() - started), latencies_us)

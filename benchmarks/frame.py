@@ -8,6 +8,7 @@ median of the turns, with the lowest and the highest: a reader sees whether the 
 import json
 import os
 import platform
+import re
 import statistics
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 FEWEST_TURNS = 5
 
 
@@ -98,6 +100,32 @@ def plain(row: Row) -> dict[str, object]:
     """With the names of the figures' parts, which a JSON of tuples would lose."""
     parts = asdict(row)
     return {name: value._asdict() if isinstance(value, Figure) else value for name, value in parts.items()}
+
+
+def publish(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object], page: Path = PAGE) -> None:
+    """Its section of the page; the others stay as they are."""
+    title = f"## {name.capitalize()}"
+    before = page.read_text() if page.exists() else _NEW_PAGE
+    kept = re.sub(rf"\n{title}\n.*?(?=\n## |\Z)", "", before, flags=re.DOTALL).rstrip("\n")
+    shown = "".join(map(_in_markdown, tables, tables.values()))
+    page.write_text(f"{kept}\n\n{title}\n\n{_conditions_in_words(how)}\n{shown}")
+
+
+_NEW_PAGE = "# Performance\n\nWritten by `./dev bench`. Only the ratios carry over to other machines.\n"
+
+
+def _conditions_in_words(how: Mapping[str, object]) -> str:
+    said = ("measured_at", "python", "system", "cores", "load_before", "repeats", "seconds")
+    return ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in said if name in how) + "."
+
+
+def _in_markdown(about: str, rows: Sequence[Row]) -> str:
+    lines = [f"\n| {about} | a second | between | p50 µs | p99 µs | ratio |", "|---|---|---|---|---|---|"]
+    for each in rows:
+        spread = f"{each.per_second.lowest:,.0f} to {each.per_second.highest:,.0f}"
+        figures = f"{each.per_second.median:,.0f} | {spread} | {each.p50_us.median:,.0f} | {each.p99_us.median:,.0f}"
+        lines.append(f"| {each.name} | {figures} | {each.of_reference:.3f} |")
+    return "\n".join(lines) + "\n"
 
 
 def show(about: str, rows: Sequence[Row]) -> None:

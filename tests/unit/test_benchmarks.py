@@ -1,8 +1,10 @@
 """The benchmarks' own arithmetic, and how they tell that an answer has come whole."""
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.frame import Figure, Load, compare, figure
+from benchmarks.frame import Figure, Load, Row, compare, figure, publish
 from benchmarks.load import http_is_whole, post, resp, resp_is_whole
 
 pytestmark = pytest.mark.anyio
@@ -46,3 +48,16 @@ async def test_turns_alternate_the_first_round_is_not_counted_and_ratios_are_of_
         ("slow", 10.0, 1.0, 5),
         ("fast", 40.0, 4.0, 5),
     ]
+
+
+def test_a_benchmark_writes_its_section_of_the_page_anew_and_no_other(tmp_path: Path) -> None:
+    page, one = tmp_path / "performance.md", Figure(1, 1, 1)
+    rows = [Row("it", one, one, one, 0, 1.0)]
+    publish("agent", {"checks": rows}, {"cores": 2}, page)
+    publish("coordinator", {"lines": rows}, {"cores": 2}, page)
+    publish("agent", {"requests": rows}, {"cores": 3}, page)
+    text = page.read_text()
+    assert "| lines |" in text
+    assert "| requests |" in text
+    assert "checks" not in text
+    assert (text.count("## Agent"), text.count("## Coordinator"), text.count("# Performance")) == (1, 1, 1)
