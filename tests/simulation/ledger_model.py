@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
-from coordinator.domain.books import Key, Lease, Pool, Report
+from coordinator.domain.books import Entry, Key, Lease, Pool
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
@@ -61,8 +61,8 @@ class Transaction:
 
     writes: dict[Name, Any] = field(default_factory=dict)
     notices: list[Notice] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
-    quarantined: int = 0
+    entries: list[Entry] = field(default_factory=list)  # with their transfers, in the order of their booking
+    quarantined: list[tuple[object, ...]] = field(default_factory=list)  # epoch, lane, seq, quota, period, reason
     lost: list[tuple[str, list[int]]] = field(default_factory=list)  # epochs whose store was shown to have lost data
 
 
@@ -254,7 +254,8 @@ class LedgerModel:
         entry = resolve(pool, lease, terms, EpochEnd(epoch.state, epoch.lost_data), resolution, now)
         if isinstance(entry, ResolutionRefusal):
             return entry, Transaction()
-        return None, Transaction({Name("pool", pool.key): pool, Name("lease", name): lease})
+        writes: dict[Name, Any] = {Name("pool", pool.key): pool, Name("lease", name): lease}
+        return None, Transaction(writes, entries=[entry])
 
     # --- expire_leases ------------------------------------------------------------------------------------------------
 
@@ -264,8 +265,9 @@ class LedgerModel:
             if lease.outstanding and lease.expires_at <= now:
                 changed = copy(lease)
                 pool = transaction.writes.setdefault(Name("pool", lease.key), copy(self.pools[lease.key]))
-                if expire(pool, changed, now):
+                if entry := expire(pool, changed, now):
                     transaction.writes[Name("lease", name)] = changed
+                    transaction.entries.append(entry)
         return transaction
 
     # --- apply_exchange -----------------------------------------------------------------------------------------------
@@ -339,6 +341,7 @@ class LedgerModel:
             self._expect_state(lease, decision)
             transaction.writes[Name("lease", (lease.epoch, lease.key))] = lease
         transaction.notices += decision.notices
+        transaction.entries += decision.pushed
         return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decision.booked}
 
     def _expect_state(self, lease: Lease, decision: Decision) -> None:
@@ -355,6 +358,8 @@ class LedgerModel:
         receipt = Receipt(position=self._position, head=each.head.hex())
         transaction.writes[Name("receipt", (report.epoch, report.lane, report.seq))] = receipt
         transaction.writes[Name("lane", (report.epoch, report.lane))] = LaneRow(report.seq, each.body_hash, each.head)
-        transaction.reports.append(report)
-        transaction.quarantined += len(each.quarantined)
+        transaction.entries.append(report)
+        transaction.quarantined += [
+            (report.epoch, report.lane, report.seq, *bad.key, bad.reason.value) for bad in each.quarantined
+        ]
         return receipt

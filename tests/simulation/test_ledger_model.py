@@ -4,6 +4,7 @@ So what the simulation finds true of its ledger is true of the real one, as far 
 """
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.database.ledger import LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.ledger import _TRANSFER_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, _record
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
 from coordinator.domain.exchange import Call
@@ -29,7 +30,7 @@ from coordinator.operations.rebind_epoch import rebind_epoch
 from protocol.identifiers import lane_of
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
-from tests.simulation.ledger_model import LedgerModel
+from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.world import document
 
 pytestmark = pytest.mark.anyio
@@ -48,6 +49,9 @@ class Both:
         self.documents = Documents()
         self.model = LedgerModel(LANES)
         self.chance = random.Random(seed)
+        self.transfers: Counter[tuple[object, ...]] = Counter()
+        self.quarantined: list[tuple[object, ...]] = []
+        self.model.on_commit = self._note
         self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
         self.epochs: dict[str, list[tuple[int, str]]] = {region: [] for region in REGIONS}
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
@@ -178,6 +182,7 @@ class Both:
             (epoch, *key): _columns(lease, names) | {"state": lease.state.value}
             for (epoch, key), lease in self.model.leases.items()
         }
+        await self._compare_what_is_booked()
         lanes = {
             (row["epoch"], row["lane"]): (row["last_seq"], row["last_hash"], row["head"])
             for row in await self.real.fetch("SELECT * FROM lane")
@@ -191,6 +196,20 @@ class Both:
             number: (epoch.state.value, epoch.fingerprint, epoch.lost_data, epoch.loss_is_assumed)
             for number, epoch in self.model.epochs.items()
         }
+
+    async def _compare_what_is_booked(self) -> None:
+        """Every transfer, with what it names, and what people are to look at."""
+        spaced = """replace(dimensions::text, '": "', '":"')"""  # as Postgres writes it
+        columns = ", ".join(spaced if name == "dimensions" else name for name in _TRANSFER_COLUMNS[:-1])
+        transfers = Counter(tuple(row) for row in await self.real.fetch(f"SELECT {columns} FROM transfer"))
+        assert transfers == self.transfers
+        kept = await self.real.fetch("SELECT epoch, lane, seq, quota, period, reason FROM quarantine")
+        assert sorted(map(tuple, kept)) == sorted(self.quarantined)
+
+    def _note(self, transaction: Transaction) -> None:
+        self.quarantined += transaction.quarantined
+        for entry in transaction.entries:
+            self.transfers.update(_record(entry, each, self.now)[:-1] for each in entry.transfers)
 
 
 def _columns(row: Any, names: Any) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_a_seed_replays_its_run_exactly() -> None:
 def test_a_guard_that_is_removed_is_missed(name: str, invariant: str) -> None:
     """The quick ones; `./dev simulate --mutants` tries them all."""
     found = [
-        violation.invariant for seed in range(4) if (violation := run(seed, STEPS, mutant=MUTANTS[name]).violation)
+        violation.invariant for seed in range(12) if (violation := run(seed, STEPS, mutant=MUTANTS[name]).violation)
     ]
     assert invariant in found
 
