@@ -83,8 +83,8 @@ def returns_as_deltas(world: World) -> Iterator[Any]:
     real = settlement._settle_lease
 
     def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any) -> Any:
-        lease.region_returned = 0
-        return real(report, frozen, pool, lease)
+        again = msgspec.structs.replace(frozen, returned=lease.returned + frozen.returned)
+        return real(report, again, pool, lease)
 
     yield patch.object(settlement, "_settle_lease", settle_lease)
 
