@@ -11,6 +11,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from protocol.addresses import parse_network
 from protocol.identifiers import Name, is_name
 from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
 
@@ -20,7 +21,12 @@ MAX_PLANS = 100
 # Buckets count thousand-millionths of a unit, so that no refill is ever rounded; that many fit Lua's numbers.
 MAX_BURST = 9_000_000
 MAX_RATE_MICRO = MAX_BURST * 1_000_000
-SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "route", "method")
+MAX_ROUTE_CLASSES = 100
+MAX_ROUTES = 1000  # of a class
+MAX_NETWORKS = 1000  # of a policy
+# What policies count by; `ip_prefix` and `route_class` are worked out from the address and the route.
+SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class")
+OTHER_CLASSES = "*"  # in a table of costs: whatever it does not name
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,17 +79,47 @@ class QuotaSpec(Part, frozen=True):
     slot_ttl: str | None = None
 
 
-class Match(Part, frozen=True):
+class RouteMatch(Part, frozen=True):
+    """Some requests, by route and method. A route that ends with `*` stands for all that begin like it."""
+
     route: str = "*"
     method: str | list[str] = "*"
+
+    @property
+    def methods(self) -> frozenset[str]:
+        """Empty: every method."""
+        if self.method == "*":
+            return frozenset()
+        return frozenset([self.method] if isinstance(self.method, str) else self.method)
+
+
+RouteClass = Annotated[list[RouteMatch], Meta(max_length=MAX_ROUTES)]
+
+
+class Match(RouteMatch, frozen=True):
+    """All of it must be so; of what is a list, any."""
+
+    route_class: str | list[str] | None = None
+    ip: str | Annotated[list[str], Meta(min_length=1, max_length=MAX_NETWORKS)] | None = None
+
+
+class IpPrefix(Part, frozen=True):
+    """How much of an address counts: who has a whole /64 would otherwise have as many quotas as it has addresses."""
+
+    ipv4: Annotated[int, Meta(ge=0, le=32)] = 32
+    ipv6: Annotated[int, Meta(ge=0, le=128)] = 64
+
+
+Costs = dict[str, PositiveUnits]  # by route class
 
 
 class PolicySpec(Part, frozen=True):
     name: Name
     quota: Name
-    by: Annotated[list[str], Meta(min_length=1, max_length=len(SUBJECT_FIELDS))]
+    by: Annotated[list[str], Meta(max_length=len(SUBJECT_FIELDS))]  # nothing: one quota for all
     match: Match = Match()
-    cost: PositiveUnits = 1
+    cost: PositiveUnits | str | Costs = 1  # units, or a table, or the name of one in `cost_tables`
+    ip_prefix: IpPrefix = IpPrefix()
     on_store_failure: StoreFailure = StoreFailure.CLOSED
     wait: str = "400ms"  # at the very end of an allowance, how long a request may wait for a last unit
     shadow: bool = False
@@ -94,6 +130,8 @@ class LimitsDocument(Part, frozen=True):
     policies: Annotated[list[PolicySpec], Meta(max_length=MAX_POLICIES)] = []
     plans: Annotated[dict[str, Part], Meta(max_length=MAX_PLANS)] = {}
     default_plan: str | None = None
+    route_classes: Annotated[dict[str, RouteClass], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
+    cost_tables: Annotated[dict[str, Costs], Meta(max_length=MAX_ROUTE_CLASSES)] = {}
 
 
 class OverrideTerm(Struct, frozen=True, kw_only=True):
@@ -169,10 +207,24 @@ def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
     return quota.limit
 
 
+def costs_of(document: LimitsDocument, policy: PolicySpec) -> Costs:
+    """What a request costs by its route class; without a class, or where the table is silent, what `*` says or 1."""
+    cost = policy.cost
+    if isinstance(cost, int):
+        return {OTHER_CLASSES: cost}
+    table = document.cost_tables[cost] if isinstance(cost, str) else cost
+    return {OTHER_CLASSES: 1} | table
+
+
+def as_list(value: str | list[str] | None) -> list[str]:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
 def faults_of(document: LimitsDocument) -> list[Fault]:
     """Everything that is wrong with a document, in the order in which it is read."""
     return [
         *_faults_of_names(document),
+        *_faults_of_classes(document),
         *(fault for index, quota in enumerate(document.quotas) for fault in _faults_of_quota(document, index, quota)),
         *(
             fault
@@ -190,6 +242,28 @@ def _faults_of_names(document: LimitsDocument) -> Iterator[Fault]:
         yield Fault("default_plan", "known", f"there is no plan {document.default_plan!r}")
     yield from _repeated("quotas", [quota.name for quota in document.quotas])
     yield from _repeated("policies", [policy.name for policy in document.policies])
+
+
+def _faults_of_classes(document: LimitsDocument) -> Iterator[Fault]:
+    for name, routes in document.route_classes.items():
+        where = f"route_classes.{name}"
+        if not is_name(name):
+            yield Fault(where, "name", "a route class's name has lower case letters, digits, - and _")
+        if not routes:
+            yield Fault(where, "required", "a route class has at least one route")
+        for index, each in enumerate(routes):
+            yield from _faults_of_route(f"{where}[{index}].route", each.route)
+            yield from _faults_of_method(f"{where}[{index}].method", each.method)
+    for name, table in document.cost_tables.items():
+        if not is_name(name):
+            yield Fault(f"cost_tables.{name}", "name", "a table's name has lower case letters, digits, - and _")
+        yield from _faults_of_costs(document, f"cost_tables.{name}", table)
+
+
+def _faults_of_costs(document: LimitsDocument, where: str, table: Costs) -> Iterator[Fault]:
+    for name in table:
+        if name != OTHER_CLASSES and name not in document.route_classes:
+            yield Fault(f"{where}.{name}", "known", f"there is no route class {name!r}; * stands for all others")
 
 
 def _repeated(where: str, names: list[str]) -> Iterator[Fault]:
@@ -278,9 +352,38 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     yield from _faults_of_duration(f"{where}.wait", policy.wait)
     yield from _faults_of_route(f"{where}.match.route", policy.match.route)
     yield from _faults_of_method(f"{where}.match.method", policy.match.method)
+    yield from _faults_of_match(document, f"{where}.match", policy.match)
+    yield from _faults_of_cost(document, f"{where}.cost", policy.cost)
+    if quota is not None and isinstance(quota.limit, dict) and "tenant" not in policy.by:
+        # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
+        yield Fault(f"{where}.by", "tenant", f"the limit of {quota.name!r} depends on the plan: count by tenant, too")
     if policy.shadow:
         yield Fault(f"{where}.shadow", "supported", "shadow policies are not served by this version")
     yield from _faults_of_failure(where, policy, quota)
+
+
+def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:
+    if match.route_class == []:
+        yield Fault(f"{where}.route_class", "required", "name a route class, or leave it out")
+    for place, name in enumerate(as_list(match.route_class)):
+        if name not in document.route_classes:
+            yield Fault(_item(where, "route_class", match.route_class, place), "known", f"there is no {name!r}")
+    for place, text in enumerate(as_list(match.ip)):
+        try:
+            parse_network(text)
+        except ValueError as error:
+            yield Fault(_item(where, "ip", match.ip, place), "network", f"{error}; write it as 10.0.0.0/8")
+
+
+def _item(where: str, name: str, value: str | list[str] | None, place: int) -> str:
+    return f"{where}.{name}[{place}]" if isinstance(value, list) else f"{where}.{name}"
+
+
+def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Costs) -> Iterator[Fault]:
+    if isinstance(cost, str) and cost not in document.cost_tables:
+        yield Fault(where, "known", f"there is no table {cost!r} in cost_tables")
+    elif isinstance(cost, dict):
+        yield from _faults_of_costs(document, where, cost)
 
 
 def _faults_of_route(where: str, route: str) -> Iterator[Fault]:

@@ -21,6 +21,7 @@ from regional_agent.answers import (
     headers_of,
     retry_after_header,
 )
+from regional_agent.domain.subjects import InvalidAddress
 from regional_agent.policies import KindNotServed, UnknownSubjectField
 from regional_agent.region import Region
 from regional_agent.status import Status, faults_of, status_of
@@ -112,6 +113,9 @@ async def _decide(region: Region, check: Check) -> Verdict:
         return await region.admission.decide(check)
     except UnknownSubjectField as error:
         fault = InvalidParameter(f"subject.{error.field}", "required", str(error))
+        raise Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault]) from None
+    except InvalidAddress as error:
+        fault = InvalidParameter("subject.ip", "address", str(error))
         raise Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault]) from None
     except OperationConflict:
         fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")

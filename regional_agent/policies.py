@@ -9,11 +9,15 @@ thrown away with it; whoever lets something else change an answer (an override t
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from protocol.addresses import Network, parse_network
 from protocol.identifiers import quota_key, wider_keys
 from protocol.policy import (
+    OTHER_CLASSES,
+    Costs,
     LimitsDocument,
     LimitValue,
     OverrideTerm,
@@ -22,6 +26,8 @@ from protocol.policy import (
     QuotaKind,
     QuotaSpec,
     Rate,
+    as_list,
+    costs_of,
     limit_of,
     parse_duration_ms,
     parse_rate,
@@ -29,6 +35,7 @@ from protocol.policy import (
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
+from regional_agent.domain.subjects import NO_CLASS, PLAIN_FIELDS, RouteClasses, is_within, value_of
 from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge
 
 Subject = dict[str, str]
@@ -56,16 +63,36 @@ class CompiledPolicy:
     spec: PolicySpec
     quota: QuotaSpec
     methods: frozenset[str]  # empty: every method
+    route_classes: frozenset[str]  # empty: every class, and none
+    networks: tuple[Network, ...]  # empty: every address, and none
+    costs: Costs  # by route class
+    is_plain: bool  # everything that it counts by stands in the subject as it is
     wait_ms: int
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     dimensions: str  # what finance groups usage by, beyond tenant, quota and region, which the lease already tells
 
-    def key(self, subject: Subject) -> str:
+    def cost(self, route_class: str) -> int:
+        return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
+
+    def key(self, subject: Subject, route_class: str = NO_CLASS) -> str:
+        by = self.spec.by
         try:
-            return quota_key(self.quota.name, [(field, subject[field]) for field in self.spec.by])
+            if self.is_plain:
+                return quota_key(self.quota.name, [(field, subject[field]) for field in by])
+            prefix = self.spec.ip_prefix
+            values = [(field, value_of(field, subject, route_class, prefix)) for field in by]
+            return quota_key(self.quota.name, values)
         except KeyError as missing:
             raise UnknownSubjectField(self.spec.name, str(missing.args[0])) from None
+
+
+class Met(NamedTuple):
+    """What a route and a method alone decide, and is remembered."""
+
+    route_class: str
+    policies: list[CompiledPolicy]
+    any_networks: bool  # of which an address decides some
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +111,17 @@ class Policies:
         self.version = bundle.version
         self._bundle = bundle
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
-        self._met: Remembered[tuple[str, str], list[CompiledPolicy]] = Remembered(MOST_ROUTES)
+        self._classes = RouteClasses(bundle.document.route_classes)
+        self._met: Remembered[tuple[str, str], Met] = Remembered(MOST_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """The policies that a request meets, in the document's order for each kind of route."""
+        return _from_here(self._meet(subject), subject)
+
+    def _meet(self, subject: Subject) -> Met:
         asked = subject.get("route", ""), subject.get("method", "")
         met = self._met.get(asked)
         if met is None:
@@ -98,18 +129,25 @@ class Policies:
             self._met.put(asked, met)
         return met
 
-    def _look_up(self, route: str, method: str) -> list[CompiledPolicy]:
+    def _look_up(self, route: str, method: str) -> Met:
+        route_class = self._classes.of(route, method)
         by_prefix = sorted(self._routes.by_prefix(route), key=lambda policy: policy.place)
-        found = (*self._routes.exactly(route), *by_prefix)
-        return [policy for policy in found if not policy.methods or method in policy.methods]
+        found = [
+            policy
+            for policy in (*self._routes.exactly(route), *by_prefix)
+            if (not policy.methods or method in policy.methods)
+            and (not policy.route_classes or route_class in policy.route_classes)
+        ]
+        return Met(route_class, found, any(policy.networks for policy in found))
 
     def demand(self, subject: Subject, cost: int | None) -> list[Demanded]:
         """What the request takes of each policy that it meets."""
-        return [self._demanded(policy, subject, cost) for policy in self.match(subject)]
+        met = self._meet(subject)
+        return [self._demanded(policy, subject, met.route_class, cost) for policy in _from_here(met, subject)]
 
-    def _demanded(self, policy: CompiledPolicy, subject: Subject, cost: int | None) -> Demanded:
-        quota, units = policy.quota, policy.spec.cost if cost is None else cost
-        key = policy.key(subject)
+    def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
+        quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
+        key = policy.key(subject, route_class)
         limit = self._limit(quota, subject, key)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
@@ -148,6 +186,13 @@ class Policies:
         return limit if isinstance(limit, int) else 0
 
 
+def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
+    """Less what is for other addresses than the request's."""
+    if not met.any_networks:
+        return met.policies
+    return [policy for policy in met.policies if not policy.networks or is_within(subject, policy.networks)]
+
+
 def begun(term: OverrideTerm, age_ms: int) -> bool:
     """And not ended."""
     return term.starts_in_ms <= age_ms and (term.ends_in_ms is None or age_ms < term.ends_in_ms)
@@ -167,15 +212,22 @@ def quota_of(key: str) -> str:
 
 def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
     quotas = {quota.name: quota for quota in document.quotas}
-    return [_compile(place, policy, quotas[policy.quota]) for place, policy in enumerate(document.policies)]
+    return [
+        _compile(place, policy, quotas[policy.quota], costs_of(document, policy))
+        for place, policy in enumerate(document.policies)
+    ]
 
 
-def _compile(place: int, policy: PolicySpec, quota: QuotaSpec) -> CompiledPolicy:
-    method = policy.match.method
+def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> CompiledPolicy:
+    match = policy.match
     return CompiledPolicy(
         spec=policy,
         quota=quota,
-        methods=frozenset() if method == "*" else frozenset([method] if isinstance(method, str) else method),
+        methods=match.methods,
+        route_classes=frozenset(as_list(match.route_class)),
+        networks=tuple(parse_network(text) for text in as_list(match.ip)),
+        costs=costs,
+        is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,

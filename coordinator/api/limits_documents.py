@@ -26,6 +26,7 @@ MAX_TEXT = 256
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _PATH = re.compile(r"[^.\[\]]+")
+_BYTE = re.compile(r"byte (\d{1,9})")
 
 
 def read_document(body: bytes, media_type: str) -> LimitsDocument:
@@ -59,8 +60,18 @@ def _read(body: bytes, media_type: str) -> LimitsDocument:
         return _from_yaml(body) if media_type == YAML else decode(body, LimitsDocument)
     except Problem as problem:
         if not problem.invalid_parameters:
-            raise
+            raise _placed(problem, body) from None
         refuse_document(body, [Fault(*each) for each in problem.invalid_parameters])
+
+
+def _placed(problem: Problem, body: bytes) -> Problem:
+    """What is not JSON, with line and column in place of the number of a byte."""
+
+    def place(found: re.Match[str]) -> str:
+        before = body[: int(found[1])].decode(errors="replace")
+        return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+    return Problem(problem.kind, _BYTE.sub(place, problem.detail))
 
 
 def _from_yaml(body: bytes) -> LimitsDocument:

@@ -80,6 +80,10 @@ def test_json_has_places_too() -> None:
     assert fault.reason.endswith("(line 2, column 18)")
 
 
+def test_what_is_no_json_has_a_place_too() -> None:
+    assert "(line 2, column 11)" in problem_of('{"plans": {},\n "quotas" 7}', JSON).detail
+
+
 @pytest.mark.parametrize(
     ("change", "to", "field"),
     [
@@ -128,6 +132,20 @@ def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
         ("method: [GET, POST]", "method: []", ("policies[0].match.method", "required")),
         ('route: "/v1/search*"', 'route: "/v1/*/search"', ("policies[0].match.route", "wildcard")),
         ('route: "/v1/search*"', "route: search", ("policies[0].match.route", "path")),
+        ('route: "/v1/search*"', "route_class: heavy", ("policies[0].match.route_class", "known")),
+        ('route: "/v1/search*"', "route_class: []", ("policies[0].match.route_class", "required")),
+        ('route: "/v1/search*"', "ip: 10.0.0.1/8", ("policies[0].match.ip", "network")),
+        ('route: "/v1/search*"', "ip: [10.0.0.0/8, here]", ("policies[0].match.ip[1]", "network")),
+        ("cost: 5", "cost: {heavy: 5}", ("policies[0].cost.heavy", "known")),
+        ("cost: 5", "cost: heavy", ("policies[0].cost", "known")),
+        ("cost: 5", "cost: 0", ("policies[0].cost", "minimum")),
+        ("cost: 5", "ip_prefix: {ipv6: 129}", ("policies[0].ip_prefix.ipv6", "maximum")),
+        ("by: [tenant]\n    quota: exports", "by: [api_key]\n    quota: exports", ("policies[1].by", "tenant")),
+        ("plans:", "route_classes: {Heavy: [{route: /a}]}\nplans:", ("route_classes.Heavy", "name")),
+        ("plans:", "route_classes: {heavy: [{route: a}]}\nplans:", ("route_classes.heavy[0].route", "path")),
+        ("plans:", "route_classes: {heavy: [{method: get}]}\nplans:", ("route_classes.heavy[0].method", "method")),
+        ("plans:", "route_classes: {heavy: []}\nplans:", ("route_classes.heavy", "required")),
+        ("plans:", "cost_tables: {plain: {heavy: 2}}\nplans:", ("cost_tables.plain.heavy", "known")),
     ],
 )
 def test_a_policy_that_would_limit_nothing_is_refused(change: str, to: str, expected: tuple[str, str]) -> None:

@@ -27,7 +27,8 @@ async def test_before_the_first_there_is_an_empty_one(admin: httpx.AsyncClient) 
         "version": 0,
         "applied_at": None,
         "applied_by": None,
-        "document": {"quotas": [], "policies": [], "plans": {}, "default_plan": None},
+        "document": {"quotas": [], "policies": [], "plans": {}, "default_plan": None}
+        | {"route_classes": {}, "cost_tables": {}},
     }
 
 

@@ -1,0 +1,55 @@
+"""What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
+
+from collections.abc import Iterable, Mapping
+
+from protocol.addresses import Address, Network, parse_address, prefix_of
+from protocol.policy import IpPrefix, RouteClass
+from regional_agent.domain.routes import Routes
+
+Subject = Mapping[str, str]
+
+NO_CLASS = "*"  # of a route that belongs to none
+PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
+
+
+class InvalidAddress(Exception):
+    """A policy reads the subject's address, and it is none."""
+
+
+class RouteClasses:
+    """The class of each request: the first in the document that has its route and method."""
+
+    def __init__(self, classes: Mapping[str, RouteClass]) -> None:
+        named = [(name, each) for name, routes in classes.items() for each in routes]
+        self._routes = Routes((each.route, (place, each.methods, name)) for place, (name, each) in enumerate(named))
+
+    def of(self, route: str, method: str) -> str:
+        found = (*self._routes.exactly(route), *self._routes.by_prefix(route))
+        fitting = [(place, name) for place, methods, name in found if not methods or method in methods]
+        return min(fitting)[1] if fitting else NO_CLASS
+
+
+def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
+    """A request without an address is within none."""
+    if "ip" not in subject:
+        return False
+    address = address_of(subject)
+    return any(
+        network.version == address.version and address.within(network.length) == network.number for network in networks
+    )
+
+
+def value_of(field: str, subject: Subject, route_class: str, prefix: IpPrefix) -> str:
+    """As quota keys have it. Raises KeyError, with the name of the subject's field, where that is missing."""
+    if field == "ip":
+        return address_of(subject).text
+    if field == "ip_prefix":
+        return prefix_of(address_of(subject), prefix.ipv4, prefix.ipv6)
+    return route_class if field == "route_class" else subject[field]
+
+
+def address_of(subject: Subject) -> Address:
+    try:
+        return parse_address(subject["ip"])
+    except ValueError as error:
+        raise InvalidAddress(str(error)) from None

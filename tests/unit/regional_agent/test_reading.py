@@ -1,0 +1,143 @@
+"""What policies read of a request, against the plainest way to read the document."""
+
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.identifiers import parse_quota_key
+from protocol.policy import LimitsDocument, PolicyBundle, faults_of
+from regional_agent.domain.subjects import InvalidAddress
+from regional_agent.policies import Policies, UnknownSubjectField
+
+CLASSES = ["heavy", "light"]
+ROUTES = st.sampled_from(["*", "/a", "/a*", "/a/b", "/b*"])
+METHODS = st.sampled_from(["*", "GET", ["GET", "POST"]])
+WHERE = st.fixed_dictionaries({"route": ROUTES, "method": METHODS})
+NETWORKS = st.sampled_from(["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32", "::ffff:10.2.0.0/112", "10.1.2.3"])
+COSTS = st.dictionaries(st.sampled_from([*CLASSES, "*"]), st.integers(1, 9))
+FIELDS = ["tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class"]
+POLICIES = st.fixed_dictionaries(
+    {
+        "by": st.lists(st.sampled_from(FIELDS), unique=True, max_size=4),
+        "match": st.builds(
+            lambda where, more: where | more,
+            WHERE,
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "route_class": st.sampled_from(CLASSES) | st.lists(st.sampled_from(CLASSES), min_size=1),
+                    "ip": NETWORKS | st.lists(NETWORKS, min_size=1, max_size=3),
+                },
+            ),
+        ),
+        "cost": st.integers(1, 9) | COSTS | st.just("table"),
+        "ip_prefix": st.fixed_dictionaries(
+            {"ipv4": st.sampled_from([0, 8, 24, 32]), "ipv6": st.sampled_from([48, 64])}
+        ),
+    }
+)
+DOCUMENTS = st.fixed_dictionaries(
+    {
+        "route_classes": st.fixed_dictionaries(
+            {name: st.lists(WHERE, min_size=1, max_size=3) for name in CLASSES},  # the order is the document's
+        ),
+        "cost_tables": st.fixed_dictionaries({"table": COSTS}),
+        "quotas": st.just([{"name": "q", "kind": "rate", "limit": "10/second"}]),
+        "policies": st.lists(POLICIES, max_size=5),
+    }
+)
+SUBJECTS = st.fixed_dictionaries(
+    {
+        "tenant": st.just("t,=%"),
+        "user": st.just("u"),
+        "api_key": st.just("k"),
+        "ip": st.sampled_from(["10.1.2.3", "::FFFF:10.2.0.9", "192.0.2.1", "2001:DB8:0:0::7", "2001:db8:1::7"]),
+        "route": st.sampled_from(["/a", "/a/b", "/ab", "/b/c", "/c"]),
+        "method": st.sampled_from(["GET", "POST", "PUT"]),
+    }
+)
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def fits(where: dict[str, Any], subject: dict[str, str]) -> bool:
+    route = where["route"]
+    is_there = subject["route"].startswith(route[:-1]) if route.endswith("*") else subject["route"] == route
+    return is_there and (where["method"] == "*" or subject["method"] in as_list(where["method"]))
+
+
+def address(text: str) -> Any:
+    found = ip_address(text)
+    return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+
+
+def network(text: str) -> Any:
+    base, _, length = text.partition("/")
+    return ip_network(f"10.2.0.0/{int(length) - 96}") if base.startswith("::ffff:") else ip_network(text)
+
+
+def read(document: dict[str, Any], subject: dict[str, str]) -> list[tuple[str, int, dict[str, str]]]:
+    """Policy, cost and what is counted by."""
+    classes = (name for name, routes in document["route_classes"].items() for each in routes if fits(each, subject))
+    route_class = next(classes, "*")
+    ip = address(subject["ip"])
+    met = []
+    for policy in document["policies"]:
+        match, cost, lengths = policy["match"], policy["cost"], policy["ip_prefix"]
+        if not fits(match, subject) or ("route_class" in match and route_class not in as_list(match["route_class"])):
+            continue
+        if "ip" in match and not any(ip in network(each) for each in as_list(match["ip"])):
+            continue
+        table = document["cost_tables"]["table"] if cost == "table" else cost
+        units = table if isinstance(table, int) else table.get(route_class, table.get("*", 1))
+        length = lengths["ipv4" if ip.version == 4 else "ipv6"]
+        values = subject | {
+            "ip": str(ip),
+            "ip_prefix": str(ip_network(f"{ip}/{length}", strict=False)),
+            "route_class": route_class,
+        }
+        met.append((policy["name"], units, {field: values[field] for field in policy["by"]}))
+    return met
+
+
+@given(DOCUMENTS, st.lists(SUBJECTS, min_size=1, max_size=5))
+def test_a_compiled_document_is_read_as_a_person_reads_it(
+    document: dict[str, Any], subjects: list[dict[str, str]]
+) -> None:
+    named = [policy | {"name": f"p{place}", "quota": "q"} for place, policy in enumerate(document["policies"])]
+    document = document | {"policies": named}
+    policies = compiled(document)
+    for subject in subjects * 2:  # the second time it is remembered
+        found = [
+            (each.policy.spec.name, each.charge.cost, dict(parse_quota_key(each.charge.quota)[1]))
+            for each in policies.demand(subject, None)
+        ]
+        assert sorted(found, key=lambda each: each[0]) == read(document, subject)
+
+
+def compiled(document: dict[str, Any]) -> Policies:
+    converted = msgspec.convert(document, LimitsDocument)
+    assert faults_of(converted) == []
+    return Policies(PolicyBundle(version=1, document=converted, subscriptions={}, weight=1, total_weight=1))
+
+
+QUOTAS = [{"name": "q", "kind": "rate", "limit": "1/second"}]
+
+
+def test_an_address_that_is_none_or_missing_is_said() -> None:
+    policies = compiled({"quotas": QUOTAS, "policies": [{"name": "p", "quota": "q", "by": ["ip_prefix"]}]})
+    with pytest.raises(InvalidAddress, match=r"'1.2.3' does not appear"):
+        policies.demand({"ip": "1.2.3"}, None)
+    with pytest.raises(UnknownSubjectField, match=r"'p' counts by 'ip'"):
+        policies.demand({"tenant": "t"}, None)
+
+
+def test_a_request_without_an_address_is_in_no_network() -> None:
+    policy = {"name": "p", "quota": "q", "by": [], "match": {"ip": "0.0.0.0/0"}}
+    assert compiled({"quotas": QUOTAS, "policies": [policy]}).match({"tenant": "t"}) == []
