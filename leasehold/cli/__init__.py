@@ -3,8 +3,13 @@
 import typer
 
 from leasehold.cli.agent import agent
+from leasehold.cli.apply import apply
+from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
 from leasehold.cli.migrate import migrate
+from leasehold.cli.override import override
+from leasehold.cli.quota import quota
+from leasehold.cli.subscription import subscription
 from leasehold.cli.token import token
 from leasehold.cli.up import up
 from leasehold.cli.verify import verify
@@ -23,6 +28,11 @@ app.command()(coordinator)
 app.command()(agent)
 app.command()(migrate)
 app.command()(verify)
+app.command()(apply)
+app.add_typer(quota, name="quota")
+app.add_typer(subscription, name="subscription")
+app.add_typer(override, name="override")
+app.add_typer(block, name="block")
 app.add_typer(token, name="token")
 
 

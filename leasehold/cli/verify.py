@@ -4,22 +4,19 @@ import asyncio
 import os
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from leasehold.cli.coordinator_api import DEFAULT_URL, Url, answer, asking
 from leasehold.cli.failure import fail
 from leasehold.local_stack.plan import URL_VARIABLE
 
-if TYPE_CHECKING:
-    import httpx
-
-URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 POLL_S = 0.2
 
 
 def verify(
-    url: Annotated[str, typer.Option(envvar=URL, help="The coordinator that is asked.")] = "http://127.0.0.1:8400",
+    url: Url = DEFAULT_URL,
     database: Annotated[
         bool, typer.Option("--database", help=f"Read the database that {URL_VARIABLE} names, and ask nobody.")
     ] = False,
@@ -69,32 +66,13 @@ async def _read(url: str) -> object:
 
 
 def _by_the_coordinator(url: str) -> dict[str, Any]:
-    import httpx
-
-    token = os.environ.get(TOKEN)
-    if not token:
-        fail(f"{TOKEN} is not set; it must have the scope audit:read (`leasehold token create --scope audit:read`)")
-    try:
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=30) as client:
-            return _asked(client)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        fail(f"{url} could not be asked: {str(error) or type(error).__name__}")
-
-
-def _asked(client: "httpx.Client") -> dict[str, Any]:
     """However long it takes: a large ledger is read for minutes, and Ctrl-C ends only the asking."""
-    asked = _answer(client.post("/v1/verifications"))
-    while asked["result"] is None:
-        time.sleep(POLL_S)
-        asked = _answer(client.get(f"/v1/verifications/{asked['id']}"))
-    return dict(asked["result"])
-
-
-def _answer(response: "httpx.Response") -> dict[str, Any]:
-    if not response.is_success:
-        is_problem = response.headers.get("Content-Type") == "application/problem+json"
-        fail(response.json()["detail"] if is_problem else f"the answer was {response.status_code}")
-    return dict(response.json())
+    with asking(url, "audit:read") as client:
+        asked = answer(client.post("/v1/verifications"))
+        while asked["result"] is None:
+            time.sleep(POLL_S)
+            asked = answer(client.get(f"/v1/verifications/{asked['id']}"))
+        return dict(asked["result"])
 
 
 def _show(found: dict[str, Any]) -> None:

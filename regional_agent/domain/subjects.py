@@ -1,6 +1,7 @@
 """What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from protocol.addresses import Address, Network, parse_address, prefix_of
 from protocol.policy import IpPrefix, RouteClass
@@ -16,17 +17,30 @@ class InvalidAddress(Exception):
     """A policy reads the subject's address, and it is none."""
 
 
+class _Place(NamedTuple):
+    """Where a class has a route. The least comes first; nothing hangs on the order of a mapping, which JSON has not."""
+
+    is_wildcard: bool
+    shorter: int
+    is_any_method: bool
+    route_class: str
+    methods: frozenset[str]
+
+
 class RouteClasses:
-    """The class of each request: the first in the document that has its route and method."""
+    """The class of each request: the one whose route says most of it, and of the same route, whose method does."""
 
     def __init__(self, classes: Mapping[str, RouteClass]) -> None:
-        named = [(name, each) for name, routes in classes.items() for each in routes]
-        self._routes = Routes((each.route, (place, each.methods, name)) for place, (name, each) in enumerate(named))
+        self._routes = Routes(
+            (each.route, _Place(each.route.endswith("*"), -len(each.route), not each.methods, name, each.methods))
+            for name, routes in classes.items()
+            for each in routes
+        )
 
     def of(self, route: str, method: str) -> str:
         found = (*self._routes.exactly(route), *self._routes.by_prefix(route))
-        fitting = [(place, name) for place, methods, name in found if not methods or method in methods]
-        return min(fitting)[1] if fitting else NO_CLASS
+        fitting = [place for place in found if place.is_any_method or method in place.methods]
+        return min(fitting, key=lambda place: place[:4]).route_class if fitting else NO_CLASS
 
 
 def is_within(subject: Subject, networks: Iterable[Network]) -> bool:

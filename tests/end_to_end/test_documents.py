@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +50,15 @@ def run(example: str, stack: Launcher) -> str:
     """With the ports and tokens of this stack. curl's own failures end the test."""
     base = int(stack.stack["coordinator"].rpartition(":")[2]) - 8400
     command = _PORT.sub(lambda found: f"127.0.0.1:{int(found[1]) + base}", example.replace("curl -s", "curl -sS"))
+    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # for `leasehold`
     tokens = {"USAGE_TOKEN": stack.stack["tokens"]["usage:read"], "ADMIN_TOKEN": stack.stack["tokens"]["admin"]}
     done = subprocess.run(
-        ["bash", "-eu", "-c", command], env=os.environ | tokens, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-eu", "-c", command],
+        env=os.environ | path | tokens,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stderr}"
     return done.stdout
@@ -62,6 +69,7 @@ def test_the_pages_have_examples() -> None:
         "README.md": 4,
         "docs/auditing.md": 2,
         "docs/finance.md": 3,
+        "docs/limits.md": 4,
         "docs/operations.md": 5,
         "docs/services.md": 2,
         "docs/simulation.md": 0,

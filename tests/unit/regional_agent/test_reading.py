@@ -43,7 +43,7 @@ POLICIES = st.fixed_dictionaries(
 DOCUMENTS = st.fixed_dictionaries(
     {
         "route_classes": st.fixed_dictionaries(
-            {name: st.lists(WHERE, min_size=1, max_size=3) for name in CLASSES},  # the order is the document's
+            {name: st.lists(WHERE, min_size=1, max_size=3) for name in CLASSES},
         ),
         "cost_tables": st.fixed_dictionaries({"table": COSTS}),
         "quotas": st.just([{"name": "q", "kind": "rate", "limit": "10/second"}]),
@@ -82,10 +82,18 @@ def network(text: str) -> Any:
     return ip_network(f"10.2.0.0/{int(length) - 96}") if base.startswith("::ffff:") else ip_network(text)
 
 
+def says(where: dict[str, Any]) -> tuple[int, int, int]:
+    """The more it says of a request, the less: exactly, at length, by method."""
+    exactly = 0 if not where["route"].endswith("*") else 1
+    return (exactly, -len(where["route"]), 1 if where["method"] == "*" else 0)
+
+
 def read(document: dict[str, Any], subject: dict[str, str]) -> list[tuple[str, int, dict[str, str]]]:
     """Policy, cost and what is counted by."""
-    classes = (name for name, routes in document["route_classes"].items() for each in routes if fits(each, subject))
-    route_class = next(classes, "*")
+    classes = document["route_classes"]
+    route_class = min(
+        ((says(each), name) for name in classes for each in classes[name] if fits(each, subject)), default=("", "*")
+    )[1]
     ip = address(subject["ip"])
     met = []
     for policy in document["policies"]:
