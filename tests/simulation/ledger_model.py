@@ -26,6 +26,7 @@ from coordinator.domain.proof import genesis_head
 from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, expire
+from protocol.identifiers import wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
@@ -53,6 +54,18 @@ class Name(NamedTuple):
 
     table: str
     key: Any
+
+
+class Override(NamedTuple):
+    """Rows of one key are in the order of their making: a later one counts before an earlier."""
+
+    key: str
+    limit: int
+    valid_from: datetime
+    valid_until: datetime
+
+    def is_in_force(self, now: datetime) -> bool:
+        return self.valid_from <= now < self.valid_until
 
 
 @dataclass
@@ -140,6 +153,12 @@ class LedgerModel:
             notices.append(Notice(Signal(kind="drain"), region=name))
         writes = {Name("region", name): RegionShare(status, weight), Name("policy_version", 0): version}
         return Transaction(writes, notices)
+
+    def add_override(self, override: Override) -> Transaction:
+        version = self.rows["policy_version"][0] + 1
+        signal = Notice(Signal(kind="policies", version=version))
+        writes = {Name("override", len(self.rows["override"])): override, Name("policy_version", 0): version}
+        return Transaction(writes, [signal])
 
     def policy_bundle(self, region: str) -> PolicyBundle:
         active = {name: each.weight for name, each in self.rows["region"].items() if each.is_active}
@@ -283,7 +302,7 @@ class LedgerModel:
         by_call = [deciding.works_of(call) for call in calls]
         works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
-        catalogue = self._catalogue()
+        catalogue = self._catalogue(deciding.asked_about(works), now)
         deciding.sort(works, catalogue, now)
         transaction = Transaction()
         pools = self._lock_pools(deciding.pools_about(works), deciding.pools_needed(works), transaction)
@@ -311,10 +330,13 @@ class LedgerModel:
         row, epoch = self.lane_rows[number, lane], self.epochs[number]
         return Lane(number, lane, *row, epoch.state, epoch.fingerprint, epoch.lanes, epoch.lost_data)
 
-    def _catalogue(self) -> Catalogue:
+    def _catalogue(self, quotas: Iterable[str], now: datetime) -> Catalogue:
         document: LimitsDocument = self.rows["limits"][0]
         version = self.rows["policy_version"][0]
-        return Catalogue(version, quotas_of(document), document.default_plan, {}, dict(self.rows["region"]))
+        keys = {key for quota in quotas for key in wider_keys(quota)}
+        made: dict[int, Override] = self.rows["override"]
+        overrides = {each.key: each.limit for each in made.values() if each.key in keys and each.is_in_force(now)}
+        return Catalogue(version, quotas_of(document), document.default_plan, {}, dict(self.rows["region"]), overrides)
 
     def _lock_pools(
         self, keys: Collection[Key], must_exist: Collection[Key], transaction: Transaction

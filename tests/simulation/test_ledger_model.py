@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import msgspec
@@ -21,15 +22,18 @@ from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import apply_exchange
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
 from coordinator.operations.put_region import put_region
+from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebind_epoch import rebind_epoch
-from protocol.identifiers import lane_of
+from protocol.identifiers import lane_of, subject_key
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
+from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.world import document
 
@@ -61,6 +65,20 @@ class Both:
     async def limit(self, units: int) -> None:
         await put_limits(self.real, document(units), lambda _: True, None, self.now)
         self.model.commit(self.model.put_limits(document(units)))
+
+    async def override(self) -> None:
+        """Of one tenant or of all, now or soon, for a while."""
+        subject = self.chance.choice([{}, {"tenant": "acme"}])
+        limit = self.chance.choice([10, 200, 500])
+        starts = self.now + timedelta(seconds=self.chance.choice([0, 0, 3]))
+        ends = starts + timedelta(seconds=self.chance.choice([1, 5, 20]))
+        id_ = UUID(int=self.chance.getrandbits(128))
+        wanted = Override(id_, "exports", subject, limit, starts, ends, "a test", self.now, "test")
+        added = await add_override(self.real, wanted, Actor("test"), self.now)
+        assert not added.faults
+        self.model.commit(
+            self.model.add_override(ledger_model.Override(subject_key("exports", subject), limit, starts, ends))
+        )
 
     async def region(self, name: str, status: str) -> None:
         await put_region(self.real, name, 1, status, None, self.now)
@@ -246,6 +264,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         await both.compare()
     assert any(lease.consumed for lease in both.model.leases.values())
     assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
+    assert both.model.rows["override"]
 
 
 async def _something(both: Both) -> None:
@@ -258,7 +277,9 @@ async def _something(both: Both) -> None:
         await both.region(both.chance.choice(REGIONS), both.chance.choice(["active", "draining"]))
     elif what < 0.11:
         await both.rebind(both.chance.choice(REGIONS))
-    elif what < 0.18:
+    elif what < 0.15:
+        await both.override()
+    elif what < 0.21:
         await both.expire()
     else:
         await both.say()
