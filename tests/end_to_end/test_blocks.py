@@ -1,0 +1,50 @@
+"""One key, blocked everywhere: in a running stack."""
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+from leasehold.local_stack.calls import Answer, call
+from leasehold.local_stack.plan import REGIONS
+from leasehold.processes import wait_until
+from tests.end_to_end.launching import PATIENCE_S, Launcher, running
+
+KEY = {"field": "api_key", "value": "ak_7"}
+ASKED = {"subject": {"tenant": "acme", "api_key": "ak_7", "route": "/v1/exports", "method": "POST"}}
+
+
+def test_a_key_is_blocked_in_every_region_and_let_in_again(tmp_path: Path) -> None:
+    with running(tmp_path / "data", "--json") as launcher:
+        assert {region: check(launcher, region).status for region in REGIONS} == dict.fromkeys(REGIONS, 200)
+        assert change(launcher, "POST", "/v1/blocks", KEY | {"reason": "leaked"}).status == 201
+        for region in REGIONS:
+            assert wait_until(partial(is_blocked, launcher, region), PATIENCE_S)
+        assert launcher.check("us-east").status == 200, "others are not concerned"
+        os.kill(launcher.stack["pids"]["coordinator"], signal.SIGSTOP)
+        try:
+            assert all(is_blocked(launcher, region) for region in REGIONS), "it needs no coordinator"
+        finally:
+            os.kill(launcher.stack["pids"]["coordinator"], signal.SIGCONT)
+        assert change(launcher, "DELETE", "/v1/blocks/api_key/ak_7").status == 204
+        for region in REGIONS:
+            assert wait_until(partial(is_let_in, launcher, region), PATIENCE_S)
+
+
+def check(launcher: Launcher, region: str) -> Answer:
+    return call("POST", f"{launcher.stack['agents'][region]}/v1/check", body=ASKED)
+
+
+def is_blocked(launcher: Launcher, region: str) -> bool:
+    answer = check(launcher, region)
+    return answer.status == 429 and answer.body["type"] == "/problems/blocked"
+
+
+def is_let_in(launcher: Launcher, region: str) -> bool:
+    return check(launcher, region).status == 200
+
+
+def change(launcher: Launcher, method: str, path: str, body: object = None) -> Answer:
+    """As somebody who may change limits."""
+    token = launcher.stack["tokens"]["quota:write"]
+    return call(method, f"{launcher.stack['coordinator']}{path}", token=token, body=body)
