@@ -230,12 +230,12 @@ def asked_about(works: Iterable[Work]) -> set[str]:
     return {*wants, *rates}
 
 
-def sort(works: Iterable[Work], catalogue: Catalogue, now: datetime) -> None:
+def sort(works: Iterable[Work], catalogue: Catalogue, terms: Terms, now: datetime) -> None:
     for work in works:
-        _sort_wants(work, catalogue, now)
+        _sort_wants(work, catalogue, terms, now)
 
 
-def _sort_wants(work: Work, catalogue: Catalogue, now: datetime) -> None:
+def _sort_wants(work: Work, catalogue: Catalogue, terms: Terms, now: datetime) -> None:
     if not work.is_answered:
         return
     wants = work.incoming.live.wants
@@ -245,7 +245,7 @@ def _sort_wants(work: Work, catalogue: Catalogue, now: datetime) -> None:
         # Said, and not left out: who waits for it would wait in vain.
         work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.REGION_NOT_ACTIVE) for want in wants]
     else:
-        work.wanted, work.refused = sort_wants(catalogue, wants, now)
+        work.wanted, work.refused = sort_wants(catalogue, wants, terms, now)
 
 
 def pools_about(works: Iterable[Work]) -> set[Key]:

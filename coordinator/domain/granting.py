@@ -4,7 +4,7 @@ Whoever gets nothing is told why, or that there is hope: while another region ho
 signal, and whoever waits hears of it when they come free.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units
 from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import period_at, period_of
+from coordinator.domain.period import Period, next_period, period_at, period_of
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
@@ -44,6 +44,11 @@ class Terms(NamedTuple):
         """The coordinator counts from its commit and waits longer than any region's clock may drift."""
         return self.lease_ms // 10
 
+    def is_near_its_end(self, period: Period, now: datetime) -> bool:
+        """The next period's lease is given ahead: no earlier than whoever renews in time is sure to ask once more."""
+        lead = min(timedelta(milliseconds=self.lease_ms), (period.ends_at - period.starts_at) / 4)
+        return period.ends_at - now <= lead
+
 
 class Shelf(NamedTuple):
     """One pool, as one of its leases sees it."""
@@ -60,17 +65,26 @@ class Shelf(NamedTuple):
 
 
 def sort_wants(
-    catalogue: Catalogue, wants: Iterable[LeaseWant], now: datetime
+    catalogue: Catalogue, wants: Iterable[LeaseWant], terms: Terms, now: datetime
 ) -> tuple[list[Wanted], list[WantRefused]]:
-    """Those that a lease of the current period may answer, and those that none can."""
-    wanted, refused = [], []
+    """Those that a lease of the current period may answer, near its end one of the next as well; and the rest."""
+    wanted, refused = list[Wanted](), []
     for want in wants:
         found = entitlement(catalogue, want.quota)
         if isinstance(found, GrantRefusal):
             refused.append(WantRefused(quota=want.quota, refusal=found))
         else:
-            wanted.append(Wanted(Key(want.quota, period_at(found.kind, now).id), want, found))
+            wanted += _wanted(want, found, terms, now)
     return wanted, refused
+
+
+def _wanted(want: LeaseWant, found: Entitlement, terms: Terms, now: datetime) -> Iterator[Wanted]:
+    period = period_at(found.kind, now)
+    yield Wanted(Key(want.quota, period.id), want, found)
+    if terms.is_near_its_end(period, now):
+        # Who waits or holds does so in the period that is; of the next one only the demand is known.
+        ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
+        yield Wanted(Key(want.quota, next_period(period).id), ahead, found)
 
 
 def serve(
@@ -174,8 +188,9 @@ def fetch(lease: Lease) -> Notice:
 
 
 def _waits(lease: Lease, now: datetime) -> bool:
-    """Requests do not wait for long: what was said a while ago is over, however it ended."""
-    return lease.waiting > 0 and now - lease.reported_at < WAITS_AT_MOST
+    """Requests do not wait for long: what was said a while ago is over, however it ended; and so is an ended period."""
+    is_recent = lease.waiting > 0 and now - lease.reported_at < WAITS_AT_MOST
+    return is_recent and now < period_of(lease.key.period).ends_at
 
 
 # --- what a region is told --------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ async def apply_exchanges(
     """Several calls in one transaction, no lane in two of them; each has its own answer."""
     by_call = [works_of(call) for call in calls]
     works = [work for each in by_call for work in each]
-    catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, now)
+    catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
     books = await _lock_books(connection, works, now)
     decision = decide(works, books, catalogue, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
@@ -96,12 +96,12 @@ def _applied(
 
 
 async def _lock_lanes_and_read_catalogue(
-    connection: Connection, documents: Documents, works: Sequence[Work], now: datetime
+    connection: Connection, documents: Documents, works: Sequence[Work], terms: Terms, now: datetime
 ) -> Catalogue:
     names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
     judge(works, await ledger.lock_lanes(connection, names))
     catalogue = await ledger.read_catalogue(connection, documents, asked_about(works), now)
-    sort(works, catalogue, now)
+    sort(works, catalogue, terms, now)
     return catalogue
 
 

@@ -303,7 +303,7 @@ class LedgerModel:
         works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
         catalogue = self._catalogue(deciding.asked_about(works), now)
-        deciding.sort(works, catalogue, now)
+        deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
         pools = self._lock_pools(deciding.pools_about(works), deciding.pools_needed(works), transaction)
         read = self._read_leases(pools, deciding.epochs_about(works))
