@@ -5,10 +5,13 @@
 -- Gives {'fenced'} | {'frozen', bytes, seq, mono}; mono is the store's clock before anything is sent
 --
 -- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
--- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names.
+-- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names. In such a
+-- one no period gives way to the next any more.
 -- Usage lines and the consumed total are kept apart on purpose: the coordinator compares the two counts.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last')
+local MOST_LEASES = 400 -- a message carries 500, and the last quota may add several
+
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono = require('parts/clock')(fence[2], fence[3])
 
@@ -35,9 +38,11 @@ local function lines_of(key)
   return by_period, fields, periods
 end
 
-local leases, dropped, cleaned = {}, {}, {}
+local leases, dropped, cleaned, told = {}, {}, {}, {}
+local seq = string.format('%.0f', tonumber(lane[1] or 0) + 1)
 
 local function freeze(quota, lease, lines)
+  if fence[4] == ARGV[2] then require('parts/take_over').take_over(lease, quota, KEYS[3], mono) end
   local by_period, line_fields, line_periods = lines_of(lines)
   local reported = {}
   local function report(period, granted, overage, consumed, returned)
@@ -55,10 +60,15 @@ local function freeze(quota, lease, lines)
   for name in pairs(fields) do over[#over + 1] = string.match(name, '^was:(.*)$') end
   table.sort(over)
   for _, period in ipairs(over) do
-    report(period, string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)$'))
+    local granted, overage, consumed, returned = string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)')
+    report(period, granted, overage, consumed, returned)
+    told[#told + 1] = {lease, 'was:' .. period, table.concat({granted, overage, consumed, returned, seq}, ' ')}
   end
   if fields['period'] then
     report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
+  end
+  if fields['next:period'] then
+    report(fields['next:period'], fields['next:granted'], fields['next:overage'], '0', fields['next:returned'] or '0')
   end
   -- A line whose lease is not known cannot be reported; it stays, for people to look at.
   for i, field in ipairs(line_fields) do
@@ -68,16 +78,16 @@ local function freeze(quota, lease, lines)
 end
 
 for i = 5, #ARGV do
-  if #dropped >= tonumber(ARGV[4]) then break end
+  if #dropped >= tonumber(ARGV[4]) or #leases >= MOST_LEASES then break end
   freeze(ARGV[i], KEYS[4 + (i - 5) * 2], KEYS[5 + (i - 5) * 2])
 end
 
-local seq = string.format('%.0f', tonumber(lane[1] or 0) + 1)
 local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. seq
   .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
 
 -- From here on nothing may fail: what leaves the lines is in the bytes.
 redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', seq)
 for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
+for _, over in ipairs(told) do redis.call('HSET', over[1], over[2], over[3]) end
 for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
 return {'frozen', bytes, tonumber(seq), string.format('%.0f', mono)}

@@ -1,17 +1,31 @@
 -- Stop first, then tell: what is given back is out of reach here before anyone hears of it.
 --
 -- KEYS  1 the fence   2 the lease   3 its lane's dirty set
--- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep
+-- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep of the current period
+--       5 what of the lease that waits for the next one: 'keep' or 'return'
 -- Gives the units given back, or -1 if fenced.
 --
 -- An older epoch admits nothing any more, so what is read here of it is final: it is told even if nothing is left.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch')
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or not fence[2] then return -1 end
-local f = redis.call('HMGET', KEYS[2], 'granted', 'overage', 'consumed', 'returned', 'held')
-if not f[1] then return 0 end
-local available = tonumber(f[1]) + tonumber(f[2] or 0) - tonumber(f[3] or 0) - tonumber(f[4] or 0) - tonumber(f[5] or 0)
-local units = math.max(0, available - tonumber(ARGV[4]))
-if units > 0 then redis.call('HINCRBY', KEYS[2], 'returned', string.format('%.0f', units)) end
-if units > 0 or fence[2] ~= ARGV[2] then redis.call('SADD', KEYS[3], ARGV[3]) end
+local mono = require('parts/clock')(fence[3], fence[4])
+local periods = require('parts/take_over')
+periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
+
+local function number(text) return tonumber(text or 0) end
+
+local function give_back(prefix, keep)
+  local f = redis.call('HMGET', KEYS[2], prefix .. 'granted', prefix .. 'overage', prefix .. 'consumed',
+    prefix .. 'returned', prefix .. 'held')
+  local units = number(f[1]) + number(f[2]) - number(f[3]) - number(f[4]) - number(f[5]) - keep
+  if units <= 0 then return 0 end
+  redis.call('HINCRBY', KEYS[2], prefix .. 'returned', string.format('%.0f', units))
+  redis.call('SADD', KEYS[3], ARGV[3])
+  return units
+end
+
+local units = give_back('', tonumber(ARGV[4]))
+if ARGV[5] == 'return' then units = units + give_back('next:', 0) end
+if fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('SADD', KEYS[3], ARGV[3]) end
 return units

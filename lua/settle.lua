@@ -6,13 +6,13 @@
 --       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
 --         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms
 --       then, for each rate, three: rate_micro, burst, expires_in_ms
--- Gives {'fenced'} | {'settled', 1 if a batch was dropped, units newly granted to each lease …}
+-- Gives {'fenced'} | {'settled', 1 if a batch was dropped, for each lease the units that may newly be spent …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
 -- sent. A reply to an older epoch acknowledges evidence and admits nothing: of it only the totals that were given are
 -- heard, so that all of it can be given back.
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch')
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 
 local dropped = 0
@@ -25,62 +25,84 @@ local answer = {'settled', dropped}
 local function whole(number) return string.format('%.0f', number) end
 
 if fence[2] ~= ARGV[2] then
+  local function hear(key, prefix, at)
+    local f = redis.call('HMGET', key, prefix .. 'period', prefix .. 'granted', prefix .. 'overage')
+    if f[1] ~= ARGV[at + 1] then return end
+    redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
+      prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
+  end
   for i = 1, tonumber(ARGV[5]) do
-    local at = 7 + (i - 1) * 10
-    local f = redis.call('HMGET', KEYS[3 + i], 'period', 'granted', 'overage')
-    if f[1] == ARGV[at + 1] then
-      redis.call('HSET', KEYS[3 + i], 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
-        'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
-    end
+    hear(KEYS[3 + i], '', 7 + (i - 1) * 10)
+    hear(KEYS[3 + i], 'next:', 7 + (i - 1) * 10)
   end
   return answer
 end
 
 local sent = tonumber(ARGV[4])
+local mono = require('parts/clock')(fence[3], fence[4])
+local periods = require('parts/take_over')
 
--- A period is over here: what is left goes back, and its totals wait for their last report.
-local function retire(key, quota, f)
-  local granted, overage, consumed = tonumber(f.granted), tonumber(f.overage), tonumber(f.consumed)
-  local returned = math.max(tonumber(f.returned), granted + overage - consumed - tonumber(f.held))
-  redis.call('HSET', key, 'was:' .. f.period,
-    whole(granted) .. ' ' .. whole(overage) .. ' ' .. whole(consumed) .. ' ' .. whole(returned))
+-- Of a period that is over here nothing is spent: what is granted to it late goes back as well. It is forgotten when
+-- the coordinator has booked it as it is, and says itself that the period has ended: so it grants no more of it.
+local function settle_over(key, quota, period, granted, overage, has_ended)
+  local field = 'was:' .. period
+  local totals = redis.call('HGET', key, field)
+  if not totals then return end
+  local g, o, c, r, told = string.match(totals, '^(%d+) (%d+) (%d+) (%d+) ?(%d*)$')
+  local was_given, spent = tonumber(g) + tonumber(o), tonumber(c) + tonumber(r)
+  local given = math.max(granted, tonumber(g)) + math.max(overage, tonumber(o))
+  if given == was_given then
+    if dropped == 1 and told == ARGV[3] and has_ended then redis.call('HDEL', key, field) end
+    return
+  end
+  local more = math.max(0, given - spent) - math.max(0, was_given - spent)
+  redis.call('HSET', key, field, whole(math.max(granted, tonumber(g))) .. ' ' .. whole(math.max(overage, tonumber(o)))
+    .. ' ' .. c .. ' ' .. whole(tonumber(r) + more) .. ' 0')
   redis.call('SADD', KEYS[3], quota)
 end
 
-local function install(key, quota, period, granted, overage, at)
-  local v = redis.call('HMGET', key, 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
-    'first_minute')
-  local f = {period = v[1], granted = v[2] or 0, overage = v[3] or 0, consumed = v[4] or 0, returned = v[5] or 0,
-    held = v[6] or 0, expires = v[7] or 0, first_minute = v[8] or 0}
-  local first = tonumber(ARGV[at + 7])
-  if f.period and f.period ~= period then
-    if first < tonumber(f.first_minute) then
-      if dropped == 1 then redis.call('HDEL', key, 'was:' .. period) end
-      return 0
-    end
-    retire(key, quota, f)
-    redis.call('HSET', key, 'consumed', 0, 'returned', 0, 'held', 0)
-    f.granted, f.overage, f.expires = 0, 0, 0
-  end
-  local more = math.max(0, granted - tonumber(f.granted))
-  redis.call('HSET', key, 'period', period, 'granted', whole(math.max(granted, tonumber(f.granted))),
-    'overage', whole(math.max(overage, tonumber(f.overage))), 'unallocated', ARGV[at + 4],
-    'expires', whole(math.max(tonumber(f.expires), sent + ARGV[at + 5] * 1000)),
-    'ends', whole(sent + ARGV[at + 6] * 1000),
-    'first_minute', ARGV[at + 7], 'last_minute', ARGV[at + 8])
-  if more > 0 then redis.call('HSET', key, 'last_grant', whole(more)) end
+-- What is newly granted to the fields of a lease: the current one's, or those of the one that waits.
+local function write(key, prefix, at)
+  local f = redis.call('HMGET', key, prefix .. 'granted', prefix .. 'overage', prefix .. 'expires')
+  local granted, overage = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
+  local more = math.max(0, granted - tonumber(f[1] or 0))
+  redis.call('HSET', key, prefix .. 'period', ARGV[at + 1],
+    prefix .. 'granted', whole(math.max(granted, tonumber(f[1] or 0))),
+    prefix .. 'overage', whole(math.max(overage, tonumber(f[2] or 0))), prefix .. 'unallocated', ARGV[at + 4],
+    prefix .. 'expires', whole(math.max(tonumber(f[3] or 0), sent + ARGV[at + 5] * 1000)),
+    prefix .. 'ends', whole(sent + ARGV[at + 6] * 1000),
+    prefix .. 'first_minute', ARGV[at + 7], prefix .. 'last_minute', ARGV[at + 8])
+  if more > 0 then redis.call('HSET', key, prefix .. 'last_grant', whole(more)) end
   return more
+end
+
+-- A lease of a newer period waits beside the current one until it starts; that may be at once.
+local function install(key, quota, at)
+  periods.take_over(key, quota, KEYS[3], mono)
+  local period, first = ARGV[at + 1], tonumber(ARGV[at + 7])
+  local f = redis.call('HMGET', key, 'period', 'first_minute', 'next:period', 'next:first_minute', 'was:' .. period)
+  if f[1] == period then return write(key, '', at) end
+  if f[5] or f[1] and first < tonumber(f[2] or 0) then
+    settle_over(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 6] == '0')
+    return 0
+  end
+  if f[3] and f[3] ~= period then
+    if first > tonumber(f[4]) then periods.take_over(key, quota, KEYS[3], math.huge)
+    else periods.displace(key, quota, KEYS[3]) end
+  end
+  local more = write(key, 'next:', at)
+  -- Each estimate is too early by what its request took on the way: so the latest is the nearest.
+  local starts = ARGV[at + 9] == '0' and sent
+    or math.max(sent + ARGV[at + 9] * 1000, tonumber(redis.call('HGET', key, 'next:starts') or 0))
+  redis.call('HSET', key, 'next:starts', whole(starts))
+  periods.take_over(key, quota, KEYS[3], mono)
+  return redis.call('HGET', key, 'period') == period and more or 0
 end
 
 local share = require('parts/share')
 local at = 7
 for i = 1, tonumber(ARGV[5]) do
-  -- A lease of a period that has not begun yet waits until it has.
-  local more = 0
-  if ARGV[at + 9] == '0' then
-    more = install(KEYS[3 + i], ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), at)
-  end
-  answer[#answer + 1] = more
+  answer[#answer + 1] = install(KEYS[3 + i], ARGV[at], at)
   at = at + 10
 end
 for i = 1, tonumber(ARGV[6]) do

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from protocol.clock import Clock
 from protocol.messages import LeaseWant, RateDemand
 from regional_agent.domain.demand import Demand
-from regional_agent.domain.refill import RETRY_MS, Patience, low_water
+from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
@@ -24,7 +24,7 @@ class Want:
     demand: Demand
     waiting: int = 0
     wanted: bool = False
-    exhausted: bool = False
+    exhausted_until_ms: int = 0  # nothing will come back by itself before that
     retry_at_ms: int = 0
     renew_at_ms: int | None = None  # while there is a lease
     patience: Patience = field(default_factory=Patience)
@@ -121,18 +121,18 @@ class Leasing:
         want = self._want(quota)
         if units > 0:
             want.patience.restored()
-            want.wanted, want.exhausted, want.retry_at_ms = False, False, 0
+            want.wanted, want.exhausted_until_ms, want.retry_at_ms = False, 0, 0
         else:
             # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
             want.wanted = want.waiting > 0
             want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
         self._tell(want)
 
-    def refused(self, quota: str) -> None:
-        """Nothing is left, and nothing will come back by itself: whoever waits is denied."""
-        want = self._want(quota)
-        want.wanted, want.exhausted, want.renew_at_ms = False, True, None
-        want.patience.lost(self._clock.monotonic_ms())
+    def refused(self, quota: str, ends_in_ms: int = LONGEST_PAUSE_MS) -> None:
+        """Nothing is left, and nothing will come back before the period ends: whoever waits is denied."""
+        want, now_ms = self._want(quota), self._clock.monotonic_ms()
+        want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
+        want.patience.lost(now_ms, ends_in_ms)
         self._tell(want)
 
     def hint(self, quota: str | None) -> None:
@@ -140,12 +140,12 @@ class Leasing:
         for key, want in self._wants.items():
             if quota is None or key == quota:
                 want.patience.restored()
-                want.exhausted, want.retry_at_ms = False, 0
+                want.exhausted_until_ms, want.retry_at_ms = 0, 0
                 want.wanted = want.wanted or want.waiting > 0
         self.wake.set()
 
     def is_exhausted(self, quota: str) -> bool:
-        return self._want(quota).exhausted
+        return self._clock.monotonic_ms() < self._want(quota).exhausted_until_ms
 
     def demand_milli(self, quota: str) -> int:
         return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())

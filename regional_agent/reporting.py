@@ -9,7 +9,7 @@ that have something to say.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.domain.refill import LONGEST_PAUSE_MS as LONGEST_REFUSAL_MS
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -118,7 +119,8 @@ class Conversation:
 
     async def _return_everything(self, life: Life) -> int:
         """Gives the units that were."""
-        return sum([await self._scripts.give_back(life, quota, 0) for quota in await self._scripts.leased(life)])
+        leased = await self._scripts.leased(life)
+        return sum([await self._scripts.give_back(life, quota, 0, ahead=True) for quota in leased])
 
     async def _report_everything(self, life: Life) -> None:
         for _ in range(MOST_ROUNDS):
@@ -288,9 +290,10 @@ class Conversation:
                 self._life.ended(life)
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
+            for quota, leases in _by_quota(reply.leases).items():
+                self._leasing.leased(quota, self._renewal_of(leases))
             for lease in reply.leases:
-                self._leasing.leased(lease.quota, self._renewal_of(lease))
-                if lease.recall_keep is not None:
+                if lease.recall_keep is not None and not lease.starts_in_ms:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
         elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
             # Said by or to a life that is over. What was not booked stays in the store, and is said again.
@@ -301,11 +304,12 @@ class Conversation:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
             self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
 
-    def _renewal_of(self, lease: LeaseReply) -> int | None:
-        """Half-way to its end; none for a lease that is over or has nothing left to lose."""
-        if lease.final or lease.refusal is not None:
-            return None
-        return self._sent_ms + lease.expires_in_ms // 2
+    def _renewal_of(self, leases: Sequence[LeaseReply]) -> int | None:
+        """Half-way to where one ends with nothing after it; none for what is over or has nothing left to lose."""
+        good = [lease for lease in leases if not lease.final and lease.refusal in (None, GrantRefusal.EXHAUSTED)]
+        continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}
+        ends = {lease.ends_in_ms if lease.refusal else lease.expires_in_ms for lease in good} - continued
+        return self._sent_ms + min(ends) // 2 if ends else None
 
     async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
         """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""
@@ -313,11 +317,12 @@ class Conversation:
             self.report_now()
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
-        refused = {lease.quota for lease in reply.leases if lease.refusal not in HOPEFUL}
-        refused |= {each.quota for each in reply.refused if each.refusal not in HOPEFUL}
+        refused = {each.quota: LONGEST_REFUSAL_MS for each in reply.refused if each.refusal not in HOPEFUL}
+        current = [lease for lease in reply.leases if not lease.starts_in_ms]
+        refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
         for quota in asked:
             if gained.get(quota, 0) == 0 and quota in refused:
-                self._leasing.refused(quota)
+                self._leasing.refused(quota, refused[quota])
             else:
                 self._leasing.granted(quota, gained.get(quota, 0))
         for rate in reply.rates:
@@ -355,6 +360,13 @@ def _is_over(reply: ExchangeReply) -> bool:
     """The epoch gets nothing any more: another was opened for its region since, or people gave it up."""
     refusals = {lease.refusal for lease in reply.leases} | {want.refusal for want in reply.refused}
     return reply.outcome is ExchangeOutcome.RETIRED or GrantRefusal.EPOCH_FENCED in refusals
+
+
+def _by_quota(leases: Iterable[LeaseReply]) -> dict[str, list[LeaseReply]]:
+    by_quota: dict[str, list[LeaseReply]] = defaultdict(list)
+    for lease in leases:
+        by_quota[lease.quota].append(lease)
+    return by_quota
 
 
 def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:

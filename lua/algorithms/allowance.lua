@@ -4,8 +4,9 @@
 --        compares the two counts. None of it is ever forgotten by itself.
 -- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set
 -- ARGV  1 limit   2 quota key   3 dimensions (JSON)
--- Gives the algorithm. It admits what is available on a lease that has not expired. `remaining` counts what no region
---       holds as well; a denial may be asked again when the period ends, for what comes before that nobody here knows.
+-- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
+--       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when the period
+--       ends, for what comes before that nobody here knows.
 
 local mono, now = ...
 local MAX_UNITS = 9007199254740991
@@ -13,9 +14,17 @@ local MAX_UNITS = 9007199254740991
 local function number(text) return tonumber(text or 0) end
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
 
+local function read(key)
+  return redis.call('HMGET', KEYS[key], 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
+    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts')
+end
+
 local function look(key, at)
-  local f = redis.call('HMGET', KEYS[key], 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
-    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant')
+  local f = read(key)
+  if f[13] and mono >= tonumber(f[13]) then
+    require('parts/take_over').take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
+    f = read(key)
+  end
   local consumed = number(f[4])
   return {
     period = f[1], consumed = consumed, limit = tonumber(ARGV[at]),

@@ -25,11 +25,14 @@ class Patience:
     pause_ms: int = 0
     until_ms: int = 0
 
-    def lost(self, now_ms: int) -> None:
-        """Nothing came: ask again later, and later still the next time. While it pauses it is not lost anew."""
+    def lost(self, now_ms: int, ends_in_ms: int = LONGEST_PAUSE_MS) -> None:
+        """Nothing came: ask again later, and later still the next time. While it pauses it is not lost anew.
+
+        It pauses no longer than the period lasts, for the next one is another matter.
+        """
         if not self.is_pausing(now_ms):
             self.pause_ms = min(LONGEST_PAUSE_MS, max(FIRST_PAUSE_MS, 2 * self.pause_ms))
-            self.until_ms = now_ms + self.pause_ms
+            self.until_ms = now_ms + min(self.pause_ms, ends_in_ms)
 
     def restored(self) -> None:
         self.pause_ms = self.until_ms = 0

@@ -221,10 +221,12 @@ class Scripts:
 
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
-    async def give_back(self, life: Life, quota: str, keep: int) -> int:
+    async def give_back(self, life: Life, quota: str, keep: int, *, ahead: bool = False) -> int:
+        """What is idle beyond `keep`; `ahead`: and all of the lease that waits for the next period."""
         lane = lane_of(quota, life.lanes)
         names = [keys.FENCE, keys.lease(lane, life.epoch, quota), keys.dirty(lane, life.epoch)]
-        units: int = await self._run("give_back", names, life.fingerprint, life.epoch, quota, keep)
+        rest = "return" if ahead else "keep"
+        units: int = await self._run("give_back", names, life.fingerprint, life.epoch, quota, keep, rest)
         if units < 0:
             raise Fenced
         return units

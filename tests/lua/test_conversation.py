@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, FrozenBatch
@@ -143,18 +144,17 @@ async def test_a_new_period_ends_the_old_one_and_both_are_reported(scripts: Scri
     }
 
 
-async def test_an_old_period_is_forgotten_once_it_is_booked(scripts: Scripts, life: Life) -> None:
+async def test_an_old_period_is_forgotten_once_it_is_booked_and_has_ended_for_the_coordinator_too(
+    scripts: Scripts, life: Life
+) -> None:
     old, new = lease_reply(granted=100), lease_reply(period="2026-12", granted=10, first_minute=50_000)
     await install(scripts, life, old)
     await install(scripts, life, new)
     await freeze(scripts, life)
     await install(scripts, life, old, new, seq=1)
+    assert [lease.period for lease in batch_of(await freeze(scripts, life)).leases] == ["2026-11", "2026-12"]
+    await install(scripts, life, structs.replace(old, ends_in_ms=0), new, seq=2)
     assert [lease.period for lease in batch_of(await freeze(scripts, life)).leases] == ["2026-12"]
-
-
-async def test_a_lease_of_a_period_that_has_not_begun_admits_nothing(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100, starts_in_ms=1))
-    assert (await take(scripts, life)).policies[0].reason == "no_lease"
 
 
 async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_and_all_that_it_was_given_is_given_back(

@@ -342,9 +342,9 @@ class Store(RuleBasedStateMachine):
         sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
         self.do(self.scripts.settle(life, lane, sent_us, reply))
 
-    @rule(fingerprint=fingerprints, epoch=epochs, quota=st.sampled_from(QUOTAS), keep=units)
-    def give_back(self, fingerprint: str, epoch: int, quota: str, keep: int) -> None:
-        self.do(self.scripts.give_back(Life(fingerprint, epoch, LANES), quota, keep))
+    @rule(fingerprint=fingerprints, epoch=epochs, quota=st.sampled_from(QUOTAS), keep=units, ahead=st.booleans())
+    def give_back(self, fingerprint: str, epoch: int, quota: str, keep: int, ahead: bool) -> None:
+        self.do(self.scripts.give_back(Life(fingerprint, epoch, LANES), quota, keep, ahead=ahead))
 
     @rule(epoch=epochs)
     def look(self, epoch: int) -> None:

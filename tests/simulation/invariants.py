@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.domain.books import Key, Lease
+from coordinator.domain.period import period_of
 from coordinator.domain.settlement import EpochState
 from protocol.lease import LeaseState
 from tests.simulation.world import World
@@ -22,6 +23,7 @@ class Watch:
     seqs: dict[Any, int] = field(default_factory=dict)
     lost: dict[tuple[int, Key], int] = field(default_factory=dict)  # what lost leases had returned
     kept: dict[Any, tuple[int, ...]] = field(default_factory=dict)  # in the stores
+    waiting: dict[Any, tuple[str, int]] = field(default_factory=dict)  # leases ahead: their period, and when it starts
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
@@ -115,6 +117,20 @@ def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
                 watch.kept[about] = totals
 
 
+def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
+    """A lease ahead waits until its store's clock says so, or the coordinator does."""
+    for name, machine in world.machines.items():
+        mono = int(machine.model.hash("lh:fence").get("mono", 0))
+        for key in [key for key in machine.model.data if ":lease:" in key]:
+            f, about = machine.model.hash(key), (name, machine.restarts, key)
+            period, starts = watch.waiting.pop(about, ("", 0))
+            has_begun = mono >= starts or (period and period_of(period).starts_at <= world.clock.now())
+            if f.get("period") == period and not has_begun:
+                yield f"{key} of {name}: {period} at {mono}, starts at {starts}"
+            if "next:period" in f:
+                watch.waiting[about] = (f["next:period"], int(f["next:starts"]))
+
+
 def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
     """In a region's store, none that is older than one that has admitted."""
     while world.admissions:
@@ -170,6 +186,7 @@ ALWAYS: tuple[Invariant, ...] = (
     never_booked_twice,
     totals_only_grow,
     a_store_only_moves_forward,
+    no_period_begins_early,
     what_is_lost_returns_nothing,
     one_epoch_admits,
     nothing_after_expiry,
@@ -232,13 +249,32 @@ def _differs(machine: Any, key: Key, lease: Lease) -> Iterator[str]:
     for name in machine.model.data:
         if f":lease:{lease.epoch}:" in name and name.endswith(key.quota):
             kept = machine.model.hash(name)
-            if kept["period"] != key.period:
+            prefix = next((each for each in ("", "next:") if kept.get(f"{each}period") == key.period), None)
+            if prefix is None:
                 return
-            told = {total: int(kept.get(total, 0)) for total in ("granted", "consumed", "returned")}
+            told = {total: int(kept.get(prefix + total, 0)) for total in ("granted", "consumed", "returned")}
             booked = {total: getattr(lease, total) for total in told}
             if told != booked:
                 yield f"{key} in epoch {lease.epoch}: store {told}, ledger {booked}"
             return
+
+
+def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
+    """Of a period that is over nothing is left with a region that is there: it has returned what it did not spend.
+
+    But for what it has never heard of: a first grant whose reply was lost, with nothing said before the period ended.
+    """
+    if world.ledger_lost or world.unseen:
+        return
+    for name, machine in world.machines.items():
+        epoch = machine.model.hash("lh:fence").get("epoch", "0")
+        if name in world.lost_regions or name in world.lossy_regions:
+            continue
+        for (number, key), lease in world.ledger.leases.items():
+            is_over = number == int(epoch) and period_of(key.period).ends_at < world.clock.now()
+            has_told = lease.region_consumed + lease.region_returned > 0
+            if is_over and has_told and lease.outstanding + lease.suspense:
+                yield f"{lease} in {name}"
 
 
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
@@ -261,6 +297,7 @@ AT_THE_END: tuple[Invariant, ...] = (
     booked_is_admitted,
     what_is_missing_is_bounded,
     both_sides_agree,
+    an_ended_period_is_settled,
     an_epoch_everywhere,
     a_ledger_that_lost_data_is_noticed,
 )

@@ -68,11 +68,11 @@ def grants_as_deltas(world: World) -> Iterator[Any]:
     yield patch.object(exchange_module, "lease_reply", only_now)
     install = StoreModel._install
 
-    def added(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+    def added(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
         quota, period, granted, *rest = reply
         f = self.hash(key)
         had = int(f.get("granted", 0)) if f.get("period") == period else 0
-        return install(self, key, dirty, [quota, period, str(had + int(granted)), *rest], sent, dropped)
+        return install(self, key, dirty, [quota, period, str(had + int(granted)), *rest], *others)
 
     yield patch.object(StoreModel, "_install", added)
 
@@ -179,9 +179,9 @@ def period_missing_from_a_message(world: World) -> Iterator[Any]:
     """The store takes a lease of the next period for more of the one it has."""
     real = StoreModel._install
 
-    def install(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+    def install(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
         quota, period, *rest = reply
-        return real(self, key, dirty, [quota, self.hash(key).get("period", period), *rest], sent, dropped)
+        return real(self, key, dirty, [quota, self.hash(key).get("period", period), *rest], *others)
 
     yield patch.object(StoreModel, "_install", install)
 
@@ -409,11 +409,11 @@ def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
     """A late reply takes back what a newer one gave."""
     real = StoreModel._install
 
-    def install(self: StoreModel, key: str, dirty: str, reply: Any, sent: int, dropped: bool) -> int:
+    def install(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
         f = self.hash(key)
         if f.get("period") == reply[1]:
             self._write(key, {"granted": "0", "overage": "0"})
-        return real(self, key, dirty, reply, sent, dropped)
+        return real(self, key, dirty, reply, *others)
 
     yield patch.object(StoreModel, "_install", install)
 
@@ -451,6 +451,41 @@ def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
 
     yield patch.object(frozen_module, "_incoming", incoming)
     yield patch.object(settlement, "_disagreement", lambda *_: None)
+
+
+@mutant
+def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
+    """A lease ahead is spent a little before its period begins."""
+    real = StoreModel._take_over
+
+    def early(self: StoreModel, lease: str, quota: str, dirty: str, mono: float) -> None:
+        real(self, lease, quota, dirty, mono + 1_000_000)
+
+    yield patch.object(StoreModel, "_take_over", early)
+
+
+@mutant
+def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
+    """Whatever batch was booked, the store forgets the periods that are over."""
+    real = StoreModel._settle_over
+
+    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
+        if acknowledged != "0":
+            self._remove(key, f"was:{reply[1]}")
+        real(self, key, dirty, reply, acknowledged)
+
+    yield patch.object(StoreModel, "_settle_over", settle_over)
+
+
+@mutant
+def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
+    """What is granted to a period that is over in the store goes back to nobody."""
+    real = StoreModel._settle_over
+
+    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
+        real(self, key, dirty, [*reply[:2], "0", "0", *reply[4:]], acknowledged)
+
+    yield patch.object(StoreModel, "_settle_over", settle_over)
 
 
 # What the design names and this version has no guard for, so that there is nothing to remove.

@@ -10,6 +10,7 @@ order of arguments are not written down a second time. One method is one script;
 import copy
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
 
 POLICY_BYTES = 57
+NEXT = "next:"
+MOST_LEASES = 400
 
 Hash = dict[str, str]
 Value = Hash | set[str] | list[Any]  # a hash, a set, or a packed string: a rate, or what an operation was answered
@@ -212,17 +215,53 @@ class StoreModel:
         return (f.get("fingerprint"), f.get("epoch")) != (fingerprint, epoch)
 
     def give_back(self, keys: Names, argv: Names) -> int:
-        fence, f = self.hash(keys[0]), self.hash(keys[1])
+        fence = self.hash(keys[0])
         if fence.get("fingerprint") != argv[0] or "epoch" not in fence:
             return -1
-        if "granted" not in f:
-            return 0
-        units = max(0, _available(f) - int(argv[3]))
-        if units:
-            self._write(keys[1], {"returned": str(int(f.get("returned", 0)) + units)})
-        if units or fence["epoch"] != argv[1]:
+        self._take_over(keys[1], argv[2], keys[2], self._tick(keys[0]))
+        units = self._return(keys[1], argv[2], keys[2], "", int(argv[3]))
+        if argv[4] == "return":
+            units += self._return(keys[1], argv[2], keys[2], NEXT, 0)
+        if fence["epoch"] != argv[1] and self.hash(keys[1]):
             self._add(keys[2], argv[2])
         return units
+
+    def _return(self, lease: str, quota: str, dirty: str, prefix: str, keep: int) -> int:
+        f = self.hash(lease)
+        granted, overage, consumed, returned, held = _totals(f, prefix)
+        units = granted + overage - consumed - returned - held - keep
+        if units <= 0:
+            return 0
+        self._write(lease, {f"{prefix}returned": str(returned + units)})
+        self._add(dirty, quota)
+        return units
+
+    # --- one period gives way to the next ----------------------------------------------------------------------------
+
+    def _take_over(self, lease: str, quota: str, dirty: str, mono: float) -> None:
+        """Nothing, unless a lease waits whose period has begun."""
+        f = self.hash(lease)
+        if f"{NEXT}starts" not in f or mono < int(f[f"{NEXT}starts"]):
+            return
+        self._retire(lease, quota, dirty, "")
+        waited = {name.removeprefix(NEXT): value for name, value in self._take_next(lease).items()}
+        del waited["starts"]
+        self._write(lease, dict.fromkeys(("consumed", "returned", "held"), "0") | waited)
+
+    def _take_next(self, lease: str) -> Hash:
+        waited = {name: value for name, value in self.hash(lease).items() if name.startswith(NEXT)}
+        self._remove(lease, *waited)
+        return waited
+
+    def _retire(self, lease: str, quota: str, dirty: str, prefix: str) -> None:
+        """A period is over here: what is left goes back, and its totals wait for their last report."""
+        f = self.hash(lease)
+        if f"{prefix}period" not in f:
+            return
+        granted, overage, consumed, returned, held = _totals(f, prefix)
+        returned = max(returned, granted + overage - consumed - held)
+        self._write(lease, {f"was:{f[f'{prefix}period']}": f"{granted} {overage} {consumed} {returned} 0"})
+        self._add(dirty, quota)
 
     # --- check -------------------------------------------------------------------------------------------------------
 
@@ -280,6 +319,7 @@ class StoreModel:
             self.note(policy.names[0], state["period"], policy.cost, mode != "adjust")
 
     def _allowance(self, names: Names, arguments: Names, mono: int) -> State:
+        self._take_over(names[0], arguments[1], names[2], mono)
         f = self.hash(names[0])
         numbers = ("consumed", "expires", "ends", "unallocated", "first_minute", "last_minute", "last_grant")
         state: State = {name: int(f.get(name, 0)) for name in numbers}
@@ -300,20 +340,23 @@ class StoreModel:
     def freeze(self, keys: Names, argv: Names) -> list[Any]:
         if self.hash(keys[0]).get("fingerprint") != argv[0]:
             return [b"fenced"]
-        mono = str(self._tick(keys[0])).encode()
+        tick = self._tick(keys[0])
+        mono, is_current = str(tick).encode(), self.hash(keys[0]).get("epoch") == argv[1]
         lane = self.hash(keys[1])
         if "frozen" in lane:
             return [b"frozen", lane["frozen"].encode(), int(lane["frozen_seq"]), mono]
+        seq = int(lane.get("seq", 0)) + 1
         leases: list[str] = []
         dropped: list[tuple[str, str]] = []
         cleaned: list[str] = []
         for quota, lease, lines in zip(argv[4:], keys[3::2], keys[4::2], strict=True):
-            if len(dropped) >= int(argv[3]):
+            if len(dropped) >= int(argv[3]) or len(leases) >= MOST_LEASES:
                 break
-            reported = self._report_lease(quota, lease, lines, leases)
+            if is_current:
+                self._take_over(lease, quota, keys[2], tick)
+            reported = self._report_lease(quota, lease, lines, seq, leases)
             dropped += [(lines, field) for field in self.hash(lines) if field.split("|")[0] in reported]
             cleaned.append(quota)
-        seq = int(lane.get("seq", 0)) + 1
         body = f'{{"epoch":{argv[1]},"lane":{argv[2]},"seq":{seq},"leases":[{",".join(leases)}]}}'
         self._write(keys[1], {"frozen": body, "frozen_seq": str(seq)})
         for key, field in dropped:
@@ -322,14 +365,17 @@ class StoreModel:
             self._discard(keys[2], quota)
         return [b"frozen", body.encode(), seq, mono]
 
-    def _report_lease(self, quota: str, lease: str, lines: str, leases: list[str]) -> set[str]:
+    def _report_lease(self, quota: str, lease: str, lines: str, seq: int, leases: list[str]) -> set[str]:
         """Add what is to be said of one quota; gives the periods of which something is."""
         f, reported = self.hash(lease), {}
         for name in sorted(f):
             if name.startswith("was:"):
-                reported[name.removeprefix("was:")] = f[name].split()
-        if "period" in f:
-            reported[f["period"]] = [f["granted"], f["overage"], f.get("consumed", "0"), f.get("returned", "0")]
+                totals = f[name].split()[:4]
+                reported[name.removeprefix("was:")] = totals
+                self._write(lease, {name: " ".join([*totals, str(seq)])})
+        for prefix in ("", NEXT):
+            if f"{prefix}period" in f:
+                reported[f[f"{prefix}period"]] = [str(total) for total in _totals(f, prefix)[:4]]
         for period, totals in reported.items():
             leases.append(self._one_lease(quota, period, totals, lines))
         return set(reported)
@@ -360,9 +406,10 @@ class StoreModel:
                 self._hear(keys[3 + i], argv[6 + 10 * i : 16 + 10 * i])
             return answer
         sent, leases, rates = int(argv[3]), int(argv[4]), int(argv[5])
+        mono = self._tick(keys[0])
         for i in range(leases):
-            reply = argv[6 + 10 * i : 16 + 10 * i]
-            answer.append(self._install(keys[3 + i], keys[2], reply, sent, dropped) if reply[9] == "0" else 0)
+            reply, acknowledged = argv[6 + 10 * i : 16 + 10 * i], argv[2] if dropped else "0"
+            answer.append(self._install(keys[3 + i], keys[2], reply, sent, mono, acknowledged))
         for i in range(rates):
             self._install_rate(keys[3 + leases + i], argv[6 + 10 * leases + 3 * i :][:3], sent)
         return answer
@@ -370,46 +417,69 @@ class StoreModel:
     def _hear(self, key: str, reply: Names) -> None:
         """What an older epoch was given, to be given back."""
         f = self.hash(key)
-        if f.get("period") == reply[1]:
-            granted, overage = (
-                max(int(f.get(n, 0)), int(r)) for n, r in (("granted", reply[2]), ("overage", reply[3]))
-            )
-            self._write(key, {"granted": str(granted), "overage": str(overage)})
+        for prefix in ("", NEXT):
+            if f.get(f"{prefix}period") == reply[1]:
+                given = (("granted", reply[2]), ("overage", reply[3]))
+                heard = {prefix + name: str(max(int(f.get(prefix + name, 0)), int(total))) for name, total in given}
+                self._write(key, heard)
 
-    def _install(self, key: str, dirty: str, reply: Names, sent: int, dropped: bool) -> int:
-        quota, period, granted, overage, unallocated, expires_in, ends_in, first, last, _ = reply
+    def _install(self, key: str, dirty: str, reply: Names, sent: int, mono: int, acknowledged: str) -> int:
+        """`acknowledged`: the number of the batch that was just dropped."""
+        quota, period, first = reply[0], reply[1], int(reply[7])
+        self._take_over(key, quota, dirty, mono)
         f = self.hash(key)
-        if f.get("period", period) != period:
-            if int(first) < int(f.get("first_minute", 0)):
-                if dropped:
-                    self._remove(key, f"was:{period}")
-                return 0
-            self._retire(key, dirty, quota)
+        if f.get("period") == period:
+            return self._grant(key, "", reply, sent)
+        if f"was:{period}" in f or ("period" in f and first < int(f.get("first_minute", 0))):
+            self._settle_over(key, dirty, reply, acknowledged)
+            return 0
+        if f.get(f"{NEXT}period", period) != period:
+            if first > int(f[f"{NEXT}first_minute"]):
+                self._take_over(key, quota, dirty, math.inf)
+            else:
+                self._retire(key, quota, dirty, NEXT)
+                self._take_next(key)
+        more = self._grant(key, NEXT, reply, sent)
+        starts_in = int(reply[9])
+        starts = max(sent + starts_in * 1000, int(self.hash(key).get(f"{NEXT}starts", 0))) if starts_in else sent
+        self._write(key, {f"{NEXT}starts": str(starts)})
+        self._take_over(key, quota, dirty, mono)
+        return more if self.hash(key).get("period") == period else 0
+
+    def _grant(self, key: str, prefix: str, reply: Names, sent: int) -> int:
+        _, period, granted, overage, unallocated, expires_in, ends_in, first, last, _ = reply
         f = self.hash(key)
-        more = max(0, int(granted) - int(f.get("granted", 0)))
-        self._write(
-            key,
-            {
-                "period": period,
-                "granted": str(max(int(granted), int(f.get("granted", 0)))),
-                "overage": str(max(int(overage), int(f.get("overage", 0)))),
-                "unallocated": unallocated,
-                "expires": str(max(int(f.get("expires", 0)), sent + int(expires_in) * 1000)),
-                "ends": str(sent + int(ends_in) * 1000),
-                "first_minute": first,
-                "last_minute": last,
-            }
-            | ({"last_grant": str(more)} if more else {}),
-        )
+        had = {name: int(f.get(prefix + name, 0)) for name in ("granted", "overage", "expires")}
+        more = max(0, int(granted) - had["granted"])
+        fields = {
+            "period": period,
+            "granted": str(max(int(granted), had["granted"])),
+            "overage": str(max(int(overage), had["overage"])),
+            "unallocated": unallocated,
+            "expires": str(max(had["expires"], sent + int(expires_in) * 1000)),
+            "ends": str(sent + int(ends_in) * 1000),
+            "first_minute": first,
+            "last_minute": last,
+        } | ({"last_grant": str(more)} if more else {})
+        self._write(key, {prefix + name: value for name, value in fields.items()})
         return more
 
-    def _retire(self, key: str, dirty: str, quota: str) -> None:
-        """A period is over here: what is left goes back, and its totals wait for their last report."""
-        f = self.hash(key)
-        granted, overage, consumed, returned, held = (int(f.get(name, 0)) for name in _TOTALS)
-        returned = max(returned, granted + overage - consumed - held)
-        self._write(key, {f"was:{f['period']}": f"{granted} {overage} {consumed} {returned}"})
-        self._write(key, dict.fromkeys((*_TOTALS, "expires"), "0"))
+    def _settle_over(self, key: str, dirty: str, reply: Names, acknowledged: str) -> None:
+        """What is granted late to a period that is over here goes back; once all of it is booked, it is forgotten."""
+        quota, field = reply[0], f"was:{reply[1]}"
+        if field not in self.hash(key):
+            return
+        *totals, told = self.hash(key)[field].split()
+        granted, overage, consumed, returned = map(int, totals)
+        given = max(granted, int(reply[2])) + max(overage, int(reply[3]))
+        if given == granted + overage:
+            if told == acknowledged != "0" and reply[6] == "0":
+                self._remove(key, field)
+            return
+        spent = consumed + returned
+        returned += max(0, given - spent) - max(0, granted + overage - spent)
+        now = (max(granted, int(reply[2])), max(overage, int(reply[3])), consumed, returned, 0)
+        self._write(key, {field: " ".join(map(str, now))})
         self._add(dirty, quota)
 
     def _install_rate(self, key: str, reply: Names, sent: int) -> None:
@@ -456,6 +526,10 @@ async def scripts_on(model: StoreModel) -> Scripts:
 
 
 _TOTALS = ("granted", "overage", "consumed", "returned", "held")
+
+
+def _totals(f: Hash, prefix: str) -> list[int]:
+    return [int(f.get(prefix + name, 0)) for name in _TOTALS]
 
 
 def _available(f: Hash) -> int:

@@ -70,3 +70,14 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
     leasing.refused(QUOTA)
     leasing.hint(None)
     assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
+
+
+def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.refused(QUOTA, ends_in_ms=200)
+    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (False, True)
+    clock.now_ms += 200
+    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
+    leasing.note(QUOTA, 1, spent(available=20))
+    assert leasing.due() == [QUOTA], "the new period's lease is refilled at its low water mark"

@@ -123,13 +123,15 @@ async def test_whoever_missed_the_recall_hears_it_in_the_reply(stand: Stand, age
 async def test_a_new_period_has_its_own_lease_and_old_usage_stays_in_the_old_one(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     stand.clock.time = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
-    last = leased(await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=1)]))
+    reply = await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=1)])
+    last, ahead = sorted(reply.leases, key=lambda each: each.period)
+    assert (ahead.starts_in_ms, ahead.granted) == (1000, 1)
     assert (last.expires_in_ms, last.ends_in_ms, last.granted) == (1000, 1000, 11)
     stand.clock.move(seconds=1)
     reply = await agent.say(3, lease(granted=11, consumed=4, units=3), wants=[want(waiting=10)])
     old, new = sorted(reply.leases, key=lambda each: each.period)
     assert (old.period, old.granted, old.expires_in_ms, old.final) == ("2026-11", 11, 0, True)
-    assert (new.period, new.granted, new.limit, new.final) == ("2026-12", 10, 1000, False)
+    assert (new.period, new.granted, new.limit, new.final) == ("2026-12", 11, 1000, False)
     assert (await stand.pool())["consumed"] == 4
     assert await stand.one("SELECT consumed FROM pool WHERE period = '2026-12'") == 0
 

@@ -1,0 +1,47 @@
+-- One period gives way to the next, in the store alone: no agent and no coordinator has to be there.
+--
+-- KEYS  none: the names of a lease and of its lane's dirty set are given
+-- ARGV  none
+-- Gives {take_over, displace}, functions of a lease, its quota, the dirty set, and for the first the store's clock
+--
+-- The lease of the next period waits beside the current one, in fields `next:*`. From the moment when it starts, on the
+-- store's clock, it is the current one: whichever script touches the lease next sees to it before anything else.
+
+local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
+  'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:starts'}
+
+local function number(text) return tonumber(text or 0) end
+local function whole(units) return string.format('%.0f', units) end
+
+-- A period is over here: what is left of its lease goes back, and its totals wait for their last report.
+local function retire(lease, quota, dirty, prefix)
+  local f = redis.call('HMGET', lease, prefix .. 'period', prefix .. 'granted', prefix .. 'overage',
+    prefix .. 'consumed', prefix .. 'returned', prefix .. 'held')
+  if not f[1] then return end
+  local granted, overage, consumed = number(f[2]), number(f[3]), number(f[4])
+  local returned = math.max(number(f[5]), granted + overage - consumed - number(f[6]))
+  redis.call('HSET', lease, 'was:' .. f[1],
+    whole(granted) .. ' ' .. whole(overage) .. ' ' .. whole(consumed) .. ' ' .. whole(returned) .. ' 0')
+  redis.call('SADD', dirty, quota)
+end
+
+-- Nothing, unless a lease waits whose period has begun.
+local function take_over(lease, quota, dirty, mono)
+  local f = redis.call('HMGET', lease, unpack(NEXT))
+  local starts = f[#NEXT]
+  if not starts or mono < tonumber(starts) then return end
+  retire(lease, quota, dirty, '')
+  redis.call('HSET', lease, 'consumed', 0, 'returned', 0, 'held', 0)
+  for i = 1, #NEXT - 1 do
+    if f[i] then redis.call('HSET', lease, string.sub(NEXT[i], 6), f[i]) end
+  end
+  redis.call('HDEL', lease, unpack(NEXT))
+end
+
+-- The lease that waits gives way to one that comes before it: the quota's periods are others now.
+local function displace(lease, quota, dirty)
+  retire(lease, quota, dirty, 'next:')
+  redis.call('HDEL', lease, unpack(NEXT))
+end
+
+return {take_over = take_over, displace = displace}

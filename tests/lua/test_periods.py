@@ -1,0 +1,195 @@
+"""One period gives way to the next in a real store, on its own clock."""
+
+import pytest
+from msgspec import structs
+
+from protocol.identifiers import lane_of
+from protocol.messages import MAX_LEASES_PER_EXCHANGE, FrozenLease
+from regional_agent.store import keys
+from regional_agent.store.connection import StoreConnection
+from regional_agent.store.scripts import Life, Scripts
+from tests.lua.saying import QUOTA, available, install, lease_reply, take
+from tests.lua.test_conversation import batch_of, dirty, freeze
+
+pytestmark = pytest.mark.anyio
+
+NOW = lease_reply(granted=100, ends_in_ms=60_000)
+AHEAD = lease_reply(
+    period="2026-12", granted=10, starts_in_ms=60_000, expires_in_ms=120_000, ends_in_ms=3_600_000, first_minute=50_000
+)
+BEGUN = structs.replace(AHEAD, starts_in_ms=0)
+OVER = structs.replace(NOW, expires_in_ms=0, ends_in_ms=0)
+
+
+async def pass_ms(connection: StoreConnection, ms: int) -> None:
+    """The store's clock, by what it is: the time since `last` is added to `mono` by whichever script is next."""
+    await connection.call("HINCRBY", keys.FENCE, "mono", ms * 1000)
+
+
+async def reported(scripts: Scripts, life: Life) -> dict[str, FrozenLease]:
+    return {lease.period: lease for lease in batch_of(await freeze(scripts, life)).leases}
+
+
+async def test_a_lease_ahead_waits_for_its_period_and_then_admits_with_nobody_asked(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    assert await install(scripts, life, NOW, AHEAD) == {QUOTA: 100}, "of the next period nothing can be spent yet"
+    await take(scripts, life, 30)
+    await pass_ms(connection, 50_000)
+    assert (await take(scripts, life, 60)).allowed
+    assert not (await take(scripts, life, 11)).allowed, "units of the next period are not this one's"
+    await pass_ms(connection, 10_000)
+    assert (await take(scripts, life, 4)).policies[0].available == 6
+    old, new = (await reported(scripts, life)).values()
+    assert (old.period, old.consumed, old.returned) == ("2026-11", 90, 10)
+    assert (new.period, new.granted, new.consumed, new.returned) == ("2026-12", 10, 4, 0)
+    assert [sum(line.units for line in each.lines) for each in (old, new)] == [90, 4]
+
+
+@pytest.mark.parametrize("touch", ["check", "peek", "freeze", "settle", "give_back"])
+async def test_whichever_script_comes_first_takes_over(
+    connection: StoreConnection, scripts: Scripts, life: Life, touch: str
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await take(scripts, life, 30)
+    await pass_ms(connection, 60_000)
+    if touch in ("check", "peek"):
+        await take(scripts, life, 1, mode="peek" if touch == "peek" else "enforce")
+    elif touch == "freeze":
+        await freeze(scripts, life)
+    elif touch == "settle":
+        await install(scripts, life, NOW, seq=9)
+    else:
+        await scripts.give_back(life, QUOTA, 8)
+    fields = await scripts.lease_fields(life, QUOTA)
+    assert (fields["period"], fields["granted"], fields["was:2026-11"][:12]) == ("2026-12", "10", "100 0 30 70 ")
+    assert not [name for name in fields if name.startswith("next:")]
+    assert QUOTA in await dirty(scripts, life) or touch == "freeze"
+
+
+async def test_a_period_that_the_coordinator_says_has_begun_begins(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    assert await install(scripts, life, OVER, structs.replace(BEGUN, granted=15)) == {QUOTA: 5}
+    assert (await take(scripts, life, 15)).allowed
+
+
+async def test_what_was_heard_of_a_lease_ahead_only_moves_forward(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, structs.replace(AHEAD, granted=20))
+    await install(scripts, life, NOW, AHEAD)
+    await pass_ms(connection, 60_000)
+    await take(scripts, life, 1, mode="peek")
+    assert await available(scripts, life) == 20
+    await install(scripts, life, NOW, structs.replace(AHEAD, granted=25))
+    assert await available(scripts, life) == 25, "a late reply that says it has not begun: but here it has"
+
+
+async def test_a_request_that_was_long_on_its_way_makes_no_period_begin_early(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await install(scripts, life, NOW, structs.replace(AHEAD, starts_in_ms=55_000))
+    await pass_ms(connection, 56_000)
+    assert (await take(scripts, life, 11)).allowed
+
+
+async def test_only_a_batch_that_told_of_a_period_lets_it_be_forgotten(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await take(scripts, life, 30)
+    assert (await reported(scripts, life))["2026-11"].consumed == 30
+    await take(scripts, life, 5)
+    await pass_ms(connection, 60_000)
+    await take(scripts, life, 1)
+    await install(scripts, life, OVER, BEGUN, seq=1)
+    last = (await reported(scripts, life))["2026-11"]
+    assert (last.consumed, last.returned, sum(line.units for line in last.lines)) == (35, 65, 5)
+    await install(scripts, life, OVER, BEGUN, seq=2)
+    assert list(await reported(scripts, life)) == ["2026-12"]
+
+
+async def test_what_is_granted_late_to_a_period_that_is_over_goes_back(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await take(scripts, life, 110, mode="adjust")
+    await pass_ms(connection, 60_000)
+    await reported(scripts, life)
+    await install(scripts, life, structs.replace(NOW, granted=107, overage=3), AHEAD, seq=1)
+    covered = (await reported(scripts, life))["2026-11"]
+    assert (covered.granted, covered.overage, covered.returned) == (107, 3, 0), "it was spent already"
+    assert await install(scripts, life, structs.replace(OVER, granted=112, overage=3), BEGUN, seq=2) == {QUOTA: 0}
+    assert await dirty(scripts, life) == [QUOTA]
+    assert (await reported(scripts, life))["2026-11"].returned == 5
+
+
+async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    assert await scripts.give_back(life, QUOTA, 0) == 100
+    ahead = (await reported(scripts, life))["2026-12"]
+    assert (ahead.granted, ahead.consumed, ahead.returned) == (10, 0, 0)
+    await install(scripts, life, NOW, AHEAD, seq=1)
+    assert [await scripts.give_back(life, QUOTA, 0, ahead=True) for _ in range(2)] == [10, 0]
+    assert (await reported(scripts, life))["2026-12"].returned == 10
+
+
+async def test_what_was_given_back_ahead_stays_so_when_the_period_begins(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await scripts.give_back(life, QUOTA, 0, ahead=True)
+    await install(scripts, life, NOW, structs.replace(AHEAD, granted=13))
+    await pass_ms(connection, 60_000)
+    assert not (await take(scripts, life, 4)).allowed
+    assert (await take(scripts, life, 3)).allowed
+
+
+async def test_of_an_older_epoch_no_period_begins(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await take(scripts, life, 30)
+    await connection.call("HSET", keys.FENCE, "epoch", 8)
+    await pass_ms(connection, 60_000)
+    old, ahead = (await reported(scripts, life)).values()
+    assert (old.consumed, old.returned, ahead.granted, ahead.returned) == (30, 0, 10, 0)
+
+
+async def test_a_store_that_slept_through_a_period_goes_through_all_of_them(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    after = structs.replace(AHEAD, period="2027-01", granted=7, starts_in_ms=0, first_minute=100_000)
+    await install(scripts, life, after)
+    told = await reported(scripts, life)
+    assert {period: (each.granted, each.returned) for period, each in told.items()} == {
+        "2026-11": (100, 100),
+        "2026-12": (10, 10),
+        "2027-01": (7, 0),
+    }
+
+
+async def test_other_periods_are_in_force_and_the_lease_that_waits_goes_back(scripts: Scripts, life: Life) -> None:
+    """A quota by the month becomes one by the day, while the next month's lease waits."""
+    await install(scripts, life, NOW, AHEAD)
+    await install(scripts, life, lease_reply(period="2026-11-30", granted=5, first_minute=40_000))
+    assert await available(scripts, life) == 5
+    assert (await reported(scripts, life))["2026-12"].returned == 10
+    await install(scripts, life, structs.replace(AHEAD, granted=12), seq=1)
+    assert (await reported(scripts, life))["2026-12"].returned == 12
+
+
+async def test_a_batch_never_holds_more_leases_than_a_message_may(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    quotas = [quota for i in range(1_200) if lane_of(quota := f"exports:tenant=t{i}", life.lanes) == 0][:200]
+    for quota in quotas:
+        fields = {"period": "2026-12", "granted": "1", "overage": "0", "was:2026-11": "1 0 0 1 0"}
+        fields |= {"next:period": "2027-01", "next:granted": "1", "next:overage": "0"}
+        pairs = [each for pair in fields.items() for each in pair]
+        await connection.call("HSET", keys.lease(0, life.epoch, quota), *pairs)
+        await connection.call("SADD", keys.dirty(0, life.epoch), quota)
+    frozen = batch_of(await scripts.freeze(life, 0, quotas))
+    assert 300 < len(frozen.leases) <= MAX_LEASES_PER_EXCHANGE
+    left = await connection.call("SCARD", keys.dirty(0, life.epoch))
+    assert len(frozen.leases) == 3 * (200 - left)

@@ -1,0 +1,25 @@
+"""When the next period's lease is given ahead."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from coordinator.domain.granting import Terms
+from coordinator.domain.period import period_at
+from protocol.policy import PeriodKind
+
+NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "lease_ms", "lead"),
+    [
+        (PeriodKind.MONTH, 60_000, timedelta(minutes=1)),
+        (PeriodKind.HOUR, 60_000, timedelta(minutes=1)),
+        (PeriodKind.HOUR, 86_400_000, timedelta(minutes=15)),  # never longer than a quarter of the period
+    ],
+)
+def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease_ms: int, lead: timedelta) -> None:
+    terms, period = Terms(lease_ms, 5_000), period_at(kind, NOW)
+    assert terms.is_near_its_end(period, period.ends_at - lead)
+    assert not terms.is_near_its_end(period, period.ends_at - lead - timedelta(microseconds=1))
