@@ -19,7 +19,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, _record
 from coordinator.domain.audit import Actor
-from coordinator.domain.books import Key, Lease
+from coordinator.domain.books import Lease
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.operations.add_override import add_override
