@@ -21,6 +21,7 @@ MAX_PLANS = 100
 # Buckets count thousand-millionths of a unit, so that no refill is ever rounded; that many fit Lua's numbers.
 MAX_BURST = 9_000_000
 MAX_RATE_MICRO = MAX_BURST * 1_000_000
+MAX_LOG = 10_000  # what remembers every request is bounded
 MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
@@ -53,11 +54,29 @@ class StoreFailure(StrEnum):
     LOCAL = "local"
 
 
+class RateAlgorithm(StrEnum):
+    """How a rate is counted: one file each in lua/algorithms."""
+
+    TOKEN_BUCKET = "token_bucket"  # noqa: S105  (no password)
+    GCRA = "gcra"
+    LEAKY_BUCKET = "leaky_bucket"
+    FIXED_WINDOW = "fixed_window"
+    SLIDING_WINDOW = "sliding_window"
+    SLIDING_LOG = "sliding_log"
+
+
+WINDOWS = {RateAlgorithm.FIXED_WINDOW, RateAlgorithm.SLIDING_WINDOW, RateAlgorithm.SLIDING_LOG}
+
+
 class Rate(NamedTuple):
-    """`rate_micro` millionths of a unit a second, and as many units at once as `burst`."""
+    """`rate_micro` millionths of a unit a second, and as many units at once as `burst`.
+
+    Where a whole window is counted, `burst` is what may pass in one: so a share of the burst is a share of the window.
+    """
 
     rate_micro: int
     burst: int
+    window_ms: int = 0
 
 
 LimitValue = int | str
@@ -177,16 +196,31 @@ def parse_duration_ms(text: str) -> int:
     return int(found[1]) * _MILLISECONDS[found[2]]
 
 
-def parse_rate(text: LimitValue) -> Rate:
-    """`100/second, burst 200` as integers. Without a burst, one second's worth (at least one unit)."""
+def parse_rate(text: LimitValue, algorithm: str = RateAlgorithm.TOKEN_BUCKET) -> Rate:
+    """`100/second, burst 200` as integers. Without a burst, one second's worth (at least one unit).
+
+    An algorithm that counts in windows knows no burst: `100/minute` is its window and what may pass in it.
+    """
     found = _RATE.match(text) if isinstance(text, str) else None
     if not found:
         raise ValueError(f"{text!r} is not a rate; write it as '100/second' or '1000/minute, burst 200'")
+    if algorithm in WINDOWS:
+        return _windowed(text, found, algorithm)
     rate_micro = int(found[1]) * 1_000_000 // _SECONDS[found[2]]
     burst = int(found[3]) if found[3] else max(1, rate_micro // 1_000_000)
     if not 0 < rate_micro <= MAX_RATE_MICRO or not 0 < burst <= MAX_BURST:
         raise ValueError(f"{text!r}: rate and burst must be above zero and at most {MAX_BURST}")
     return Rate(rate_micro, burst)
+
+
+def _windowed(text: LimitValue, found: re.Match[str], algorithm: str) -> Rate:
+    units, window_s = int(found[1]), _SECONDS[found[2]]
+    if found[3]:
+        raise ValueError(f"{text!r}: a rate that is counted by {algorithm} has no burst; write '100/minute' alone")
+    most = MAX_LOG if algorithm == RateAlgorithm.SLIDING_LOG else MAX_BURST
+    if not 0 < units <= most:
+        raise ValueError(f"{text!r}: a rate that is counted by {algorithm} is above zero and at most {most} a window")
+    return Rate(units * 1_000_000 // window_s, units, window_s * 1000)
 
 
 def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
@@ -197,7 +231,8 @@ def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
     """
     if weight <= 0 or limit.burst == 0:
         return Rate(0, 0)
-    return Rate(limit.rate_micro * weight // total_weight, max(1, limit.burst * weight // total_weight))
+    burst = max(1, limit.burst * weight // total_weight)
+    return Rate(limit.rate_micro * weight // total_weight, burst, limit.window_ms)
 
 
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
@@ -283,8 +318,7 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     elif quota.kind is QuotaKind.CONCURRENCY and quota.slot_ttl is not None:
         yield from _faults_of_duration(f"{where}.slot_ttl", quota.slot_ttl)
     elif quota.kind is QuotaKind.RATE:
-        planned = ("gcra", "fixed_window", "sliding_window", "sliding_log", "leaky_bucket")
-        yield from _unserved(f"{where}.algorithm", quota.algorithm, served=("token_bucket",), planned=planned)
+        yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
         yield from _unserved(f"{where}.sharing", quota.sharing, served=("adaptive", "strict"), planned=())
 
 
@@ -307,20 +341,20 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: QuotaSpec) -> 
         place = where if plan is None else f"{where}.{plan}"
         if plan is not None and plan not in document.plans:
             yield Fault(place, "known", f"there is no plan {plan!r}")
-        yield from faults_of_value(place, quota.kind, value)
+        yield from faults_of_value(place, quota, value)
 
 
-def faults_of_value(where: str, kind: QuotaKind, value: LimitValue) -> Iterator[Fault]:
+def faults_of_value(where: str, quota: QuotaSpec, value: LimitValue) -> Iterator[Fault]:
     """One limit, in the document or in an override."""
-    if kind is QuotaKind.RATE:
-        yield from _faults_of_rate(where, value)
+    if quota.kind is QuotaKind.RATE:
+        yield from _faults_of_rate(where, value, quota.algorithm)
     elif not isinstance(value, int) or not 0 <= value <= MAX_UNITS:
         yield Fault(where, "units", f"a whole number from 0 to {MAX_UNITS} is needed, not {value!r}")
 
 
-def _faults_of_rate(where: str, value: LimitValue) -> Iterator[Fault]:
+def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[Fault]:
     try:
-        parse_rate(value)
+        parse_rate(value, algorithm)
     except ValueError as error:
         yield Fault(where, "rate", str(error))
 

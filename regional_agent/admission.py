@@ -150,6 +150,7 @@ class Admission:
             remaining=policy.remaining,
             reset_ms=policy.reset_ms,
             retry_after_ms=self._retry_after_ms(each, policy),
+            delay_ms=policy.delay_ms,
         )
 
     def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:
@@ -209,6 +210,8 @@ def _answer(allowed: bool, degraded: str | None, answers: list[PolicyAnswer]) ->
 
 
 def _window_s(each: Demanded) -> int:
+    if isinstance(each.charge, RateCharge) and each.charge.window_ms:
+        return each.charge.window_ms // 1000
     if isinstance(each.charge, RateCharge) and each.charge.rate_micro:
         return max(1, each.charge.burst * 1_000_000 // each.charge.rate_micro)
     return each.policy.window_s

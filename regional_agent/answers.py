@@ -47,6 +47,7 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True):
     remaining: int
     reset_ms: int
     retry_after_ms: int
+    delay_ms: int = 0  # of a leaky bucket: how long to wait before the work is begun
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True):

@@ -154,7 +154,8 @@ class Policies:
             return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions), policy.wait_ms)
         if quota.kind is QuotaKind.RATE:
             assert isinstance(limit, Rate)
-            return Demanded(policy, RateCharge(key, units, limit.rate_micro, limit.burst))
+            rate_micro, burst, window_ms = limit
+            return Demanded(policy, RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms))
         raise KindNotServed(policy.spec.name, quota.kind)
 
     def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
@@ -181,7 +182,7 @@ class Policies:
 
     def _compiled(self, quota: QuotaSpec, limit: LimitValue | None) -> int | Rate:
         if quota.kind is QuotaKind.RATE:
-            whole = Rate(0, 0) if limit is None else parse_rate(limit)
+            whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
         return limit if isinstance(limit, int) else 0
 

@@ -91,7 +91,7 @@ def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusa
     if spec.kind is not QuotaKind.RATE:
         return GrantRefusal.NOT_LEASED
     limit = _limit(catalogue, spec, quota_key)
-    return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit)
+    return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit, spec.algorithm)
 
 
 def _limit(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:

@@ -40,7 +40,7 @@ def _faults(document: LimitsDocument, quota: str, subject: Mapping[str, str], li
     if not any(subject.keys() <= set(by) for by in ways):
         counted = "; or ".join(dict.fromkeys(", ".join(by) or "nothing" for by in ways)) or "nothing: it has no policy"
         yield Fault("subject", "counted", f"it would reach nobody, for {quota!r} is counted by {counted}")
-    yield from faults_of_value("limit", spec.kind, limit)
+    yield from faults_of_value("limit", spec, limit)
 
 
 def faults_of_change(document: LimitsDocument, overrides: Mapping[str, Mapping[str, LimitValue]]) -> list[Fault]:
@@ -55,8 +55,8 @@ def _broken(
     if place is None:
         yield Fault("quotas", "in_use", f"{name!r} is missing, and {_some(limits)} overridden; delete those first")
         return
-    kind = document.quotas[place].kind
-    unfit = {key: limit for key, limit in limits.items() if any(faults_of_value("", kind, limit))}
+    spec = document.quotas[place]
+    unfit = {key: limit for key, limit in limits.items() if any(faults_of_value("", spec, limit))}
     if unfit:
         reason = f"{_some(unfit)} overridden with what is no limit of this kind; delete those first"
         yield Fault(f"quotas[{place}].kind", "in_use", reason)

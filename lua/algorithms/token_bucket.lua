@@ -1,7 +1,8 @@
 -- A token bucket: a rate, and as many units at once as its burst.
 --
 -- Keeps  `parts`, what is in the bucket in thousand-millionths of a unit, and `since`, up to when it was filled. A
---        refill is a whole number of parts each millisecond, so nothing is ever rounded. Forgotten when it is full.
+--        refill is a whole number of parts each millisecond, and what the microseconds beyond bring is reckoned anew
+--        each time, so nothing is ever rounded away. Forgotten when it is full.
 -- KEYS  1 the packed state (parts/share)
 -- ARGV  1 rate_micro   2 burst: the safe share
 -- Gives the algorithm. In any time t it admits at most burst + rate × t. A bucket keeps its units when its limit
@@ -17,15 +18,20 @@ local function ms_to_gain(parts, rate_micro, never_ms)
 end
 
 local function look(key, at)
-  local state = share.look(KEYS[key], tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local state = share.look(KEYS[key], 'parts', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
   local full, rate_micro = state.burst * PARTS, state.rate_micro
   local parts, since = full, mono
   if state.remembered ~= '' then parts, since = struct.unpack('<dd', state.remembered) end
   parts = math.min(full, parts)
-  -- Whole milliseconds only; the microseconds left over count the next time.
-  local elapsed_ms = math.max(0, math.floor((mono - since) / 1000))
-  if elapsed_ms * rate_micro >= full - parts then parts = full else parts = parts + elapsed_ms * rate_micro end
-  state.full, state.parts, state.since = full, parts, since + elapsed_ms * 1000
+  local elapsed_us = math.max(0, mono - since)
+  local beyond = elapsed_us % 1000 * rate_micro
+  local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
+  if gained + extra >= full - parts then
+    state.parts, state.extra, state.since = full, 0, mono
+  else
+    state.parts, state.extra, state.since = parts + gained, extra, since + elapsed_us - elapsed_us % 1000
+  end
+  state.full = full
   return state
 end
 
@@ -34,8 +40,9 @@ local function parts_left(state, taken) return math.max(state.parts - taken * PA
 local function refuse(state, cost, is_enforced)
   local needed = (state.taken + cost) * PARTS
   if state.taken + cost > state.burst and is_enforced or needed > MAX_UNITS then return 'cost_above_limit' end
-  if needed > state.parts and is_enforced then
-    return 'rate_exceeded', ms_to_gain(needed - state.parts, state.rate_micro, 1000)
+  local there = state.parts + state.extra
+  if needed > there and is_enforced then
+    return 'rate_exceeded', ms_to_gain(needed - there, state.rate_micro, 1000)
   end
 end
 
@@ -47,8 +54,9 @@ end
 
 local function tell(state, taken)
   local parts = parts_left(state, taken)
-  local reset_ms = ms_to_gain(state.full - parts, state.rate_micro, 1000)
-  return state.burst, math.max(0, math.floor(parts / PARTS)), reset_ms
+  local there = parts + state.extra
+  local reset_ms = ms_to_gain(state.full - there, state.rate_micro, 1000)
+  return state.burst, math.max(0, math.floor(there / PARTS)), reset_ms
 end
 
 return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}

@@ -29,5 +29,9 @@ def rate(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:rate:%s" % (lane, quota.encode())
 
 
+def log(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:log:%s" % (lane, quota.encode())
+
+
 def operation(lane: int, digest: str) -> bytes:
     return b"lh:{%d}:op:%s" % (lane, digest.encode())

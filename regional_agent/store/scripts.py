@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply
 from protocol.outcomes import DenialReason
+from protocol.policy import WINDOWS, RateAlgorithm
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
 from regional_agent.store.sources import sources
@@ -62,10 +63,17 @@ class RateCharge(NamedTuple):
     quota: str
     cost: int
     rate_micro: int
-    burst: int
+    burst: int  # of a window: its limit
+    algorithm: str = "token_bucket"
+    window_ms: int = 0  # of the algorithms that count in windows
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        return _rate_keys(self.quota, life.lanes), ("token_bucket", self.cost, self.rate_micro, self.burst)
+        names = _rate_keys(self.quota, life.lanes)
+        arguments = (self.algorithm, self.cost, self.rate_micro, self.burst)
+        if self.algorithm not in WINDOWS:
+            return names[:1], arguments
+        is_logged = self.algorithm == RateAlgorithm.SLIDING_LOG
+        return names if is_logged else names[:1], (*arguments, max(1, self.window_ms))
 
 
 Charge = AllowanceCharge | RateCharge
@@ -79,7 +87,9 @@ def _allowance_keys(quota: str, lanes: int, epoch: int) -> tuple[bytes, ...]:
 
 @lru_cache(KEYS_KEPT)
 def _rate_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
-    return (keys.rate(lane_of(quota, lanes), quota),)
+    """The state, and the log of those that keep one."""
+    lane = lane_of(quota, lanes)
+    return keys.rate(lane, quota), keys.log(lane, quota)
 
 
 class Operation(NamedTuple):

@@ -74,39 +74,44 @@ class Rate:
     """What all rates have in common: a share that replaces the safe one, and one packed string."""
 
     keys = 1
+    layout: int  # what the packed string's first byte says
 
-    @staticmethod
-    def shared(store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+    def shared(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         rate_micro, burst = int(arguments[0]), int(arguments[1])
-        share_rate, share_burst, share_until, *remembered = store.rate(names[0])
+        layout, share_rate, share_burst, share_until, *remembered = store.rate(names[0])
+        if layout != self.layout:
+            remembered = []
         if mono < share_until:
             rate_micro, burst = share_rate, share_burst
         share = [share_rate, share_burst, share_until]
         return {"rate_micro": rate_micro, "burst": burst, "share": share, "remembered": remembered, "mono": mono}
 
-    @staticmethod
-    def write(store: "StoreModel", names: Names, s: State, remembered: list[int], ttl_ms: int) -> None:
+    def write(self, store: "StoreModel", names: Names, s: State, remembered: list[int], ttl_ms: int) -> None:
         share_ms = math.ceil((s["share"][2] - s["mono"]) / 1000)
-        store.keep_rate(names[0], [*s["share"], *remembered], max(ttl_ms + 1, share_ms))
+        store.keep_rate(names[0], [self.layout, *s["share"], *remembered], max(ttl_ms + 1, share_ms))
 
 
 class TokenBucket(Rate):
-    arguments = 2
+    arguments, layout = 2, 1
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.shared(store, names, arguments, mono)
         full = s["burst"] * PARTS
         parts, since = s["remembered"] or (full, mono)
-        elapsed_ms = max(0, (mono - since) // 1000)
-        parts = min(full, min(full, parts) + elapsed_ms * s["rate_micro"])
-        return s | {"full": full, "parts": parts, "since": since + elapsed_ms * 1000}
+        parts = min(full, parts)
+        elapsed_ms, beyond_us = divmod(max(0, mono - since), 1000)
+        gained, extra = elapsed_ms * s["rate_micro"], beyond_us * s["rate_micro"] // 1000
+        if gained + extra >= full - parts:
+            return s | {"full": full, "parts": full, "extra": 0, "since": mono}
+        return s | {"full": full, "parts": parts + gained, "extra": extra, "since": since + elapsed_ms * 1000}
 
     def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
         needed = (s["taken"] + cost) * PARTS
         if (s["taken"] + cost > s["burst"] and is_enforced) or needed > MAX_UNITS:
             return "cost_above_limit", 0
-        if needed > s["parts"] and is_enforced:
-            return "rate_exceeded", _ms_to_gain(needed - s["parts"], s["rate_micro"], 1000)
+        there = s["parts"] + s["extra"]
+        if needed > there and is_enforced:
+            return "rate_exceeded", _ms_to_gain(needed - there, s["rate_micro"], 1000)
         return "", 0
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
@@ -116,7 +121,8 @@ class TokenBucket(Rate):
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         parts = self._left(s, taken)
-        return s["burst"], max(0, parts // PARTS), _ms_to_gain(s["full"] - parts, s["rate_micro"], 1000)
+        there = parts + s["extra"]
+        return s["burst"], max(0, there // PARTS), _ms_to_gain(s["full"] - there, s["rate_micro"], 1000)
 
     @staticmethod
     def _left(s: State, taken: int) -> int:
@@ -127,7 +133,190 @@ def _ms_to_gain(parts: int, rate_micro: int, never_ms: int) -> int:
     return -(-parts // rate_micro) if rate_micro > 0 else never_ms
 
 
+class Window(Rate):
+    """So many units in a window, which is the third argument, in milliseconds."""
+
+    arguments = 3
+
+    def windowed(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        return self.shared(store, names, arguments, mono) | {"window_ms": int(arguments[2])}
+
+
+class FixedWindow(Window):
+    layout = 3
+
+    def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        s = self.windowed(store, names, arguments, mono)
+        window_us = s["window_ms"] * 1000
+        started, used = s["remembered"] or (mono, 0)
+        if mono - started >= window_us:
+            started, used = mono, 0
+        return s | {"started": started, "used": used, "left_ms": _ms(started + window_us - mono)}
+
+    def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
+        units = s["taken"] + cost
+        if (units > s["burst"] and is_enforced) or s["used"] + units > MAX_UNITS:
+            return "cost_above_limit", 0
+        if s["used"] + units > s["burst"] and is_enforced:
+            return "rate_exceeded", s["left_ms"]
+        return "", 0
+
+    def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
+        self.write(store, names, s, [s["started"], s["used"] + s["taken"]], s["left_ms"])
+
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        used = s["used"] + taken
+        return s["burst"], max(0, s["burst"] - used), s["left_ms"] if used else 0
+
+
+class SlidingWindow(Window):
+    layout = 4
+
+    def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        s = self.windowed(store, names, arguments, mono)
+        window_ms = s["window_ms"]
+        started, current, previous = s["remembered"] or (mono, 0, 0)
+        elapsed_ms = max(0, (mono - started) // 1000)
+        if elapsed_ms >= 2 * window_ms:
+            started, current, previous, elapsed_ms = mono, 0, 0, 0
+        elif elapsed_ms >= window_ms:
+            started, current, previous = started + window_ms * 1000, 0, current
+            elapsed_ms -= window_ms
+        found = {"started": started, "current": current, "previous": previous, "left_ms": window_ms - elapsed_ms}
+        return s | found
+
+    def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
+        units = s["taken"] + cost
+        if (units > s["burst"] and is_enforced) or s["current"] + units > 10**9:
+            return "cost_above_limit", 0
+        if self._room(s, units) < 0 and is_enforced:
+            return "rate_exceeded", self._retry_ms(s, units)
+        return "", 0
+
+    def _retry_ms(self, s: State, units: int) -> int:
+        """The first millisecond at which there is room, if nobody asks meanwhile."""
+        room = s["burst"] - s["current"] - units
+        if room >= 0:
+            return int(s["left_ms"]) - self._before_end(room, s["previous"], s["window_ms"])
+        before_end = self._before_end(s["burst"] - units, s["current"], s["window_ms"])
+        return int(s["left_ms"] + s["window_ms"]) - before_end
+
+    @staticmethod
+    def _before_end(room: int, previous: int, window_ms: int) -> int:
+        return min(window_ms, room * window_ms // previous) if previous else window_ms
+
+    @staticmethod
+    def _room(s: State, units: int) -> int:
+        return int((s["burst"] - s["current"] - units) * s["window_ms"] - s["previous"] * s["left_ms"])
+
+    def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
+        remembered = [s["started"], s["current"] + s["taken"], s["previous"]]
+        self.write(store, names, s, remembered, s["left_ms"] + s["window_ms"])
+
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        reset_ms = 0
+        if s["current"] + taken > 0:
+            reset_ms = s["left_ms"] + s["window_ms"]
+        elif s["previous"] > 0:
+            reset_ms = s["left_ms"]
+        return s["burst"], max(0, self._room(s, taken) // s["window_ms"]), reset_ms
+
+
+class SlidingLog(Window):
+    keys, layout = 2, 5
+
+    def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        s = self.windowed(store, names, arguments, mono)
+        window_us = s["window_ms"] * 1000
+        _, newest = s["remembered"] or (0, mono)
+        live = [entry for entry in store.log(names[1]) if entry[0] + window_us > mono]
+        if newest + window_us <= mono:
+            live = []
+        return s | {"live": live, "used": sum(units for _, units in live), "newest": newest}
+
+    def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
+        units = s["taken"] + cost
+        if (units > s["burst"] and is_enforced) or s["used"] + units > MAX_UNITS:
+            return "cost_above_limit", 0
+        if s["used"] + units > s["burst"] and is_enforced:
+            return "rate_exceeded", self._ms_to_free(s, s["used"] + units - s["burst"])
+        return "", 0
+
+    @staticmethod
+    def _ms_to_free(s: State, units: int) -> int:
+        free_at = s["mono"]
+        for at, freed in s["live"]:
+            units, free_at = units - freed, at + s["window_ms"] * 1000
+            if units <= 0:
+                break
+        return _ms(free_at - s["mono"])
+
+    def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
+        s["live"] = [*s["live"], (s["mono"], cost)]
+        store.keep_log(names[1], s["live"], s["window_ms"] + 1)
+        self.write(store, names, s, [s["used"] + s["taken"], s["mono"]], s["window_ms"])
+
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        used = s["used"] + taken
+        newest = s["mono"] if taken else s["newest"]
+        reset_ms = _ms(newest + s["window_ms"] * 1000 - s["mono"]) if used else 0
+        return s["burst"], max(0, s["burst"] - used), reset_ms
+
+
+class LeakyBucket(Rate):
+    arguments, layout = 2, 2
+
+    def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        s = self.shared(store, names, arguments, mono)
+        rate_micro = max(1, s["rate_micro"])
+        due, rest = s["remembered"] or (mono, 0)
+        rest = min(rest, rate_micro - 1)
+        ahead = min(max(0, -((mono - due) * rate_micro // 1000) + rest), MAX_UNITS)
+        if not ahead:
+            due, rest = mono, 0
+        return s | {"rate_micro": rate_micro, "due": due, "rest": rest, "ahead": ahead}
+
+    def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
+        units = s["taken"] + cost
+        if (units > s["burst"] and is_enforced) or units * PARTS > MAX_UNITS:
+            return "cost_above_limit", 0
+        over = s["ahead"] - (s["burst"] - units) * PARTS
+        if over > 0 and is_enforced:
+            return "rate_exceeded", -(-over // s["rate_micro"])
+        return "", 0
+
+    def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
+        whole_ms, rest = divmod(s["rest"] + s["taken"] * PARTS, s["rate_micro"])
+        latest = s["mono"] + MAX_UNITS // s["rate_micro"] * 1000
+        due = min(s["due"] + whole_ms * 1000, latest, MAX_UNITS)
+        self.write(store, names, s, [due, rest], self._reset_ms(s, s["taken"]))
+
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        left = s["burst"] * PARTS - s["ahead"] - taken * PARTS
+        delay_ms = -(-s["ahead"] // s["rate_micro"])
+        remaining = max(0, left // PARTS)
+        return s["burst"], remaining, self._reset_ms(s, taken), remaining, 0, delay_ms
+
+    @staticmethod
+    def _reset_ms(s: State, taken: int) -> int:
+        return -int(-min(s["ahead"] + taken * PARTS, MAX_UNITS) // s["rate_micro"])
+
+
+class Gcra(LeakyBucket):
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        return super().tell(s, taken)[:3]
+
+
+def _ms(us: int) -> int:
+    return -int(-us // 1000)
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "allowance": Allowance(),
+    "fixed_window": FixedWindow(),
+    "gcra": Gcra(),
+    "leaky_bucket": LeakyBucket(),
+    "sliding_log": SlidingLog(),
+    "sliding_window": SlidingWindow(),
     "token_bucket": TokenBucket(),
 }

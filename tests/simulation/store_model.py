@@ -327,13 +327,22 @@ class StoreModel:
 
     def rate(self, key: str) -> list[int]:
         """A rate's packed string: the share, and what its algorithm remembers."""
-        value = self.data.get(key, [0, 0, 0])
+        value = self.data.get(key, [0, 0, 0, 0])
         assert isinstance(value, list)
         return value
 
     def keep_rate(self, key: str, value: list[int], ttl_ms: int) -> None:
         self.data[key] = value
         self._expire(key, max(1, ttl_ms))
+
+    def log(self, key: str) -> list[tuple[int, int]]:
+        value = self.data.get(key, [])
+        assert isinstance(value, list)
+        return value
+
+    def keep_log(self, key: str, entries: list[tuple[int, int]], ttl_ms: int) -> None:
+        self.data[key] = list(entries)
+        self._expire(key, ttl_ms)
 
     # --- freeze ------------------------------------------------------------------------------------------------------
 
@@ -485,7 +494,8 @@ class StoreModel:
     def _install_rate(self, key: str, reply: Names, sent: int) -> None:
         rate_micro, burst, expires_in = (int(each) for each in reply)
         ttl_ms = max(self.ttl_ms(key), expires_in)
-        self.keep_rate(key, [rate_micro, burst, sent + expires_in * 1000, *self.rate(key)[3:]], ttl_ms)
+        layout, _, _, _, *remembered = self.rate(key)
+        self.keep_rate(key, [layout, rate_micro, burst, sent + expires_in * 1000, *remembered], ttl_ms)
 
 
 class ModelConnection(StoreConnection):

@@ -1,6 +1,7 @@
 """What both sides must agree on, to the letter."""
 
 import string
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,8 +11,19 @@ from hypothesis import strategies as st
 from protocol.identifiers import lane_of, parse_quota_key, quota_key
 from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, Totals, after
 from protocol.messages import FrozenBatch, LeaseWant, body_hash
-from protocol.policy import LimitsDocument, Rate, faults_of, parse_duration_ms, parse_rate, safe_share
+from protocol.policy import (
+    MAX_LOG,
+    WINDOWS,
+    LimitsDocument,
+    Rate,
+    RateAlgorithm,
+    faults_of,
+    parse_duration_ms,
+    parse_rate,
+    safe_share,
+)
 
+ROOT = Path(__file__).parents[3]
 LANES = [3, 2, 3]  # in the names of keys of stores that are in use
 FIELDS = st.text(string.ascii_lowercase + "_", min_size=1)
 
@@ -85,7 +97,7 @@ def test_an_exchange_is_its_bytes() -> None:
     ],
 )
 def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> None:
-    assert parse_rate(text) == expected
+    assert parse_rate(text) == (*expected, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +106,27 @@ def test_rates_as_people_write_them(text: str, expected: tuple[int, int]) -> Non
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="rate"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize("algorithm", sorted(WINDOWS))
+def test_a_window_is_what_may_pass_in_it(algorithm: str) -> None:
+    assert parse_rate("1000/minute", algorithm) == (16_666_666, 1000, 60_000)
+    assert safe_share(parse_rate("10/hour", algorithm), 1, 3) == (925, 3, 3_600_000)
+    assert safe_share(parse_rate("2/hour", algorithm), 1, 3).burst == 1
+    with pytest.raises(ValueError, match=f"{algorithm} has no burst"):
+        parse_rate("10/second, burst 20", algorithm)
+    with pytest.raises(ValueError, match="a window"):
+        parse_rate("9000001/hour", algorithm)
+
+
+def test_what_remembers_every_request_is_bounded() -> None:
+    assert parse_rate(f"{MAX_LOG}/hour", "sliding_log").burst == MAX_LOG
+    with pytest.raises(ValueError, match="at most 10000 a window"):
+        parse_rate(f"{MAX_LOG + 1}/hour", "sliding_log")
+
+
+def test_every_algorithm_of_a_rate_has_its_file() -> None:
+    assert {path.stem for path in (ROOT / "lua" / "algorithms").glob("*.lua")} - {"allowance"} == set(RateAlgorithm)
 
 
 def test_durations_as_people_write_them() -> None:
@@ -120,7 +153,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
             {"name": "a", "kind": "allowance", "limit": {"gold": 5}, "period": "anniversary"},
             {"name": "a", "kind": "allowance", "limit": -1, "mode": "central", "cap": "soft",
              "time_zone": "Europe/Berlin"},
-            {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "gcra", "sharing": "even"},
+            {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "roulette", "sharing": "even"},
         ],
         policies=[
             {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "shadow": True,
@@ -140,7 +173,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "quotas[1].time_zone": "supported",
         "quotas[1].cap": "supported",
         "quotas[2].limit": "rate",
-        "quotas[2].algorithm": "supported",
+        "quotas[2].algorithm": "known",
         "quotas[2].sharing": "known",
         "policies[0].quota": "known",
         "policies[0].by[0]": "known",

@@ -1,0 +1,39 @@
+-- A fixed window: so many units from the first request on, and again when the window is over.
+--
+-- Keeps  `started`, the moment of the window's first unit, and `used`. Forgotten when the window is over.
+-- KEYS  1 the packed state (parts/share)
+-- ARGV  1 rate_micro   2 units in a window: the safe share   3 the window, ms
+-- Gives the algorithm. No window admits more than its limit; around the boundary of two, twice as much may pass within
+--       a moment. A limit that changes is in force at once, with what the window has used.
+
+local mono = ...
+local share = require('parts/share')
+local MAX_UNITS = 9007199254740991
+
+local function look(key, at)
+  local state = share.look(KEYS[key], 'fixed', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local window = ARGV[at + 2] * 1000
+  local started, used = mono, 0
+  if state.remembered ~= '' then started, used = struct.unpack('<dd', state.remembered) end
+  if mono - started >= window then started, used = mono, 0 end
+  state.started, state.used = started, used
+  state.left_ms = math.ceil((started + window - mono) / 1000)
+  return state
+end
+
+local function refuse(state, cost, is_enforced)
+  local units = state.taken + cost
+  if units > state.burst and is_enforced or state.used + units > MAX_UNITS then return 'cost_above_limit' end
+  if state.used + units > state.burst and is_enforced then return 'rate_exceeded', state.left_ms end
+end
+
+local function keep(state, key)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.started, state.used + state.taken), state.left_ms)
+end
+
+local function tell(state, taken)
+  local used = state.used + taken
+  return state.burst, math.max(0, state.burst - used), used > 0 and state.left_ms or 0
+end
+
+return {keys = 1, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}

@@ -1,0 +1,82 @@
+-- A sliding window that remembers: in no window whatever, wherever it begins, more than the limit.
+--
+-- Keeps  a log of what was admitted, the oldest first, each entry its moment and its units; and beside the share
+--        `used`, the units in the log, and `newest`, its last moment. Forgotten when that is out of the window.
+-- KEYS  1 the packed state (parts/share)   2 the log, a list
+-- ARGV  1 rate_micro   2 units in a window: the safe share   3 the window, ms
+-- Gives the algorithm. Exact, and the dearest: an entry for each request, so its limit is bounded where it is declared.
+
+local mono = ...
+local share = require('parts/share')
+local MAX_UNITS, CHUNK = 9007199254740991, 64
+
+-- Walk through the log from entry `from` on, until `is_enough(at, units)`; gives how many entries were passed.
+local function walk(log, from, is_enough)
+  local passed = from
+  while true do
+    local entries = redis.call('LRANGE', log, passed, passed + CHUNK - 1)
+    for _, entry in ipairs(entries) do
+      if is_enough(struct.unpack('<dd', entry)) then return passed end
+      passed = passed + 1
+    end
+    if #entries < CHUNK then return passed end
+  end
+end
+
+local function look(key, at)
+  local state = share.look(KEYS[key], 'log', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
+  local window = ARGV[at + 2] * 1000
+  local used, newest, over, is_over = 0, mono, 0, true
+  if state.remembered ~= '' then used, newest = struct.unpack('<dd', state.remembered) end
+  if used > 0 and newest + window > mono then
+    over = walk(KEYS[key + 1], 0, function(moment, units)
+      if moment + window > mono then
+        is_over = false
+        return true
+      end
+      used = used - units
+    end)
+  end
+  if is_over then used = 0 end -- and the log is forgotten, or about to be
+  state.log, state.window, state.used, state.newest = KEYS[key + 1], window, used, newest
+  state.over, state.is_over = over, is_over
+  return state
+end
+
+-- When so many units are out of the window.
+local function ms_to_free(state, units)
+  local free_at = mono
+  walk(state.log, state.over, function(moment, freed)
+    units, free_at = units - freed, moment + state.window
+    return units <= 0
+  end)
+  return math.ceil((free_at - mono) / 1000)
+end
+
+local function refuse(state, cost, is_enforced)
+  local units = state.taken + cost
+  if units > state.burst and is_enforced or state.used + units > MAX_UNITS then return 'cost_above_limit' end
+  if state.used + units > state.burst and is_enforced then
+    return 'rate_exceeded', ms_to_free(state, state.used + units - state.burst)
+  end
+end
+
+local function keep(state, key, _, cost)
+  if state.is_over then redis.call('DEL', state.log) elseif state.over > 0 then
+    redis.call('LTRIM', state.log, state.over, -1)
+  end
+  state.is_over, state.over = false, 0
+  local ttl_ms = state.window / 1000
+  redis.call('RPUSH', state.log, struct.pack('<dd', mono, cost))
+  redis.call('PEXPIRE', state.log, string.format('%.0f', ttl_ms + 1))
+  share.keep(KEYS[key], state, struct.pack('<dd', state.used + state.taken, mono), ttl_ms)
+end
+
+local function tell(state, taken)
+  local used = state.used + taken
+  local newest = taken > 0 and mono or state.newest
+  local reset_ms = used > 0 and math.ceil((newest + state.window - mono) / 1000) or 0
+  return state.burst, math.max(0, state.burst - used), reset_ms
+end
+
+return {keys = 2, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}

@@ -1,0 +1,305 @@
+"""Each algorithm of a rate on a real store against what it promises: never more, never less, and when to ask again.
+
+The oracle of an algorithm is its promise, written down over the list of all that was admitted, in exact fractions; it
+keeps no state. The store runs the real scripts on the test's clock (test_model.py shows how).
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from protocol.identifiers import lane_of
+from protocol.messages import RateReply
+from protocol.policy import WINDOWS, Rate, RateAlgorithm
+from regional_agent.store import keys
+from regional_agent.store.connection import Argument, Reply, StoreConnection
+from regional_agent.store.gathering import Gatherer
+from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, Request, Scripts
+from tests.conftest import Server
+from tests.lua.saying import RATE, install_rate
+from tests.lua.test_model import Wire, at_once
+from tests.simulation.store_model import ModelConnection, StoreModel
+
+ALGORITHMS = sorted(RateAlgorithm)
+LIFE = Life("life-1", 7, 4)
+STEADY = [RateAlgorithm.TOKEN_BUCKET, RateAlgorithm.GCRA, RateAlgorithm.LEAKY_BUCKET]
+START_US = 1_000_000_000_000_000
+
+
+class Clocked:
+    """One key of one algorithm on a real store, at times that the test says."""
+
+    def __init__(self, server: Server, algorithm: str) -> None:
+        self.wire = Wire(server)
+        self.scripts = Scripts(Straight(self.wire))
+        self.algorithm = algorithm
+        self.now_us = START_US
+        self.advance(0)
+        at_once(self.scripts.begin_life("life-1", "a" * 16))
+        at_once(self.scripts.adopt_epoch("life-1", "a" * 16, 7, 4))
+
+    def advance(self, us: int) -> None:
+        self.now_us += us
+        self.wire.ask("HSET", "clock", "s", self.now_us // 1_000_000, "us", self.now_us % 1_000_000)
+
+    def close(self) -> None:
+        self.wire.ask("FLUSHALL")
+        self.wire.close()
+
+    def take(self, cost: int, limit: Rate, mode: str = "enforce") -> PolicyDecision:
+        charge = RateCharge(RATE, cost, limit.rate_micro, limit.burst, self.algorithm, limit.window_ms)
+        return at_once(self.scripts.check(LIFE, mode, [charge])).policies[0]
+
+
+class Straight(ModelConnection):
+    """Every command goes to the real store."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(StoreModel())
+        self.fingerprint, self._wire = "real", wire
+
+    async def _ask(self, *arguments: Argument) -> Reply:
+        to_real = list(arguments)
+        if to_real[0] == "EVALSHA":
+            to_real[1] = self._wire.sha[str(to_real[1])]
+        return self._wire.ask(*to_real)
+
+
+@pytest.fixture(params=ALGORITHMS)
+def algorithm(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clocked(store_server: Server, algorithm: str) -> Iterator[Clocked]:
+    with closing(Clocked(store_server, algorithm)) as clocked:
+        yield clocked
+
+
+def limit_of(algorithm: str, units: int = 10) -> Rate:
+    """So many units at once, and a hundred a second where there is a rate; a window is a second."""
+    return Rate(units * 1_000_000, units, 1_000) if algorithm in WINDOWS else Rate(100_000_000, units)
+
+
+# --- the promises -----------------------------------------------------------------------------------------------------
+
+Admitted = list[tuple[int, int]]  # at, units
+
+
+def fits(algorithm: str, admitted: Admitted, at: int, cost: int, limit: Rate) -> bool:
+    """Whether one more may pass, by the words of the algorithm's promise alone."""
+    if cost > limit.burst:
+        return False
+    if algorithm in STEADY:
+        return _in_bucket(admitted, at, limit) + cost <= limit.burst
+    if algorithm == RateAlgorithm.SLIDING_LOG:
+        return cost + sum(units for moment, units in admitted if moment > at - limit.window_ms * 1000) <= limit.burst
+    current, previous, left = _in_windows(admitted, at, limit, tiles=algorithm == RateAlgorithm.SLIDING_WINDOW)
+    return current + previous * left + cost <= limit.burst
+
+
+def _in_bucket(admitted: Admitted, at: int, limit: Rate) -> Fraction:
+    """What has not drained yet: the most of any stretch of the past up to now."""
+    level, since = Fraction(0), START_US
+    for moment, units in [*admitted, (at, 0)]:
+        level = max(Fraction(0), level - Fraction((moment - since) * limit.rate_micro, 10**12)) + units
+        since = moment
+    return level
+
+
+def _in_windows(admitted: Admitted, at: int, limit: Rate, *, tiles: bool) -> tuple[int, int, Fraction]:
+    """Units of this window and of the one before, and how much of that is still in sight, in whole milliseconds."""
+    window_us = limit.window_ms * 1000
+    started, current, previous = at, 0, 0
+    for place, (moment, units) in enumerate([*admitted, (at, 0)]):
+        elapsed = moment - started
+        if place == 0 or elapsed >= (2 if tiles else 1) * window_us:
+            started, current, previous = moment, 0, 0
+        elif elapsed >= window_us:
+            started, current, previous = started + window_us, 0, current
+        current += units
+    left_ms = limit.window_ms - (at - started) // 1000
+    return current, previous if tiles else 0, Fraction(left_ms, limit.window_ms)
+
+
+arrivals = st.lists(
+    st.tuples(
+        st.one_of(st.integers(0, 30_000), st.integers(0, 400_000), st.sampled_from([0, 1, 999, 1000, 1_000_000])),
+        st.integers(1, 6),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(steps=arrivals, units=st.integers(1, 12))
+def test_what_passes_is_what_the_promise_says(
+    store_server: Server, name: str, steps: list[tuple[int, int]], units: int
+) -> None:
+    limit = limit_of(name, units)
+    with closing(Clocked(store_server, name)) as clocked:
+        admitted: Admitted = []
+        for wait_us, cost in steps:
+            clocked.advance(wait_us)
+            expected = fits(name, admitted, clocked.now_us, cost, limit)
+            decision = clocked.take(cost, limit)
+            assert decision.allowed == expected, (admitted, clocked.now_us, cost)
+            if decision.allowed:
+                admitted.append((clocked.now_us, cost))
+            elif cost <= units:
+                _asks_again_in_time(clocked, name, admitted, cost, limit, decision.retry_after_ms)
+
+
+def _asks_again_in_time(
+    clocked: Clocked, name: str, admitted: Admitted, cost: int, limit: Rate, retry_after_ms: int
+) -> None:
+    """`retry_after_ms` is exact: nobody else asking, it is the first whole millisecond at which the request passes."""
+    assert retry_after_ms > 0
+    assert fits(name, admitted, clocked.now_us + retry_after_ms * 1000, cost, limit)
+    assert not fits(name, admitted, clocked.now_us + (retry_after_ms - 1) * 1000, cost, limit)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ALGORITHMS)
+async def test_of_200_clients_at_once_exactly_the_limit_passes(scripts: Scripts, life: Life, name: str) -> None:
+    # So slow, or so long, that nothing comes back while the test runs.
+    charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
+    clients = [Gatherer(scripts) for _ in range(200)]
+    decisions = await asyncio.gather(*(client.decide(life, Request("enforce", [charge])) for client in clients))
+    assert sum(decision.allowed for decision in decisions) == 120
+
+
+# --- the traps --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_request_finds_all_of_the_limit(clocked: Clocked, algorithm: str) -> None:
+    first = clocked.take(10, limit_of(algorithm))
+    assert (first.allowed, first.limit, first.remaining, first.delay_ms) == (True, 10, 0, 0)
+    assert not clocked.take(1, limit_of(algorithm)).allowed
+
+
+def test_a_cost_above_the_capacity_is_told_from_a_denial(clocked: Clocked, algorithm: str) -> None:
+    decision = clocked.take(11, limit_of(algorithm))
+    assert (decision.reason, decision.remaining, decision.retry_after_ms) == ("cost_above_limit", 10, 0)
+
+
+def test_two_requests_in_one_millisecond_are_two(clocked: Clocked, algorithm: str) -> None:
+    remaining = []
+    for _ in range(3):
+        remaining.append(clocked.take(1, limit_of(algorithm)).remaining)
+        clocked.advance(1)
+    assert remaining == [9, 8, 7]
+
+
+def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing(clocked: Clocked, algorithm: str) -> None:
+    assert clocked.take(10, limit_of(algorithm)).allowed
+    clocked.advance(-3_600_000_000)
+    assert not clocked.take(1, limit_of(algorithm)).allowed
+    clocked.advance(2_000_000)
+    assert clocked.take(10 if algorithm != RateAlgorithm.SLIDING_WINDOW else 9, limit_of(algorithm)).allowed
+
+
+def test_peek_takes_nothing_and_adjust_asks_nobody(clocked: Clocked, algorithm: str) -> None:
+    limit = limit_of(algorithm)
+    assert [clocked.take(10, limit, "peek").remaining for _ in range(2)] == [10, 10]
+    assert clocked.wire.ask("KEYS", "*rate*") == []
+    assert clocked.take(25, limit, "adjust").allowed
+    assert not clocked.take(1, limit).allowed
+    assert clocked.take(1, limit, "peek").remaining == 0
+
+
+def test_a_limit_that_is_lowered_and_raised_in_mid_flight_is_in_force_at_once(clocked: Clocked, algorithm: str) -> None:
+    assert clocked.take(8, limit_of(algorithm)).allowed
+    assert not clocked.take(3, limit_of(algorithm, 4)).allowed
+    remaining = clocked.take(1, limit_of(algorithm), "peek").remaining
+    assert remaining == 2
+    raised = clocked.take(3, limit_of(algorithm, 40))
+    assert raised.allowed is (algorithm != RateAlgorithm.TOKEN_BUCKET), (
+        "a bucket keeps its units, others what they used"
+    )
+
+
+def test_a_share_replaces_the_safe_one_and_scales_the_algorithm(clocked: Clocked, algorithm: str) -> None:
+    limit = limit_of(algorithm)
+    share = RateReply(quota=RATE, rate_micro=50_000_000, burst=25, expires_in_ms=10_000, refresh_in_ms=1_000)
+    at_once(install_rate(clocked.scripts, LIFE, share))
+    assert clocked.take(20, limit).allowed
+    assert clocked.take(6, limit).reason == "rate_exceeded"
+    clocked.advance(10_000_000)
+    assert clocked.take(11, limit).reason == "cost_above_limit"
+    assert clocked.take(1, limit).limit == 10
+
+
+def test_another_algorithm_begins_anew(clocked: Clocked, algorithm: str) -> None:
+    assert clocked.take(10, limit_of(algorithm)).allowed
+    others = [name for name in ALGORITHMS if {name, algorithm} != {RateAlgorithm.GCRA, RateAlgorithm.LEAKY_BUCKET}]
+    for other in others:
+        if other != algorithm:
+            clocked.algorithm = other
+            assert clocked.take(10, limit_of(other), "peek").remaining == 10, other
+
+
+def test_a_state_is_forgotten_when_it_says_nothing_more_and_not_before(clocked: Clocked, algorithm: str) -> None:
+    decision = clocked.take(10, limit_of(algorithm))
+    names = [name for name in clocked.wire.ask("KEYS", "*") if b":rate:" in name or b":log:" in name]
+    left_ms = {clocked.wire.ask("PTTL", name) - 10**10 for name in names}
+    assert len(names) == (2 if algorithm == RateAlgorithm.SLIDING_LOG else 1)
+    assert all(decision.reset_ms - 1_000 < left <= decision.reset_ms + 1 for left in left_ms)
+    clocked.advance((decision.reset_ms + 1) * 1000)
+    kept = clocked.take(10, limit_of(algorithm), "peek")
+    for name in names:
+        clocked.wire.ask("DEL", name)
+    assert clocked.take(10, limit_of(algorithm), "peek") == kept, "absent says the same"
+
+
+@pytest.mark.parametrize("name", [RateAlgorithm.FIXED_WINDOW, RateAlgorithm.SLIDING_WINDOW, RateAlgorithm.SLIDING_LOG])
+def test_around_a_boundary_only_the_fixed_window_doubles(store_server: Server, name: str) -> None:
+    limit = limit_of(name)
+    with closing(Clocked(store_server, name)) as clocked:
+        assert clocked.take(1, limit).allowed
+        clocked.advance(990_000)
+        passed = sum(clocked.take(1, limit).allowed for _ in range(20))
+        clocked.advance(20_000)
+        passed += sum(clocked.take(1, limit).allowed for _ in range(20))
+        assert passed == {"fixed_window": 19, "sliding_window": 9, "sliding_log": 10}[name]
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_refills_are_never_rounded_away(store_server: Server, name: str) -> None:
+    """Seven a second do not divide a second: after a hundred seconds it is 700, and the burst."""
+    limit = Rate(7_000_000, 2)
+    with closing(Clocked(store_server, name)) as clocked:
+        passed = 0
+        for _ in range(3_000):
+            passed += clocked.take(1, limit).allowed
+            clocked.advance(33_333)
+        assert 700 <= passed <= 702
+
+
+def test_a_leaky_bucket_tells_each_when_its_turn_is(store_server: Server) -> None:
+    limit = Rate(4_000_000, 5)
+    with closing(Clocked(store_server, "leaky_bucket")) as clocked:
+        queue = [clocked.take(1, limit) for _ in range(6)]
+        assert [decision.delay_ms for decision in queue] == [0, 250, 500, 750, 1000, 0]
+        assert [decision.allowed for decision in queue] == [True] * 5 + [False]
+        assert queue[5].retry_after_ms == 250
+        clocked.advance(600_000)
+        assert clocked.take(2, limit).delay_ms == 650
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ALGORITHMS)
+async def test_a_key_takes_less_than_300_bytes(
+    connection: StoreConnection, scripts: Scripts, life: Life, name: str
+) -> None:
+    await scripts.check(life, "enforce", [RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)])
+    lane = lane_of(RATE, life.lanes)
+    sizes = [await connection.call("MEMORY", "USAGE", key) for key in (keys.rate(lane, RATE), keys.log(lane, RATE))]
+    assert sum(size or 0 for size in sizes) < 300
