@@ -151,6 +151,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
 
-def bounded_protocol(max_header_bytes: int) -> type[BoundedProtocol]:
+def bounded_protocol(max_header_bytes: int, protocol: type[BoundedProtocol] = BoundedProtocol) -> type[BoundedProtocol]:
     """A class of its own for each bound: uvicorn makes the instances."""
-    return type("BoundedProtocol", (BoundedProtocol,), {"max_header_bytes": max_header_bytes})
+    return type(protocol.__name__, (protocol,), {"max_header_bytes": max_header_bytes})

@@ -22,7 +22,7 @@ import structlog
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
-from doors.http_protocol import bounded_protocol
+from doors.http_protocol import BoundedProtocol, bounded_protocol
 
 GRACE_S = 5
 KEEP_ALIVE_S = 75  # longer than clients keep idle connections, or they would meet a closed one now and then
@@ -45,6 +45,7 @@ async def serve(
     port: int,
     uds: str | None = None,
     max_header_bytes: int = 16_384,
+    protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
@@ -54,8 +55,9 @@ async def serve(
     """
     listener = _listen_on_unix(uds) if uds else _listen_on_port(host, port)
     address = f"unix:{uds}" if uds else _url_of(listener)
+    config = _config(app, bounded_protocol(max_header_bytes, protocol))
     try:
-        await _Server(app, max_header_bytes, before_shutdown, _announcer(address, on_listening)).serve([listener])
+        await _Server(config, before_shutdown, _announcer(address, on_listening)).serve([listener])
     finally:
         listener.close()
         if uds:
@@ -74,12 +76,11 @@ def _announcer(address: str, on_listening: Callable[[str], None] | None) -> Call
 class _Server(Server):
     def __init__(
         self,
-        app: ASGIApp,
-        max_header_bytes: int,
+        config: Config,
         before_shutdown: Callable[[], Awaitable[None]] | None,
         announce: Callable[[], None],
     ) -> None:
-        super().__init__(_config(app, max_header_bytes))
+        super().__init__(config)
         self._before_shutdown = before_shutdown
         self._announce = announce
 
@@ -126,10 +127,10 @@ class _Server(Server):
                 loop.remove_signal_handler(number)
 
 
-def _config(app: ASGIApp, max_header_bytes: int) -> Config:
+def _config(app: ASGIApp, protocol: type[BoundedProtocol]) -> Config:
     return Config(
         app,
-        http=bounded_protocol(max_header_bytes),
+        http=protocol,
         ws="none",
         lifespan="on",
         log_config=None,

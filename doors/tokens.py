@@ -26,7 +26,11 @@ def token_hash(token: str) -> bytes:
 def bearer_token(request: Request) -> str | None:
     """The token of `Authorization: Bearer …`; None without one, with two, or with anything else."""
     values = request.headers.getlist("authorization")
-    found = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
+    return token_in(values[0]) if len(values) == 1 else None
+
+
+def token_in(authorization: str) -> str | None:
+    found = _BEARER.fullmatch(authorization)
     return found[1] if found else None
 
 

@@ -4,32 +4,38 @@ One script in the region's store decides all policies of a request at once. This
 what a failure means: where the store cannot be asked, each policy's `on_store_failure` answers, and the answer says so.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple, TypeVar
 
 import msgspec
+import structlog
 
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
 from protocol.policy import QuotaKind, StoreFailure
-from regional_agent.answers import Check, CheckAnswer, PolicyAnswer
+from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
-from regional_agent.policies import Demanded, Policies, digest
+from regional_agent.policies import Demanded, Policies, Subject, digest
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import (
     AllowanceCharge,
-    Charge,
     Decision,
     Fenced,
+    OnDecision,
     Operation,
     PolicyDecision,
     RateCharge,
     Request,
 )
+
+log = structlog.get_logger()
 
 ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
 OTHER_WINDOW_MS = 10 * 60 * 1000
@@ -44,40 +50,76 @@ class NoPoliciesYet(Exception):
     """The agent has never heard any policies: it cannot tell what is limited."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The answer, and for each of its policies the length of its window for the headers."""
+class Asked(NamedTuple):
+    """A check, and what it takes of each policy that it meets: all that can be known before the store is asked."""
 
-    answer: CheckAnswer
-    windows_s: Sequence[int]
+    subject: Subject
+    demanded: list[Demanded]
+    request: Request
+    windows_s: list[int]
+    blocked: Blocked | None = None  # then nothing else is known of it
+
+    @property
+    def lasts(self) -> bool:
+        """As long as the policies: the same check asks the same again."""
+        return self.blocked is None and self.request.operation is None
+
+
+OnVerdict = Callable[[Verdict | Exception], None]
 
 
 class Admission:
+    """Callbacks, not coroutines: a task for each request would cost as much as all that happens in it."""
+
     def __init__(self, gatherer: Gatherer, life: LifeKeeper, leasing: Leasing, metrics: Metrics, clock: Clock) -> None:
         self._gatherer = gatherer
         self._life = life
         self._leasing = leasing
         self._metrics = metrics
         self._clock = clock
+        self._waiting: set[asyncio.Task[None]] = set()
         self.policies: Policies | None = None
         self.blocks: Blocks | None = None
 
     async def decide(self, check: Check) -> Verdict:
+        """Raises what the store's answer or the request itself makes impossible."""
+        told: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
+        self.submit(self.asked(check), partial(tell, told))
+        outcome = await told
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def asked(self, check: Check) -> Asked:
+        """Raises NoPoliciesYet, UnknownSubjectField or KindNotServed; nothing has happened then."""
         if self.policies is None:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
-        if self.blocks is not None and (blocked := self.blocks.find(subject, self._clock.monotonic_ms())):
-            return self._denied(blocked)
+        if (blocked := self._block_of(subject)) is not None:
+            return Asked(subject, [], Request(check.mode, []), [], blocked)
         demanded = self.policies.demand(subject, check.cost)
-        if not demanded:
-            return Verdict(_answer(True, None, []), [])
+        charges = [each.charge for each in demanded]
         operation = _operation(check, subject, demanded)
-        with self._metrics.check_seconds.time():
-            try:
-                decision = await self._decide_in_store(check.mode, demanded, operation)
-            except (StoreUnavailable, StoreError, Fenced):
-                return self._decide_without_store(demanded)
-        return self._verdict(demanded, decision)
+        windows_s = [_window_s(each) for each in demanded]
+        return Asked(subject, demanded, Request(check.mode, charges, operation), windows_s)
+
+    def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
+        """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
+        if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
+            on_verdict(self._denied(blocked))
+        elif asked.demanded:
+            self._ask_store(asked, _Pending(self, asked, on_verdict))
+        else:
+            on_verdict(MEETS_NO_POLICY)
+
+    async def close(self) -> None:
+        """Who still waits for units waits in vain."""
+        for task in self._waiting:
+            task.cancel()
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    def _block_of(self, subject: Subject) -> Blocked | None:
+        return None if self.blocks is None else self.blocks.find(subject, self._clock.monotonic_ms())
 
     def _denied(self, blocked: Blocked) -> Verdict:
         """Nothing is consumed, and nobody is asked: a block holds while the store is down, too."""
@@ -89,31 +131,68 @@ class Admission:
 
     # --- with the store ----------------------------------------------------------------------------------------------
 
-    async def _decide_in_store(self, mode: str, demanded: list[Demanded], operation: Operation | None) -> Decision:
-        charges = [each.charge for each in demanded]
-        decision = await self._ask_store(mode, charges, operation)
-        if not decision.replayed:
-            self._note(demanded, decision)
+    def _ask_store(self, asked: Asked, on_decision: OnDecision) -> None:
+        life = self._life.current
+        if life is None:
+            on_decision(StoreUnavailable("the region has no epoch yet"))
+        else:
+            self._gatherer.submit(life, asked.request, on_decision)
+
+    def decided(self, pending: "_Pending", decision: Decision | Exception) -> None:
+        """The store's first answer to a check."""
+        if isinstance(decision, Decision) and not decision.replayed:
+            self._note(pending.asked.demanded, decision)
+        if self._short(pending.asked, decision) is None:
+            self._conclude(pending, decision)
+        else:
+            self._wait(pending, decision)
+
+    def _conclude(self, pending: "_Pending", decision: Decision | Exception) -> None:
+        self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
+        if isinstance(decision, Decision):
+            pending.on_verdict(self._verdict(pending.asked, decision))
+        elif isinstance(decision, (StoreUnavailable, StoreError, Fenced)):
+            if isinstance(decision, Fenced):
+                self._life.doubt()
+            pending.on_verdict(self._decide_without_store(pending.asked))
+        else:
+            pending.on_verdict(decision)
+
+    # --- waiting for a last unit -------------------------------------------------------------------------------------
+
+    def _wait(self, pending: "_Pending", decision: Decision | Exception) -> None:
+        """Few requests come here, and they are in no hurry: a task for each."""
+        task = asyncio.get_running_loop().create_task(self._wait_for_units(pending, decision))
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _wait_for_units(self, pending: "_Pending", decision: Decision | Exception) -> None:
+        """Asks again at each news of the quota, for as long as its policy lets a request wait."""
         deadline_ms: int | None = None
-        while not decision.allowed and (short := self._worth_waiting(demanded, decision)) is not None:
+        while (short := self._short(pending.asked, decision)) is not None:
             now_ms = self._clock.monotonic_ms()
             deadline_ms = now_ms + short.wait_ms if deadline_ms is None else deadline_ms
             if now_ms >= deadline_ms:
                 break
             self._metrics.waits.inc()
             await self._leasing.wait(short.charge.quota, short.charge.cost, deadline_ms - now_ms)
-            decision = await self._ask_store(mode, charges, operation)
-        return decision
+            decision = await self._ask_store_again(pending.asked)
+        self._conclude(pending, decision)
 
-    async def _ask_store(self, mode: str, charges: Sequence[Charge], operation: Operation | None) -> Decision:
-        life = self._life.current
-        if life is None:
-            raise StoreUnavailable("the region has no epoch yet")
-        try:
-            return await self._gatherer.decide(life, Request(mode, charges, operation))
-        except Fenced:
-            self._life.doubt()
-            raise
+    async def _ask_store_again(self, asked: Asked) -> Decision | Exception:
+        answer: asyncio.Future[Decision | Exception] = asyncio.get_running_loop().create_future()
+        self._ask_store(asked, partial(tell, answer))
+        return await answer
+
+    def _short(self, asked: Asked, decision: Decision | Exception) -> Demanded | None:
+        """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
+        if not isinstance(decision, Decision) or decision.allowed:
+            return None
+        denials = [pair for pair in zip(asked.demanded, decision.policies, strict=True) if not pair[1].allowed]
+        if any(policy.reason not in WORTH_WAITING for _, policy in denials):
+            return None
+        waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
+        return next(waitable, None)
 
     def _note(self, demanded: list[Demanded], decision: Decision) -> None:
         for each, policy in zip(demanded, decision.policies, strict=True):
@@ -123,22 +202,12 @@ class Admission:
             else:
                 self._leasing.note_rate(each.charge.quota, each.charge.cost, each.charge.rate_micro // 1000)
 
-    def _worth_waiting(self, demanded: list[Demanded], decision: Decision) -> Demanded | None:
-        """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
-        denials = [
-            (each, policy) for each, policy in zip(demanded, decision.policies, strict=True) if not policy.allowed
-        ]
-        if any(policy.reason not in WORTH_WAITING for _, policy in denials):
-            return None
-        waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
-        return next(waitable, None)
-
-    def _verdict(self, demanded: list[Demanded], decision: Decision) -> Verdict:
-        answers = [self._policy_answer(each, policy) for each, policy in zip(demanded, decision.policies, strict=True)]
+    def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
+        answers = list(map(self._policy_answer, asked.demanded, decision.policies))
         for answer in answers:
-            self._metrics.checks.labels(answer.policy, "allowed" if answer.allowed else "denied").inc()
-        windows_s = [_window_s(each) for each in demanded]
-        return Verdict(_answer(decision.allowed, None, answers), windows_s)
+            counts = self._metrics.checks.allowed if answer.allowed else self._metrics.checks.denied
+            counts[answer.policy] += 1
+        return Verdict(_answer(decision.allowed, None, answers), asked.windows_s)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
         return PolicyAnswer(
@@ -162,14 +231,41 @@ class Admission:
 
     # --- without the store -------------------------------------------------------------------------------------------
 
-    def _decide_without_store(self, demanded: list[Demanded]) -> Verdict:
+    def _decide_without_store(self, asked: Asked) -> Verdict:
         """Each policy's failure mode answers. One that is closed closes the request: all or nothing here, too."""
-        answers = [_degraded(each) for each in demanded]
+        answers = [_degraded(each) for each in asked.demanded]
         closed = not all(answer.allowed for answer in answers)
-        for each in demanded:
+        for each in asked.demanded:
             self._metrics.degraded.labels(each.policy.spec.name, each.policy.spec.on_store_failure.value).inc()
         mode = StoreFailure.CLOSED if closed else StoreFailure.OPEN
-        return Verdict(_answer(not closed, mode.value, answers), [_window_s(each) for each in demanded])
+        return Verdict(_answer(not closed, mode.value, answers), asked.windows_s)
+
+
+class _Pending:
+    """A check that the store was asked about. It is called with the answer."""
+
+    __slots__ = ("_admission", "asked", "on_verdict", "started_s")
+
+    def __init__(self, admission: Admission, asked: Asked, on_verdict: OnVerdict) -> None:
+        self._admission = admission
+        self.asked = asked
+        self.on_verdict = on_verdict
+        self.started_s = perf_counter()
+
+    def __call__(self, decision: Decision | Exception) -> None:
+        """It came with those of others, whom a fault here must not harm."""
+        try:
+            self._admission.decided(self, decision)
+        except Exception:
+            log.exception("a decision could not be told")
+
+
+T = TypeVar("T")
+
+
+def tell(future: asyncio.Future[T], outcome: T) -> None:
+    if not future.done():  # else who asked has gone
+        future.set_result(outcome)
 
 
 def _operation(check: Check, subject: dict[str, str], demanded: list[Demanded]) -> Operation | None:
@@ -207,6 +303,9 @@ def _answer(allowed: bool, degraded: str | None, answers: list[PolicyAnswer]) ->
         denied_by=None if last is None else last.policy,
         retry_after_ms=0 if last is None else last.retry_after_ms,
     )
+
+
+MEETS_NO_POLICY = Verdict(_answer(True, None, []), [])
 
 
 def _window_s(each: Demanded) -> int:

@@ -1,11 +1,16 @@
-"""What services ask and what they are told: the shapes of contracts.md, and the headers that say the same."""
+"""What services ask and what they are told: the shapes of contracts.md, and the headers that say the same.
 
-import math
+Whichever door a check came through, `answered` makes its answer: so the doors cannot differ.
+"""
+
+import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import msgspec
 from msgspec import Meta, Struct
 
+from doors.problems import MEDIA_TYPE, PROBLEMS
 from protocol.blocks import BlockField
 from protocol.units import PositiveUnits
 
@@ -73,27 +78,119 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
     items: list[BatchItem]
 
 
+class Denial(CheckAnswer, frozen=True, kw_only=True):
+    """A problem document (RFC 9457) that has the answer's fields, too. Its type leads to an explanation."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+
+
+class Verdict(NamedTuple):
+    """The answer, and for each of its policies the length of its window for the headers."""
+
+    answer: CheckAnswer
+    windows_s: Sequence[int]
+
+
+class Answered(NamedTuple):
+    status: int
+    media_type: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def answered(verdict: Verdict, path: str, request_id: str) -> Answered:
+    answer = verdict.answer
+    headers = headers_of(answer.policies, verdict.windows_s)
+    if answer.allowed:
+        return Answered(200, "application/json", headers, _encode(answer))
+    headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
+    denial = denial_of(answer, path, request_id)
+    return Answered(denial.status, MEDIA_TYPE, headers, _encode(denial))
+
+
+def denial_of(answer: CheckAnswer, path: str, request_id: str) -> Denial:
+    slug = _slug_of_denial(answer)
+    kind = PROBLEMS[slug]
+    return Denial(
+        allowed=False,
+        degraded=answer.degraded,
+        policies=answer.policies,
+        denied_by=answer.denied_by,
+        retry_after_ms=answer.retry_after_ms,
+        blocked_by=answer.blocked_by,
+        type=f"/problems/{slug}",
+        title=kind.title,
+        status=kind.status,
+        detail=_detail_of_denial(answer),
+        instance=path,
+        request_id=request_id,
+    )
+
+
+def status_of_answer(answer: CheckAnswer) -> int:
+    return 200 if answer.allowed else PROBLEMS[_slug_of_denial(answer)].status
+
+
+def _slug_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return "blocked"
+    return "quota-exceeded" if answer.degraded is None else "store-unavailable"
+
+
+def _detail_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
+    if answer.degraded is not None:
+        return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
+    return f"policy {answer.denied_by!r} denies this request; ask again in {_seconds(answer.retry_after_ms)} s"
+
+
+# Structured fields (RFC 9651) know no larger integers.
+MOST_IN_A_HEADER = 999_999_999_999_999
+
+
 def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> dict[str, str]:
-    """RateLimit by the current draft for every policy, and the X- set for the tightest."""
+    """RateLimit by the current draft (-11) for every policy, and the X- set for the tightest."""
     if not policies:
         return {}
-    tightest = min(policies, key=lambda each: (each.allowed, each.remaining))
+    quotas = [
+        f'"{each.policy}";q={min(each.limit, MOST_IN_A_HEADER)}{_window(each.kind, window)}'
+        for each, window in zip(policies, windows_s, strict=True)
+    ]
+    left = [
+        f'"{each.policy}";r={min(each.remaining, MOST_IN_A_HEADER)};t={_seconds(each.reset_ms)}' for each in policies
+    ]
+    tightest = policies[0] if len(policies) == 1 else min(policies, key=lambda each: (each.allowed, each.remaining))
     return {
-        "RateLimit-Policy": ", ".join(
-            f'"{each.policy}";q={each.limit};w={window}' for each, window in zip(policies, windows_s, strict=True)
-        ),
-        "RateLimit": ", ".join(f'"{each.policy}";r={each.remaining};t={_seconds(each.reset_ms)}' for each in policies),
+        "RateLimit-Policy": ", ".join(quotas),
+        "RateLimit": ", ".join(left),
         "X-RateLimit-Limit": str(tightest.limit),
         "X-RateLimit-Remaining": str(tightest.remaining),
         "X-RateLimit-Reset": str(_seconds(tightest.reset_ms)),
     }
 
 
+def _window(kind: str, window_s: int) -> str:
+    """What is limited at once, and not in a time, has no window; and none may be zero."""
+    if kind == "concurrency":
+        return ';qu="concurrent-requests"'
+    return f";w={window_s}" if window_s else ""
+
+
 def retry_after_header(retry_after_ms: int, jitter: float) -> Mapping[str, str]:
     """Whole seconds, never earlier than the exact time, and up to a tenth (at most a minute) later: no herd returns."""
-    spread_ms = min(retry_after_ms / 10 + 1000, 60_000)
-    return {"Retry-After": str(_seconds(retry_after_ms + jitter * spread_ms))}
+    spread_ms = min(retry_after_ms // 10 + 1000, 60_000)
+    return {"Retry-After": str(_seconds(retry_after_ms + int(jitter * spread_ms)))}
 
 
-def _seconds(milliseconds: float) -> int:
-    return math.ceil(milliseconds / 1000)
+def _seconds(milliseconds: int) -> int:
+    """Rounded up: never too early."""
+    return -(-milliseconds // 1000)

@@ -15,6 +15,7 @@ from doors.serving import serve
 from doors.settings import load_settings
 from protocol.clock import Clock, SystemClock
 from regional_agent import api
+from regional_agent.fast_door import FastDoor, fast_protocol
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 
@@ -34,6 +35,10 @@ def create_app(settings: AgentSettings, clock: Clock | None = None) -> FastAPI:
     install_problems(app)
     install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
+    token = settings.service_token.get_secret_value() if settings.service_token else None
+    app.state.fast_door = FastDoor(
+        region.admission, metrics, max_body_bytes=settings.max_body_bytes, service_token=token
+    )
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
     return app
@@ -43,9 +48,11 @@ def run() -> None:
     """Serves until SIGTERM."""
     settings = load_settings(AgentSettings)
     configure_logging("agent", settings.log_level)
+    app = create_app(settings)
     uvloop.run(
         serve(
-            create_app(settings),
+            app,
+            protocol=fast_protocol(app.state.fast_door),
             host=settings.host,
             port=settings.port,
             uds=settings.uds,

@@ -1,25 +1,51 @@
-"""What the agent counts. One registry for each app, so that two in one process do not meet."""
+"""What the agent counts. One registry for each app, so that two in one process do not meet.
+
+What every check adds to is kept in plain numbers, and becomes samples when somebody looks.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from doors.metrics import Durations
+
+CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
+
+
+class CheckCounts(Collector):
+    def __init__(self) -> None:
+        self.allowed: defaultdict[str, int] = defaultdict(int)
+        self.denied: defaultdict[str, int] = defaultdict(int)
+        self.seconds = Durations(CHECK_BUCKETS_S)
+
+    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
+        checks = CounterMetricFamily(
+            "leasehold_checks", "Requests decided, by policy and answer.", labels=("policy", "answer")
+        )
+        for answer, counts in (("allowed", self.allowed), ("denied", self.denied)):
+            for policy, count in counts.items():
+                checks.add_metric((policy, answer), count)
+        yield checks
+        seconds = HistogramMetricFamily(
+            "leasehold_check_seconds", "Time to decide one request, waiting for a last unit included.", labels=()
+        )
+        self.seconds.add_to(seconds, ())
+        yield seconds
 
 
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.checks = Counter(
-            "leasehold_checks", "Requests decided, by policy and answer.", ["policy", "answer"], registry=self.registry
-        )
+        self.checks = CheckCounts()
+        self.registry.register(self.checks)
         self.degraded = Counter(
             "leasehold_degraded_checks",
             "Requests answered without the store, by policy and failure mode.",
             ["policy", "mode"],
             registry=self.registry,
-        )
-        self.check_seconds = Histogram(
-            "leasehold_check_seconds",
-            "Time to decide one request, waiting for a last unit included.",
-            registry=self.registry,
-            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 2.5),
         )
         self.waits = Counter("leasehold_waits", "Requests that waited for a lease.", registry=self.registry)
         self.exchanges = Counter(

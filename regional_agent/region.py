@@ -94,6 +94,7 @@ class Region:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
+            await self.admission.close()
             await self._last_words()
             await self._coordinator.close()
             await self.store.close()

@@ -146,6 +146,10 @@ class Raw:
         with anyio.fail_after(PATIENCE_S):
             await self._reader.readuntil(wanted)
 
+    def abort(self) -> None:
+        """Without a word, and whatever is still to be sent."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(ConnectionError):

@@ -1,0 +1,61 @@
+"""Up to a thousand checks at once: submitted in order, so decided in order, and answered together."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from doors.problems import PROBLEMS, Problem, problem_document
+from regional_agent.admission import Admission, Asked
+from regional_agent.answers import BatchAnswer, BatchItem, Check, Verdict, status_of_answer
+from regional_agent.refusals import REFUSALS, problem_of
+
+log = structlog.get_logger()
+
+
+def asked_of(admission: Admission, check: Check) -> Asked | Exception:
+    """What a check asks, or why it cannot be decided: an answer of its own within the batch."""
+    try:
+        return admission.asked(check)
+    except REFUSALS as refusal:
+        return refusal
+
+
+class Batch:
+    def __init__(self, path: str, request_id: str, on_answer: Callable[[BatchAnswer], object]) -> None:
+        self._path = path
+        self._request_id = request_id
+        self._on_answer = on_answer
+        self._items: list[BatchItem] = []
+        self._left = 0
+
+    def submit(self, admission: Admission, checks: Sequence[Asked | Exception]) -> None:
+        self._left = len(checks)
+        self._items = [BatchItem(status=0)] * len(checks)
+        for place, asked in enumerate(checks):
+            if isinstance(asked, Exception):
+                self._tell(place, asked)
+            else:
+                admission.submit(asked, partial(self._tell, place))
+
+    def _tell(self, place: int, outcome: Verdict | Exception) -> None:
+        self._items[place] = self._item(outcome)
+        self._left -= 1
+        if not self._left:
+            self._on_answer(BatchAnswer(items=self._items))
+
+    def _item(self, outcome: Verdict | Exception) -> BatchItem:
+        """What the check alone would have been answered."""
+        if isinstance(outcome, Exception):
+            problem = _problem_of(outcome)
+            document = problem_document(problem, self._path, self._request_id)
+            return BatchItem(status=problem.status, problem=document)
+        return BatchItem(status=status_of_answer(outcome.answer), answer=outcome.answer)
+
+
+def _problem_of(error: Exception) -> Problem:
+    try:
+        return problem_of(error)
+    except Exception:
+        log.exception("a check of a batch failed")
+        return Problem("internal-error", PROBLEMS["internal-error"].explanation)
