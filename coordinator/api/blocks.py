@@ -1,6 +1,5 @@
 """Who is denied everywhere: a list for people, and the same list for agents, who wait for its next version."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -8,7 +7,9 @@ from msgspec import Meta
 
 from coordinator.api.auth import actor_of, caller_of, require
 from coordinator.api.conditions import unless_known
+from coordinator.api.frozen import refused
 from coordinator.api.idempotency import PeoplesRoute
+from coordinator.api.inputs import Moment, Reason, faults_of_end, faults_of_reason
 from coordinator.api.polling import a_version, news
 from coordinator.api.queries import INTEGER, Query, with_query
 from coordinator.operations.authenticate import Caller
@@ -23,8 +24,6 @@ from protocol.messages import Message
 
 router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
 Writer = Annotated[Caller, Depends(require("quota:write"))]
-Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
-Moment = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
 
 
 class BlockBody(Message, frozen=True):
@@ -73,13 +72,8 @@ async def _blocks(coordinator: Coordinator) -> Blocks:
 async def put_block_(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
     """Denied in every region within a second. The same field and value again is the same block: 200."""
     body, by, now = await read_body(request, BlockBody), actor_of(request, caller), coordinator.clock.now()
-    faults = []
-    if body.valid_until is not None and body.valid_until <= now:
-        faults.append(InvalidParameter("valid_until", "future", "it is over already"))
-    if not body.reason.isprintable():
-        faults.append(InvalidParameter("reason", "text", "it holds a character that cannot be printed"))
-    if faults:
-        raise Problem("invalid-request", f"{faults[0].field}: {faults[0].reason}", invalid_parameters=faults)
+    if faults := [*faults_of_end(now, body.valid_until, now), *faults_of_reason(body.reason)]:
+        raise refused(faults)
     wanted = Wanted(body.field, _spelt(body.field, body.value), body.reason, body.valid_until)
     put = await coordinator.database.run(lambda c: put_block(c, wanted, by, now))
     if put.block is None:
@@ -107,5 +101,4 @@ def _spelt(field: BlockField, value: str) -> str:
     try:
         return spelt(field, value)
     except ValueError as error:
-        fault = InvalidParameter("value", "format", str(error))
-        raise Problem("invalid-request", f"value: {error}", invalid_parameters=[fault]) from error
+        raise refused([InvalidParameter("value", "format", str(error))]) from error

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
+from coordinator.api.frozen import refused
 from coordinator.api.idempotency import PeoplesRoute, id_for
+from coordinator.api.inputs import Moment, Reason, faults_of_end, faults_of_reason
 from coordinator.api.queries import PAGE, TEXT, Query, a_flag, a_text, several, with_query
 from coordinator.domain.overrides import spelt_subject
 from coordinator.operations.add_override import MAX_OVERRIDES, add_override
@@ -26,8 +28,6 @@ from protocol.policy import SUBJECT_FIELDS, LimitValue
 router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("quota:write"))]
-Reason = Annotated[str, Meta(min_length=1, max_length=1000)]
-Moment = Annotated[datetime, Meta(tz=True, description="RFC 3339")]
 
 
 class OverrideBody(Message, frozen=True):
@@ -75,7 +75,7 @@ async def add_override_(request: Request, coordinator: TheCoordinator, caller: W
     wanted = _override(body, id_for(request, caller), by.name, now)
     added = await coordinator.database.run(lambda c: add_override(c, wanted, by, now))
     if added.faults:
-        raise _invalid([InvalidParameter(*fault) for fault in added.faults])
+        raise refused([InvalidParameter(*fault) for fault in added.faults])
     if added.is_full:
         raise Problem("full", f"there are {MAX_OVERRIDES} overrides, and there can be no more; delete some")
     return reply(added.override, 201, {"Location": f"/v1/overrides/{added.override.id}"})
@@ -100,22 +100,14 @@ async def delete_override_(request: Request, override: str, coordinator: TheCoor
 
 def _override(body: OverrideBody, id_: UUID, by: str, now: datetime) -> Override:
     starts, ends = body.valid_from or now, body.valid_until
-    faults = []
-    if ends is not None and ends <= max(starts, now):
-        faults.append(InvalidParameter("valid_until", "future", "it is over before it begins, or before now"))
-    if not body.reason.isprintable():
-        faults.append(InvalidParameter("reason", "text", "it holds a character that cannot be printed"))
+    faults = [*faults_of_end(starts, ends, now), *faults_of_reason(body.reason)]
     try:
         subject = spelt_subject(body.subject)
     except ValueError as error:
         faults.append(InvalidParameter("subject", "format", str(error)))
     if faults:
-        raise _invalid(faults)
+        raise refused(faults)
     return Override(id_, body.quota, subject, body.limit, starts, ends, body.reason, now, by)
-
-
-def _invalid(faults: list[InvalidParameter]) -> Problem:
-    return Problem("invalid-request", f"{faults[0].field}: {faults[0].reason}", invalid_parameters=faults)
 
 
 def _id(text: str) -> UUID:

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,6 +95,25 @@ async def test_a_document_is_seen_agreed_to_and_applied(shell: Shell, tmp_path: 
     changed = await shell.json("apply", "-f", str(file), "-y")
     assert (changed["version"], changed["dry_run"], len(changed["changes"])) == (2, False, 2)
     assert "nothing changes" in await shell.said("apply", "-f", str(file))
+
+
+async def test_what_somebody_else_applied_meanwhile_is_not_overwritten(
+    shell: Shell, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Between the question and the answer."""
+    file = tmp_path / "limits.yaml"
+    file.write_text(DOCUMENT)
+    command = [sys.executable, "-m", "leasehold.cli", "apply", "-f", str(file)]
+    asked = await asyncio.create_subprocess_exec(
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=os.environ | environment
+    )
+    assert asked.stdout is not None
+    async with asyncio.timeout(60):
+        await asked.stdout.readuntil(b"Apply?")
+        await shell.said("apply", "-y", "-f", "-", stdin=DOCUMENT.replace("pro: 100}", "pro: 300}"))
+        _, told = await asked.communicate(b"y\n")
+    assert (asked.returncode, b"version 1 is in force; read it again" in told) == (1, True), told
+    assert (await shell.json("quota", "list"))[0]["limit"]["pro"] == 300
 
 
 @pytest.mark.usefixtures("applied")
