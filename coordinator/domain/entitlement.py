@@ -62,6 +62,7 @@ class Entitlement(NamedTuple):
     kind: PeriodKind
     limit: int
     horizon_ms: int
+    is_overridden: bool = False  # it may be over when another period begins
 
 
 def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
@@ -81,7 +82,8 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     limit = _limit(catalogue, spec, quota_key)
     if not isinstance(limit, int) or spec.period is None:
         return GrantRefusal.NO_LIMIT
-    return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon))
+    is_overridden = _override(catalogue, quota_key) is not None
+    return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon), is_overridden)
 
 
 def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusal:
@@ -96,11 +98,14 @@ def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusa
 
 def _limit(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
     """An override's, of whichever is for the narrowest subject; else the plan's."""
-    if catalogue.overrides:
-        for key in wider_keys(quota_key):
-            if key in catalogue.overrides:
-                return catalogue.overrides[key]
-    return limit_of(spec, _plan(catalogue, quota_key))
+    override = _override(catalogue, quota_key)
+    return limit_of(spec, _plan(catalogue, quota_key)) if override is None else override
+
+
+def _override(catalogue: Catalogue, quota_key: str) -> LimitValue | None:
+    if not catalogue.overrides:
+        return None
+    return next((catalogue.overrides[key] for key in wider_keys(quota_key) if key in catalogue.overrides), None)
 
 
 def _plan(catalogue: Catalogue, quota_key: str) -> str | None:

@@ -81,7 +81,8 @@ def sort_wants(
 def _wanted(want: LeaseWant, found: Entitlement, terms: Terms, now: datetime) -> Iterator[Wanted]:
     period = period_at(found.kind, now)
     yield Wanted(Key(want.quota, period.id), want, found)
-    if terms.is_near_its_end(period, now):
+    # Nor is anything given ahead by an override: it may be over when the next one begins.
+    if terms.is_near_its_end(period, now) and not found.is_overridden:
         # Who waits or holds does so in the period that is; of the next one only the demand is known.
         ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
         yield Wanted(Key(want.quota, next_period(period).id), ahead, found)

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement, quotas_of
+from coordinator.domain.granting import Terms, sort_wants
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
+from protocol.messages import LeaseWant
 from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
 from regional_agent.policies import Policies, begun, edges_ms
 from regional_agent.store.scripts import AllowanceCharge
@@ -77,6 +79,18 @@ def test_nothing_changes_but_at_an_edge(terms: list[OverrideTerm], tenant: str, 
     limits = [naive(terms, subject, age_ms) for age_ms in range(12)]
     changed = {age_ms for age_ms in range(1, 12) if limits[age_ms] != limits[age_ms - 1]}
     assert changed <= set(edges_ms(bundle))
+
+
+def test_nothing_is_given_ahead_by_an_override() -> None:
+    """Of the next period: the override may be over when that begins."""
+    key, terms = "exports:user=a,tenant=b", Terms(lease_ms=60_000, refresh_ms=5_000)
+    almost = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
+    periods = []
+    for overrides in ({}, {"exports:tenant=b": 5000}, {"exports:tenant=c": 5000}):
+        catalogue = Catalogue(1, quotas_of(DOCUMENT), None, {}, {}, overrides)
+        wanted, _ = sort_wants(catalogue, [LeaseWant(quota=key)], terms, almost)
+        periods.append([each.key.period for each in wanted])
+    assert periods == [["2026-11", "2026-12"], ["2026-11"], ["2026-11", "2026-12"]]
 
 
 @given(st.dictionaries(st.sampled_from(["tenant", "user", "ip", "route"]), VALUES))
