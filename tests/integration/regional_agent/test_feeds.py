@@ -1,6 +1,7 @@
 """Blocks and overrides, from the person who makes them to the request that meets them; and what outlives a restart."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,16 +124,17 @@ async def test_the_last_known_are_there_without_the_coordinator(world: World, tm
         await made(world, "/v1/blocks", field="user", value="mallory")
         await made(world, "/v1/overrides", quota="api", subject={}, limit="3/hour, burst 90")
         await made(world, "/v1/overrides", quota="api", subject={"tenant": "x"}, limit="3/hour, burst 60",
-                   valid_until=at(seconds=1))  # fmt: skip
+                   valid_until=at(minutes=30))  # fmt: skip
         await comes_true(lambda: is_blocked(agent, OTHER | {"user": "mallory"}))
         await until(lambda: agent.region.conversation.versions.policies == VERSION + 1)
     world.weather.swallows_requests = True
+    kept = json.loads((tmp_path / "policies.json").read_text())
+    kept["heard_at_ms"] -= 3_600_000  # it was an hour ago
+    (tmp_path / "policies.json").write_text(json.dumps(kept))
     async with running(world.settings("us-east", state_dir=tmp_path)) as agent:
         await until(lambda: agent.region.admission.policies is not None and agent.region.admission.blocks is not None)
         assert await is_blocked(agent, OTHER | {"user": "mallory"})
-        policies = agent.region.admission.policies
-        assert policies is not None
-        await comes_true(lambda: _limits(agent, "x", 30))
+        assert await _limits(agent, "x", 30)
         assert await _limits(agent, "acme", 30)
 
 
