@@ -2,7 +2,9 @@
 
 Nobody waits to be gathered: a call that finds a place free goes at once, alone. While all places are taken calls pile
 up, and the next place takes as many of them as it may, so the busier it is, the less a call costs. In one transaction
-there is at most one call of each lane; whoever comes second stays in line, and nobody of that lane overtakes it.
+there is at most one call of each lane; whoever comes second stays in line, and nobody of that lane overtakes it. A call
+about a quota that another transaction is at stays in line as well: there it would wait for the pool's lock, and here it
+is gathered with all others that do.
 
 If a gather fails, its members run singly, so that a call that is malformed or in trouble is nobody else's trouble. An
 outage is everybody's: then nothing is tried again.
@@ -27,10 +29,15 @@ Apply = Callable[[Sequence[Call]], Awaitable[Sequence[Applied]]]
 class _Waiting(NamedTuple):
     call: Call
     answer: asyncio.Future[Applied]
+    lanes: frozenset[tuple[int, int]]
+    quotas: frozenset[str]
 
-    @property
-    def lanes(self) -> set[tuple[int, int]]:
-        return {(each.batch.epoch, each.batch.lane) for each in self.call.incoming}
+
+def _waiting(call: Call, answer: asyncio.Future[Applied]) -> _Waiting:
+    lanes = frozenset((each.batch.epoch, each.batch.lane) for each in call.incoming)
+    frozen = (lease.quota for each in call.incoming for lease in each.batch.leases)
+    wanted = (want.quota for each in call.incoming for want in each.live.wants)
+    return _Waiting(call, answer, lanes, frozenset((*frozen, *wanted)))
 
 
 class Gathering:
@@ -38,11 +45,11 @@ class Gathering:
         self._apply = apply
         self._free = places
         self._line: deque[_Waiting] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # and the quotas that each is at
 
     async def apply(self, call: Call) -> Applied:
         """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
-        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
+        waiting = _waiting(call, asyncio.get_running_loop().create_future())
         self._line.append(waiting)
         self._start()
         return await waiting.answer
@@ -51,14 +58,14 @@ class Gathering:
         while self._free and self._line:
             gathered = self._take()
             if not gathered:
-                return  # all of them gave up
+                return  # all of them gave up, or wait for what is under way
             self._free -= 1
             task = asyncio.create_task(self._run(gathered))
-            self._running.add(task)
+            self._running[task] = frozenset[str]().union(*(waiting.quotas for waiting in gathered))
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
+        del self._running[task]
         self._free += 1
         self._start()
 
@@ -66,13 +73,19 @@ class Gathering:
         taken: list[_Waiting] = []
         left: deque[_Waiting] = deque()
         lanes: set[tuple[int, int]] = set()
+        busy: set[str] = set().union(*self._running.values())
         exchanges = 0
         while self._line and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
             waiting = self._line.popleft()
             if waiting.answer.cancelled():
                 continue
-            (left if lanes & waiting.lanes else taken).append(waiting)
-            exchanges += len(waiting.call.incoming)
+            if is_busy := not busy.isdisjoint(waiting.quotas):
+                busy |= waiting.quotas  # nobody overtakes it, or it might wait for ever
+            if is_busy or not lanes.isdisjoint(waiting.lanes):
+                left.append(waiting)
+            else:
+                taken.append(waiting)
+                exchanges += len(waiting.call.incoming)
             lanes |= waiting.lanes
         self._line.extendleft(reversed(left))
         return taken

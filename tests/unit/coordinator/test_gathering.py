@@ -10,13 +10,14 @@ from coordinator.domain.exchange import Call, Incoming
 from coordinator.gathering import MOST_CALLS, Gathering
 from coordinator.operations.apply_exchange import Applied
 from coordinator.outages import DatabaseUnavailable
-from protocol.messages import FrozenBatch, LiveState
+from protocol.messages import FrozenBatch, FrozenLease, LeaseWant, LiveState
 
 pytestmark = pytest.mark.anyio
 
 
-def call(lane: int, epoch: int = 1) -> Call:
-    return Call("us-east", "f", [Incoming(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", LiveState())])
+def call(lane: int, epoch: int = 1, wants: Sequence[str] = ()) -> Call:
+    live = LiveState(wants=[LeaseWant(quota=quota) for quota in wants])
+    return Call("us-east", "f", [Incoming(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", live)])
 
 
 class Ledger:
@@ -63,6 +64,38 @@ async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
     ledger.gate.set()
     await asyncio.gather(*tasks)
     assert ledger.gathers == [[0], [1, 2, 1], [1], [1]]
+
+
+async def test_who_wants_what_another_transaction_is_at_waits_here_and_goes_with_all_that_do() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply)
+    tasks = await waiting(gathering, [*(call(lane, wants=["hot"]) for lane in range(4)), call(4, wants=["cold"])])
+    assert ledger.gathers == [[0], [4]]
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert ledger.gathers == [[0], [4], [1, 2, 3]]
+
+
+async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> None:
+    ledger = Ledger()
+    frozen = FrozenLease(quota="hot", period="2026-11", granted=0, overage=0, consumed=0, returned=0)
+    batch = FrozenBatch(epoch=1, lane=1, seq=1, leases=[frozen])
+    reporting = Call("us-east", "f", [Incoming(batch, b"", LiveState())])
+    tasks = await waiting(Gathering(ledger.apply), [call(0, wants=["hot"]), reporting])
+    assert ledger.gathers == [[0]]
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert ledger.gathers == [[0], [1]]
+
+
+async def test_who_waits_for_one_of_its_quotas_is_not_overtaken_at_the_other() -> None:
+    ledger = Ledger()
+    gathering, both = Gathering(ledger.apply), call(1, wants=["hot", "cold"])
+    tasks = await waiting(gathering, [call(0, wants=["hot"]), both, call(2, wants=["cold"])])
+    assert ledger.gathers == [[0]]
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert ledger.gathers == [[0], [1, 2]]
 
 
 async def test_a_gather_is_bounded() -> None:
