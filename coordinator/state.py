@@ -1,11 +1,12 @@
 """What every door of the coordinator works with. `main` builds one; nothing is kept in module globals."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Request
 
+from coordinator.callers import Callers
 from coordinator.database.documents import Documents
 from coordinator.database.engine import Database
 from coordinator.domain.exchange import Call
@@ -13,6 +14,7 @@ from coordinator.domain.granting import Terms
 from coordinator.gathering import Gathering
 from coordinator.metrics import Metrics
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
+from coordinator.operations.authenticate import Caller, authenticate
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
@@ -27,14 +29,19 @@ class Coordinator:
     metrics: Metrics
     documents: Documents = field(default_factory=Documents)
     gathering: Gathering = field(init=False)
+    callers: Callers = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gathering", Gathering(self._apply))
+        object.__setattr__(self, "callers", Callers(self._look_up))
 
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         terms, now = Terms(self.settings.lease_ms, self.settings.refresh_ms), self.clock.now()
         with self.metrics.exchange_seconds.time():
             return await self.database.run(lambda c: apply_exchanges(c, self.documents, calls, terms, now))
+
+    async def _look_up(self, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:
+        return await self.database.read(lambda c: authenticate(c, token_hashes))
 
 
 def coordinator_of(request: Request) -> Coordinator:

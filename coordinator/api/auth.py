@@ -9,7 +9,7 @@ from fastapi import Request
 
 from coordinator.domain.audit import Actor
 from coordinator.domain.scopes import REGION_PREFIX
-from coordinator.operations.authenticate import Caller, authenticate
+from coordinator.operations.authenticate import Caller
 from coordinator.state import TheCoordinator
 from doors.problems import Problem
 from doors.request_ids import request_id_of
@@ -18,7 +18,7 @@ from doors.tokens import bearer_token, token_hash
 
 async def caller_of(request: Request, coordinator: TheCoordinator) -> Caller:
     token = bearer_token(request)
-    found = await coordinator.database.read(lambda c: authenticate(c, token_hash(token))) if token else None
+    found = await coordinator.callers.find(token_hash(token)) if token else None
     if found is None:
         detail = "the token is not known" if token else "this needs a token: Authorization: Bearer <token>"
         raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})

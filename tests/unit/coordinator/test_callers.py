@@ -1,0 +1,76 @@
+"""Who shows a token at the same time is looked up together, and never with what was read before it was shown."""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from uuid import UUID
+
+import pytest
+
+from coordinator.callers import Callers
+from coordinator.operations.authenticate import Caller
+from coordinator.outages import DatabaseUnavailable
+
+pytestmark = pytest.mark.anyio
+KNOWN = Caller(UUID(int=1), frozenset({"admin"}))
+
+
+class Tokens:
+    """Reads at once, and tells when it is let."""
+
+    def __init__(self) -> None:
+        self.known = {b"a": KNOWN, b"b": KNOWN}
+        self.look_ups: list[list[bytes]] = []
+        self.gate = asyncio.Event()
+        self.fails = False
+
+    async def look_up(self, token_hashes: Collection[bytes]) -> Mapping[bytes, Caller]:
+        self.look_ups.append(sorted(token_hashes))
+        found = {each: self.known[each] for each in token_hashes if each in self.known}
+        await self.gate.wait()
+        if self.fails:
+            raise DatabaseUnavailable
+        return found
+
+
+async def asking(callers: Callers, *token_hashes: bytes) -> "list[asyncio.Task[Caller | None]]":
+    tasks = [asyncio.create_task(callers.find(each)) for each in token_hashes]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_who_comes_at_the_same_time_is_looked_up_together() -> None:
+    tokens = Tokens()
+    tasks = await asking(Callers(tokens.look_up), b"a", b"b", b"a", b"never issued")
+    tokens.gate.set()
+    assert await asyncio.gather(*tasks) == [KNOWN, KNOWN, KNOWN, None]
+    assert tokens.look_ups == [[b"a", b"b", b"never issued"]]
+
+
+async def test_a_token_that_was_revoked_since_another_look_up_began_is_not_known() -> None:
+    tokens = Tokens()
+    callers = Callers(tokens.look_up)
+    before = await asking(callers, b"a")
+    del tokens.known[b"a"]
+    after = await asking(callers, b"a")
+    tokens.gate.set()
+    assert await asyncio.gather(*before, *after) == [KNOWN, None]
+
+
+async def test_an_outage_is_told_to_all_that_wait_and_to_nobody_later() -> None:
+    tokens = Tokens()
+    tokens.fails = True
+    tokens.gate.set()
+    callers = Callers(tokens.look_up)
+    told = await asyncio.gather(*await asking(callers, b"a", b"b"), return_exceptions=True)
+    assert [type(each) for each in told] == [DatabaseUnavailable] * 2
+    tokens.fails = False
+    assert await callers.find(b"a") == KNOWN
+
+
+async def test_who_gave_up_keeps_nobody_from_an_answer() -> None:
+    tokens = Tokens()
+    gave_up, stayed = await asking(Callers(tokens.look_up), b"a", b"a")
+    gave_up.cancel()
+    tokens.gate.set()
+    assert await stayed == KNOWN
