@@ -18,6 +18,7 @@ from protocol.outcomes import DenialReason
 from protocol.policy import QuotaKind, StoreFailure
 from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict
 from regional_agent.blocks import Blocked, Blocks
+from regional_agent.domain.denials import Denials
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -28,6 +29,7 @@ from regional_agent.store.scripts import (
     AllowanceCharge,
     Decision,
     Fenced,
+    Life,
     OnDecision,
     Operation,
     PolicyDecision,
@@ -78,6 +80,8 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self._waiting: set[asyncio.Task[None]] = set()
+        self._denials: Denials[Decision] = Denials()
+        self._denials_of: tuple[Life | None, int] = None, 0  # the life and the shares that they are certain in
         self.policies: Policies | None = None
         self.blocks: Blocks | None = None
 
@@ -98,7 +102,7 @@ class Admission:
         if (blocked := self._block_of(subject)) is not None:
             return Asked(subject, [], Request(check.mode, []), [], blocked)
         demanded = self.policies.demand(subject, check.cost)
-        charges = [each.charge for each in demanded]
+        charges = tuple(each.charge for each in demanded)
         operation = _operation(check, subject, demanded)
         windows_s = [_window_s(each) for each in demanded]
         return Asked(subject, demanded, Request(check.mode, charges, operation), windows_s)
@@ -107,8 +111,11 @@ class Admission:
         """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
         if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
             on_verdict(self._denied(blocked))
+        elif (denied := self._denied_before(asked)) is not None:
+            self._note_rates(asked.demanded)
+            on_verdict(self._verdict(asked, denied))
         elif asked.demanded:
-            self._ask_store(asked, _Pending(self, asked, on_verdict))
+            self._ask_store(asked, _Pending(self, asked, on_verdict, self._clock.monotonic_ms(), self._denials_of))
         else:
             on_verdict(MEETS_NO_POLICY)
 
@@ -138,10 +145,35 @@ class Admission:
         else:
             self._gatherer.submit(life, asked.request, on_decision)
 
+    def _denied_before(self, asked: Asked) -> Decision | None:
+        """What the store is certain to say, with its times as they are by now."""
+        circumstances = self._life.current, self._leasing.shares_heard
+        if circumstances != self._denials_of:
+            self._denials.clear()
+            self._denials_of = circumstances
+        if not _may_be_certain(asked.request):
+            return None
+        now_ms = self._clock.monotonic_ms()
+        kept = self._denials.find(asked.request.charges, now_ms)
+        return None if kept is None else _later(kept.decision, now_ms - kept.asked_at_ms)
+
+    def _remember_denial(self, pending: "_Pending", decision: Decision) -> None:
+        """Only what a rate denies: units of an allowance may come from elsewhere at any moment."""
+        request = pending.asked.request
+        until_ms = [
+            policy.retry_after_ms
+            for charge, policy in zip(request.charges, decision.policies, strict=True)
+            if isinstance(charge, RateCharge) and policy.reason == DenialReason.RATE_EXCEEDED
+        ]
+        if until_ms and _may_be_certain(request) and pending.asked_in is self._denials_of:
+            self._denials.keep(request.charges, decision, pending.asked_at_ms, max(until_ms))
+
     def decided(self, pending: "_Pending", decision: Decision | Exception) -> None:
         """The store's first answer to a check."""
         if isinstance(decision, Decision) and not decision.replayed:
             self._note(pending.asked.demanded, decision)
+            if not decision.allowed:
+                self._remember_denial(pending, decision)
         if self._short(pending.asked, decision) is None:
             self._conclude(pending, decision)
         else:
@@ -196,10 +228,14 @@ class Admission:
 
     def _note(self, demanded: list[Demanded], decision: Decision) -> None:
         for each, policy in zip(demanded, decision.policies, strict=True):
-            if isinstance(each.charge, AllowanceCharge):
-                if policy.reason != DenialReason.COST_ABOVE_LIMIT:  # it could never be granted, so it is no demand
-                    self._leasing.note(each.charge.quota, each.charge.cost, policy)
-            else:
+            grantable = policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
+            if grantable and isinstance(each.charge, AllowanceCharge):
+                self._leasing.note(each.charge.quota, each.charge.cost, policy)
+        self._note_rates(demanded)
+
+    def _note_rates(self, demanded: list[Demanded]) -> None:
+        for each in demanded:
+            if isinstance(each.charge, RateCharge):
                 self._leasing.note_rate(each.charge.quota, each.charge.cost, each.charge.rate_micro // 1000)
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
@@ -244,10 +280,14 @@ class Admission:
 class _Pending:
     """A check that the store was asked about. It is called with the answer."""
 
-    __slots__ = ("_admission", "asked", "on_verdict", "started_s")
+    __slots__ = ("_admission", "asked", "asked_at_ms", "asked_in", "on_verdict", "started_s")
 
-    def __init__(self, admission: Admission, asked: Asked, on_verdict: OnVerdict) -> None:
+    def __init__(
+        self, admission: Admission, asked: Asked, on_verdict: OnVerdict, now_ms: int, circumstances: object
+    ) -> None:
         self._admission = admission
+        self.asked_at_ms = now_ms
+        self.asked_in = circumstances
         self.asked = asked
         self.on_verdict = on_verdict
         self.started_s = perf_counter()
@@ -258,6 +298,21 @@ class _Pending:
             self._admission.decided(self, decision)
         except Exception:
             log.exception("a decision could not be told")
+
+
+def _may_be_certain(request: Request) -> bool:
+    """An operation may have been admitted before, and what is not enforced is not denied."""
+    return request.mode == "enforce" and request.operation is None
+
+
+def _later(decision: Decision, elapsed_ms: int) -> Decision:
+    policies = [
+        policy._replace(
+            reset_ms=max(0, policy.reset_ms - elapsed_ms), retry_after_ms=max(0, policy.retry_after_ms - elapsed_ms)
+        )
+        for policy in decision.policies
+    ]
+    return Decision(False, False, policies)
 
 
 T = TypeVar("T")

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from protocol.clock import Clock
 from protocol.messages import LeaseWant, RateDemand
+from protocol.policy import Rate
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
+from regional_agent.domain.remembered import Remembered
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
@@ -45,6 +47,8 @@ class Leasing:
         self._clock = clock
         self._wants: OrderedDict[str, Want] = OrderedDict()
         self._rates: OrderedDict[str, tuple[Demand, int]] = OrderedDict()
+        self._shares: Remembered[str, Rate] = Remembered(MOST_KEYS)
+        self.shares_heard = 0  # how often one was another than before
         self.round_trip_ms = 0
         self.refresh_ms = 5_000
         self.wake = asyncio.Event()
@@ -90,6 +94,12 @@ class Leasing:
             want.waiting -= units
 
     # --- asked and told by the conversation --------------------------------------------------------------------------
+
+    def share_heard(self, quota: str, share: Rate) -> None:
+        """The coordinator gave this region a share of a rate: what a smaller one denied is open again."""
+        if self._shares.get(quota) != share:
+            self._shares.put(quota, share)
+            self.shares_heard += 1
 
     def due(self) -> list[str]:
         """Quotas to ask for now."""

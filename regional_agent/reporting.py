@@ -28,6 +28,7 @@ from protocol.messages import (
     Versions,
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.policy import Rate
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.domain.refill import LONGEST_PAUSE_MS as LONGEST_REFUSAL_MS
 from regional_agent.leasing import Leasing
@@ -327,6 +328,7 @@ class Conversation:
                 self._leasing.granted(quota, gained.get(quota, 0))
         for rate in reply.rates:
             self._leasing.refresh_ms = rate.refresh_in_ms
+            self._leasing.share_heard(rate.quota, Rate(rate.rate_micro, rate.burst))
 
     def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
