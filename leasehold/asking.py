@@ -80,13 +80,17 @@ class Denied(Exception):
         self.decision = decision
 
 
-class Decision(NamedTuple):
-    allowed: bool
-    degraded: str | None = None  # open | closed | local: decided without the store, or without the agent
+class Decision(CheckAnswer, frozen=True, kw_only=True):
+    """The agent's answer, or the failure mode's in its place: then `degraded` says so, and no policy is named."""
+
+    policies: list[PolicyAnswer] = msgspec.field(default_factory=list)
     denied_by: str | None = None
     retry_after_ms: int = 0
-    policies: Sequence[PolicyAnswer] = ()
     headers: Mapping[str, str] = {}  # to pass on: RateLimit, X-RateLimit-…, Retry-After
+
+
+def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
+    return Decision(**msgspec.structs.asdict(answer), headers=headers)
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -227,7 +231,8 @@ class Asking:
         if self._on_failure == "raise":
             raise error
         is_open = self._on_failure == "open"
-        return Decision(is_open, self._on_failure, retry_after_ms=0 if is_open else RETRY_WITHOUT_AGENT_MS)
+        retry_after_ms = 0 if is_open else RETRY_WITHOUT_AGENT_MS
+        return Decision(allowed=is_open, degraded="open" if is_open else "closed", retry_after_ms=retry_after_ms)
 
 
 def pause_before_next(retry_after_ms: int, attempt: int, chance: float) -> float:
@@ -251,8 +256,7 @@ def _decision(response: Response) -> Decision:
 
 def _told(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
     passed_on = {name: headers[name] for name in (*PASSED_ON, "retry-after") if name in headers}
-    denied_by = f"a block on its {answer.blocked_by}" if answer.blocked_by else answer.denied_by
-    return Decision(answer.allowed, answer.degraded, denied_by, answer.retry_after_ms, answer.policies, passed_on)
+    return decision_of(answer, passed_on)
 
 
 def _item_decision(status: int, answer: CheckAnswer | None, problem: Mapping[str, Any] | None) -> Decision:

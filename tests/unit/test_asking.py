@@ -78,7 +78,7 @@ def test_a_check_says_what_the_contract_says_and_no_more() -> None:
     decision, [call] = walk(asking().check(SUBJECT, cost=3), iter([response(200, ALLOWED, ratelimit="r")]))
     assert (call.method, call.path, call.repeatable) == ("POST", "/v1/check", False)
     assert msgspec.json.decode(call.body) == {"subject": SUBJECT, "cost": 3, "mode": "enforce"}
-    assert decision == Decision(True, policies=[], headers={"ratelimit": "r"})
+    assert decision == Decision(allowed=True, degraded=None, headers={"ratelimit": "r"})
 
 
 def test_only_what_charges_once_is_repeatable() -> None:

@@ -1,0 +1,58 @@
+"""An agent within a service's own process: the same decisions, and no hop.
+
+    engine = Engine()                      # settings from LEASEHOLD_AGENT_…, as `leasehold agent` reads them
+    async with engine.running():
+        decision = await engine.check({"tenant": "acme", "route": "/v1/search"})
+
+It is one agent more of the region: it shares the store with the others, reports what it admits, and says its last words
+when the block ends.
+"""
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from doors.problems import problem_document
+from doors.settings import load_settings
+from leasehold.asking import Decision, Mode, Refused, Subject, decision_of
+from protocol.clock import SystemClock
+from regional_agent.answers import Check, headers_of, retry_after_header
+from regional_agent.refusals import REFUSALS, problem_of
+from regional_agent.region import Region
+from regional_agent.settings import AgentSettings
+
+
+class Engine:
+    def __init__(self, settings: AgentSettings | None = None) -> None:
+        self.region = Region(settings or load_settings(AgentSettings), SystemClock())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.region.running():
+            yield
+
+    async def check(
+        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+    ) -> Decision:
+        """May this happen now? Raises Refused for a question that an agent would refuse."""
+        check = _check(subject, cost, operation_id, mode)
+        try:
+            answer, windows_s = await self.region.admission.decide(check)
+        except REFUSALS as error:
+            problem = problem_of(error)
+            raise Refused(problem.status, problem_document(problem, "", "")) from None
+        headers = {name.lower(): value for name, value in headers_of(answer.policies, windows_s).items()}
+        if not answer.allowed:
+            chance = random.random()  # noqa: S311 - it spreads a herd
+            headers["retry-after"] = retry_after_header(answer.retry_after_ms, chance)["Retry-After"]
+        return decision_of(answer, headers)
+
+
+def _check(subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Check:
+    asked = {"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}
+    try:
+        return msgspec.convert(asked, Check)
+    except msgspec.ValidationError as error:
+        raise Refused(422, {"title": "Invalid request", "detail": str(error)}) from None

@@ -1,0 +1,71 @@
+"""ASGI middleware: a request that may not happen is answered before the service sees it.
+
+    app.add_middleware(Limited, ask=engine.check, subject=subject_of)
+
+`ask` is `Engine.check` (in process) or `AsyncClient.check` (an agent beside the service): the answers are the same. A
+denial is the agent's own: 429, or 503 where a policy fails closed, with the problem document, `Retry-After` and the
+RateLimit headers. A request that is admitted gets the RateLimit headers on its way out.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from doors.problems import MEDIA_TYPE
+from doors.request_ids import request_id_of
+from leasehold.asking import Decision, Subject
+from regional_agent.answers import denial_of
+
+SubjectOf = Callable[[Scope], Subject | None]
+
+
+class Ask(Protocol):
+    def __call__(self, subject: Subject, /) -> Awaitable[Decision]: ...
+
+
+def by_route_and_address(scope: Scope) -> Subject:
+    """What every request tells of itself. A service knows its tenants; it says so in a function of its own."""
+    subject = {"route": scope["path"], "method": scope["method"]}
+    return subject | {"ip": scope["client"][0]} if scope.get("client") else subject
+
+
+class Limited:
+    def __init__(self, app: ASGIApp, *, ask: Ask, subject: SubjectOf = by_route_and_address) -> None:
+        self._app = app
+        self._ask = ask
+        self._subject = subject
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        subject = self._subject(scope) if scope["type"] == "http" else None
+        if subject is None:  # nobody is asked about it
+            await self._app(scope, receive, send)
+            return
+        decision = await self._ask(subject)
+        if decision.allowed:
+            await self._app(scope, receive, _passing_on(decision, send))
+        else:
+            await _deny(decision, scope, send)
+
+
+def _passing_on(decision: Decision, send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *_raw(decision.headers)]}
+        await send(message)
+
+    return sending
+
+
+async def _deny(decision: Decision, scope: Scope, send: Send) -> None:
+    denial = denial_of(decision, scope["path"], request_id_of(scope))
+    body = msgspec.json.encode(denial)
+    own = {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
+    headers = _raw({**decision.headers, **own})
+    await send({"type": "http.response.start", "status": denial.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,0 +1,156 @@
+"""A service that asks in its own process: the same answers as an agent gives."""
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Scope
+
+from doors.settings import variable_of
+from leasehold import AsyncClient, Refused
+from leasehold.asking import Subject
+from leasehold.engine import Engine
+from leasehold.middleware import Ask, Limited
+from regional_agent.settings import AgentSettings
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+from tests.integration.regional_agent.test_clients import served_agent
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[3]
+ROUTES = ("/v1/exports", "/v1/search", "/v1/open", "/v1/nowhere")
+HEADERS = ("ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-remaining")
+
+
+async def work(request: Request) -> Response:
+    return PlainTextResponse(f"worked for {request.headers['x-tenant']}")
+
+
+def subject_of(scope: Scope) -> Subject | None:
+    if scope["path"] == "/free":
+        return None
+    tenant = dict(scope["headers"])[b"x-tenant"].decode()
+    return {"tenant": tenant, "route": scope["path"], "method": scope["method"]}
+
+
+def service(ask: Ask) -> httpx.AsyncClient:
+    app = Starlette(routes=[Route("/{path:path}", work, methods=["GET", "POST"])])
+    transport = httpx.ASGITransport(Limited(app, ask=ask, subject=subject_of), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://service", timeout=30)
+
+
+@asynccontextmanager
+async def engine_of(world: World, **settings: Any) -> AsyncIterator[Engine]:
+    engine = Engine(world.settings("us-east", **settings))
+    region = engine.region
+    async with engine.running():
+        await until(lambda: region.life.current is not None and region.admission.policies is not None)
+        yield engine
+
+
+def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """What an agent or a service in front of which somebody asked says of a decision, but for moments and ids."""
+    body = answer.json() if answer.status_code != 200 else {}
+    kept = {name: body.get(name) for name in ("type", "title", "status", "allowed", "degraded", "denied_by")}
+    policies = [(each["policy"], each["limit"], each["remaining"]) for each in body.get("policies", [])]
+    said = {name: answer.headers[name] for name in HEADERS if name in answer.headers}
+    return answer.status_code, said | {"again": str("retry-after" in answer.headers)}, kept | {"policies": policies}
+
+
+async def compare(agent: Agent, asking: httpx.AsyncClient) -> set[int]:
+    for tenant in ("a", "b"):
+        assert (await agent.check(EXPORT | {"tenant": tenant}, cost=100, mode="peek")).status_code == 200
+    chance, statuses = random.Random(7), set()
+    for _ in range(60):
+        route, method = chance.choice(ROUTES), chance.choice(["GET", "POST"])
+        alone = await agent.check({"tenant": "a", "route": route, "method": method})
+        asked = await asking.request(method, route, headers={"X-Tenant": "b"})
+        assert told(asked) == told(alone), (route, method)
+        statuses.add(asked.status_code)
+    return statuses
+
+
+async def test_the_engine_answers_as_an_agent_does(world: World) -> None:
+    agent = await world.agent()
+    async with engine_of(world) as engine, service(engine.check) as asking:
+        assert await compare(agent, asking) == {200, 429}
+
+
+async def test_a_client_in_its_place_answers_the_same(world: World) -> None:
+    agent = await world.agent()
+    async with served_agent(world) as url, AsyncClient(url) as client, service(client.check) as asking:
+        assert await compare(agent, asking) == {200, 429}
+
+
+async def test_what_is_admitted_reaches_the_service_and_what_is_denied_does_not(world: World) -> None:
+    async with engine_of(world) as engine:
+
+        async def ask(subject: Subject) -> Any:
+            return await engine.check(subject, cost=60)
+
+        async with service(ask) as asking:
+            first, second = [await asking.post("/v1/exports", headers={"X-Tenant": "acme"}) for _ in range(2)]
+            assert (first.text, first.headers["x-ratelimit-remaining"]) == ("worked for acme", "40")
+            assert (second.status_code, second.json()["instance"]) == (429, "/v1/exports")
+            assert (await asking.get("/free", headers={"X-Tenant": "acme"})).text == "worked for acme"
+
+
+async def test_what_an_engine_admits_is_booked(world: World) -> None:
+    async with engine_of(world) as engine:
+        assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
+        assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
+        with pytest.raises(Refused) as refused:
+            await engine.check(EXPORT, cost=8, operation_id="a")
+        assert refused.value.status == 422
+        with pytest.raises(Refused, match="shoe"):
+            await engine.check(EXPORT | {"shoe": "44"})
+    assert await world.usage() == 7, "its last words tell what it admitted"
+
+
+async def test_a_store_that_is_gone_is_each_policys_to_decide(world: World) -> None:
+    async with engine_of(world) as engine, service(engine.check) as asking:
+        await engine.region.store.close()
+        closed = await asking.post("/v1/exports", headers={"X-Tenant": "acme"})
+        assert (closed.status_code, closed.json()["degraded"]) == (503, "closed")
+        assert (await asking.get("/v1/open", headers={"X-Tenant": "acme"})).text == "worked for acme"
+
+
+# --- the examples -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_worker_of_the_examples_works(world: World) -> None:
+    async with served_agent(world) as url:
+        command = [sys.executable, str(ROOT / "examples" / "worker.py"), url]
+        done = await anyio.run_process(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout.decode().splitlines()[1:] == ["exported for acme", "after waiting: allowed"]
+
+
+async def test_the_service_of_the_examples_works(world: World) -> None:
+    settings = world.settings("us-east", return_on_stop=True)
+    said = {variable_of(AgentSettings, name): _text(value) for name, value in settings if value is not None}
+    script = (
+        "from fastapi.testclient import TestClient\n"
+        "from examples.exports import app, engine\n"
+        "import time\n"
+        "with TestClient(app) as client:\n"
+        "    while engine.region.life.current is None or engine.region.admission.policies is None: time.sleep(0.02)\n"
+        "    print(client.get('/healthz').status_code, client.post('/v1/exports', headers={'X-Tenant': 'a'}).json())\n"
+    )
+    environment = os.environ | said | {"PYTHONPATH": str(ROOT)}
+    done = await anyio.run_process([sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE)
+    assert "200 {'export': 'made'}" in done.stdout.decode()
+
+
+def _text(value: Any) -> str:
+    return str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
