@@ -37,6 +37,9 @@ class Metrics:
         self.job_last_success = Gauge(
             f"{name}job_last_success_timestamp_seconds", "When a job was last done here", ["job"], registry=registry
         )
+        self.regressed_lanes = Gauge(
+            f"{name}regressed_lanes", "Lanes that show the ledger to have lost data", ["region"], registry=registry
+        )
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )

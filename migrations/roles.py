@@ -65,7 +65,7 @@ CHANGES: Mapping[str, str] = {
     "subscription": "plan changed_at",
     "job": "due_at",
     "verification": "finished_at result",
-    "resolution": "id kind suspense charged reason proposed_by proposed_at approved_by approved_at",
+    "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "block": "reason created_at created_by valid_until",
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",

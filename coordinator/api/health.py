@@ -4,6 +4,7 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Response
 
+from coordinator.operations.read_regions import read_regions
 from coordinator.operations.readiness import schema_revision, unit_figures
 from coordinator.outages import DatabaseUnavailable
 from coordinator.state import Coordinator, TheCoordinator
@@ -13,6 +14,7 @@ from doors.problems import Problem
 from migrations.revisions import is_behind
 
 router = APIRouter(tags=["health"])
+MOST_REGIONS = 1_000
 
 
 @router.get("/healthz")
@@ -38,6 +40,7 @@ async def _measure(coordinator: Coordinator) -> None:
     gauges = coordinator.metrics
     gauges.streams.set(len(coordinator.hub))
     gauges.units.clear()
+    gauges.regressed_lanes.clear()
     with suppress(DatabaseUnavailable):  # the counters are worth having without the ledger, too
         await _measure_units(coordinator)
 
@@ -45,3 +48,5 @@ async def _measure(coordinator: Coordinator) -> None:
 async def _measure_units(coordinator: Coordinator) -> None:
     for quota, account, units in await coordinator.database.read(unit_figures):
         coordinator.metrics.units.labels(quota, account).set(units)
+    for region in await coordinator.database.read(lambda connection: read_regions(connection, "", MOST_REGIONS)):
+        coordinator.metrics.regressed_lanes.labels(region.name).set(region.regressed_lanes)

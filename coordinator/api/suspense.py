@@ -1,5 +1,6 @@
 """For those who judge what no report has accounted for: epochs that are over, suspense, and what is kept for them."""
 
+from collections.abc import Iterator
 from typing import Annotated, TypeVar
 from uuid import UUID
 
@@ -27,7 +28,7 @@ from coordinator.state import TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import PeriodId, QuotaKey
-from protocol.messages import Epoch, Message
+from protocol.messages import Epoch, Lane, Message
 from protocol.units import Units
 
 router = APIRouter(tags=["suspense"], route_class=PeoplesRoute)
@@ -113,11 +114,14 @@ def _name(text: str, type_: type[N]) -> N:
 
 
 class ProposalBody(Message, frozen=True):
+    """About a lease; a `rebase` is about a lane."""
+
     epoch: Epoch
-    quota: QuotaKey
-    period: PeriodId
     kind: ResolutionKind
     reason: Reason
+    quota: QuotaKey | None = None
+    period: PeriodId | None = None
+    lane: Lane | None = None
     units: Units | None = None  # of an estimate, and only of one: how many are billed
 
 
@@ -125,13 +129,30 @@ class ProposalBody(Message, frozen=True):
 async def propose(request: Request, coordinator: TheCoordinator, caller: Proposer) -> Response:
     """In place of the proposal that is open, if there is one. Somebody else has to approve it."""
     body, by, now = await read_body(request, ProposalBody), actor_of(request, caller), coordinator.clock.now()
-    if (body.units is not None) != (body.kind is ResolutionKind.ESTIMATE):
-        fault = InvalidParameter(
-            "units", "estimate", "an estimate says how many units are billed, and only an estimate"
-        )
-        raise Problem("invalid-request", f"units: {fault.reason}", invalid_parameters=[fault])
-    proposal = Proposal(body.epoch, Key(body.quota, body.period), body.kind, body.units or 0, body.reason)
+    if faults := list(_faults_of(body)):
+        raise Problem("invalid-request", "the proposal is not valid", invalid_parameters=faults)
+    proposal = Proposal(body.epoch, _about(body), body.kind, body.units or 0, body.reason)
     return reply(_granted(await coordinator.database.run(lambda c: propose_resolution(c, proposal, by, now))), 201)
+
+
+def _faults_of(body: ProposalBody) -> Iterator[InvalidParameter]:
+    if (body.units is not None) != (body.kind is ResolutionKind.ESTIMATE):
+        reason = "an estimate says how many units are billed, and only an estimate"
+        yield InvalidParameter("units", "estimate", reason)
+    is_of_a_lane = body.kind is ResolutionKind.REBASE
+    if (body.lane is not None) != is_of_a_lane:
+        yield InvalidParameter("lane", "rebase", "a rebase names its lane, and only a rebase")
+    for name, value in (("quota", body.quota), ("period", body.period)):
+        if (value is None) != is_of_a_lane:
+            yield InvalidParameter(name, "lease", f"whatever is no rebase names its lease by quota and period: {name}")
+
+
+def _about(body: ProposalBody) -> Key | int:
+    if body.lane is not None:
+        return body.lane
+    assert body.quota is not None
+    assert body.period is not None
+    return Key(body.quota, body.period)
 
 
 @router.post("/v1/suspense/{resolution}:approve", **described(answers={200: Resolution, 404: None, 409: None}))
@@ -150,7 +171,7 @@ def _id(text: str) -> UUID:
 
 
 _MISSING = {
-    ResolutionRefusal.NO_SUCH_LEASE: "there is no such lease",
+    ResolutionRefusal.NO_SUCH_LEASE: "there is no such lease, or no such lane",
     ResolutionRefusal.NO_SUCH_PROPOSAL: "there is no such proposal, or another one has taken its place",
 }
 _REFUSED = {
@@ -158,6 +179,8 @@ _REFUSED = {
     ResolutionRefusal.MORE_THAN_IN_SUSPENSE: "the lease has less than that in suspense",
     ResolutionRefusal.QUARANTINED: "the lease is in quarantine: propose `unattributed` first",
     ResolutionRefusal.NOT_QUARANTINED: "the lease is not in quarantine",
+    ResolutionRefusal.NOT_REGRESSED: "nothing is kept that shows the ledger to be behind in this lane",
+    ResolutionRefusal.TOO_FAR_BEHIND: "the ledger lacks too many numbers of this lane: retire its epoch",
     ResolutionRefusal.SAME_PERSON: "who proposes does not approve",
 }
 

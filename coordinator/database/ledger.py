@@ -20,10 +20,10 @@ from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool
 from coordinator.domain.period import moment_of, period_of
-from coordinator.domain.settlement import EpochState, Lane
+from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseState
-from protocol.messages import Receipt
+from protocol.messages import FrozenBatch, Receipt
 from protocol.policy import LimitValue
 
 
@@ -290,6 +290,37 @@ async def write_quarantine(connection: Connection, booked: Sequence[BookedReport
         )
 
 
+async def keep_regressed(connection: Connection, batches: Sequence[FrozenBatch], now: datetime) -> None:
+    """Whole, each number of a lane once: it is offered again and again until people have seen to it."""
+    if batches:
+        await connection.execute(
+            f"{_INSERT_QUARANTINE} ON CONFLICT DO NOTHING",
+            [batch.epoch for batch in batches],
+            [batch.lane for batch in batches],
+            [batch.seq for batch in batches],
+            [""] * len(batches),
+            [""] * len(batches),
+            [QuarantineReason.LEDGER_REGRESSED.value] * len(batches),
+            [msgspec.json.encode(batch).decode() for batch in batches],
+            now,
+        )
+
+
+async def fill_lane(connection: Connection, lane: Lane, reports: Sequence[BookedReport], now: datetime) -> None:
+    """Numbers that the ledger lost, with nothing in them; the lane goes on after the last."""
+    last = reports[-1]
+    rows = [
+        (lane.epoch, lane.lane, each.report.seq, each.body_hash, each.head, len(each.report.transfers), now)
+        for each in reports
+    ]
+    columns = ("epoch", "lane", "seq", "body_hash", "head", "lines", "recorded_at")
+    await connection.copy_records_to_table("report", records=rows, columns=columns)
+    moved = await connection.fetchval(
+        _MOVE_LANE, lane.epoch, lane.lane, lane.last_seq, last.report.seq, last.body_hash, last.head
+    )
+    _expect((moved,), (1,), "lanes")
+
+
 def _expect(done: Iterable[int] | None, rows: tuple[int, ...], what: str) -> None:
     if done is None or tuple(done) != rows:
         raise Surprise(f"{what}: {done} of {rows} were as they must be")
@@ -452,6 +483,12 @@ WITH moved AS (
 INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)
 SELECT *, $7::timestamptz FROM moved
 RETURNING epoch, lane, position, head
+"""
+_MOVE_LANE = """
+WITH moved AS (
+    UPDATE lane SET last_seq = $4, last_hash = $5, head = $6 WHERE (epoch, lane, last_seq) = ($1, $2, $3) RETURNING 1
+)
+SELECT count(*) FROM moved
 """
 _INSERT_QUARANTINE = """
 INSERT INTO quarantine (epoch, lane, seq, quota, period, reason, evidence, recorded_at)

@@ -51,6 +51,7 @@ class Cause(StrEnum):
     WRITTEN_OFF = "written_off"
     CHARGED = "charged"
     ESTIMATED = "estimated"
+    REBASED = "rebased"  # had been given by a ledger that lost it
 
 
 class Key(NamedTuple):

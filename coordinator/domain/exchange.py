@@ -104,7 +104,7 @@ class BookedReport(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Everything that is to be written, and who is told of it. Without a report booked, nothing is written."""
+    """Everything that is to be written, and who is told of it. Without a report booked, nothing moves."""
 
     booked: Sequence[BookedReport]
     pools: Sequence[Pool]  # of which something moved
@@ -113,6 +113,7 @@ class Decision(NamedTuple):
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read: the decision holds for those only
     notices: Sequence[Notice]
     pushed: Sequence[Movement] = ()  # grants to those who waited for what came free
+    regressed: Sequence[FrozenBatch] = ()  # kept for people: they show that the ledger lost data
 
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
@@ -147,6 +148,11 @@ class Work:
     def is_booked(self) -> bool:
         """Its number counts from now on."""
         return self.is_applied or self.verdict.is_kept
+
+    @property
+    def shows_a_regressed_ledger(self) -> bool:
+        """By a number or by totals that the ledger had given and does not know: until people have seen to it."""
+        return self.verdict.outcome in (ExchangeOutcome.GAP, ExchangeOutcome.LEDGER_REGRESSED)
 
     @property
     def is_acknowledged(self) -> bool:
@@ -320,6 +326,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
         states=books.states,
         notices=list(dict.fromkeys([*_notices(works, books, now), *(fetch(lease) for _, lease in pushed)])),
         pushed=[entry for entry, _ in pushed],
+        regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
     )
 
 

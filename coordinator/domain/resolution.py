@@ -4,6 +4,7 @@
     charge         all of it is billed as an estimate
     estimate       a part is billed as an estimate, the rest is given up
     unattributed   a quarantine ends: what the region's totals say is booked, as one line that names no policy
+    rebase         a lane goes on whose ledger lost data (rebasing.py)
 
 An estimate is no consumption: late evidence drains it first (books.DRAINED). Evidence may also come between proposal
 and approval; what it drained meanwhile is taken off the estimate, so that both orders end with the same books.
@@ -25,6 +26,7 @@ class ResolutionKind(StrEnum):
     CHARGE = "charge"
     ESTIMATE = "estimate"
     UNATTRIBUTED = "unattributed"
+    REBASE = "rebase"
 
 
 class ResolutionRefusal(StrEnum):
@@ -36,6 +38,8 @@ class ResolutionRefusal(StrEnum):
     MORE_THAN_IN_SUSPENSE = "more_than_in_suspense"
     QUARANTINED = "quarantined"  # its totals come first
     NOT_QUARANTINED = "not_quarantined"
+    NOT_REGRESSED = "not_regressed"  # nothing is kept that shows the ledger to be behind in this lane
+    TOO_FAR_BEHIND = "too_far_behind"  # in numbers: the epoch is to be retired
     SAME_PERSON = "same_person"  # who proposes does not approve
 
 
@@ -99,15 +103,19 @@ def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, 
         state = after(lease.state, event)
         assert state is not None
         lease.state = state
-    period, consumed = period_of(lease.key.period), lease.region_consumed - lease.consumed
-    minute = min(max(minute_of(now), period.first_minute), period.last_minute)
-    tenant = tenant_of(lease.key.quota)
-    dimensions = {"policy": "unattributed"} | ({"tenant": tenant} if tenant is not None else {})
-    cover(entry, pool, lease, consumed)
-    drain(entry, pool, lease, Account.CONSUMED, consumed, Cause.USAGE, minute, dimensions)
+    book_unattributed(entry, pool, lease, lease.region_consumed - lease.consumed, now)
     if lease.state in RETURNS_COUNT:
         _rebase_returns(entry, pool, lease)
     renew(lease)
+
+
+def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, now: datetime) -> None:
+    """As one line that names no policy: of this usage only the total is known."""
+    period, tenant = period_of(lease.key.period), tenant_of(lease.key.quota)
+    minute = min(max(minute_of(now), period.first_minute), period.last_minute)
+    dimensions = {"policy": "unattributed"} | ({"tenant": tenant} if tenant is not None else {})
+    cover(entry, pool, lease, consumed)
+    drain(entry, pool, lease, Account.CONSUMED, consumed, Cause.USAGE, minute, dimensions)
 
 
 def _ends(epoch: EpochEnd) -> tuple[LeaseEvent, ...]:

@@ -61,6 +61,7 @@ class QuarantineReason(StrEnum):
     RETURNED_TOO_MUCH = "returned_too_much"  # more than was left of the lease
     QUARANTINED_BEFORE = "quarantined_before"  # more evidence on a lease that people have yet to look at
     EPOCH_RETIRED = "epoch_retired"  # people decided that no more evidence counts, and here is some
+    LEDGER_REGRESSED = "ledger_regressed"  # of a whole batch: the ledger had given what it does not know any more
 
 
 class Quarantined(NamedTuple):

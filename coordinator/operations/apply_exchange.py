@@ -115,6 +115,7 @@ async def _lock_books(connection: Connection, works: Sequence[Work], now: dateti
 async def _write(connection: Connection, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
     """Everything is decided: from here on only the database can fail, and then nothing was."""
     booked = decision.booked
+    await ledger.keep_regressed(connection, decision.regressed, now)
     if not booked:
         return {}
     await ledger.insert_leases(connection, decision.new_leases)

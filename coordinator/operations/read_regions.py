@@ -13,6 +13,7 @@ class Region(Struct, frozen=True):
     status: str
     created_at: datetime
     epoch: int | None  # the current one; None before the region's first
+    regressed_lanes: int = 0  # of any of its epochs: they stand until people have approved how they go on
 
 
 async def read_region(connection: Connection, name: str) -> Region | None:
@@ -27,6 +28,10 @@ async def read_regions(connection: Connection, after: str, count: int) -> list[R
 
 
 _REGIONS = """
-SELECT name, weight, status, created_at, epoch
+SELECT name, weight, status, created_at, epoch,
+    (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)
+        JOIN quarantine ON quarantine.epoch = lane.epoch AND quarantine.lane = lane.lane
+            AND quarantine.quota = '' AND quarantine.seq > lane.last_seq
+        WHERE its.region = region.name)
 FROM region LEFT JOIN region_epoch ON region_epoch.region = region.name AND region_epoch.state = 'current'
 """

@@ -28,12 +28,13 @@ class KeptEvidence(msgspec.Struct, frozen=True):
     epoch: int
     lane: int
     seq: int
-    quota: str
+    quota: str  # empty, as the period: of a whole batch, which shows that the ledger lost data
     period: str
     reason: str
     evidence: Any
     recorded_at: datetime
-    is_open: bool  # the lease is still in quarantine
+    is_open: bool  # the lease is still in quarantine, the lane is still behind
+    proposal: Resolution | None  # of a lane
 
 
 class LeaseName(NamedTuple):
@@ -62,7 +63,13 @@ def _suspended(row: dict[str, Any]) -> SuspendedLease:
 
 async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> list[KeptEvidence]:
     rows = await connection.fetch(_QUARANTINE, *after, count)
-    return [KeptEvidence(**dict(row) | {"evidence": msgspec.json.decode(row["evidence"])}) for row in rows]
+    return [_kept(dict(row)) for row in rows]
+
+
+def _kept(row: dict[str, Any]) -> KeptEvidence:
+    evidence, proposal = msgspec.json.decode(row.pop("evidence")), row.pop("proposal")
+    proposed = proposal and msgspec.json.decode(proposal, type=Resolution)
+    return KeptEvidence(**row, evidence=evidence, proposal=proposed)
 
 
 _SUSPENSE = """
@@ -75,9 +82,14 @@ ORDER BY lease.period, lease.quota, lease.epoch LIMIT $4
 """
 _QUARANTINE = """
 SELECT epoch, lane, seq, quota, period, reason, evidence::text AS evidence, recorded_at,
-    coalesce((SELECT state = 'quarantined' FROM lease
+    CASE quota WHEN '' THEN
+        (SELECT last_seq < seq FROM lane WHERE (lane.epoch, lane.lane) = (quarantine.epoch, quarantine.lane))
+    ELSE coalesce((SELECT state = 'quarantined' FROM lease
         WHERE (lease.epoch, lease.quota, lease.period) = (quarantine.epoch, quarantine.quota, quarantine.period)),
-        false) AS is_open
+        false) END AS is_open,
+    (SELECT to_json(resolution)::text FROM resolution
+        WHERE (resolution.epoch, resolution.lane, resolution.seq)
+            = (quarantine.epoch, quarantine.lane, quarantine.seq) AND approved_at IS NULL) AS proposal
 FROM quarantine WHERE (epoch, lane, seq, quota, period) > ($1, $2, $3, $4, $5)
 ORDER BY epoch, lane, seq, quota, period LIMIT $6
 """

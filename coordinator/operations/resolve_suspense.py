@@ -1,10 +1,10 @@
-"""Propose how suspense or a quarantine ends, and approve it: two people, two transactions.
+"""Propose how suspense or a quarantine ends, or how a lane goes on, and approve it: two people, two transactions.
 
-A new proposal for a lease takes the place of the open one, under a new id: what is approved is what was read.
+A new proposal for a lease or a lane takes the place of the open one, under a new id: what is approved is what was read.
 """
 
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -17,14 +17,17 @@ from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Key, Lease
 from coordinator.domain.exchange import LockedPool
 from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, Terms, propose, resolve
-from coordinator.domain.settlement import EpochState
+from coordinator.domain.settlement import EpochState, Lane
+from coordinator.operations.rebase_lane import kept_seq, lock_lane, rebase_lane
 
 
 class Resolution(msgspec.Struct, frozen=True):
     id: UUID
     epoch: int
-    quota: str
-    period: str
+    quota: str | None  # of a lease
+    period: str | None
+    lane: int | None  # of a lane, and the number of the batch with which it goes on
+    seq: int | None
     kind: ResolutionKind
     suspense: int  # when it was proposed
     charged: int  # of these, as an estimate
@@ -37,23 +40,38 @@ class Resolution(msgspec.Struct, frozen=True):
 
 class Proposal(NamedTuple):
     epoch: int
-    key: Key
+    about: Key | int  # a lease, or a lane
     kind: ResolutionKind
     units: int
     reason: str
 
 
+class _About(NamedTuple):
+    quota: str | None = None
+    period: str | None = None
+    lane: int | None = None
+    seq: int | None = None
+
+
+Found: TypeAlias = Lane | tuple[LockedPool, Lease]
+
+
 async def propose_resolution(
     connection: Connection, proposal: Proposal, by: Actor, now: datetime
 ) -> Resolution | ResolutionRefusal:
-    found = await _lock(connection, proposal.epoch, proposal.key)
+    found = await _lock(connection, proposal.epoch, proposal.about)
     if found is None:
         return ResolutionRefusal.NO_SUCH_LEASE
-    terms = propose(found[1], proposal.kind, proposal.units)
+    if isinstance(found, Lane):
+        about = _About(lane=found.lane, seq=await kept_seq(connection, found))
+        terms = Terms(proposal.kind, 0, 0) if about.seq else ResolutionRefusal.NOT_REGRESSED
+    else:
+        about = _About(*found[1].key)
+        terms = propose(found[1], proposal.kind, proposal.units)
     if isinstance(terms, ResolutionRefusal):
         return terms
     row = await connection.fetchrow(
-        _PROPOSE, uuid4(), proposal.epoch, *proposal.key, *terms, proposal.reason, UUID(by.name), now
+        _PROPOSE, uuid4(), proposal.epoch, *about, *terms, proposal.reason, UUID(by.name), now
     )
     resolution = _resolution(row)
     await _record(connection, by, Action.RESOLUTION_PROPOSED, resolution, now)
@@ -67,7 +85,8 @@ async def approve_resolution(
     read = await connection.fetchrow(_READ, id_)
     if read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
-    found = await _lock(connection, read["epoch"], Key(read["quota"], read["period"]))
+    about = Key(read["quota"], read["period"]) if read["lane"] is None else read["lane"]
+    found = await _lock(connection, read["epoch"], about)
     read = await connection.fetchrow(_READ, id_)  # once more: by now it may be replaced, or approved
     if found is None or read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
@@ -75,7 +94,7 @@ async def approve_resolution(
         return _resolution(read)
     if read["proposed_by"] == UUID(by.name):
         return ResolutionRefusal.SAME_PERSON
-    refusal = await _carry_out(connection, _resolution(read), *found, now)
+    refusal = await _carry_out(connection, _resolution(read), found, now)
     if refusal:
         return refusal
     resolution = _resolution(await connection.fetchrow(_APPROVE, id_, UUID(by.name), now))
@@ -84,6 +103,15 @@ async def approve_resolution(
 
 
 async def _carry_out(
+    connection: Connection, resolution: Resolution, found: Found, now: datetime
+) -> ResolutionRefusal | None:
+    if isinstance(found, Lane):
+        assert resolution.seq is not None
+        return await rebase_lane(connection, found, resolution.seq, resolution.id, now)
+    return await _resolve(connection, resolution, *found, now)
+
+
+async def _resolve(
     connection: Connection, resolution: Resolution, locked: LockedPool, lease: Lease, now: datetime
 ) -> ResolutionRefusal | None:
     row = await connection.fetchrow("SELECT state, lost_data FROM region_epoch WHERE epoch = $1", lease.epoch)
@@ -98,7 +126,13 @@ async def _carry_out(
     return None
 
 
-async def _lock(connection: Connection, epoch: int, key: Key) -> tuple[LockedPool, Lease] | None:
+async def _lock(connection: Connection, epoch: int, about: Key | int) -> Found | None:
+    if isinstance(about, int):
+        return await lock_lane(connection, epoch, about)
+    return await _lock_lease(connection, epoch, about)
+
+
+async def _lock_lease(connection: Connection, epoch: int, key: Key) -> tuple[LockedPool, Lease] | None:
     """In the ledger's order, and waiting: the epoch shared, then the pool, under which its leases stand still."""
     await connection.execute("SELECT FROM region_epoch WHERE epoch = $1 FOR SHARE", epoch)
     locked = (await ledger.lock_pools(connection, [key], [])).get(key)
@@ -116,13 +150,14 @@ async def _record(connection: Connection, by: Actor, action: Action, resolution:
     await record(connection, by, action, str(resolution.id), msgspec.to_builtins(resolution), now)
 
 
-_FIELDS = (
-    "id, epoch, quota, period, kind, suspense, charged, reason, proposed_by, proposed_at, approved_by, approved_at"
-)
+_FIELDS = """id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at,
+    approved_by, approved_at"""
 _PROPOSE = f"""
-INSERT INTO resolution (id, epoch, quota, period, kind, suspense, charged, reason, proposed_by, proposed_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-ON CONFLICT (epoch, quota, period) WHERE approved_at IS NULL DO UPDATE SET id = excluded.id, kind = excluded.kind,
+INSERT INTO resolution
+    (id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+ON CONFLICT (epoch, quota, period, lane) WHERE approved_at IS NULL
+DO UPDATE SET id = excluded.id, seq = excluded.seq, kind = excluded.kind,
     suspense = excluded.suspense, charged = excluded.charged, reason = excluded.reason,
     proposed_by = excluded.proposed_by, proposed_at = excluded.proposed_at
 RETURNING {_FIELDS}

@@ -288,9 +288,19 @@ def a_ledger_that_lost_data_is_noticed(world: World, _: Watch) -> Iterator[str]:
     """Where a region had been told of what the ledger forgot, and goes on in that epoch, the ledger is shown it."""
     for region, epoch in world.told_and_lost.items():
         is_current = world.machines[region].model.hash("lh:fence").get("epoch") == epoch
-        excused = world.coordinators.alarmed | world.lossy_regions | world.lost_regions
+        repaired = {world.ledger.epochs[number].region for number, _, _ in world.rebased}
+        excused = world.coordinators.alarmed | repaired | world.lossy_regions | world.lost_regions
         if is_current and region not in excused:
             yield f"{region} knows more than the ledger, and nobody noticed"
+
+
+def lanes_go_on(world: World, _: Watch) -> Iterator[str]:
+    """Once people have approved it, a lane that showed the ledger to have lost data is spoken in again."""
+    for epoch, lane, seq in world.ledger.regressed():
+        region = world.ledger.epochs[epoch].region
+        is_current = world.machines[region].model.hash("lh:fence").get("epoch") == str(epoch)
+        if is_current and region not in world.lost_regions:
+            yield f"lane {lane} of epoch {epoch} of {region} stands before {seq}"
 
 
 AT_THE_END: tuple[Invariant, ...] = (
@@ -300,4 +310,5 @@ AT_THE_END: tuple[Invariant, ...] = (
     an_ended_period_is_settled,
     an_epoch_everywhere,
     a_ledger_that_lost_data_is_noticed,
+    lanes_go_on,
 )

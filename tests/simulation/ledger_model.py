@@ -23,9 +23,10 @@ from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.proof import genesis_head
+from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase, state_of_forgotten, told
 from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
 from coordinator.domain.resolution import Terms as Agreed
-from coordinator.domain.settlement import EpochState, Lane, expire
+from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from protocol.identifiers import wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, RebindEpoch, Receipt, Signal
@@ -276,6 +277,39 @@ class LedgerModel:
         writes: dict[Name, Any] = {Name("pool", pool.key): pool, Name("lease", name): lease}
         return None, Transaction(writes, entries=[entry])
 
+    # --- rebase_lane --------------------------------------------------------------------------------------------------
+
+    def regressed(self) -> list[tuple[int, int, int]]:
+        """Kept batches that their lanes have not come to yet: epoch, lane, seq."""
+        return [name for name in self.rows["regressed"] if name[2] > self.lane_rows[name[:2]].last_seq]
+
+    def rebase(
+        self, name: tuple[int, int, int], resolution: object, now: datetime
+    ) -> tuple[ResolutionRefusal | None, Transaction]:
+        number, lane_number, seq = name
+        lane, transaction, region = self._lane(number, lane_number), Transaction(), self.epochs[number].region
+        if seq <= lane.last_seq:
+            return ResolutionRefusal.NOT_REGRESSED, transaction
+        if is_too_far_behind(lane, seq):
+            return ResolutionRefusal.TOO_FAR_BEHIND, transaction
+        if lane.epoch_state is not EpochState.RETIRED:
+            for frozen in told(self.rows["regressed"][name]):
+                self._rebase_lease(lane, region, frozen, resolution, now, transaction)
+        for each in fillers(lane, region, seq, resolution, now):
+            self._book(transaction, each)
+        return None, transaction
+
+    def _rebase_lease(
+        self, lane: Lane, region: str, frozen: Any, resolution: object, now: datetime, transaction: Transaction
+    ) -> None:
+        key = key_of(frozen)
+        pool = copy(self.pools.get(key) or Pool(key))
+        known = self.leases.get((lane.epoch, key))
+        lease = copy(known) if known else Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+        transaction.entries.append(rebase(pool, lease, frozen, resolution, now))
+        transaction.writes[Name("pool", key)] = pool
+        transaction.writes[Name("lease", (lane.epoch, key))] = lease
+
     # --- expire_leases ------------------------------------------------------------------------------------------------
 
     def expire_leases(self, now: datetime) -> Transaction:
@@ -355,6 +389,11 @@ class LedgerModel:
         ]
 
     def _write(self, transaction: Transaction, decision: Decision) -> dict[tuple[int, int], Receipt]:
+        for batch in decision.regressed:
+            name = Name("regressed", (batch.epoch, batch.lane, batch.seq))
+            if name.key not in self.rows["regressed"]:
+                transaction.writes[name] = batch
+                transaction.quarantined.append((*name.key, "", "", QuarantineReason.LEDGER_REGRESSED.value))
         if not decision.booked:
             return {}
         for pool in decision.pools:

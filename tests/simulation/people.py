@@ -9,8 +9,9 @@ import msgspec
 from coordinator.domain.books import Key, Lease
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal, Terms, propose
 from coordinator.domain.settlement import EpochState
+from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
-from protocol.messages import Exchange, ExchangeRequest, LiveState, OpenEpoch, Versions
+from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, Versions
 from protocol.policy import LimitsDocument, Part, QuotaSpec
 from tests.simulation.faults import Event
 
@@ -47,6 +48,17 @@ def _approve(world: "World", name: tuple[int, Key], terms: Terms, resolution: st
         world.commit(transaction)
 
 
+def rebase(world: "World") -> None:
+    """People hear the alarm of a ledger that lost data, and let each lane go on that has shown it."""
+    for name in world.ledger.regressed():
+        if name not in world.rebased:
+            world.rebased.add(name)
+            refusal, transaction = world.ledger.rebase(name, f"rebase {name}", world.clock.now())
+            if refusal is None:
+                world.coordinators.outcomes["rebased"] += 1
+                world.commit(transaction)
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +93,8 @@ def strange_call(world: "World", event: Event) -> None:
     calls = list(_strange_calls(world, event.region))
     kind, body = calls[event.number % len(calls)]
     transaction = world.coordinators.decide(kind, event.region, body)
-    if transaction.writes or transaction.lost:
+    changed = {name.table for name in transaction.writes} - {"regressed"}  # what is kept for people changes nothing
+    if changed or transaction.lost:
         world.bugs.append(f"a call that is refused would change something: {kind} {body!r}")
 
 
@@ -93,11 +106,21 @@ def _strange_calls(world: "World", region: str) -> Iterator[tuple[str, bytes]]:
             yield "open_epoch", msgspec.json.encode(OpenEpoch(nonce=epoch.nonce, fingerprint="a copy of the store"))
             yield "exchange", _exchange(number, 0, last + 1, "a copy of the store")
             yield "exchange", _exchange(number, 0, last + 2, epoch.fingerprint)
+            said = world.ledger.lane_rows[number, _LANE].last_seq
+            yield "exchange", _exchange(number, _LANE, said + 1, epoch.fingerprint, _NEVER_GRANTED)
             if last > 1:
                 yield "exchange", _exchange(number, 0, last - 1, epoch.fingerprint)
 
 
-def _exchange(epoch: int, lane: int, seq: int, fingerprint: str) -> bytes:
-    frozen = msgspec.json.encode({"epoch": epoch, "lane": lane, "seq": seq, "leases": []}).decode()
+_QUOTA = "exports:tenant=acme"
+_LANE = lane_of(_QUOTA, 2)
+_MUCH = 10**9
+_NEVER_GRANTED = FrozenLease(
+    quota=_QUOTA, period="2026-11-18T09", granted=_MUCH, overage=_MUCH, consumed=_MUCH, returned=_MUCH
+)
+
+
+def _exchange(epoch: int, lane: int, seq: int, fingerprint: str, *leases: FrozenLease) -> bytes:
+    frozen = msgspec.json.encode({"epoch": epoch, "lane": lane, "seq": seq, "leases": leases}).decode()
     exchanges = [Exchange(frozen=frozen, live=LiveState(wants=[], rates=[]))]
     return msgspec.json.encode(ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges))

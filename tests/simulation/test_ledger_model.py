@@ -29,6 +29,7 @@ from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
 from coordinator.operations.put_region import put_region
 from coordinator.operations.read_overrides import Override
+from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
 from protocol.identifiers import lane_of, subject_key
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
@@ -60,6 +61,7 @@ class Both:
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
         self.nonces: dict[int, str] = {}
         self.rebound: list[EpochOpened | EpochRefusal] = []
+        self.rebased = 0
 
     async def limit(self, units: int) -> None:
         await put_limits(self.real, document(units), lambda _: True, None, self.now)
@@ -118,6 +120,21 @@ class Both:
     async def expire(self) -> None:
         await expire_leases(self.real, self.now)
         self.model.commit(self.model.expire_leases(self.now))
+
+    async def rebase(self) -> None:
+        """People have read what a lane has shown, and approve that it goes on."""
+        if not (kept := self.model.regressed()):
+            return
+        name = self.chance.choice(kept)
+        id_ = UUID(int=self.chance.getrandbits(128))
+        async with self.real.transaction():
+            lane = await lock_lane(self.real, *name[:2])
+            assert lane is not None
+            refusal = await rebase_lane(self.real, lane, name[2], id_, self.now)
+        expected, transaction = self.model.rebase(name, id_, self.now)
+        assert refusal == expected
+        self.rebased += bool(transaction.writes)
+        self.model.commit(transaction)
 
     async def say(self) -> None:
         region = self.chance.choice(REGIONS)
@@ -264,6 +281,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     assert both.model.rows["override"]
     consumed = {key.period for (_, key), lease in both.model.leases.items() if lease.consumed}
     assert consumed >= {"2026-11-18T12", "2026-11-18T13", "2026-11-18"}
+    assert both.rebased
 
 
 async def _something(both: Both) -> None:
@@ -280,5 +298,7 @@ async def _something(both: Both) -> None:
         await both.override()
     elif what < 0.21:
         await both.expire()
+    elif what < 0.28:
+        await both.rebase()
     else:
         await both.say()

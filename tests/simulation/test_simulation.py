@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.simulation.coverage import unreached
-from tests.simulation.faults import draw
+from tests.simulation.faults import REGIONS, Event, draw
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import run, shrink
 
@@ -17,6 +17,14 @@ STEPS = 120
 def test_a_seed_holds_all_invariants(seed: int) -> None:
     result = run(seed, STEPS)
     assert result.violation is None, f"replay it: ./dev simulate --seed {seed} --steps {STEPS}"
+
+
+def test_a_ledger_that_lost_data_is_shown_it_and_goes_on_when_people_have_approved() -> None:
+    demand = [Event(0, "demand", region, 20) for region in REGIONS]
+    result = run(2, STEPS, [*demand, Event(40, "ledger_loses", REGIONS[0], 12)])
+    assert result.violation is None
+    assert result.reached["ExchangeOutcome.GAP"]
+    assert result.reached["rebased"]  # that it is spoken in again is an invariant
 
 
 def test_work_is_done_between_the_faults() -> None:

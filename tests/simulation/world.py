@@ -103,6 +103,7 @@ class World:
         self.lossy_regions: set[str] = set()  # whose store lost data
         self.unseen = False
         self.ledger_lost = False
+        self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, str] = {}  # regions that know more than the ledger does, and in which epoch
         self.admissions: deque[Admission] = deque()  # since the last look
         self.late_admissions: list[str] = []
@@ -233,6 +234,7 @@ class World:
             await asyncio.sleep(1)
             if self.coordinators.is_up:
                 self.coordinators.expire()
+                people.rebase(self)
 
     def ask(self, region: str, chance: random.Random, mode: str = "enforce", cost: int | None = None) -> None:
         agents = [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
@@ -465,6 +467,7 @@ def _ledger_fails_over(world: World, event: Event) -> None:
     if event.kind == "ledger_loses":
         world.ledger_lost = True
         world.ledger.lose(event.number)
+        world.rebased.clear()  # that may be lost, too
         for region in REGIONS:
             if _knows_more(world, region):
                 world.told_and_lost[region] = world.machines[region].model.hash("lh:fence")["epoch"]

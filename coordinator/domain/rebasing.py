@@ -1,0 +1,71 @@
+"""How a lane goes on whose ledger was put back to an older state: by what the region says that it had been told.
+
+The region offers the batch that the ledger refused again and again. A rebase brings the ledger to where it stood just
+before that batch, as far as the batch tells; then it is booked like any other, with all its lines.
+
+    given       what the ledger had granted and forgot is granted once more, from what nobody holds. If that is not
+                enough, the rest is funded beyond the limit, and goes as units come back: the region has them
+    consumed    what had been booked before the batch, as one line that names no policy
+    returned    comes with the batch: it tells of all returns
+    numbers     those that were lost are filled with reports of nothing, so that the chain has no gap
+
+Of a lease in quarantine, or of a retired epoch, what was consumed waits for people as it did before.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+
+from coordinator.domain.books import Account, Cause, Lease, Movement, Pool, Report, movement, post
+from coordinator.domain.exchange import BookedReport
+from coordinator.domain.proof import next_head
+from coordinator.domain.resolution import book_unattributed
+from coordinator.domain.settlement import EpochState, Lane
+from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.messages import FrozenBatch, FrozenLease
+
+MOST_NUMBERS = 250_000  # of a lane in one resolution: more than a day of two exchanges a second
+
+
+def is_too_far_behind(lane: Lane, seq: int) -> bool:
+    return seq - lane.last_seq - 1 > MOST_NUMBERS
+
+
+def told(batch: FrozenBatch) -> list[FrozenLease]:
+    """Leases on which something was given or happened."""
+    return [each for each in batch.leases if each.granted or each.overage or each.consumed or each.returned]
+
+
+def state_of_forgotten(lane: Lane) -> LeaseState:
+    """Of a lease that the ledger has to make anew."""
+    if lane.epoch_state is EpochState.CURRENT:
+        return LeaseState.ACTIVE
+    return LeaseState.LOST if lane.lost_data else LeaseState.FENCED
+
+
+def rebase(pool: Pool, lease: Lease, frozen: FrozenLease, resolution: object, now: datetime) -> Movement:
+    entry = movement(lease, "rebased", resolution)
+    given = max(0, frozen.granted - lease.granted)
+    post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, given - pool.unallocated), Cause.REBASED)
+    post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, given, Cause.REBASED)
+    beyond = max(0, frozen.overage - lease.overage)
+    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, beyond, Cause.REBASED)
+    if after(lease.state, LeaseEvent.REPORT):
+        _consume(entry, pool, lease, frozen, now)
+    return entry
+
+
+def _consume(entry: Movement, pool: Pool, lease: Lease, frozen: FrozenLease, now: datetime) -> None:
+    """All but what the lines of the batch tell."""
+    lost = max(0, frozen.consumed - sum(line.units for line in frozen.lines) - lease.region_consumed)
+    book_unattributed(entry, pool, lease, lost, now)
+    lease.region_consumed += lost
+
+
+def fillers(lane: Lane, region: str, before: int, resolution: object, now: datetime) -> Iterator[BookedReport]:
+    """Reports of nothing, for the numbers up to the one `before`. Their hash names who put them there."""
+    head, body_hash = lane.head, hashlib.sha256(f"rebase {resolution}".encode()).digest()
+    for seq in range(lane.last_seq + 1, before):
+        report = Report(region, lane.epoch, lane.lane, seq)
+        head = next_head(head, report, body_hash, now)
+        yield BookedReport(report, body_hash, head, ())

@@ -1,0 +1,76 @@
+"""Let a lane go on whose ledger was put back to an older state, as people have approved."""
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from coordinator.database import ledger
+from coordinator.database.connection import Connection
+from coordinator.database.ledger import LaneName
+from coordinator.domain.books import Key, Lease
+from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase, state_of_forgotten, told
+from coordinator.domain.resolution import ResolutionRefusal
+from coordinator.domain.settlement import EpochState, Lane, key_of
+from protocol.messages import FrozenBatch, FrozenLease
+
+
+async def lock_lane(connection: Connection, epoch: int, lane: int) -> Lane | None:
+    region = await _region(connection, epoch)
+    return (await ledger.lock_lanes(connection, [LaneName(epoch, lane, region)])).get((epoch, lane))
+
+
+async def kept_seq(connection: Connection, lane: Lane) -> int | None:
+    """The number of the batch that was kept last, if the lane has not come that far since."""
+    seq: int | None = await connection.fetchval(_KEPT_SEQ, lane.epoch, lane.lane, lane.last_seq)
+    return seq
+
+
+async def rebase_lane(
+    connection: Connection, lane: Lane, seq: int, resolution: UUID, now: datetime
+) -> ResolutionRefusal | None:
+    """Up to just before the kept batch of this number."""
+    if seq <= lane.last_seq:
+        return ResolutionRefusal.NOT_REGRESSED
+    if is_too_far_behind(lane, seq):
+        return ResolutionRefusal.TOO_FAR_BEHIND
+    region = await _region(connection, lane.epoch)
+    kept = await connection.fetchval(_KEPT, lane.epoch, lane.lane, seq)
+    batch = msgspec.json.decode(kept, type=FrozenBatch)
+    if lane.epoch_state is not EpochState.RETIRED:  # of which nothing is booked any more
+        await _rebase_leases(connection, lane, region, told(batch), resolution, now)
+    if missing := list(fillers(lane, region, seq, resolution, now)):
+        await ledger.fill_lane(connection, lane, missing, now)
+    return None
+
+
+async def _rebase_leases(
+    connection: Connection, lane: Lane, region: str, frozen: list[FrozenLease], resolution: UUID, now: datetime
+) -> None:
+    keys = [key_of(each) for each in frozen]
+    locked = await ledger.lock_pools(connection, keys, keys)
+    read = await ledger.read_leases(connection, keys, [lane.epoch])
+    leases = {lease.key: lease for lease in read if lease.epoch == lane.epoch}
+    new = [_forgotten(key, lane, region, now) for key in keys if key not in leases]
+    leases |= {lease.key: lease for lease in new}
+    states = {(lane.epoch, key): lease.state for key, lease in leases.items()}
+    entries = [rebase(locked[key_of(each)].pool, leases[key_of(each)], each, resolution, now) for each in frozen]
+    await ledger.insert_leases(connection, new)
+    await ledger.write_books(connection, [each.pool for each in locked.values()], list(leases.values()), states)
+    await ledger.write_transfers(connection, entries, now)
+
+
+def _forgotten(key: Key, lane: Lane, region: str, now: datetime) -> Lease:
+    return Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+
+
+async def _region(connection: Connection, epoch: int) -> str:
+    region: str | None = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", epoch)
+    return region or ""  # which is none's
+
+
+_KEPT_SEQ = """
+SELECT seq FROM quarantine WHERE epoch = $1 AND lane = $2 AND quota = '' AND seq > $3
+ORDER BY recorded_at DESC, seq DESC LIMIT 1
+"""
+_KEPT = "SELECT evidence::text FROM quarantine WHERE epoch = $1 AND lane = $2 AND quota = '' AND seq = $3"

@@ -1,0 +1,281 @@
+"""A ledger that was put back to an older state: it is shown so, grants stop, and people let the lane go on."""
+
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.verify import verify
+from protocol.identifiers import lane_of
+from protocol.messages import ExchangeReply
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from tests.integration.coordinator.agents.conftest import (
+    EXPORTS,
+    MAILS,
+    PERIOD,
+    Agent,
+    Stand,
+    connected,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+_BOOKS = ("pool", "lease", "lane", "report", "transfer", "usage_hour", "usage_day", "quarantine")
+_TABLES = (*_BOOKS, "resolution", "region_epoch", "audit")
+
+
+async def back_up(stand: Stand) -> None:
+    await stand.owner.execute("CREATE SCHEMA backup")
+    for table in _TABLES:
+        await stand.owner.execute(f"CREATE TABLE backup.{table} AS SELECT * FROM {table}")
+
+
+async def put_back(stand: Stand) -> None:
+    """As if Postgres had been restored below the coordinator: nothing of what came later is known."""
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        await stand.owner.execute(f"TRUNCATE {', '.join(_TABLES)} CASCADE")
+        for table in _TABLES:
+            restored = f"INSERT INTO {table} OVERRIDING SYSTEM VALUE SELECT * FROM backup.{table}"
+            await stand.owner.execute(restored)
+
+
+def rebasing(agent: Agent, **more: Any) -> dict[str, Any]:
+    return {"epoch": agent.epoch, "lane": lane_of(EXPORTS, agent.lanes), "kind": "rebase", "reason": "restored"} | more
+
+
+async def proposed(stand: Stand, agent: Agent) -> dict[str, Any]:
+    answer = await (await stand.client("adjust:propose")).post("/v1/suspense:propose", json=rebasing(agent))
+    assert answer.status_code == 201, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def approved(stand: Stand, resolution: dict[str, Any]) -> httpx.Response:
+    return await (await stand.client("adjust:approve")).post(f"/v1/suspense/{resolution['id']}:approve")
+
+
+async def rebased(stand: Stand, agent: Agent) -> None:
+    answer = await approved(stand, await proposed(stand, agent))
+    assert answer.status_code == 200, answer.text
+
+
+async def all_is_proven(stand: Stand) -> None:
+    async with connected(stand.url) as connection, connection.transaction(isolation="repeatable_read"):
+        verification = await verify(connection, stand.clock.now())
+    assert verification.intact, verification.fault
+    report = await (await stand.client("usage:read")).get(f"/v1/periods/{PERIOD}/reconciliation")
+    assert report.json()["word"] == "balanced", report.json()["findings"]
+
+
+async def worked(agent: Agent) -> None:
+    """Three exchanges beyond the second, with grants, usage and returns."""
+    await agent.say(3, lease(granted=10, consumed=7, units=4), wants=[want(waiting=20)])
+    await agent.say(4, lease(granted=30, consumed=15, returned=5, units=8))
+    await agent.say(5, lease(granted=30, consumed=18, returned=5, units=3), wants=[want(waiting=10)])
+
+
+LAST = lease(granted=40, consumed=24, returned=7, units=6)  # what the store has frozen next
+
+
+async def offered(agent: Agent) -> ExchangeReply:
+    return await agent.say(6, LAST, wants=[want(waiting=5)])
+
+
+@pytest.fixture
+async def behind(stand: Stand, agent: Agent) -> Agent:
+    """A region that knows three exchanges more than the ledger."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=3))
+    await back_up(stand)
+    await worked(agent)
+    await put_back(stand)
+    return agent
+
+
+async def test_it_is_kept_and_seen_and_nothing_is_granted(stand: Stand, behind: Agent) -> None:
+    for _ in range(2):
+        reply = await offered(behind)
+        assert (reply.outcome, reply.expected_seq, reply.leases, reply.receipt) == (ExchangeOutcome.GAP, 3, [], None)
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    lane = lane_of(EXPORTS, behind.lanes)
+    assert (kept["epoch"], kept["lane"], kept["seq"], kept["quota"]) == (behind.epoch, lane, 6, "")
+    assert (kept["reason"], kept["is_open"]) == ("ledger_regressed", True)
+    assert [(each["granted"], each["overage"]) for each in kept["evidence"]["leases"]] == [(40, 0)]
+    region = (await (await stand.client("quota:read")).get("/v1/regions/us-east")).json()
+    assert region["regressed_lanes"] == 1
+    metrics = (await (await stand.client()).get("/metrics")).text
+    assert 'leasehold_coordinator_regressed_lanes{region="us-east"} 1.0' in metrics
+    assert await stand.transfers() == [("funded", 1000), ("grant", 10), ("usage", 3)]
+
+
+async def test_people_let_the_lane_go_on_and_the_batch_keeps_its_lines(stand: Stand, behind: Agent) -> None:
+    await offered(behind)
+    await rebased(stand, behind)
+    reply = await offered(behind)
+    assert (reply.outcome, leased(reply).granted, leased(reply).refusal) == (ExchangeOutcome.APPLIED, 45, None)
+    mine = await stand.lease(behind)
+    assert (mine["granted"], mine["consumed"], mine["returned"], mine["outstanding"]) == (45, 24, 7, 14)
+    usage = await stand.owner.fetch("SELECT units, dimensions ->> 'policy' FROM transfer WHERE cause = 'usage'")
+    assert sorted(map(tuple, usage)) == [(3, "export"), (6, "export"), (15, "unattributed")]
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    assert kept["is_open"] is False
+    region = (await (await stand.client("quota:read")).get("/v1/regions/us-east")).json()
+    assert region["regressed_lanes"] == 0
+    assert await stand.one("SELECT count(*) FROM report WHERE epoch = $1", behind.epoch) == 6
+    await all_is_proven(stand)
+    assert (await behind.say(7, lease(granted=45, consumed=25, returned=7, units=1))).outcome is ExchangeOutcome.APPLIED
+
+
+async def test_a_total_alone_shows_it_as_well(stand: Stand, agent: Agent) -> None:
+    """Only a grant was lost, whose reply had been heard."""
+    await agent.say(1, wants=[want(waiting=10)])
+    frozen = lease(granted=25, overage=2, consumed=4)
+    assert (await agent.say(2, frozen)).outcome is ExchangeOutcome.LEDGER_REGRESSED
+    assert (await stand.lease(agent))["granted"] == 10
+    await rebased(stand, agent)
+    assert leased(await agent.say(2, frozen)).granted == 25
+    mine = await stand.lease(agent)
+    assert (mine["granted"], mine["overage"], mine["consumed"], mine["outstanding"]) == (25, 2, 4, 23)
+    await all_is_proven(stand)
+
+
+async def test_a_lease_that_the_ledger_forgot_is_made_anew(stand: Stand, agent: Agent) -> None:
+    await back_up(stand)
+    await agent.say(1, wants=[want(waiting=10)])
+    await put_back(stand)
+    assert (await agent.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.GAP
+    await rebased(stand, agent)
+    assert (await agent.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.APPLIED
+    assert (await stand.lease(agent))["consumed"] == 4
+    await all_is_proven(stand)
+
+
+async def test_what_was_given_twice_is_funded_beyond_the_limit_until_it_comes_back(stand: Stand, behind: Agent) -> None:
+    """While the ledger did not know of it, others were granted nearly all."""
+    other = await stand.agent("eu-west")
+    granted = leased(await other.say(1, wants=[want(waiting=980)])).granted
+    assert granted == 980
+    await offered(behind)
+    await rebased(stand, behind)
+    pool = await stand.pool()
+    assert (pool["funded"], pool["unallocated"]) == (1020, 0)
+    await offered(behind)
+    await other.say(2, lease(granted=980, returned=500), wants=[want(demand_milli=1)])
+    assert (await stand.pool())["funded"] == 1000, "what comes back pays for it"
+    await all_is_proven(stand)
+
+
+async def test_of_a_fenced_epoch_all_is_booked_and_nothing_granted(stand: Stand, behind: Agent) -> None:
+    newer = Agent(behind.client, behind.region, "another life")
+    await newer.open()
+    await offered(behind)
+    await rebased(stand, behind)
+    reply = await offered(behind)
+    assert leased(reply).refusal is GrantRefusal.EPOCH_FENCED
+    mine = await stand.lease(behind)
+    assert (mine["state"], mine["granted"], mine["consumed"]) == ("lost", 40, 24)
+    await all_is_proven(stand)
+
+
+async def test_of_a_retired_epoch_nothing_is_booked_and_its_evidence_is_kept(stand: Stand, behind: Agent) -> None:
+    retiring = await (await stand.client("alloc:write")).post(f"/v1/epochs/{behind.epoch}:retire", json={"reason": "x"})
+    assert retiring.status_code == 200
+    await offered(behind)
+    await rebased(stand, behind)
+    assert (await offered(behind)).outcome is ExchangeOutcome.RETIRED
+    assert (await stand.lease(behind))["granted"] == 10
+    assert await stand.one("SELECT count(*) FROM quarantine WHERE reason = 'epoch_retired'") == 1
+
+
+async def test_of_a_lease_in_quarantine_usage_still_waits_for_people(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=3, units=1))
+    await agent.say(4, lease(granted=20, consumed=9, units=2))
+    await rebased(stand, agent)
+    await agent.say(4, lease(granted=20, consumed=9, units=2))
+    mine = await stand.lease(agent)
+    assert (mine["state"], mine["granted"], mine["consumed"], mine["region_consumed"]) == ("quarantined", 20, 0, 9)
+
+
+async def test_evidence_and_expiry_meanwhile_change_nothing_of_it(stand: Stand, behind: Agent) -> None:
+    await offered(behind)
+    resolution = await proposed(stand, behind)
+    stand.clock.move(seconds=70)
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        await expire_leases(coordinator, stand.clock.now())
+    assert (await approved(stand, resolution)).status_code == 200
+    reply = await offered(behind)
+    assert (reply.outcome, leased(reply).refusal) == (ExchangeOutcome.APPLIED, GrantRefusal.LEASE_EXPIRED)
+    await all_is_proven(stand)
+
+
+async def test_it_is_approved_by_another_and_once(stand: Stand, behind: Agent) -> None:
+    await offered(behind)
+    both = await stand.client("adjust:propose", "adjust:approve")
+    old = (await both.post("/v1/suspense:propose", json=rebasing(behind))).json()
+    refused = await both.post(f"/v1/suspense/{old['id']}:approve")
+    assert (refused.status_code, refused.json()["refusal"]) == (409, "same_person")
+    new = await proposed(stand, behind)
+    assert (await approved(stand, old)).status_code == 404, "another has taken its place"
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    assert kept["proposal"]["id"] == new["id"]
+    first, again = await approved(stand, new), await approved(stand, new)
+    assert first.json() == again.json()
+    assert [cause for cause, _ in await stand.transfers()].count("rebased") == 1
+    deeds = await stand.owner.fetch("SELECT action, details FROM audit WHERE action LIKE 'resolution%' ORDER BY id")
+    assert [row["action"] for row in deeds] == ["resolution.proposed"] * 2 + ["resolution.approved"]
+
+
+async def test_what_is_refused(stand: Stand, agent: Agent) -> None:
+    client = await stand.client("adjust:propose")
+    cases = [
+        (rebasing(agent), 409, "not_regressed"),
+        (rebasing(agent, epoch=99), 404, None),
+        (rebasing(agent, lane=63), 404, None),
+        (rebasing(agent, quota=MAILS, period=PERIOD), 422, None),
+        (rebasing(agent, kind="charge"), 422, None),
+        (rebasing(agent) | {"lane": None}, 422, None),
+    ]
+    for body, status, refusal in cases:
+        answer = await client.post("/v1/suspense:propose", json=body)
+        assert (answer.status_code, answer.json().get("refusal")) == (status, refusal), body
+
+
+async def test_more_numbers_than_can_be_filled_are_refused_and_nothing_changes(stand: Stand, agent: Agent) -> None:
+    await agent.say(300_000, lease(granted=10))
+    answer = await approved(stand, await proposed(stand, agent))
+    assert (answer.status_code, answer.json()["refusal"]) == (409, "too_far_behind")
+    assert await stand.one("SELECT count(*) FROM report") == 0
+
+
+async def test_a_lane_that_has_come_that_far_is_not_rebased(stand: Stand, agent: Agent) -> None:
+    """Somebody said a number that was none; the region itself went on."""
+    await agent.say(2)
+    resolution = await proposed(stand, agent)
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=1))
+    answer = await approved(stand, resolution)
+    assert (answer.status_code, answer.json()["refusal"]) == (409, "not_regressed")
+    await all_is_proven(stand)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE resolution SET lane = NULL",
+        "UPDATE resolution SET seq = NULL",
+        "UPDATE resolution SET kind = 'charge'",
+        f"UPDATE resolution SET quota = '{EXPORTS}', period = '{PERIOD}'",
+        "UPDATE resolution SET lane = 63",
+    ],
+)
+async def test_a_resolution_is_of_a_lease_or_of_a_lane(stand: Stand, agent: Agent, sql: str) -> None:
+    await agent.say(2)
+    await proposed(stand, agent)
+    with pytest.raises((asyncpg.CheckViolationError, asyncpg.ForeignKeyViolationError), match="resolution_"):
+        await stand.owner.execute(sql)
