@@ -122,7 +122,7 @@ def turns(stack: dict[str, Any], by_hand: bytes, connections: int, seconds: floa
     check = post("/v1/check", json.dumps(CHECK).encode())
     measured = partial(load, connections=connections, seconds=seconds)
     return {
-        "EVALSHA check.lua by hand": partial(measured, the_store, by_hand, accepted=b"*"),
+        "EVALSHA check.lua by hand": partial(measured, the_store, by_hand, accepted=b"$"),
         "EVAL of nothing": partial(measured, the_store, resp("EVAL", "return 1", "0"), accepted=b":1"),
         "POST /v1/check": partial(measured, the_agent, check, accepted=b"HTTP/1.1 200"),
     }
