@@ -190,6 +190,15 @@ def test_the_first_request_finds_all_of_the_limit(clocked: Clocked, algorithm: s
     assert not clocked.take(1, limit_of(algorithm)).allowed
 
 
+def test_who_comes_back_when_told_to_passes_and_not_a_millisecond_before(clocked: Clocked, algorithm: str) -> None:
+    assert clocked.take(10, limit_of(algorithm)).allowed
+    denied = clocked.take(3, limit_of(algorithm))
+    clocked.advance((denied.retry_after_ms - 1) * 1000)
+    assert not clocked.take(3, limit_of(algorithm)).allowed
+    clocked.advance(1000)
+    assert clocked.take(3, limit_of(algorithm)).allowed
+
+
 def test_a_cost_above_the_capacity_is_told_from_a_denial(clocked: Clocked, algorithm: str) -> None:
     decision = clocked.take(11, limit_of(algorithm))
     assert (decision.reason, decision.remaining, decision.retry_after_ms) == ("cost_above_limit", 10, 0)
