@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 
 import uvloop
 from fastapi import FastAPI, Request, Response
@@ -12,6 +13,7 @@ from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
+from coordinator.operations.close_period import go_on_closing
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.first_answers import forget
 from coordinator.operations.seal import seal
@@ -72,8 +74,10 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
 
 def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
+    grace = timedelta(milliseconds=settings.close_grace_ms)
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
+        Job("close", 5, lambda database: go_on_closing(database, clock, grace), at_most_s=600),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),

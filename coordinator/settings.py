@@ -21,6 +21,8 @@ class CoordinatorSettings(Settings):
     lease_ms: int = Field(default=60_000, ge=1_000, le=86_400_000, examples=[60_000])
     refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])
     expire_every_ms: int = Field(default=1_000, ge=10, le=86_400_000, examples=[1_000])
+    close_grace_ms: int = Field(default=900_000, ge=0, le=3_024_000_000, examples=[900_000])  # for regions to report
+    late_usage_days: int = Field(default=35, ge=0, le=3650, examples=[35])  # later, usage waits for people
     database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])

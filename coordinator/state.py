@@ -36,7 +36,8 @@ class Coordinator:
         object.__setattr__(self, "callers", Callers(self._look_up))
 
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
-        terms, now = Terms(self.settings.lease_ms, self.settings.refresh_ms), self.clock.now()
+        settings, now = self.settings, self.clock.now()
+        terms = Terms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days)
         with self.metrics.exchange_seconds.time():
             return await self.database.run(lambda c: apply_exchanges(c, self.documents, calls, terms, now))
 

@@ -51,6 +51,9 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Epoch does not go on",
         "The member `refusal` says why the epoch is not bound to another life of its store: a new one is opened.",
     ),
+    "period-not-closable": ProblemKind(
+        409, "Period not closable", "People have something to do first: `missing` lists it. Nothing was changed."
+    ),
     "region-down": ProblemKind(409, "Region is down", "A region whose status is `down` opens no epoch."),
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."

@@ -50,13 +50,15 @@ PRIVILEGES: Mapping[str, str] = {
     "block": "SELECT, INSERT, DELETE",
     "block_version": "SELECT",
     "first_answer": "SELECT, INSERT, DELETE",
+    # what comes late for a closed period
+    "correction": "SELECT, INSERT",
 }
 # The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
 CHANGES: Mapping[str, str] = {
     "region": "weight status",
     "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
     "lane": "last_seq last_hash head",
-    "period": "state",
+    "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
         consumed written_off""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
@@ -65,6 +67,8 @@ CHANGES: Mapping[str, str] = {
     "subscription": "plan changed_at",
     "job": "due_at",
     "verification": "finished_at result",
+    "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
+        region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "block": "reason created_at created_by valid_until",
     "block_version": "version",

@@ -24,6 +24,7 @@ class LeaseState(StrEnum):
     LOST = "lost"  # its epoch is over and its store lost data: usage is booked, returns may have been spent
     QUARANTINED = "quarantined"  # its two counts disagreed: people look at it, nothing is granted
     RETIRED = "retired"  # people decided that no more evidence counts: what still comes is kept for them
+    CLOSED = "closed"  # its period is: what still comes is booked in the open one
 
 
 class LeaseEvent(StrEnum):
@@ -37,6 +38,7 @@ class LeaseEvent(StrEnum):
     QUARANTINE = "quarantine"
     RESOLVE = "resolve"  # people approved how a quarantine ends
     RETIRE = "retire"
+    CLOSE = "close"  # its period, with nothing outstanding
 
 
 TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
@@ -47,18 +49,21 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.ACTIVE, LeaseEvent.LOSE): LeaseState.LOST,
     (LeaseState.ACTIVE, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.ACTIVE, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.ACTIVE, LeaseEvent.CLOSE): LeaseState.CLOSED,
     (LeaseState.EXPIRED, LeaseEvent.REPORT): LeaseState.EXPIRED,
     (LeaseState.EXPIRED, LeaseEvent.RENEW): LeaseState.ACTIVE,
     (LeaseState.EXPIRED, LeaseEvent.FENCE): LeaseState.FENCED,
     (LeaseState.EXPIRED, LeaseEvent.LOSE): LeaseState.LOST,
     (LeaseState.EXPIRED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.EXPIRED, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.EXPIRED, LeaseEvent.CLOSE): LeaseState.CLOSED,
     (LeaseState.FENCED, LeaseEvent.REPORT): LeaseState.FENCED,
     (LeaseState.FENCED, LeaseEvent.EXPIRE): LeaseState.FENCED,
     (LeaseState.FENCED, LeaseEvent.FENCE): LeaseState.FENCED,
     (LeaseState.FENCED, LeaseEvent.LOSE): LeaseState.LOST,
     (LeaseState.FENCED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.FENCED, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.FENCED, LeaseEvent.CLOSE): LeaseState.CLOSED,
     (LeaseState.LOST, LeaseEvent.REPORT): LeaseState.LOST,
     (LeaseState.LOST, LeaseEvent.EXPIRE): LeaseState.LOST,
     (LeaseState.LOST, LeaseEvent.FENCE): LeaseState.LOST,
@@ -66,12 +71,14 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.LOST, LeaseEvent.PROVE): LeaseState.FENCED,
     (LeaseState.LOST, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.LOST, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.LOST, LeaseEvent.CLOSE): LeaseState.CLOSED,
     (LeaseState.QUARANTINED, LeaseEvent.FENCE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.LOSE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.RESOLVE): LeaseState.EXPIRED,  # it returns first what is left, like that one
     (LeaseState.QUARANTINED, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.RETIRED, LeaseEvent.EXPIRE): LeaseState.RETIRED,
+    (LeaseState.RETIRED, LeaseEvent.CLOSE): LeaseState.CLOSED,
 }
 
 # Where a larger `returned` frees units. Of a store that lost data what was returned may have been spent as well.

@@ -1,12 +1,12 @@
 """For finance: what was used, and whether the books agree."""
 
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Struct
+from msgspec import Meta, Struct, to_builtins
 
-from coordinator.api.auth import require
+from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
@@ -23,15 +23,18 @@ from coordinator.domain.usage import (
     parse_zone,
 )
 from coordinator.operations.authenticate import Caller
+from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period
 from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
 from coordinator.operations.read_usage import UsageRow, read_usage_as_of
 from coordinator.operations.reconcile import balance_period, reconcile_period
 from coordinator.state import Coordinator, TheCoordinator
-from doors.bodies import described, reply
+from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
+from protocol.messages import Message
 
 router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
+Closer = Annotated[Caller, Depends(require("period:close"))]
 T = TypeVar("T")
 
 
@@ -137,6 +140,33 @@ async def get_trial_balance(period: str, coordinator: TheCoordinator, _: Reader)
     now = coordinator.clock.now()
     found = await coordinator.database.run(lambda c: balance_period(c, _named(period), now), snapshot=True)
     return reply(_found(found))
+
+
+class CloseBody(Message, frozen=True):
+    dry_run: Annotated[bool, Meta(description="tell what would be, and change nothing")] = False
+    carry_suspense: Annotated[
+        bool, Meta(description="what is in suspense leaves for the open period, and waits there for evidence")
+    ] = False
+
+
+@router.post(
+    "/v1/periods/{period}:close",
+    **described(body=CloseBody, answers={200: PeriodClose, 202: PeriodClose, 404: None, 409: None}),
+)
+async def close(request: Request, period: str, coordinator: TheCoordinator, caller: Closer) -> Response:
+    """202 while it waits for what ends by itself: nothing is granted in it any more, and it goes on by itself.
+
+    200 if it is closed, now or since before, and for a dry run. 409 if people have to do something first.
+    """
+    body, now = await read_body(request, CloseBody), coordinator.clock.now()
+    asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run)
+    grace = timedelta(milliseconds=coordinator.settings.close_grace_ms)
+    answer = await coordinator.database.run(lambda c: close_period(c, _named(period), asked, grace, now))
+    if isinstance(answer, CloseRefused):
+        missing = [to_builtins(each) for each in answer.missing]
+        raise Problem("period-not-closable", "something has to be ended by people first", extra={"missing": missing})
+    found = _found(answer)
+    return reply(found, 202 if found.missing and not body.dry_run else 200)
 
 
 def _named(period: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Transfer
+from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool
 from coordinator.domain.period import moment_of, period_of
@@ -87,10 +87,11 @@ async def lock_pools(
 ) -> dict[Key, LockedPool]:
     """The pools that there are; those that must exist are made where they are missing."""
     found = await _lock_pools(connection, keys)
-    missing = sorted(set(must_exist) - found.keys())
+    missing = set(must_exist) - found.keys()
     if missing:
         await _insert_pools(connection, missing)
         found |= await _lock_pools(connection, missing)
+        found |= await _closed_pools(connection, missing - found.keys())
     return found
 
 
@@ -98,14 +99,28 @@ async def _lock_pools(connection: Connection, keys: Collection[Key]) -> dict[Key
     if not keys:
         return {}
     rows = await connection.fetch(_LOCK_POOLS, [key.quota for key in keys], [key.period for key in keys])
-    return {Key(row["quota"], row["period"]): LockedPool(_pool(row), row["state"] == "open") for row in rows}
+    return {Key(row["quota"], row["period"]): _locked(row) for row in rows}
+
+
+async def _closed_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
+    """A closed period gets no pool any more: what is known of it is known elsewhere, and nothing is booked here."""
+    if not keys:
+        return {}
+    rows = await connection.fetch(_CLOSED, [key.period for key in keys])
+    closed = {row["id"]: row["closed_at"] for row in rows}
+    return {key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period]) for key in keys}
+
+
+def _locked(row: asyncpg.Record) -> LockedPool:
+    return LockedPool(_pool(row), row["state"] == "open", row["closed_at"])
 
 
 def _pool(row: asyncpg.Record) -> Pool:
     return Pool(Key(row["quota"], row["period"]), *(row[column] for column in POOL_COLUMNS))
 
 
-async def _insert_pools(connection: Connection, keys: Sequence[Key]) -> None:
+async def _insert_pools(connection: Connection, missing: Collection[Key]) -> None:
+    keys = sorted(missing)
     periods = [period_of(period_id) for period_id in sorted({key.period for key in keys})]
     await connection.execute(
         _INSERT_PERIODS,
@@ -130,10 +145,10 @@ async def read_leases(connection: Connection, keys: Collection[Key], epochs: Col
     rows = await connection.fetch(
         _LEASES, [key.quota for key in keys], [key.period for key in keys], sorted(set(epochs))
     )
-    return [_lease(row) for row in rows]
+    return [lease_of_row(row) for row in rows]
 
 
-def _lease(row: asyncpg.Record) -> Lease:
+def lease_of_row(row: asyncpg.Record) -> Lease:
     return Lease(
         Key(row["quota"], row["period"]),
         row["epoch"],
@@ -157,11 +172,29 @@ async def lock_leases(connection: Connection, names: Collection[tuple[int, Key]]
     quotas, periods = [key.quota for key in keys], [key.period for key in keys]
     held = {row["epoch"] for row in await connection.fetch(_SHARE_EPOCHS, epochs)}
     pools = {
-        Key(row["quota"], row["period"]): LockedPool(_pool(row), row["state"] == "open")
+        Key(row["quota"], row["period"]): _locked(row)
         for row in await connection.fetch(_LOCK_FREE_POOLS, quotas, periods)
     }
-    leases = [_lease(row) for row in await connection.fetch(_NAMED_LEASES, epochs, quotas, periods)]
+    leases = [lease_of_row(row) for row in await connection.fetch(_NAMED_LEASES, epochs, quotas, periods)]
     return [(pools[lease.key], lease) for lease in leases if lease.epoch in held and lease.key in pools]
+
+
+async def read_corrections(
+    connection: Connection, closed: Collection[Key], epochs: Collection[int]
+) -> list[Correction]:
+    """What became of the leases of these epochs in closed pools. Whoever holds the open pool may write there."""
+    if not closed:
+        return []
+    rows = await connection.fetch(
+        _CORRECTIONS, [key.quota for key in closed], [key.period for key in closed], sorted(set(epochs))
+    )
+    return [correction_of_row(row) for row in rows]
+
+
+def correction_of_row(row: asyncpg.Record) -> Correction:
+    key = Key(row["quota"], row["period"])
+    columns = (row[column] for column in CORRECTION_COLUMNS)
+    return Correction(key, row["epoch"], row["charge_period"], row["region"], *columns)
 
 
 async def share_current_epochs(connection: Connection, epochs: Collection[int]) -> set[int]:
@@ -207,7 +240,7 @@ async def write_books(
         *([getattr(pool, column) for pool in pools] for column in POOL_COLUMNS),
         *([getattr(lease, column) for lease in leases] for column in LEASE_COLUMNS),
     )
-    _expect(done, (len(pools), len(leases)), "pools and leases")
+    expect(done, (len(pools), len(leases)), "pools and leases")
 
 
 async def insert_leases(connection: Connection, leases: Collection[Lease]) -> None:
@@ -221,6 +254,19 @@ async def insert_leases(connection: Connection, leases: Collection[Lease]) -> No
             [lease.region for lease in leases],
             [lease.state.value for lease in leases],
             [lease.reported_at for lease in leases],
+        )
+
+
+async def write_corrections(connection: Connection, corrections: Sequence[Correction]) -> None:
+    if corrections:
+        await connection.execute(
+            _WRITE_CORRECTIONS,
+            [each.epoch for each in corrections],
+            [each.key.quota for each in corrections],
+            [each.charge_period for each in corrections],
+            [each.key.period for each in corrections],
+            [each.region for each in corrections],
+            *([getattr(each, column) for each in corrections] for column in CORRECTION_COLUMNS),
         )
 
 
@@ -318,10 +364,10 @@ async def fill_lane(connection: Connection, lane: Lane, reports: Sequence[Booked
     moved = await connection.fetchval(
         _MOVE_LANE, lane.epoch, lane.lane, lane.last_seq, last.report.seq, last.body_hash, last.head
     )
-    _expect((moved,), (1,), "lanes")
+    expect((moved,), (1,), "lanes")
 
 
-def _expect(done: Iterable[int] | None, rows: tuple[int, ...], what: str) -> None:
+def expect(done: Iterable[int] | None, rows: tuple[int, ...], what: str) -> None:
     if done is None or tuple(done) != rows:
         raise Surprise(f"{what}: {done} of {rows} were as they must be")
 
@@ -377,6 +423,20 @@ _TRANSFER_COLUMNS = (
     "charge_period",
     "recorded_at",
 )
+CORRECTION_COLUMNS = (
+    "carried_in",
+    "correction",
+    "carried",
+    "carried_out",
+    "estimated",
+    "consumed",
+    "written_off",
+    "replaced",
+    "recovered",
+    "region_consumed",
+    "region_returned",
+    "quarantined",
+)
 
 # A lane of another region is not even waited for.
 _LOCK_LANES = """
@@ -401,7 +461,7 @@ SELECT version,
 FROM policy_version
 """
 _LOCK_POOLS = """
-SELECT pool.*, period.state
+SELECT pool.*, period.state, period.closed_at
 FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN period ON period.id = asked.period
 JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
@@ -413,13 +473,20 @@ SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[
 """
 _INSERT_POOLS = """
 INSERT INTO pool (quota, period, name, tenant)
-SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) ON CONFLICT DO NOTHING
+SELECT new.* FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS new (quota, period, name, tenant)
+JOIN period ON period.id = new.period WHERE period.state <> 'closed' FOR SHARE OF period
+ON CONFLICT DO NOTHING
 """
+_CLOSED = "SELECT id, closed_at FROM period WHERE id = ANY ($1::text[]) AND state = 'closed'"
 _LEASES = """
 SELECT lease.*
 FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
 WHERE lease.state = 'active' OR lease.epoch = ANY ($3::bigint[])
+"""
+_CORRECTIONS = """
+SELECT correction.* FROM unnest($1::text[], $2::text[]) AS asked (quota, charge_period)
+JOIN correction USING (quota, charge_period) WHERE correction.epoch = ANY ($3::bigint[])
 """
 _EXPIRED = """
 SELECT epoch, quota, period FROM lease
@@ -429,7 +496,7 @@ _SHARE_EPOCHS = """
 SELECT epoch, state FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED
 """
 _LOCK_FREE_POOLS = """
-SELECT pool.*, period.state
+SELECT pool.*, period.state, period.closed_at
 FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN period ON period.id = asked.period
 JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
@@ -471,6 +538,14 @@ WITH pools AS (
 )
 SELECT (SELECT count(*) FROM pools), (SELECT count(*) FROM leases)
 """  # noqa: S608 - the names come from the tuples above
+_CORRECTION_TYPES = ["bigint[]"] * (len(CORRECTION_COLUMNS) - 1) + ["boolean[]"]
+_WRITE_CORRECTIONS = f"""
+INSERT INTO correction (epoch, quota, charge_period, period, region, {", ".join(CORRECTION_COLUMNS)})
+SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[],
+    {", ".join(f"${number}::{type_}" for number, type_ in enumerate(_CORRECTION_TYPES, 6))})
+ON CONFLICT (epoch, quota, charge_period, period) DO UPDATE
+SET {", ".join(f"{column} = excluded.{column}" for column in CORRECTION_COLUMNS)}
+"""  # noqa: S608 - likewise
 # The precondition once more, in the database's own words: a lane moves on by one, or its report is not booked.
 _BOOK_REPORTS = """
 WITH moved AS (

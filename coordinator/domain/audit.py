@@ -19,6 +19,8 @@ class Action(StrEnum):
     EPOCH_RETIRED = "epoch.retired"
     RESOLUTION_PROPOSED = "resolution.proposed"
     RESOLUTION_APPROVED = "resolution.approved"
+    PERIOD_CLOSING = "period.closing"
+    PERIOD_CLOSED = "period.closed"
 
 
 class Actor(NamedTuple):

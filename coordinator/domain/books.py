@@ -33,6 +33,7 @@ class Account(StrEnum):
     WRITTEN_OFF = "written_off"
     OVERAGE = "overage"
     CARRIED = "carried"
+    CARRIED_IN = "carried_in"
     CARRIED_OUT = "carried_out"
     CORRECTION = "correction"
     ADJUSTMENT = "adjustment"
@@ -52,6 +53,9 @@ class Cause(StrEnum):
     CHARGED = "charged"
     ESTIMATED = "estimated"
     REBASED = "rebased"  # had been given by a ledger that lost it
+    CARRIED = "carried"  # out of a period that is closed, and into the open one
+    REPLACES_ESTIMATE = "replaces_estimate"  # that a closed period billed: billed is consumed + estimated - replaced
+    REPLACES_WRITE_OFF = "replaces_write_off"  # what a closed period had given up was used after all
 
 
 class Key(NamedTuple):
@@ -113,6 +117,15 @@ class Lease:
     last_grant: int = 0
 
     @property
+    def charge_period(self) -> str:
+        return self.key.period
+
+    @property
+    def to_carry(self) -> int:
+        """What leaves the period at its close."""
+        return self.suspense
+
+    @property
     def unaccounted(self) -> int:
         """What evidence may still come about: spent and given back are drained from here."""
         return self.outstanding + self.suspense + self.estimated + self.written_off
@@ -121,6 +134,40 @@ class Lease:
     def balances(self) -> bool:
         spent = self.consumed + self.returned + self.carried_out + self.estimated + self.written_off
         return self.granted + self.overage == spent + self.outstanding + self.suspense
+
+
+@dataclass(slots=True)
+class Correction:
+    """What becomes of a lease whose period is closed, in a period that is open: the lease's row stays as it is.
+
+    It balances like a lease:  carried_in + correction = carried + carried_out + estimated + consumed + written_off
+    """
+
+    key: Key  # of the pool in which it is booked
+    epoch: int
+    charge_period: str  # the lease's own
+    region: str
+    carried_in: int = 0
+    correction: int = 0
+    carried: int = 0
+    carried_out: int = 0
+    estimated: int = 0
+    consumed: int = 0
+    written_off: int = 0
+    replaced: int = 0  # of the closed books' estimates: so much gave way to the truth
+    recovered: int = 0  # likewise of what they had written off
+    region_consumed: int = 0
+    region_returned: int = 0
+    quarantined: bool = False
+
+    @property
+    def to_carry(self) -> int:
+        return self.carried
+
+    @property
+    def balances(self) -> bool:
+        ended = self.carried_out + self.estimated + self.consumed + self.written_off
+        return self.carried_in + self.correction == self.carried + ended
 
 
 class Line(NamedTuple):
@@ -143,11 +190,12 @@ class Transfer(NamedTuple):
     minute: int | None = None
     dimensions: dict[str, str] | None = None
     part: int = 0  # of a line that drains several accounts
+    late_for: str | None = None  # a closed period
 
     @property
     def charge_period(self) -> str:
         """The period that the usage belongs to, in which it is billed as long as that is open."""
-        return self.key.period
+        return self.late_for or self.key.period
 
 
 @dataclass(slots=True)
@@ -175,9 +223,10 @@ Entry: TypeAlias = Report | Movement
 _MOVEMENTS = UUID("6f1d0a5e-7c0b-4d53-9a55-6c656173656f")
 
 
-def movement(lease: Lease, *what: object) -> Movement:
+def movement(lease: "Lease | Correction", *what: object) -> Movement:
     """`what` tells this one from any other on the same lease, for ever."""
-    name = "/".join(map(str, (lease.epoch, *lease.key, *what)))
+    late_for = (lease.charge_period,) if isinstance(lease, Correction) else ()
+    name = "/".join(map(str, (lease.epoch, *lease.key, *late_for, *what)))
     return Movement(uuid5(_MOVEMENTS, name), lease.region, lease.epoch)
 
 
@@ -186,7 +235,12 @@ class Overdrawn(ValueError):
 
 
 # The column of a pool for an account: one outside of it counts what came from there, one inside what is there.
-_OUTSIDE = {Account.FUNDING: "funded", Account.OVERAGE: "overage", Account.CORRECTION: "correction"}
+_OUTSIDE = {
+    Account.FUNDING: "funded",
+    Account.OVERAGE: "overage",
+    Account.CARRIED_IN: "carried_in",
+    Account.CORRECTION: "correction",
+}
 _IN_LEASE = {
     Account.OUTSTANDING,
     Account.CONSUMED,
@@ -201,20 +255,23 @@ _INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
 _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
 
 
-def post(entry: Entry, pool: Pool, lease: Lease | None, src: Account, dst: Account, units: int, cause: Cause) -> None:
+def post(
+    entry: Entry, pool: Pool, book: Lease | Correction | None, src: Account, dst: Account, units: int, cause: Cause
+) -> None:
     """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
     if units:
-        _move(pool, lease, src, dst, units)
-        _note(entry, pool.key, dst, cause, _Part(Line(units), 0, src, units))
+        _move(pool, book, src, dst, units)
+        late_for = book.charge_period if isinstance(book, Correction) else None
+        _note(entry, pool.key, dst, _Part(Line(units), 0, Source(src, units, cause), units), late_for)
 
 
-def _move(pool: Pool, lease: Lease | None, src: Account, dst: Account, units: int) -> None:
-    changes = [*_changes_of_pool(pool, src, dst, units), *(_changes_of_lease(lease, src, dst, units) if lease else ())]
-    if units < 0 or any(getattr(book, column) + change < 0 for book, column, change in changes):
+def _move(pool: Pool, book: Lease | Correction | None, src: Account, dst: Account, units: int) -> None:
+    changes = [*_changes_of_pool(pool, src, dst, units), *_changes_of_book(book, src, dst, units)]
+    if units < 0 or any(getattr(each, column) + change < 0 for each, column, change in changes):
         raise Overdrawn(f"{units} from {src} to {dst} of {pool.key}")
     # Everything is checked: from here on nothing may fail.
-    for book, column, change in changes:
-        setattr(book, column, getattr(book, column) + change)
+    for each, column, change in changes:
+        setattr(each, column, getattr(each, column) + change)
 
 
 # In this order evidence drains a lease: an estimate, and what was written off, give way to the truth.
@@ -243,58 +300,86 @@ def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Seq
     units = sum(line.units for line in lines)
     if units > lease.unaccounted:
         raise Overdrawn(f"{units} to {dst} of {lease.key}, of which {lease.unaccounted} are unaccounted for")
-    parts = list(_parts(lines, lease))
-    drained = Counter[Account]()
+    take(entry, pool, lease, dst, lines, [Source(src, getattr(lease, src), cause) for src in DRAINED])
+
+
+class Source(NamedTuple):
+    """Where units are taken from, and how many are there."""
+
+    src: Account
+    units: int
+    cause: Cause
+
+
+def take(
+    entry: Entry, pool: Pool, book: Lease | Correction, dst: Account, lines: Sequence[Line], sources: Iterable[Source]
+) -> Counter[Cause]:
+    """From one source after the other, which must have enough. Gives how many units were moved for each cause."""
+    parts = list(_parts(lines, sources))
+    taken, causes = Counter[Account](), Counter[Cause]()
     for part in parts:
-        drained[part.src] += part.units
-    for src, drained_units in drained.items():
-        _move(pool, lease, src, dst, drained_units)
+        taken[part.source.src] += part.units
+        causes[part.source.cause] += part.units
+    for src, units in taken.items():
+        _move(pool, book, src, dst, units)
+    late_for = book.charge_period if isinstance(book, Correction) else None
     for part in parts:
-        _note(entry, pool.key, dst, cause, part)
+        _note(entry, pool.key, dst, part, late_for)
+    return causes
 
 
 class _Part(NamedTuple):
-    """Of a line: what of it one account gives."""
+    """Of a line: what of it one source gives."""
 
     line: Line
     number: int
-    src: Account
+    source: Source
     units: int
 
 
-def _parts(lines: Iterable[Line], lease: Lease) -> Iterator[_Part]:
-    """The lines laid end to end along what the accounts have, one account after the other."""
-    accounts = ((src, getattr(lease, src)) for src in DRAINED)
-    src, here = next(accounts)
+def _parts(lines: Iterable[Line], sources: Iterable[Source]) -> Iterator[_Part]:
+    """The lines laid end to end along what the sources have, one source after the other."""
+    following = iter(sources)
+    source = next(following)
+    here = source.units
     for line in lines:
         number, left = 0, line.units
         while left:
             if not here:
-                src, here = next(accounts)
+                source = next(following)
+                here = source.units
                 continue
             units = min(left, here)
-            yield _Part(line, number, src, units)
+            yield _Part(line, number, source, units)
             number, left, here = number + 1, left - units, here - units
 
 
-def _note(entry: Entry, key: Key, dst: Account, cause: Cause, part: _Part) -> None:
+def _note(entry: Entry, key: Key, dst: Account, part: _Part, late_for: str | None) -> None:
     """A report's lines are numbered, and the parts of each; a movement has parts only."""
     transfers = entry.transfers
     if isinstance(entry, Movement):
         line, number = 0, len(transfers)
     else:
         line, number = (transfers[-1].line + (not part.number) if transfers else 0), part.number
-    minute, dimensions = part.line.minute, part.line.dimensions
-    transfers.append(Transfer(line, key, part.src, dst, part.units, cause, minute, dimensions, number))
+    (_, minute, dimensions), (src, _, cause) = part.line, part.source
+    transfers.append(Transfer(line, key, src, dst, part.units, cause, minute, dimensions, number, late_for))
 
 
-Change = tuple[Pool | Lease, str, int]
+Change = tuple[Pool | Lease | Correction, str, int]
 
 
-def _changes_of_pool(pool: Pool, src: Account, dst: Account, units: int) -> list[Change]:
+def _changes_of_pool(pool: Pool | Correction, src: Account, dst: Account, units: int) -> list[Change]:
     taken = (pool, src.value, -units) if src in _IN_POOL else (pool, _OUTSIDE[src], units)
     given = (pool, dst.value, units) if dst in _IN_POOL else (pool, _OUTSIDE[dst], -units)
     return [taken, given]
+
+
+def _changes_of_book(book: Lease | Correction | None, src: Account, dst: Account, units: int) -> list[Change]:
+    """A correction's accounts are a pool's; a lease has names of its own for what crosses its border."""
+    if book is None:
+        return []
+    changes_of = _changes_of_lease if isinstance(book, Lease) else _changes_of_pool
+    return changes_of(book, src, dst, units)  # type: ignore[arg-type]  # each is asked about its own kind
 
 
 def _changes_of_lease(lease: Lease, src: Account, dst: Account, units: int) -> list[Change]:

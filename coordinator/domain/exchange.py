@@ -20,7 +20,8 @@ from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
-from coordinator.domain.books import Entry, Key, Lease, Movement, Pool, Report
+from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Report
+from coordinator.domain.closing import Late, late_of, open_key, settle_late
 from coordinator.domain.entitlement import Catalogue, rate_entitlement
 from coordinator.domain.granting import (
     Shelf,
@@ -38,6 +39,7 @@ from coordinator.domain.granting import (
     waits,
 )
 from coordinator.domain.notice import Notice
+from coordinator.domain.period import current_ids, is_over
 from coordinator.domain.proof import next_head
 from coordinator.domain.settlement import (
     EpochState,
@@ -92,6 +94,7 @@ class WrongLane(ValueError):
 class LockedPool(NamedTuple):
     pool: Pool
     period_is_open: bool
+    closed_at: datetime | None = None  # None as long as its period is not closed
 
 
 class BookedReport(NamedTuple):
@@ -114,6 +117,7 @@ class Decision(NamedTuple):
     notices: Sequence[Notice]
     pushed: Sequence[Movement] = ()  # grants to those who waited for what came free
     regressed: Sequence[FrozenBatch] = ()  # kept for people: they show that the ledger lost data
+    corrections: Sequence[Correction] = ()  # for what belongs to closed periods
 
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
@@ -193,6 +197,7 @@ class Books:
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read
     grantable: Mapping[Key, int]  # likewise
     new: Sequence[Lease]
+    lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
 
     def of(self, work: Work) -> dict[Key, Lease]:
@@ -200,8 +205,8 @@ class Books:
         return {key: self.leases[epoch, key] for key in work.keys if (epoch, key) in self.leases}
 
     def shelf(self, lease: Lease) -> Shelf:
-        pool, period_is_open = self.pools[lease.key]
-        return Shelf(pool, period_is_open, lease.region, self.by_pool[lease.key])
+        locked = self.pools[lease.key]
+        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key])
 
 
 # --- judge, sort, books: what there is --------------------------------------------------------------------------------
@@ -254,8 +259,20 @@ def _sort_wants(work: Work, catalogue: Catalogue, terms: Terms, now: datetime) -
         work.wanted, work.refused = sort_wants(catalogue, wants, terms, now)
 
 
-def pools_about(works: Iterable[Work]) -> set[Key]:
-    return {key for work in works if work.is_answered for key in work.keys}
+def pools_about(works: Iterable[Work], now: datetime) -> set[Key]:
+    """For each of a period that is over, also the one of now: it may be closed, and then that is where things go."""
+    about = {key for work in works if work.is_answered for key in work.keys}
+    running = current_ids(now)
+    return about | {open_key(key, now) for key in about if key.period not in running and is_over(key.period, now)}
+
+
+def closed_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
+    return [key for key, locked in pools.items() if locked.closed_at]
+
+
+def late_pools(pools: Mapping[Key, LockedPool], now: datetime) -> set[Key]:
+    """In which what is known of closed ones is booked: they must be there."""
+    return {open_key(key, now) for key in closed_keys(pools)}
 
 
 def pools_needed(works: Iterable[Work]) -> set[Key]:
@@ -267,7 +284,13 @@ def epochs_about(works: Iterable[Work]) -> set[int]:
     return {work.report.epoch for work in works if work.is_answered}
 
 
-def books_of(works: Iterable[Work], pools: Mapping[Key, LockedPool], read: Iterable[Lease], now: datetime) -> Books:
+def books_of(
+    works: Sequence[Work],
+    pools: Mapping[Key, LockedPool],
+    read: Iterable[Lease],
+    corrections: Iterable[Correction],
+    now: datetime,
+) -> Books:
     """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for."""
     leases = {(lease.epoch, lease.key): lease for lease in read}
     new = list(_new_leases(works, leases, now))
@@ -282,7 +305,29 @@ def books_of(works: Iterable[Work], pools: Mapping[Key, LockedPool], read: Itera
         states={name: lease.state for name, lease in leases.items()},
         grantable={key: locked.pool.grantable for key, locked in pools.items()},
         new=new,
+        lates=_lates(works, leases, pools, corrections, now),
     )
+
+
+def _lates(
+    works: Iterable[Work],
+    leases: Mapping[tuple[int, Key], Lease],
+    pools: Mapping[Key, LockedPool],
+    corrections: Iterable[Correction],
+    now: datetime,
+) -> dict[tuple[int, Key], Late]:
+    known: dict[tuple[int, Key], list[Correction]] = defaultdict(list)
+    for each in corrections:
+        known[each.epoch, Key(each.key.quota, each.charge_period)].append(each)
+    lates = {}
+    for work in works:
+        returns_count = work.lane is not None and not work.lane.lost_data
+        for name in ((work.report.epoch, key) for key in work.keys):
+            closed_at = pools[name[1]].closed_at if name in leases else None
+            if closed_at:
+                pool = pools[open_key(name[1], now)].pool
+                lates[name] = late_of(leases[name], closed_at, known[name], pool, returns_count=returns_count)
+    return lates
 
 
 def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:
@@ -318,6 +363,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     moved = {transfer.key for entry in entries for transfer in entry.transfers}
     touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
     touched |= {(lease.epoch, lease.key): lease for _, lease in pushed}
+    touched = {name: lease for name, lease in touched.items() if name not in books.lates}  # those stay as they are
     return Decision(
         booked,
         pools=[books.pools[key].pool for key in sorted(moved)],
@@ -327,6 +373,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
         notices=list(dict.fromkeys([*_notices(works, books, now), *(fetch(lease) for _, lease in pushed)])),
         pushed=[entry for entry, _ in pushed],
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
+        corrections=[late.book for late in books.lates.values() if late.has_changed],
     )
 
 
@@ -352,7 +399,14 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     pools = {key: locked.pool for key, locked in books.pools.items()}
     for lease in leases.values():
         touch(lease, terms, now)
-    work.quarantined = settle(work.report, work.incoming.batch.leases, pools, leases)
+    lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
+    frozen_leases = work.incoming.batch.leases
+    work.quarantined = [
+        *settle(work.report, [each for each in frozen_leases if key_of(each) not in lates], pools, leases),
+        *settle_late(
+            work.report, [each for each in frozen_leases if key_of(each) in lates], lates, terms.late_days, now
+        ),
+    ]
 
 
 def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:

@@ -34,10 +34,11 @@ class Wanted(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """For how long a region may spend what it was told it has."""
+    """For how long a region may spend what it was told it has, and be late with what it spent."""
 
     lease_ms: int
     refresh_ms: int
+    late_days: int = 35  # after its period was closed; what comes later waits for people
 
     @property
     def margin_ms(self) -> int:
@@ -121,6 +122,7 @@ _REFUSALS = {
     LeaseState.LOST: GrantRefusal.EPOCH_FENCED,
     LeaseState.QUARANTINED: GrantRefusal.QUARANTINED,
     LeaseState.RETIRED: GrantRefusal.EPOCH_FENCED,
+    LeaseState.CLOSED: GrantRefusal.PERIOD_NOT_OPEN,
 }
 _HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 

@@ -58,6 +58,15 @@ def _period(kind: PeriodKind, starts_at: datetime) -> Period:
     return Period(starts_at.strftime(_FORMATS[kind]), kind, starts_at, _end(kind, starts_at))
 
 
+def current_ids(now: datetime) -> set[str]:
+    """Of the periods that hold the moment, of each kind."""
+    return {period_at(kind, now).id for kind in _FORMATS}
+
+
+def is_over(period_id: str, now: datetime) -> bool:
+    return period_of(period_id).ends_at <= now
+
+
 def next_period(period: Period) -> Period:
     return period_at(period.kind, period.ends_at)
 

@@ -135,6 +135,7 @@ class FaultKind(StrEnum):
     SEALED_MOVEMENTS_CHANGED = "sealed_movements_changed"
     SEALED_AUDIT_CHANGED = "sealed_audit_changed"
     SEALED_BALANCE_CHANGED = "sealed_balance_changed"
+    CLOSED_PERIOD_CHANGED = "closed_period_changed"  # it does not hash to the root of its close
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
 
 
@@ -284,7 +285,7 @@ def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) ->
 
 
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded", "overage": "overage", "correction": "correction"}
+_SOURCES = {"funding": "funded", "overage": "overage", "carried_in": "carried_in", "correction": "correction"}
 
 
 class TrialBalance:

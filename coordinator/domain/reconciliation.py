@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -43,6 +43,7 @@ class Chain(StrEnum):
 # The accounts that a lease has a part in; a pool's is the sum of its leases'.
 SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
+CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
 POOL = ("funded", "carried_in", "correction", "unallocated", "carried", *SHARED)
 
 
@@ -65,11 +66,23 @@ class LeaseRow(NamedTuple):
     reported_at: datetime
 
 
+class CorrectionRow(NamedTuple):
+    """What became of a lease of a closed period in this one."""
+
+    quota: str
+    epoch: int
+    charge_period: str
+    region: str
+    accounts: Mapping[str, int]  # of CORRECTION
+    drift: int  # what the region says it consumed, less what all periods have booked of that
+
+
 class Moved(NamedTuple):
     """How much went from one account to another, in all."""
 
     quota: str
     epoch: int | None
+    charge_period: str
     src: str
     dst: str
     cause: str
@@ -103,12 +116,16 @@ class Misrolled(NamedTuple):
     units: int  # by how many they differ, without signs
 
 
+Row = TypeVar("Row", LeaseRow, CorrectionRow)
+
+
 class Books(NamedTuple):
     pools: Sequence[PoolRow]
     leases: Sequence[LeaseRow]
     moved: Sequence[Moved]
     lanes: Sequence[LaneRow]
     misrolled: Sequence[Misrolled] = ()
+    corrections: Sequence[CorrectionRow] = ()
 
 
 # --- what finance gets ------------------------------------------------------------------------------------------------
@@ -123,6 +140,7 @@ class RegionAccount(Struct, frozen=True, kw_only=True):
     suspense: int
     written_off: int
     overage: int
+    corrected: int  # used in periods that are closed, and booked in this one
     region_total: int  # what the region itself says it consumed
     drift: int  # the region's own total less the usage in the ledger
     oldest_unreported_age_ms: int | None  # since the last report of a lease with units outstanding
@@ -141,6 +159,11 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     consumed: int
     overage: int
     written_off: int
+    estimated: int
+    carried_in: int  # suspense of a period that was closed
+    carried: int  # of that, what still waits
+    carried_out: int
+    correction: int  # used in periods that are closed, beyond what was carried
     regions: list[RegionAccount]
 
 
@@ -151,10 +174,14 @@ class Finding(Struct, frozen=True):
     quota_key: str
     region: str | None
     reason: str
+    epoch: int | None = None
 
 
-class Reconciliation(Struct, frozen=True):
+class Reconciliation(Struct, frozen=True, kw_only=True):
     period: str
+    state: str = "open"
+    closed_at: datetime | None = None
+    closed_by: str | None = None
     word: Word
     drift: int  # all drifts added up without their signs, so that two never hide each other
     findings: list[Finding]
@@ -162,35 +189,50 @@ class Reconciliation(Struct, frozen=True):
 
 
 def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
-    sums = Sums(books.moved)
+    sums = Sums(period, books.moved)
     lanes = {(lane.epoch, lane.lane): lane for lane in books.lanes}
-    leases: dict[str, list[LeaseRow]] = defaultdict(list)
-    for lease in books.leases:
-        leases[lease.quota].append(lease)
-    quotas = [_quota_account(pool, leases[pool.quota], sums, lanes, now) for pool in books.pools]
+    leases, corrections = _by_quota(books.leases), _by_quota(books.corrections)
+    quotas = [
+        _quota_account(pool, leases[pool.quota], corrections[pool.quota], sums, lanes, now) for pool in books.pools
+    ]
     findings = [
-        *(finding for pool in books.pools for finding in _faults_of_pool(pool, leases[pool.quota], sums)),
+        *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, sums)),
         *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
+        *(finding for correction in books.corrections for finding in _faults_of_correction(correction, sums)),
         *(finding for quota in quotas for finding in _faults_of_regions(quota)),
         *(_fault_of_rollup(each) for each in books.misrolled),
     ]
     found = {finding.word for finding in findings}
-    word = next((word for word in Word if word in found), Word.BALANCED)
-    drift = sum(abs(region.drift) for quota in quotas for region in quota.regions)
-    return Reconciliation(period, word, drift, sorted(findings, key=lambda each: list(Word).index(each.word)), quotas)
+    return Reconciliation(
+        period=period,
+        word=next((word for word in Word if word in found), Word.BALANCED),
+        drift=sum(abs(region.drift) for quota in quotas for region in quota.regions),
+        findings=sorted(findings, key=lambda each: list(Word).index(each.word)),
+        quotas=quotas,
+    )
+
+
+def _by_quota(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    by_quota: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_quota[row.quota].append(row)
+    return by_quota
 
 
 class Sums:
     """The balances that follow from the transfers alone."""
 
-    def __init__(self, moved: Iterable[Moved]) -> None:
+    def __init__(self, period: str, moved: Iterable[Moved]) -> None:
         self.of_pool: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.of_lease: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.of_correction: dict[tuple[str, int, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
         self.usage: dict[tuple[str, int], int] = defaultdict(int)
         for each in moved:
             _move(self.of_pool[each.quota], each)
-            if each.epoch is not None:
+            if each.epoch is not None and each.charge_period == period:
                 self._move_of_lease((each.quota, each.epoch), each)
+            elif each.epoch is not None:
+                _move(self.of_correction[each.quota, each.epoch, each.charge_period], each)
 
     def _move_of_lease(self, key: tuple[str, int], each: Moved) -> None:
         _move(self.of_lease[key], each)
@@ -200,7 +242,7 @@ class Sums:
 
 
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded", "overage": "overage", "correction": "correction"}
+_SOURCES = {"funding": "funded", "overage": "overage", "carried_in": "carried_in", "correction": "correction"}
 
 
 def _move(accounts: dict[str, int], each: Moved) -> None:
@@ -211,17 +253,36 @@ def _move(accounts: dict[str, int], each: Moved) -> None:
             accounts[account] += units
 
 
-def _faults_of_pool(pool: PoolRow, leases: Sequence[LeaseRow], sums: Sums) -> Iterable[Finding]:
+def _faults_of_pool(
+    pool: PoolRow,
+    leases: Mapping[str, Sequence[LeaseRow]],
+    corrections: Mapping[str, Sequence[CorrectionRow]],
+    sums: Sums,
+) -> Iterable[Finding]:
     for account in POOL:
         booked, kept = sums.of_pool[pool.quota][account], pool.accounts[account]
         if booked != kept:
             reason = f"the pool's {account} is {kept}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
-    for account in SHARED:
-        held, kept = sum(lease.accounts[account] for lease in leases), pool.accounts[account]
+    parts = [*(each.accounts for each in leases[pool.quota]), *(each.accounts for each in corrections[pool.quota])]
+    for account in dict.fromkeys((*SHARED, *CORRECTION)):
+        held, kept = sum(part.get(account, 0) for part in parts), pool.accounts[account]
         if held != kept:
             reason = f"the pool's {account} is {kept}, its leases make {held}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Finding]:
+    about = f"of epoch {correction.epoch} in {correction.charge_period}"
+    made = sums.of_correction[correction.quota, correction.epoch, correction.charge_period]
+    for account in CORRECTION:
+        booked, kept = made[account], correction.accounts[account]
+        if booked != kept:
+            reason = f"the correction {about} has {kept} as {account}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, correction.quota, correction.region, reason, correction.epoch)
+    if correction.drift:
+        reason = f"{about} it consumed {correction.drift:+} beside the ledger"
+        yield Finding(Word.DRIFT, correction.quota, correction.region, reason, correction.epoch)
 
 
 _UNBOOKED_RETURNS = frozenset(LeaseState) - RETURNS_COUNT
@@ -232,15 +293,15 @@ def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
         booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
         if booked != kept:
             reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
-            yield Finding(Word.PROJECTION, lease.quota, lease.region, reason)
+            yield Finding(Word.PROJECTION, lease.quota, lease.region, reason, lease.epoch)
     # Of a store that lost data a return is not booked: what was returned may have been spent as well.
     unbooked = lease.region_returned - lease.accounts["returned"]
     if unbooked < 0 or (unbooked > 0 and lease.state not in _UNBOOKED_RETURNS):
         reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
-        yield Finding(Word.RETURNS, lease.quota, lease.region, reason)
+        yield Finding(Word.RETURNS, lease.quota, lease.region, reason, lease.epoch)
     if drift := _drift(lease, sums):
         reason = f"in epoch {lease.epoch} it consumed {lease.region_consumed}, which is {drift:+} beside the ledger"
-        yield Finding(Word.DRIFT, lease.quota, lease.region, reason)
+        yield Finding(Word.DRIFT, lease.quota, lease.region, reason, lease.epoch)
 
 
 def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
@@ -265,29 +326,42 @@ def _drift(lease: LeaseRow, sums: Sums) -> int:
 def _quota_account(
     pool: PoolRow,
     leases: Sequence[LeaseRow],
+    corrections: Sequence[CorrectionRow],
     sums: Sums,
     lanes: Mapping[tuple[int, int], LaneRow],
     now: datetime,
 ) -> QuotaAccount:
-    regions: dict[str, list[LeaseRow]] = defaultdict(list)
-    for lease in leases:
-        regions[lease.region].append(lease)
+    regions = sorted({lease.region for lease in leases} | {each.region for each in corrections})
     return QuotaAccount(
         quota=pool.name,
         quota_key=pool.quota,
         tenant=pool.tenant,
-        regions=[_region_account(name, regions[name], sums, lanes, now) for name in sorted(regions)],
+        regions=[
+            _region_account(
+                name,
+                [lease for lease in leases if lease.region == name],
+                [each for each in corrections if each.region == name],
+                sums,
+                lanes,
+                now,
+            )
+            for name in regions
+        ],
         **{account: pool.accounts[account] for account in _OF_QUOTA},
     )
 
 
-_OF_QUOTA = ("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off")
+_OF_QUOTA = (
+    *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
+    *("carried_in", "carried", "carried_out", "correction"),
+)
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
 
 
 def _region_account(
     region: str,
     leases: Sequence[LeaseRow],
+    corrections: Sequence[CorrectionRow],
     sums: Sums,
     lanes: Mapping[tuple[int, int], LaneRow],
     now: datetime,
@@ -299,7 +373,8 @@ def _region_account(
     return RegionAccount(
         region=region,
         region_total=sum(lease.region_consumed for lease in leases),
-        drift=sum(_drift(lease, sums) for lease in leases),
+        corrected=sum(each.accounts["consumed"] for each in corrections),
+        drift=sum(_drift(lease, sums) for lease in leases) + sum(each.drift for each in corrections),
         oldest_unreported_age_ms=_oldest_age_ms(leases, now),
         gaps=gaps,
         chain=Chain.INTACT if intact else Chain.BROKEN,

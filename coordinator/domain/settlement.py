@@ -60,6 +60,7 @@ class QuarantineReason(StrEnum):
     LINES_DISAGREE = "lines_disagree"  # the lines do not add up to what the total grew by
     RETURNED_TOO_MUCH = "returned_too_much"  # more than was left of the lease
     QUARANTINED_BEFORE = "quarantined_before"  # more evidence on a lease that people have yet to look at
+    TOO_LATE = "too_late"  # its period was closed longer ago than the contract allows
     EPOCH_RETIRED = "epoch_retired"  # people decided that no more evidence counts, and here is some
     LEDGER_REGRESSED = "ledger_regressed"  # of a whole batch: the ledger had given what it does not know any more
 
@@ -209,12 +210,16 @@ def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
 
 
 def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
-    if sum(line.units for line in frozen.lines) != consumed:
+    if lines_disagree(frozen, consumed):
         return QuarantineReason.LINES_DISAGREE
     # Whatever was consumed since: it may be more than was left, for what is done without asking is booked all the same.
     if returned > lease.unaccounted and lease.state in RETURNS_COUNT:
         return QuarantineReason.RETURNED_TOO_MUCH
     return None
+
+
+def lines_disagree(frozen: FrozenLease, consumed: int) -> bool:
+    return sum(line.units for line in frozen.lines) != consumed
 
 
 def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
@@ -235,8 +240,11 @@ def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int) -> None:
 
 
 def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:
+    drain_lines(report, pool, lease, Account.CONSUMED, lines_within(frozen), Cause.USAGE)
+
+
+def lines_within(frozen: FrozenLease) -> list[Line]:
+    """A unit belongs to its lease's period, whatever the store's clock said."""
     period = period_of(frozen.period)
     first, last = period.first_minute, period.last_minute
-    # A unit belongs to its lease's period, whatever the store's clock said.
-    lines = [Line(line.units, min(max(line.minute, first), last), line.dimensions) for line in frozen.lines]
-    drain_lines(report, pool, lease, Account.CONSUMED, lines, Cause.USAGE)
+    return [Line(line.units, min(max(line.minute, first), last), line.dimensions) for line in frozen.lines]

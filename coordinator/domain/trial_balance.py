@@ -37,13 +37,15 @@ class TrialBalance(Struct, frozen=True):
 
 def trial_balance(period: str, books: Books, now: datetime) -> TrialBalance:
     found = {finding.word for finding in reconcile(period, books, now).findings}
-    sums = Sums(books.moved)
+    sums = Sums(period, books.moved)
     of_pools = _added_up(sums.of_pool.values(), POOL)
-    of_leases = _added_up(sums.of_lease.values(), LEASE)
+    of_leases = _added_up([*sums.of_lease.values(), *sums.of_correction.values()], LEASE)
     pools = _added_up((pool.accounts for pool in books.pools), POOL)
-    leases = _added_up((lease.accounts for lease in books.leases), LEASE)
+    parts = [*(lease.accounts for lease in books.leases), *(each.accounts for each in books.corrections)]
+    leases = _added_up(parts, LEASE)
+    corrected = sum(each.accounts["consumed"] + each.drift for each in books.corrections)
     regions = {
-        "consumed": sum(lease.region_consumed for lease in books.leases),
+        "consumed": sum(lease.region_consumed for lease in books.leases) + corrected,
         "returned": sum(lease.region_returned for lease in books.leases),
     }
     transfers = of_leases | of_pools

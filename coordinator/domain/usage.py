@@ -27,6 +27,11 @@ class Dimension(StrEnum):
     QUOTA = "quota"
     REGION = "region"
     POLICY = "policy"
+    PERIOD = "period"  # in which it is booked, and billed
+    CHARGE_PERIOD = "charge_period"  # in which it was used: another one if that was closed when it was reported
+
+
+_NOT_ROLLED_UP = {Dimension.PERIOD, Dimension.CHARGE_PERIOD}
 
 
 class Granularity(StrEnum):
@@ -54,6 +59,8 @@ class UsageQuestion(NamedTuple):
     @property
     def read_from(self) -> Kept:
         """The coarsest that all the pieces can be put together from: days and hours are UTC's."""
+        if _NOT_ROLLED_UP & {*self.group_by, *self.filters}:
+            return Kept.MINUTE
         for kept, length in ((Kept.DAY, timedelta(days=1)), (Kept.HOUR, timedelta(hours=1))):
             if not any((cut - _MIDNIGHT) % length for cut in self.boundaries):
                 return kept

@@ -27,9 +27,11 @@ from coordinator.domain.exchange import (
     Work,
     asked_about,
     books_of,
+    closed_keys,
     decide,
     epochs_about,
     judge,
+    late_pools,
     lost,
     pools_about,
     pools_needed,
@@ -106,8 +108,12 @@ async def _lock_lanes_and_read_catalogue(
 
 
 async def _lock_books(connection: Connection, works: Sequence[Work], now: datetime) -> Books:
-    pools = await ledger.lock_pools(connection, pools_about(works), pools_needed(works))
-    books = books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs_about(works)), now)
+    pools = await ledger.lock_pools(connection, pools_about(works, now), pools_needed(works))
+    epochs = epochs_about(works)
+    missing = late_pools(pools, now) - pools.keys()
+    pools |= await ledger.lock_pools(connection, missing, missing)
+    corrections = await ledger.read_corrections(connection, closed_keys(pools), epochs)
+    books = books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs), corrections, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
     return books
 
@@ -120,6 +126,7 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
         return {}
     await ledger.insert_leases(connection, decision.new_leases)
     await ledger.write_books(connection, decision.pools, decision.leases, decision.states)
+    await ledger.write_corrections(connection, decision.corrections)
     await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
     receipts = await ledger.write_reports(connection, booked, now)
     await ledger.write_quarantine(connection, booked, now)

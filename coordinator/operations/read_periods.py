@@ -13,6 +13,12 @@ class BookedPeriod(Struct, frozen=True):
     starts_at: datetime = field(name="from")
     ends_at: datetime = field(name="to")
     state: str
+    closing_at: datetime | None = None  # when its close was asked for
+    closed_at: datetime | None = None
+    closed_by: str | None = None  # who asked for it
+    position: int | None = None  # of the ledger, at the close
+    transfers: int | None = None  # so many it has, and no more ever
+    root: str | None = None  # hashes its pools, leases and corrections, as they stay
 
 
 async def read_period(connection: Connection, period_id: str) -> BookedPeriod | None:
@@ -26,4 +32,9 @@ async def read_periods(connection: Connection, after: str, count: int) -> list[B
     return [BookedPeriod(*row.values()) for row in rows]
 
 
-_PERIODS = "SELECT id, kind, starts_at, ends_at, state FROM period"
+_PERIODS = """
+SELECT id, kind, starts_at, ends_at, state, closing_at, closed_at,
+    CASE state WHEN 'closed' THEN closing_by END AS closed_by, position, transfers,
+    encode(root, 'hex') AS root
+FROM period
+"""

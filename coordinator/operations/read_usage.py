@@ -88,18 +88,18 @@ GROUP BY {groups} HAVING sum(units) <> 0 ORDER BY {groups} LIMIT $3 OFFSET $4
 # A quota that is counted by tenant knows it; of others the usage line may tell.
 _LINE = """
     transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
-    transfer.region, transfer.dimensions ->> 'policy' AS policy,"""
+    transfer.region, transfer.dimensions ->> 'policy' AS policy, transfer.period, transfer.charge_period,"""
 _BOOKED = f"""
 SELECT {_LINE} transfer.units
 FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
-WHERE transfer.cause = 'usage'
+WHERE transfer.dst = 'consumed'
     AND (report.position <= $2 OR (transfer.seq IS NULL AND ($5::bigint IS NULL OR transfer.id <= $5)))"""  # noqa: S608
 _BOOKED_SINCE = f"""
 UNION ALL SELECT {_LINE} -transfer.units
 FROM report JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
-WHERE transfer.cause = 'usage' AND report.position > $2
+WHERE transfer.dst = 'consumed' AND report.position > $2
 UNION ALL SELECT {_LINE} -transfer.units FROM transfer JOIN pool USING (quota, period)
-WHERE transfer.cause = 'usage' AND transfer.seq IS NULL AND transfer.id > $5"""  # noqa: S608
+WHERE transfer.dst = 'consumed' AND transfer.seq IS NULL AND transfer.id > $5"""  # noqa: S608
 _ROLLED_UP = {
     kept: f"SELECT begins_at AS at, tenant, name AS quota, region, policy, units FROM {table}"  # noqa: S608
     for kept, table in ((Kept.HOUR, "usage_hour"), (Kept.DAY, "usage_day"))

@@ -3,12 +3,15 @@
 from datetime import datetime
 
 import asyncpg
+from msgspec import structs
 
 from coordinator.database.connection import Connection
 from coordinator.domain.reconciliation import (
+    CORRECTION,
     LEASE,
     POOL,
     Books,
+    CorrectionRow,
     LaneRow,
     LeaseRow,
     Misrolled,
@@ -24,27 +27,31 @@ from protocol.lease import LeaseState
 
 async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
     """None if there is no such period."""
-    if await read_period(connection, period) is None:
+    found = await read_period(connection, period)
+    if found is None:
         return None
-    return reconcile(period, await _books(connection, period), now)
+    agreed = reconcile(period, await read_books(connection, period), now)
+    return structs.replace(agreed, state=found.state, closed_at=found.closed_at, closed_by=found.closed_by)
 
 
 async def balance_period(connection: Connection, period: str, now: datetime) -> TrialBalance | None:
     """None if there is no such period."""
     if await read_period(connection, period) is None:
         return None
-    return trial_balance(period, await _books(connection, period), now)
+    return trial_balance(period, await read_books(connection, period), now)
 
 
-async def _books(connection: Connection, period: str) -> Books:
+async def read_books(connection: Connection, period: str) -> Books:
     leases = [_lease(row) for row in await connection.fetch(_LEASES, period)]
-    epochs = sorted({lease.epoch for lease in leases})
+    corrections = [_correction(row) for row in await connection.fetch(_CORRECTIONS, period)]
+    epochs = sorted({lease.epoch for lease in leases} | {each.epoch for each in corrections})
     return Books(
         pools=[_pool(row) for row in await connection.fetch(_POOLS, period)],
         leases=leases,
         moved=[Moved(*row.values()) for row in await connection.fetch(_MOVED, period)],
         lanes=[LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)],
         misrolled=[Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period)],
+        corrections=corrections,
     )
 
 
@@ -66,14 +73,33 @@ def _lease(row: asyncpg.Record) -> LeaseRow:
     )
 
 
+def _correction(row: asyncpg.Record) -> CorrectionRow:
+    accounts = {account: row[account] for account in CORRECTION}
+    return CorrectionRow(
+        row["quota"], row["epoch"], row["charge_period"], row["region"], accounts, row["said"] - row["booked"]
+    )
+
+
 _POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
 _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
 WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
 """
 _MOVED = """
-SELECT quota, epoch, src, dst, cause, sum(units)::bigint FROM transfer WHERE period = $1
-GROUP BY quota, epoch, src, dst, cause
+SELECT quota, epoch, charge_period, src, dst, cause, sum(units)::bigint FROM transfer WHERE period = $1
+GROUP BY quota, epoch, charge_period, src, dst, cause
+"""
+# A region has one total for all the periods in which its lease is booked: the newest of them tells it.
+_CORRECTIONS = """
+SELECT correction.*,
+    CASE WHEN is_newest THEN correction.region_consumed ELSE 0 END AS said,
+    CASE WHEN is_newest THEN coalesce(lease.consumed, 0) + every.consumed ELSE 0 END AS booked
+FROM correction LEFT JOIN lease
+    ON (lease.epoch, lease.quota, lease.period) = (correction.epoch, correction.quota, correction.charge_period),
+LATERAL (SELECT sum(each.consumed)::bigint AS consumed, max(each.period) = correction.period AS is_newest
+    FROM correction AS each WHERE (each.epoch, each.quota, each.charge_period)
+        = (correction.epoch, correction.quota, correction.charge_period)) AS every
+WHERE correction.period = $1 ORDER BY correction.quota, correction.region, correction.epoch, correction.charge_period
 """
 _LANES = """
 SELECT epoch, lane, last_seq, head,
@@ -86,7 +112,7 @@ _MISROLLED = """
 WITH booked AS (
     SELECT window_at, quota, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
         dimensions ->> 'policy' AS policy, units
-    FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND cause = 'usage'
+    FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND dst = 'consumed'
 ), both_sides AS (
     SELECT 'hour' AS rollup, begins_at, quota, tenant, region, policy, units FROM usage_hour WHERE period = $1
     UNION ALL SELECT 'day', begins_at, quota, tenant, region, policy, units FROM usage_day WHERE period = $1

@@ -41,5 +41,7 @@ UPDATE region_epoch SET state = 'retired', fenced_at = coalesce(fenced_at, $2), 
     retired_because = $4
 WHERE epoch = $1 AND state <> 'retired' RETURNING epoch
 """
-_RETIRE_LEASES = "UPDATE lease SET state = 'retired', expires_at = least(expires_at, $2) WHERE epoch = $1"
+_RETIRE_LEASES = """
+UPDATE lease SET state = 'retired', expires_at = least(expires_at, $2) WHERE epoch = $1 AND state <> 'closed'
+"""
 _RETIRED = "SELECT epoch, region, retired_at, retired_because FROM region_epoch WHERE epoch = $1"

@@ -3,7 +3,7 @@
 from migrations.statements import execute
 
 revision = "0009"
-down_revision = "0006"
+down_revision = "0008"
 
 OVERRIDES = """
 -- Another limit for some of a quota's keys, for a while. The newest that is in force counts.

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
-from coordinator.domain.books import Entry, Key, Lease, Pool
+from coordinator.domain.books import Correction, Entry, Key, Lease, Pool
+from coordinator.domain.closing import carry, close_lease, correction_of, open_key
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
@@ -48,6 +49,14 @@ class LaneRow(NamedTuple):
     last_seq: int
     last_hash: bytes | None
     head: bytes
+
+
+class PeriodRow(NamedTuple):
+    state: str
+    closed_at: datetime | None = None
+
+
+OPEN = PeriodRow("open")
 
 
 class Name(NamedTuple):
@@ -103,6 +112,15 @@ class LedgerModel:
         return self.rows["lease"]
 
     @property
+    def corrections(self) -> dict[tuple[int, str, str, str], Correction]:
+        """By epoch, quota, the period that it belongs to and the one it is booked in."""
+        return self.rows["correction"]
+
+    def period(self, period: str) -> PeriodRow:
+        row: PeriodRow = self.rows["period"].get(period, OPEN)
+        return row
+
+    @property
     def epochs(self) -> dict[int, Epoch]:
         return self.rows["epoch"]
 
@@ -113,6 +131,7 @@ class LedgerModel:
     def commit(self, transaction: Transaction) -> None:
         undo: dict[Name, Any] = {}
         for name, row in transaction.writes.items():
+            self._refuse_closed(name, row)
             undo[name] = self.rows[name.table].get(name.key)
             self.rows[name.table][name.key] = row
             if name.table == "lease":
@@ -120,6 +139,12 @@ class LedgerModel:
         self._undo.append(undo)
         del self._undo[:-200]
         self.on_commit(transaction)
+
+    def _refuse_closed(self, name: Name, row: Any) -> None:
+        """As the triggers do."""
+        is_in_a_period = name.table in ("pool", "lease", "correction")
+        if is_in_a_period and self.period(row.key.period).closed_at and row != self.rows[name.table].get(name.key):
+            raise Surprise(f"{name} is of a closed period")
 
     def everything_is_replicated(self) -> None:
         self._undo.clear()
@@ -323,6 +348,40 @@ class LedgerModel:
                     transaction.entries.append(entry)
         return transaction
 
+    # --- close_period -------------------------------------------------------------------------------------------------
+
+    def begin_close(self, period: str) -> Transaction:
+        is_open = self.period(period).state == "open"
+        return Transaction({Name("period", period): PeriodRow("closing")} if is_open else {})
+
+    def close(self, period: str, now: datetime) -> Transaction:
+        """What is in suspense is carried. Nothing, as long as something is outstanding or people look at it."""
+        transaction = Transaction()
+        leases = {name: copy(lease) for name, lease in self.leases.items() if lease.key.period == period}
+        if self.period(period).state != "closing" or not may_close(leases.values()):
+            return transaction
+        late = [copy(each) for each in self.corrections.values() if each.key.period == period]
+        parts: list[Lease | Correction] = [*leases.values(), *late]
+        for part in parts:
+            if part.to_carry:
+                self._carry(part, transaction, now)
+        for name, lease in leases.items():
+            close_lease(lease)
+            transaction.writes[Name("lease", name)] = lease
+        transaction.writes[Name("period", period)] = PeriodRow("closed", now)
+        return transaction
+
+    def _carry(self, part: Lease | Correction, transaction: Transaction, now: datetime) -> None:
+        there = open_key(part.key, now)
+        pools = {
+            key: transaction.writes.setdefault(Name("pool", key), copy(self.pools.get(key)) or Pool(key))
+            for key in (part.key, there)
+        }
+        arrives = correction_of(part, there.period)
+        carry(pools[part.key], part, pools[there], arrives)
+        changed = [arrives, part] if isinstance(part, Correction) else [arrives]
+        transaction.writes |= {_correction(each): each for each in changed}
+
     # --- apply_exchange -----------------------------------------------------------------------------------------------
 
     def apply_exchange(self, call: Call, terms: Terms, now: datetime) -> tuple[ExchangeResponse, Transaction]:
@@ -339,9 +398,12 @@ class LedgerModel:
         catalogue = self._catalogue(deciding.asked_about(works), now)
         deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
-        pools = self._lock_pools(deciding.pools_about(works), deciding.pools_needed(works), transaction)
-        read = self._read_leases(pools, deciding.epochs_about(works))
-        books = deciding.books_of(works, pools, read, now)
+        pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
+        missing = deciding.late_pools(pools, now) - pools.keys()
+        pools |= self._lock_pools(missing, missing, transaction)
+        epochs = deciding.epochs_about(works)
+        corrections = self._read_corrections(deciding.closed_keys(pools), epochs)
+        books = deciding.books_of(works, pools, self._read_leases(pools, epochs), corrections, now)
         waiting = deciding.waiting_epochs(works, books, now)
         books.pushable = {number for number in waiting if self.epochs[number].state is EpochState.CURRENT}
         decision = deciding.decide(works, books, catalogue, terms, now)
@@ -377,9 +439,22 @@ class LedgerModel:
     ) -> dict[Key, LockedPool]:
         """Missing ones are made, and made durable, even if nothing is booked in them: as in SQL."""
         for key in sorted(set(must_exist) - self.pools.keys()):
-            transaction.writes[Name("pool", key)] = Pool(key)
+            if not self.period(key.period).closed_at:
+                transaction.writes[Name("pool", key)] = Pool(key)
         found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
-        return {key: LockedPool(copy(pool), period_is_open=True) for key, pool in found.items() if pool is not None}
+        locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
+        return locked | {key: self._locked(Pool(key)) for key in set(must_exist) - locked.keys()}
+
+    def _locked(self, pool: Pool) -> LockedPool:
+        state, closed_at = self.period(pool.key.period)
+        return LockedPool(copy(pool), state == "open", closed_at)
+
+    def _read_corrections(self, closed: Collection[Key], epochs: Collection[int]) -> list[Correction]:
+        return [
+            copy(each)
+            for (epoch, quota, charge_period, _), each in self.corrections.items()
+            if epoch in epochs and Key(quota, charge_period) in closed
+        ]
 
     def _read_leases(self, pools: Mapping[Key, LockedPool], epochs: Collection[int]) -> list[Lease]:
         return [
@@ -401,6 +476,7 @@ class LedgerModel:
         for lease in decision.leases:
             self._expect_state(lease, decision)
             transaction.writes[Name("lease", (lease.epoch, lease.key))] = lease
+        transaction.writes |= {_correction(each): each for each in decision.corrections}
         transaction.notices += decision.notices
         transaction.entries += decision.pushed
         return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decision.booked}
@@ -424,3 +500,12 @@ class LedgerModel:
             (report.epoch, report.lane, report.seq, *bad.key, bad.reason.value) for bad in each.quarantined
         ]
         return receipt
+
+
+def _correction(each: Correction) -> Name:
+    return Name("correction", (each.epoch, each.key.quota, each.charge_period, each.key.period))
+
+
+def may_close(leases: Iterable[Lease]) -> bool:
+    """As `missing_for_close` has it, where suspense is carried and no grace is given."""
+    return not any(lease.outstanding or lease.state is LeaseState.QUARANTINED for lease in leases)

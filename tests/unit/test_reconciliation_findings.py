@@ -51,7 +51,7 @@ class Kept:
 
     def books(self) -> Books:
         moved = [
-            Moved(KEY.quota, report.epoch, each.src, each.dst, each.cause, each.units)
+            Moved(KEY.quota, report.epoch, each.charge_period, each.src, each.dst, each.cause, each.units)
             for report in self.reports
             for each in report.transfers
         ]

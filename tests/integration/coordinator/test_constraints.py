@@ -26,6 +26,8 @@ ROWS: dict[str, dict[str, str]] = {
     "pool": {"quota": "'p'", "period": "'2026-11'", "name": "'p'"},
     "lease": {"epoch": "1", "quota": "'q'", "period": "'2026-11'", "region": "'r'"}
     | {"reported_at": "now()", "expires_at": "now()"},
+    "correction": {"epoch": "1", "quota": "'q'", "charge_period": "'2026-10'", "period": "'2026-11'"}
+    | {"region": "'r'"},
     "report": {"epoch": "1", "lane": "0", "seq": "1", "position": "7", "body_hash": "''", "head": "''"}
     | {"lines": "0", "recorded_at": "now()"},
     "transfer": {"id": "1", "period": "'2026-11'", "quota": "'q'", "src": "'outstanding'", "dst": "'consumed'"}
@@ -100,6 +102,37 @@ def below_zero(table: str, column: str, beside: str | None) -> Trial:
     return wrong(table, **{column: "-1"}, **({beside: "1"} if beside else {}))
 
 
+# A period is closed as the coordinator does it; December is one that is open.
+CLOSE = """
+UPDATE period SET state = 'closed', closing_at = now(), closing_by = 'x', closed_at = now(), position = 0, transfers = 0,
+    root = '' WHERE id = '{}'
+"""
+CLOSED, DECEMBER = CLOSE.format("2026-11"), row("period")
+THERE = {
+    "pool": [row("pool", {"period": "'2026-12'"})],
+    "lease": [row("pool", {"quota": "'q'", "period": "'2026-12'"}), row("lease", {"period": "'2026-12'"})],
+    "correction": [row("pool", {"quota": "'q'", "period": "'2026-12'"}), row("correction", {"period": "'2026-12'"})],
+}
+
+
+def of_a_closed_period(table: str) -> dict[str, Trial]:
+    """What is moved is changed in one period and added to another, so each of the two is tried alone."""
+    elsewhere = "quota = 'p'" if table == "pool" else "quota = 'q'"
+    away = [DECEMBER, *THERE[table][:-1], row(table)]
+    return {
+        f"{table}_is_not_added_to_a_closed_period": Trial(table, [CLOSED, row(table)]),
+        f"{table}_is_not_changed_in_a_closed_period": Trial(
+            table, [*away, CLOSED, f"UPDATE {table} SET period = '2026-12' WHERE {elsewhere}"]
+        ),
+        f"{table}_is_not_moved_to_a_closed_period": Trial(
+            table, [DECEMBER, *THERE[table], CLOSED, f"UPDATE {table} SET period = '2026-11' WHERE {elsewhere}"]
+        ),
+        f"{table}_is_not_deleted_from_a_closed_period": Trial(
+            table, [row(table), CLOSED, f"DELETE FROM {table} WHERE {elsewhere}"]
+        ),
+    }
+
+
 POOL_SOURCES = ("overage", "funded", "carried_in", "correction")
 POOL_PLACES = (
     *("outstanding", "unallocated", "suspense", "carried", "carried_out"),
@@ -107,6 +140,9 @@ POOL_PLACES = (
 )
 LEASE_SOURCES = ("overage", "granted")
 LEASE_PLACES = ("consumed", "returned", "outstanding", "suspense", "carried_out", "estimated", "written_off")
+CORRECTION_SOURCES = ("correction", "carried_in")
+CORRECTION_PLACES = ("carried", "carried_out", "estimated", "consumed", "written_off")
+CORRECTION_OTHERS = ("replaced", "recovered", "region_consumed", "region_returned")
 LEASE_OTHERS = ("region_consumed", "region_returned", "demand_milli", "waiting", "last_grant")
 
 
@@ -131,7 +167,13 @@ TRIALS: dict[str, Trial] = {
     "period_check": wrong("period", ends_at="'2026-12-01'"),
     "period_kind_check": wrong("period", kind="'year'"),
     "period_names_a_table": wrong("period", id="'2026/12'"),
-    "period_state_check": wrong("period", state="'ajar'"),
+    "period_state_check": wrong("period", state="'ajar'", closing_at="now()", closing_by="'x'"),
+    "period_is_asked_to_close": wrong("period", state="'closing'"),
+    "period_is_closed_whole": wrong("period", state="'closed'", closing_at="now()", closing_by="'x'"),
+    "correction_balances": wrong("correction", carried_in="1"),
+    "correction_is_later": wrong("correction", charge_period="'2026-11'"),
+    **accounts("correction", CORRECTION_SOURCES, CORRECTION_PLACES),
+    **{f"correction_{column}_check": below_zero("correction", column, None) for column in CORRECTION_OTHERS},
     "policy_version_only_row_check": Trial(
         "policy_version", ["INSERT INTO policy_version (only_row, version) VALUES (false, 1)"]
     ),
@@ -155,7 +197,7 @@ TRIALS: dict[str, Trial] = {
     "transfer_dst_is_known": wrong("transfer", dst="'nowhere'"),
     "transfer_has_one_origin": wrong("transfer", movement_id="gen_random_uuid()"),
     "transfer_has_two_sides": wrong("transfer", dst="'outstanding'"),
-    "transfer_moves_something": wrong("transfer", units="0", cause="'grant'"),
+    "transfer_moves_something": wrong("transfer", units="0", dst="'suspense'"),
     "transfer_of_report_is_named": wrong("transfer", line="NULL"),
     "transfer_of_usage_is_placed": Trial(
         "transfer", ["DROP TRIGGER transfer_is_rolled_up ON transfer", row("transfer", {"window_at": "NULL"})]
@@ -172,6 +214,9 @@ TRIALS: dict[str, Trial] = {
     "usage_hour_is_of_something": wrong("usage_hour", units="0"),
     "usage_day_is_of_something": wrong("usage_day", units="0"),
     # a row that has no parent
+    "correction_epoch_fkey": wrong("correction", epoch="99"),
+    "correction_quota_period_fkey": wrong("correction", quota="'nothing'"),
+    "correction_region_fkey": wrong("correction", region="'nowhere'"),
     "lane_epoch_fkey": wrong("lane", epoch="99"),
     "lease_epoch_fkey": wrong("lease", epoch="99"),
     "lease_quota_period_fkey": wrong("lease", quota="'nothing'"),
@@ -187,6 +232,7 @@ TRIALS: dict[str, Trial] = {
     "block_version_pkey": Trial("block_version", ["INSERT INTO block_version (version) VALUES (1)"]),
     "first_answer_pkey": twice("first_answer"),
     "limit_override_pkey": twice("limit_override"),
+    "correction_pkey": twice("correction"),
     "lane_pkey": twice("lane"),
     "lease_pkey": twice("lease"),
     "limits_version_pkey": twice("limits_version"),
@@ -234,6 +280,18 @@ TRIALS: dict[str, Trial] = {
     **{f"{table}_is_never_truncated": then(table, f"TRUNCATE {table}") for table in ("report", "audit", "seal")},
     "transfer_is_never_truncated": Trial(
         "transfer", ['DROP TRIGGER transfer_is_never_truncated ON "transfer_2026-11"', "TRUNCATE transfer"]
+    ),
+    # triggers: closed means closed
+    **{name: trial for table in THERE for name, trial in of_a_closed_period(table).items()},
+    "period_closes_its_partition": Trial("period", [CLOSED, row("transfer")]),
+    "period_stays_closed.update": then("period", CLOSE.format("2026-12"), "UPDATE period SET root = 'x'"),
+    "period_stays_closed.delete": then("period", CLOSE.format("2026-12"), "DELETE FROM period WHERE id = '2026-12'"),
+    "period_never_opens_again": Trial(
+        "period",
+        [
+            row("period", {"state": "'closing'", "closing_at": "now()", "closing_by": "'x'"}),
+            "UPDATE period SET state = 'open' WHERE id = '2026-12'",
+        ],
     ),
     # triggers: what happens by itself
     **{
@@ -315,7 +373,10 @@ def is_by(name: str, trial: Trial, said: str | None) -> bool:
         return False
     if trial.question is not None:
         return said == "the answer is yes"
-    return said == (trial.named or guard_of(name)) or "append-only" in said
+    return said == (trial.named or guard_of(name)) or any(words in said for words in _SAID_BY_TRIGGERS)
+
+
+_SAID_BY_TRIGGERS = ("append-only", "is closed:", "is closing:")
 
 
 async def test_without_its_guard_each_goes_through(owner: Connection) -> None:
@@ -361,6 +422,7 @@ MAY = {
     "block": "adrw",
     "block_version": "rw",
     "first_answer": "adrw",
+    "correction": "arw",
     "job": "arw",
     "lane": "arw",
     "lease": "arw",
@@ -399,6 +461,7 @@ FIXED = {
     "job": {"name"},
     "verification": {"id", "asked_by", "asked_at"},
     "resolution": {"epoch", "quota", "period"},
+    "correction": {"epoch", "quota", "charge_period", "period", "region"},
 }
 
 

@@ -247,7 +247,9 @@ async def books_are_their_transfers(owner: Connection) -> None:
         sums AS (SELECT quota, period, account, sum(units) AS units FROM moved GROUP BY quota, period, account),
         leases AS (
             SELECT quota, period, sum(outstanding) AS outstanding, sum(consumed) AS consumed,
-                sum(suspense) AS suspense, sum(overage) AS overage FROM lease GROUP BY quota, period),
+                sum(suspense) AS suspense, sum(overage) AS overage
+            FROM (SELECT quota, period, outstanding, consumed, suspense, overage FROM lease
+                UNION ALL SELECT quota, period, 0, consumed, 0, 0 FROM correction) AS parts GROUP BY quota, period),
         books AS (
             SELECT pool.quota, pool.period, account, kept, held FROM pool LEFT JOIN leases USING (quota, period),
             LATERAL (VALUES ('funding', -pool.funded, NULL), ('overage', -pool.overage, -leases.overage),

@@ -1,0 +1,288 @@
+"""How a period ends: what must be over first, what leaves it, and what becomes of what comes later.
+
+    open      may be granted in
+    closing   nothing is granted any more; regions account for what they hold, or it expires
+    closed    final: the database refuses every change
+
+What is in suspense at the close leaves as `carried_out` and waits in an open period, in `carried`, where it is never
+granted. Late evidence is booked there too, for truth is never refused: in a correction, so that the closed lease stays
+as it is. Usage is taken from what was carried, then it replaces what closed books had estimated and written off, and
+the rest is a correction from outside: never from what the open period has to spend. What is returned late frees
+nothing: what was carried, and what was estimated, is written off.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from coordinator.domain.books import (
+    Account,
+    Cause,
+    Correction,
+    Entry,
+    Key,
+    Lease,
+    Line,
+    Movement,
+    Pool,
+    Report,
+    Source,
+    movement,
+    post,
+    take,
+)
+from coordinator.domain.period import Period, period_at, period_of
+from coordinator.domain.reconciliation import Finding
+from coordinator.domain.settlement import Quarantined, QuarantineReason, key_of, lines_disagree, lines_within
+from protocol.lease import LeaseEvent, after
+from protocol.messages import FrozenLease
+
+
+def open_key(key: Key, now: datetime) -> Key:
+    """Where what comes late for this one is booked: the same quota in the period that runs now."""
+    return Key(key.quota, open_period(key.period, now))
+
+
+def open_period(closed: str, now: datetime) -> str:
+    """Never the closed one itself, whatever a clock that is behind says."""
+    period = period_of(closed)
+    return period_at(period.kind, max(now, period.ends_at)).id
+
+
+# --- may it be closed? ------------------------------------------------------------------------------------------------
+
+
+class Obstacle(StrEnum):
+    NOT_OVER = "not_over"  # the period has not ended
+    GRACE = "grace"  # regions have some time yet to report
+    OUTSTANDING = "outstanding"  # a region has units, and its lease has not expired
+    QUARANTINE = "quarantine"
+    PROPOSAL = "proposal"  # a resolution waits for its approval
+    SUSPENSE = "suspense"  # resolve it, or close with `carry_suspense`
+    UNBALANCED = "unbalanced"  # the reconciliation finds something
+
+
+_ENDS_BY_ITSELF = (Obstacle.GRACE, Obstacle.OUTSTANDING)
+
+
+class Missing(Struct, frozen=True, kw_only=True):
+    """One thing that has to end first."""
+
+    what: Obstacle
+    reason: str
+    quota: str | None = None
+    region: str | None = None
+    epoch: int | None = None
+    units: int | None = None
+
+    @property
+    def is_for_people(self) -> bool:
+        return self.what not in _ENDS_BY_ITSELF
+
+
+class OpenLease(NamedTuple):
+    """A lease, or a correction, that is not over."""
+
+    quota: str
+    region: str
+    epoch: int
+    outstanding: int
+    suspense: int  # a correction's: what is carried
+    is_quarantined: bool
+    is_proposed: bool
+
+
+def missing_for_close(
+    period: Period,
+    leases: Iterable[OpenLease],
+    findings: Iterable[Finding],
+    grace_ends_at: datetime,
+    now: datetime,
+    *,
+    carries_suspense: bool,
+) -> list[Missing]:
+    if now < period.ends_at:
+        return [Missing(what=Obstacle.NOT_OVER, reason=f"it ends at {period.ends_at.isoformat()}")]
+    return [
+        *([Missing(what=Obstacle.GRACE, reason=f"until {grace_ends_at.isoformat()}")] if now < grace_ends_at else ()),
+        *(each for lease in leases for each in _missing_of(lease, carries_suspense)),
+        *(_missing_balance(finding) for finding in findings),
+    ]
+
+
+def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
+    def missing(what: Obstacle, reason: str, units: int | None) -> Missing:
+        return Missing(what=what, reason=reason, quota=lease.quota, region=lease.region, epoch=lease.epoch, units=units)
+
+    if lease.outstanding:
+        yield missing(Obstacle.OUTSTANDING, "the region has not accounted for it yet", lease.outstanding)
+    if lease.is_quarantined:
+        yield missing(Obstacle.QUARANTINE, "propose and approve `unattributed`", lease.suspense)
+    if lease.is_proposed:
+        yield missing(Obstacle.PROPOSAL, "somebody has to approve it, or propose something else", lease.suspense)
+    if lease.suspense and not carries_suspense:
+        yield missing(Obstacle.SUSPENSE, "resolve it, or close with `carry_suspense`", lease.suspense)
+
+
+def _missing_balance(finding: Finding) -> Missing:
+    reason = f"{finding.word.value}: {finding.reason}"
+    return Missing(
+        what=Obstacle.UNBALANCED, reason=reason, quota=finding.quota_key, region=finding.region, epoch=finding.epoch
+    )
+
+
+# --- what leaves ------------------------------------------------------------------------------------------------------
+
+
+def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Correction) -> Movement:
+    """What nobody has accounted for leaves the period and waits in the open one: both sides are one movement."""
+    entry = movement(part, "carried", open_pool.key.period)
+    src = Account.SUSPENSE if isinstance(part, Lease) else Account.CARRIED
+    units = part.to_carry
+    post(entry, pool, part, src, Account.CARRIED_OUT, units, Cause.CARRIED)
+    post(entry, open_pool, correction, Account.CARRIED_IN, Account.CARRIED, units, Cause.CARRIED)
+    return entry
+
+
+def correction_of(part: Lease | Correction, period: str) -> Correction:
+    """A new one in that period, that goes on where the closed book stands."""
+    return Correction(
+        Key(part.key.quota, period),
+        part.epoch,
+        part.charge_period,
+        part.region,
+        region_consumed=part.region_consumed,
+        region_returned=part.region_returned,
+        quarantined=isinstance(part, Correction) and part.quarantined,
+    )
+
+
+def close_lease(lease: Lease) -> None:
+    state = after(lease.state, LeaseEvent.CLOSE)
+    assert state is not None
+    assert not lease.outstanding
+    lease.state = state
+
+
+# --- what comes late --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Late:
+    """A lease whose period is closed, and the books that were opened for it since."""
+
+    lease: Lease  # as it stays
+    closed_at: datetime
+    past: Sequence[Correction]  # in periods that are closed as well
+    book: Correction  # in the open one
+    pool: Pool  # to which that belongs
+    returns_count: bool  # of a store that lost data, what was returned may have been spent as well
+    has_changed: bool = False
+
+    @property
+    def estimated(self) -> int:
+        """What closed books have billed as an estimate, and nothing has replaced yet."""
+        estimated = self.lease.estimated + sum(past.estimated for past in self.past)
+        return estimated - self.book.replaced - sum(past.replaced for past in self.past)
+
+    @property
+    def written_off(self) -> int:
+        written_off = self.lease.written_off + sum(past.written_off for past in self.past)
+        return written_off - self.book.recovered - sum(past.recovered for past in self.past)
+
+
+def late_of(
+    lease: Lease,
+    closed_at: datetime,
+    corrections: Sequence[Correction],
+    open_pool: Pool,
+    *,
+    returns_count: bool,
+) -> Late:
+    """`corrections`: of this lease. The lease is told what its region has said since, for that is judged by it."""
+    in_order = sorted(corrections, key=lambda each: each.key.period)
+    past = [each for each in in_order if each.key != open_pool.key]
+    newest: Lease | Correction = in_order[-1] if in_order else lease
+    book = next((each for each in in_order if each.key == open_pool.key), None)
+    book = book or correction_of(newest, open_pool.key.period)
+    lease.region_consumed, lease.region_returned = book.region_consumed, book.region_returned
+    return Late(lease, closed_at, past, book, open_pool, returns_count)
+
+
+def settle_late(
+    report: Report, frozen_leases: Sequence[FrozenLease], lates: Mapping[Key, Late], late_days: int, now: datetime
+) -> list[Quarantined]:
+    """Of a batch that was judged `applied`: what belongs to closed periods."""
+    quarantined = []
+    for frozen in frozen_leases:
+        late = lates[key_of(frozen)]
+        reason = _settle(report, frozen, late, now - late.closed_at > timedelta(days=late_days))
+        late.lease.region_consumed, late.lease.region_returned = late.book.region_consumed, late.book.region_returned
+        if reason:
+            quarantined.append(Quarantined(late.lease.key, reason, frozen))
+    return quarantined
+
+
+def _settle(report: Report, frozen: FrozenLease, late: Late, is_too_late: bool) -> QuarantineReason | None:
+    book = late.book
+    consumed, returned = frozen.consumed - book.region_consumed, frozen.returned - book.region_returned
+    if not (consumed or returned or frozen.lines):
+        return None
+    late.has_changed = True
+    book.region_consumed, book.region_returned = frozen.consumed, frozen.returned
+    reason = _reason(frozen, late, consumed, returned, is_too_late)
+    if reason:
+        book.quarantined = True
+        return reason
+    use_late(report, late, lines_within(frozen))
+    if late.returns_count:
+        return_late(report, late, returned)
+    return None
+
+
+def _reason(
+    frozen: FrozenLease, late: Late, consumed: int, returned: int, is_too_late: bool
+) -> QuarantineReason | None:
+    if late.book.quarantined:
+        return QuarantineReason.QUARANTINED_BEFORE
+    if is_too_late:
+        return QuarantineReason.TOO_LATE
+    if lines_disagree(frozen, consumed):
+        return QuarantineReason.LINES_DISAGREE
+    left = late.lease.granted + late.lease.overage - frozen.consumed - frozen.returned
+    return QuarantineReason.RETURNED_TOO_MUCH if returned and left < 0 and late.returns_count else None
+
+
+def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
+    """What nothing is left for was used all the same: it is a correction from outside."""
+    book = late.book
+    sources = (
+        Source(Account.CARRIED, book.carried, Cause.USAGE),
+        Source(Account.ESTIMATED, book.estimated, Cause.USAGE),
+        Source(Account.CORRECTION, late.estimated, Cause.REPLACES_ESTIMATE),
+        Source(Account.WRITTEN_OFF, book.written_off, Cause.USAGE),
+        Source(Account.CORRECTION, late.written_off, Cause.REPLACES_WRITE_OFF),
+        Source(Account.CORRECTION, sum(line.units for line in lines), Cause.USAGE),
+    )
+    _count(book, take(entry, late.pool, book, Account.CONSUMED, lines, sources))
+
+
+def return_late(entry: Entry, late: Late, units: int) -> None:
+    """Nothing becomes free by it: the period that it was funded in is over. It is neither waited for nor billed."""
+    book = late.book
+    sources = (
+        Source(Account.CARRIED, book.carried, Cause.RETURNED),
+        Source(Account.ESTIMATED, book.estimated, Cause.RETURNED),
+        Source(Account.CORRECTION, late.estimated, Cause.REPLACES_ESTIMATE),
+    )
+    known = min(units, sum(source.units for source in sources))  # the rest was written off before
+    _count(book, take(entry, late.pool, book, Account.WRITTEN_OFF, [Line(known)], sources))
+
+
+def _count(book: Correction, causes: Mapping[Cause, int]) -> None:
+    book.replaced += causes.get(Cause.REPLACES_ESTIMATE, 0)
+    book.recovered += causes.get(Cause.REPLACES_WRITE_OFF, 0)

@@ -1,0 +1,259 @@
+"""Close a period: one transaction, which holds the period alone.
+
+Whoever books shares the period's row until they commit. So when it is held alone, nothing of the period is under way,
+and what is read of it is true until the end of this transaction. It may be asked for again and again: what is done
+already is not done twice, and the answer tells what is still missing.
+
+    first asked    open → closing, from when on nothing is granted
+    nothing left   closing → closed: what is in suspense is carried into the open period, leases are closed, and the
+                   root over all that stays is recorded with the position of the ledger
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.database import ledger
+from coordinator.database.audit import record
+from coordinator.database.connection import Connection
+from coordinator.database.engine import Database
+from coordinator.database.ledger import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.domain.audit import Action, Actor
+from coordinator.domain.books import Correction, Lease, Movement, Pool
+from coordinator.domain.closing import (
+    Missing,
+    OpenLease,
+    carry,
+    close_lease,
+    correction_of,
+    missing_for_close,
+    open_key,
+)
+from coordinator.domain.exchange import LockedPool
+from coordinator.domain.period import period_of
+from coordinator.domain.proof import Digest
+from coordinator.domain.reconciliation import reconcile
+from coordinator.operations.read_periods import BookedPeriod, read_period
+from coordinator.operations.reconcile import read_books
+from protocol.clock import Clock
+
+
+class Carried(Struct, frozen=True):
+    """Suspense that leaves the period, and waits in the open one."""
+
+    quota: str
+    region: str
+    epoch: int
+    charge_period: str
+    units: int
+
+
+class PeriodClose(Struct, frozen=True, kw_only=True):
+    """How far a close has come."""
+
+    period: BookedPeriod
+    is_dry_run: bool
+    missing: list[Missing]
+    carried: list[Carried]  # by the close; before it, what would be
+
+
+class CloseRefused(NamedTuple):
+    """Nothing was changed: people have something to do first."""
+
+    missing: Sequence[Missing]
+
+
+class CloseRequest(NamedTuple):
+    by: Actor
+    carry_suspense: bool = False
+    dry_run: bool = False
+
+
+async def close_period(
+    connection: Connection, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
+) -> PeriodClose | CloseRefused | None:
+    """None if there is no such period. Without a request it goes on with what was asked for before."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    is_dry_run = request is not None and request.dry_run
+    held = "" if is_dry_run else " FOR UPDATE"  # whoever only looks holds up nobody
+    row = await connection.fetchrow(f"SELECT * FROM period WHERE id = $1{held}", period)  # noqa: S608 - see above
+    if row is None or (request is None and row["state"] != "closing"):
+        return None
+    parts = await _waiting(connection, period, held)
+    if row["state"] == "closed":
+        return await _told(connection, period, [], await _were_carried(connection, period), is_dry_run)
+    carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
+    missing = await _missing(connection, row, carries, grace, now)
+    if any(each.is_for_people for each in missing):
+        return CloseRefused(missing)
+    leaves = [_carried(part) for part in parts]
+    if not is_dry_run:
+        await _begin(connection, row, request, carries, now)
+        if not missing:
+            await _close(connection, row["closing_by"] or _asker(request), parts, period, now)
+    return await _told(connection, period, missing, leaves, is_dry_run)
+
+
+async def go_on_closing(database: Database, clock: Clock, grace: timedelta) -> None:
+    """All that are being closed, each on its own."""
+    rows = await database.read(lambda c: c.fetch("SELECT id FROM period WHERE state = 'closing' ORDER BY ends_at, id"))
+    for (period,) in rows:
+        await database.run(lambda c, period=period: close_period(c, period, None, grace, clock.now()))  # type: ignore[misc]
+
+
+# --- may it? ----------------------------------------------------------------------------------------------------------
+
+
+async def _missing(
+    connection: Connection, row: asyncpg.Record, carries_suspense: bool, grace: timedelta, now: datetime
+) -> list[Missing]:
+    leases = [OpenLease(*each.values()) for each in await connection.fetch(_OPEN_LEASES, row["id"])]
+    findings = reconcile(row["id"], await read_books(connection, row["id"]), now).findings
+    grace_ends_at = (row["closing_at"] or now) + grace
+    period = period_of(row["id"])
+    return missing_for_close(period, leases, findings, grace_ends_at, now, carries_suspense=carries_suspense)
+
+
+async def _begin(
+    connection: Connection, row: asyncpg.Record, request: CloseRequest | None, carries: bool, now: datetime
+) -> None:
+    """Asked for again, only the consent to carry suspense can be new."""
+    if request is None or (row["state"] == "closing" and row["carries_suspense"] == carries):
+        return
+    await connection.execute(_BEGIN, row["id"], now, request.by.name, carries)
+    await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], {"carry_suspense": carries}, now)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def _asker(request: CloseRequest | None) -> str:
+    assert request is not None
+    return request.by.name
+
+
+async def _close(
+    connection: Connection, by: str, parts: Sequence[Lease | Correction], period: str, now: datetime
+) -> None:
+    carried = await _carry_out(connection, parts, now)
+    await connection.execute(_CLOSE_LEASES, period)
+    position, transfers = await connection.fetchrow(_POSITION, period) or (0, 0)
+    root = await period_root(connection, period)
+    closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
+    ledger.expect((len(closed),), (1,), "period")
+    details = {"position": position, "transfers": transfers, "root": root.hex(), "carried_units": carried}
+    await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
+
+
+async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction], now: datetime) -> int:
+    """Both sides in one movement. Gives how many units left."""
+    here = {part.key for part in parts}
+    there = {open_key(key, now) for key in here}
+    pools = await ledger.lock_pools(connection, here | there, there)
+    states = {(part.epoch, part.key): part.state for part in parts if isinstance(part, Lease)}
+    corrections: list[Correction] = []
+    entries: list[Movement] = []
+    for part in parts:
+        pool, open_pool = pools[part.key].pool, _open(pools[open_key(part.key, now)])
+        arrives = correction_of(part, open_pool.key.period)
+        entries.append(carry(pool, part, open_pool, arrives))
+        corrections += [arrives, part] if isinstance(part, Correction) else [arrives]
+        if isinstance(part, Lease):
+            close_lease(part)
+    leases = [part for part in parts if isinstance(part, Lease)]
+    await ledger.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
+    await ledger.write_corrections(connection, corrections)
+    await ledger.write_transfers(connection, entries, now)
+    return sum(entry.transfers[0].units for entry in entries)
+
+
+def _open(locked: LockedPool) -> Pool:
+    if locked.closed_at:
+        raise ledger.Surprise(f"{locked.pool.key} should be open by the clock, and is closed")
+    return locked.pool
+
+
+async def _waiting(connection: Connection, period: str, held: str) -> list[Lease | Correction]:
+    """What is in suspense, held so that no fence changes the leases meanwhile."""
+    leases = [ledger.lease_of_row(row) for row in await connection.fetch(_SUSPENDED + held, period)]
+    corrections = [ledger.correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
+    return [*leases, *corrections]
+
+
+def _carried(part: Lease | Correction) -> Carried:
+    return Carried(part.key.quota, part.region, part.epoch, part.charge_period, part.to_carry)
+
+
+# --- what it is then --------------------------------------------------------------------------------------------------
+
+
+async def _told(
+    connection: Connection, period: str, missing: list[Missing], carried: list[Carried], is_dry_run: bool
+) -> PeriodClose:
+    found = await read_period(connection, period)
+    assert found is not None
+    return PeriodClose(period=found, is_dry_run=is_dry_run, missing=missing, carried=carried)
+
+
+async def _were_carried(connection: Connection, period: str) -> list[Carried]:
+    return [Carried(*row.values()) for row in await connection.fetch(_WERE_CARRIED, period)]
+
+
+async def period_root(connection: Connection, period: str) -> bytes:
+    """Of all that stays: the pools, the leases and the corrections of the period, each in its order."""
+    digest = Digest()
+    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS):
+        async for row in _rows(connection, sql, period):
+            digest.add(row)
+    return digest.value
+
+
+async def _rows(connection: Connection, sql: str, period: str) -> AsyncIterator[list[object]]:
+    async for row in connection.cursor(sql, period, prefetch=1000):
+        yield list(row.values())
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_BEGIN = """
+UPDATE period SET state = 'closing', closing_at = coalesce(closing_at, $2), closing_by = coalesce(closing_by, $3),
+    carries_suspense = $4
+WHERE id = $1 AND state IN ('open', 'closing')
+"""
+_OPEN_LEASES = """
+SELECT quota, region, epoch, outstanding, suspense, state = 'quarantined',
+    EXISTS (SELECT FROM resolution WHERE approved_at IS NULL
+        AND (resolution.epoch, resolution.quota, resolution.period) = (lease.epoch, lease.quota, lease.period))
+FROM lease WHERE period = $1 AND (outstanding > 0 OR suspense > 0 OR state = 'quarantined'
+    OR EXISTS (SELECT FROM resolution WHERE approved_at IS NULL
+        AND (resolution.epoch, resolution.quota, resolution.period) = (lease.epoch, lease.quota, lease.period)))
+UNION ALL SELECT quota, region, epoch, 0, carried, false, false FROM correction WHERE period = $1 AND carried > 0
+ORDER BY 1, 2, 3
+"""
+_SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
+_CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"
+_CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
+_POSITION = """
+SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1)
+"""
+_CLOSE = """
+UPDATE period SET state = 'closed', closed_at = $2, position = $3, transfers = $4, root = $5
+WHERE id = $1 AND state = 'closing' RETURNING id
+"""
+_WERE_CARRIED = """
+SELECT quota, region, epoch, charge_period, units FROM transfer
+WHERE period = $1 AND dst = 'carried_out' ORDER BY quota, region, epoch, charge_period
+"""
+_POOL_ROWS = f"""
+SELECT quota, name, tenant, {", ".join(POOL_COLUMNS)} FROM pool WHERE period = $1 ORDER BY quota
+"""  # noqa: S608 - the names come from the tuples
+_LEASE_ROWS = f"""
+SELECT epoch, quota, region, state, {", ".join(LEASE_COLUMNS)} FROM lease WHERE period = $1 ORDER BY epoch, quota
+"""  # noqa: S608 - likewise
+_CORRECTION_ROWS = f"""
+SELECT epoch, quota, charge_period, region, {", ".join(CORRECTION_COLUMNS)} FROM correction
+WHERE period = $1 ORDER BY epoch, quota, charge_period
+"""  # noqa: S608 - likewise

@@ -1,0 +1,559 @@
+"""A month ends: nothing is granted in it any more, then nothing at all happens in it, and what comes late is true."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import httpx
+import pytest
+
+from coordinator.domain.audit import Actor
+from coordinator.operations.close_period import CloseRequest, close_period, go_on_closing
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.verify import verify
+from protocol.outcomes import ExchangeOutcome
+from tests.integration.coordinator.agents.conftest import (
+    EXPORTS,
+    MAILS,
+    PERIOD,
+    Agent,
+    Stand,
+    connected,
+    lease,
+    leased,
+    want,
+)
+
+pytestmark = pytest.mark.anyio
+
+DECEMBER = datetime(2026, 12, 1, 6, tzinfo=UTC)
+NEXT = "2026-12"
+GRACE = timedelta(minutes=15)
+
+
+async def closed(stand: Stand, period: str = PERIOD, **body: Any) -> httpx.Response:
+    client = await stand.client("period:close")
+    return await client.post(f"/v1/periods/{period}:close", json=body)
+
+
+async def close_at_last(stand: Stand, **body: Any) -> dict[str, Any]:
+    """Asked for, waited for, closed."""
+    first = await closed(stand, **body)
+    assert first.status_code == 202, first.text
+    stand.clock.move(minutes=16)
+    answer = await closed(stand, **body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def use(stand: Stand, agent: Agent, units: int = 10, used: int = 7) -> None:
+    """Leases so many in November, and reports a part of them as used."""
+    await agent.say(1, wants=[want(waiting=units)])
+    await agent.say(2, lease(granted=units, consumed=used))
+
+
+async def expire(stand: Stand) -> None:
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        await expire_leases(coordinator, stand.clock.now())
+
+
+async def in_december(stand: Stand, *, in_suspense: bool) -> None:
+    stand.clock.time = DECEMBER
+    if in_suspense:
+        await expire(stand)
+
+
+async def word(stand: Stand, period: str) -> tuple[str, list[Any]]:
+    client = await stand.client("usage:read")
+    found = (await client.get(f"/v1/periods/{period}/reconciliation")).json()
+    balance = (await client.get(f"/v1/periods/{period}/trial-balance")).json()
+    assert found["word"] == balance["word"]
+    return found["word"], found["findings"]
+
+
+async def is_proven(stand: Stand) -> None:
+    async with stand.owner.transaction(isolation="repeatable_read", readonly=True):
+        found = await verify(stand.owner, stand.clock.now())
+    assert found.intact, found.fault
+    for period in (PERIOD, NEXT):
+        if await stand.one("SELECT count(*) FROM period WHERE id = $1", period):
+            assert await word(stand, period) == ("balanced", [])
+
+
+async def pool(stand: Stand, period: str, quota: str = EXPORTS) -> dict[str, int]:
+    row = await stand.owner.fetchrow("SELECT * FROM pool WHERE quota = $1 AND period = $2", quota, period)
+    assert row is not None
+    return {name: units for name, units in row.items() if isinstance(units, int) and units}
+
+
+async def correction(stand: Stand) -> dict[str, Any]:
+    row = await stand.owner.fetchrow("SELECT * FROM correction")
+    assert row is not None
+    return {name: value for name, value in row.items() if value}
+
+
+async def late_transfers(stand: Stand) -> list[tuple[str, str, str, int]]:
+    rows = await stand.owner.fetch(
+        "SELECT src, dst, cause, units FROM transfer WHERE charge_period <> period ORDER BY id"
+    )
+    return [tuple(row.values()) for row in rows]
+
+
+# --- the close --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_month_is_closed_and_says_so(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7, returned=3))
+    await in_december(stand, in_suspense=False)
+    body = await close_at_last(stand)
+    assert (body["period"]["state"], body["missing"], body["carried"]) == ("closed", [], [])
+    assert body["period"]["closed_at"] == "2026-12-01T06:16:00Z"
+    assert (body["period"]["transfers"], len(body["period"]["root"])) == (4, 64)
+    client = await stand.client("usage:read")
+    assert (await client.get(f"/v1/periods/{PERIOD}")).json() == body["period"]
+    reconciled = (await client.get(f"/v1/periods/{PERIOD}/reconciliation")).json()
+    assert (reconciled["word"], reconciled["state"]) == ("balanced", "closed")
+    assert reconciled["closed_by"] == body["period"]["closed_by"]
+    assert (await stand.lease(agent))["state"] == "closed"
+    assert (await closed(stand)).json() == body
+    audit = await (await stand.client("audit:read")).get(f"/v1/audit?object={PERIOD}")
+    if audit.status_code == 200:
+        assert {each["action"] for each in audit.json()["data"]} == {"period.closing", "period.closed"}
+    await is_proven(stand)
+
+
+async def test_a_month_that_has_not_ended_is_not_closed(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    answer = await closed(stand)
+    assert answer.status_code == 409
+    assert [each["what"] for each in answer.json()["missing"]] == ["not_over"]
+    assert await stand.one("SELECT state FROM period") == "open"
+    assert (await closed(stand, "2027-01")).status_code == 404
+    assert (await closed(stand, "soon")).status_code == 404
+
+
+async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_covered(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    stand.clock.time = DECEMBER - timedelta(hours=6, seconds=30)
+    await agent.say(3, lease(granted=10, consumed=7, units=0))
+    await stand.owner.execute("UPDATE period SET state = 'closing', closing_at = now(), closing_by = 'x'")
+    reply = await agent.say(4, lease(granted=10, consumed=7, units=0), wants=[want(waiting=5)])
+    assert (leased(reply).granted, leased(reply).refusal, leased(reply).final) == (10, "period_not_open", True)
+    reply = await agent.say(5, lease(granted=10, consumed=25, units=18))
+    assert (leased(reply).granted, leased(reply).overage) == (25, 0)
+    await agent.say(6, lease(granted=25, consumed=1005, units=980))
+    found = await stand.pool()
+    assert (found["consumed"], found["overage"], found["unallocated"]) == (1005, 5, 0)
+
+
+async def test_what_is_outstanding_is_waited_for(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    stand.clock.time = DECEMBER
+    stand.clock.move(minutes=-1)
+    await agent.say(3, lease(granted=10, consumed=7, units=0))
+    stand.clock.time = DECEMBER
+    first = (await closed(stand)).json()
+    assert [each["what"] for each in first["missing"]] == ["grace", "outstanding"]
+    assert first["missing"][1] | {"reason": ""} == {
+        "what": "outstanding",
+        "reason": "",
+        "quota": EXPORTS,
+        "region": "us-east",
+        "epoch": agent.epoch,
+        "units": 3,
+    }
+    await agent.say(4, lease(granted=10, consumed=8, returned=2, units=1))
+    stand.clock.move(minutes=16)
+    assert (await closed(stand)).status_code == 200
+    assert await pool(stand, PERIOD) == {"funded": 1000, "unallocated": 992, "consumed": 8}
+    await is_proven(stand)
+
+
+async def test_suspense_is_resolved_or_carried(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    before = await stand.owner.fetch("SELECT * FROM period, pool, lease")
+    answer = await closed(stand)
+    assert answer.status_code == 409
+    (missing,) = [each for each in answer.json()["missing"] if each["what"] == "suspense"]
+    assert (missing["quota"], missing["region"], missing["epoch"], missing["units"]) == (
+        EXPORTS,
+        "us-east",
+        agent.epoch,
+        3,
+    )
+    assert await stand.owner.fetch("SELECT * FROM period, pool, lease") == before
+    body = await close_at_last(stand, carry_suspense=True)
+    assert [(each["quota"], each["units"]) for each in body["carried"]] == [(EXPORTS, 3)]
+    assert await pool(stand, PERIOD) == {"funded": 1000, "unallocated": 990, "consumed": 7, "carried_out": 3}
+    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    await is_proven(stand)
+
+
+async def test_what_is_carried_is_never_granted(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await agent.say(3, wants=[want(waiting=5000)])
+    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3, "funded": 1000, "outstanding": 1000}
+
+
+async def test_a_dry_run_tells_and_changes_nothing(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    answer = await closed(stand, dry_run=True, carry_suspense=True)
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["is_dry_run"], body["period"]["state"], [each["units"] for each in body["carried"]]) == (
+        True,
+        "open",
+        [3],
+    )
+    assert [each["what"] for each in body["missing"]] == ["grace"]
+    assert await stand.one("SELECT count(*) FROM audit WHERE action LIKE 'period%'") == 0
+    assert await stand.one("SELECT state FROM period") == "open"
+
+
+async def test_quarantine_and_open_proposals_are_in_the_way(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7, units=6))
+    await in_december(stand, in_suspense=False)
+    answer = await closed(stand, carry_suspense=True)
+    assert {each["what"] for each in answer.json()["missing"]} >= {"quarantine", "unbalanced"}
+    proposal = {"epoch": agent.epoch, "quota": EXPORTS, "period": PERIOD, "kind": "unattributed", "reason": "why"}
+    proposed = await (await stand.client("adjust:propose")).post("/v1/suspense:propose", json=proposal)
+    answer = await closed(stand, carry_suspense=True)
+    assert "proposal" in {each["what"] for each in answer.json()["missing"]}
+    await (await stand.client("adjust:approve")).post(f"/v1/suspense/{proposed.json()['id']}:approve")
+    await close_at_last(stand, carry_suspense=True)
+    assert (await pool(stand, PERIOD))["consumed"] == 7
+
+
+async def test_books_that_do_not_agree_are_not_closed(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        await stand.owner.execute("UPDATE lease SET region_consumed = 8")
+    answer = await closed(stand, carry_suspense=True)
+    (missing,) = [each for each in answer.json()["missing"] if each["what"] == "unbalanced"]
+    assert (answer.status_code, missing["region"], missing["epoch"]) == (409, "us-east", agent.epoch)
+    assert "drift" in missing["reason"]
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        await stand.owner.execute("UPDATE lease SET region_consumed = 7")
+
+
+async def test_it_goes_on_by_itself(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    assert (await closed(stand, carry_suspense=True)).status_code == 202
+    database = stand.app.state.coordinator.database
+    await go_on_closing(database, stand.clock, GRACE)
+    assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closing"
+    stand.clock.move(minutes=16)
+    await go_on_closing(database, stand.clock, GRACE)
+    assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
+    closer = await stand.one("SELECT closing_by FROM period WHERE id = $1", PERIOD)
+    assert await stand.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
+
+
+# --- closed means closed ----------------------------------------------------------------------------------------------
+
+TAMPERING = {
+    "transfer": f"""INSERT INTO transfer (period, quota, src, dst, units, cause, movement_id, charge_period, recorded_at)
+        VALUES ('{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded', gen_random_uuid(), '{PERIOD}', now())""",
+    "partition": f"""INSERT INTO "transfer_{PERIOD}" (id, period, quota, src, dst, units, cause, movement_id,
+            charge_period, recorded_at)
+        OVERRIDING SYSTEM VALUE VALUES (1, '{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded', gen_random_uuid(), '{PERIOD}',
+            now())""",
+    "transfer_changed": f"UPDATE transfer SET units = units + 1 WHERE period = '{PERIOD}'",
+    "transfer_deleted": f'DELETE FROM "transfer_{PERIOD}"',
+    "pool_changed": f"UPDATE pool SET funded = funded + 1, unallocated = unallocated + 1 WHERE period = '{PERIOD}'",
+    "pool_added": f"INSERT INTO pool (quota, period, name) VALUES ('new', '{PERIOD}', 'new')",
+    "pool_moved": f"UPDATE pool SET period = '{PERIOD}', quota = 'other' WHERE quota = 'alone'",
+    "lease_changed": f"UPDATE lease SET demand_milli = 1 WHERE period = '{PERIOD}'",
+    "lease_deleted": f"DELETE FROM lease WHERE period = '{PERIOD}'",
+    "lease_added": f"""INSERT INTO lease (epoch, quota, period, region, reported_at, expires_at)
+        SELECT epoch, '{MAILS}', '{PERIOD}', region, now(), now() FROM region_epoch LIMIT 1""",
+    "period_reopened": f"UPDATE period SET state = 'open' WHERE id = '{PERIOD}'",
+    "period_changed": f"UPDATE period SET root = '' WHERE id = '{PERIOD}'",
+    "period_deleted": f"DELETE FROM period WHERE id = '{PERIOD}'",
+}
+
+
+@pytest.mark.parametrize("statement", TAMPERING.values(), ids=TAMPERING)
+async def test_the_database_refuses_every_change_to_a_closed_month_even_the_owner_s(
+    stand: Stand, agent: Agent, statement: str
+) -> None:
+    """Each of them is fine as long as the month is open, but for those that no ledger allows."""
+    await use(stand, agent)
+    await stand.owner.execute("INSERT INTO pool (quota, period, name) VALUES ($1, $2, 'mails')", MAILS, PERIOD)
+    await in_december(stand, in_suspense=True)
+    await stand.owner.execute(
+        "INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2027-01', 'month', '2027-01-01', '2027-02-01')"
+    )
+    await stand.owner.execute("INSERT INTO pool (quota, period, name) VALUES ('alone', '2027-01', 'alone')")
+    await close_at_last(stand, carry_suspense=True)
+    with pytest.raises(asyncpg.RaiseError, match="closed|append-only"):
+        await stand.owner.execute(statement)
+
+
+async def test_verify_finds_what_was_changed_past_the_triggers(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await is_proven(stand)
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        await stand.owner.execute(f"UPDATE lease SET last_grant = 99 WHERE period = '{PERIOD}'")
+    async with stand.owner.transaction(isolation="repeatable_read", readonly=True):
+        found = await verify(stand.owner, stand.clock.now())
+    assert found.fault is not None
+    assert (found.fault.kind, found.fault.period) == ("closed_period_changed", PERIOD)
+
+
+async def test_fencing_and_retiring_pass_by_what_is_closed(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    before = await stand.lease(agent)
+    epoch, agent.fingerprint = agent.epoch, "another life"
+    assert (await agent.open()).status_code == 200
+    client = await stand.client("alloc:write")
+    assert (await client.post(f"/v1/epochs/{epoch}:retire", json={"reason": "why"})).status_code == 200
+    agent.epoch = epoch
+    assert await stand.lease(agent) == before
+
+
+# --- late usage -------------------------------------------------------------------------------------------------------
+
+
+async def test_late_usage_drains_what_was_carried_and_the_rest_is_a_correction(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    november = await stand.owner.fetch("SELECT * FROM transfer WHERE period = $1 ORDER BY id", PERIOD)
+    reply = await agent.say(3, lease(granted=10, consumed=12, units=5))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    assert await late_transfers(stand) == [
+        ("carried_in", "carried", "carried", 3),
+        ("carried", "consumed", "usage", 3),
+        ("correction", "consumed", "usage", 2),
+    ]
+    assert await pool(stand, NEXT) == {"carried_in": 3, "correction": 2, "consumed": 5}
+    assert (await correction(stand))["region_consumed"] == 12
+    assert await stand.owner.fetch("SELECT * FROM transfer WHERE period = $1 ORDER BY id", PERIOD) == november
+    await is_proven(stand)
+    again = await agent.say(3, lease(granted=10, consumed=12, units=5))
+    assert (again.outcome, await pool(stand, NEXT)) == (ExchangeOutcome.REPLAYED, await pool(stand, NEXT))
+
+
+async def test_late_usage_replaces_an_estimate_and_then_a_write_off(stand: Stand, agent: Agent) -> None:
+    """Billed is consumed + estimated - replaced: 7 + 2, then 8 more of which 2 replace the estimate."""
+    await agent.say(1, wants=[want(waiting=13)])
+    await agent.say(2, lease(granted=13, consumed=7))
+    await in_december(stand, in_suspense=True)
+    proposal = {"epoch": agent.epoch, "quota": EXPORTS, "period": PERIOD, "kind": "estimate", "units": 2}
+    proposed = await (await stand.client("adjust:propose")).post(
+        "/v1/suspense:propose", json=proposal | {"reason": "why"}
+    )
+    await (await stand.client("adjust:approve")).post(f"/v1/suspense/{proposed.json()['id']}:approve")
+    await close_at_last(stand)
+    await agent.say(3, lease(granted=13, consumed=15, units=8))
+    assert await late_transfers(stand) == [
+        ("correction", "consumed", "replaces_estimate", 2),
+        ("correction", "consumed", "replaces_write_off", 4),
+        ("correction", "consumed", "usage", 2),
+    ]
+    found = await correction(stand)
+    assert (found["replaced"], found["recovered"], found["consumed"]) == (2, 4, 8)
+    await is_proven(stand)
+    await agent.say(4, lease(granted=13, consumed=16, units=1))
+    assert (await late_transfers(stand))[-1] == ("correction", "consumed", "usage", 1)
+
+
+async def test_late_returns_free_nothing(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), wants=[want()])
+    found = await pool(stand, NEXT)
+    assert (found["carried_in"], found["consumed"], found["written_off"], found["funded"]) == (3, 1, 2, 1000)
+    assert found["unallocated"] + found["outstanding"] == 1000
+    await is_proven(stand)
+
+
+async def test_what_an_epoch_that_lost_data_returned_late_stays_carried(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    epoch = agent.epoch
+    assert (await agent.open()).status_code == 200  # it does not say that nothing was lost
+    agent.epoch = epoch
+    await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1))
+    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 2, "consumed": 1}
+
+
+async def test_evidence_of_loss_is_seen_in_a_closed_month_too(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await agent.say(3, lease(granted=10, consumed=9, units=2))
+    regressed = await agent.say(4, lease(granted=10, consumed=8, units=1))
+    assert regressed.outcome is ExchangeOutcome.STORE_REGRESSED
+    assert (await pool(stand, NEXT))["consumed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("totals", "days", "reason"),
+    [
+        ({"consumed": 9, "units": 1}, 1, "lines_disagree"),
+        ({"consumed": 9, "units": 2, "returned": 5}, 1, "returned_too_much"),
+        ({"consumed": 9, "units": 2}, 36, "too_late"),
+    ],
+)
+async def test_what_cannot_be_booked_is_kept_and_acknowledged(
+    stand: Stand, agent: Agent, totals: dict[str, int], days: int, reason: str
+) -> None:
+    """And so is all that comes after it, until people have looked."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    stand.clock.move(days=days)
+    units = totals.pop("units")
+    reply = await agent.say(3, lease(granted=10, units=units, **totals))
+    assert (reply.outcome, reply.receipt is not None) == (ExchangeOutcome.APPLIED, True)
+    later = totals | {"consumed": totals["consumed"] + 1}
+    assert (await agent.say(4, lease(granted=10, units=1, **later))).outcome is ExchangeOutcome.APPLIED
+    kept = await stand.owner.fetch("SELECT seq, reason, evidence FROM quarantine ORDER BY seq")
+    assert [(row["seq"], row["reason"]) for row in kept] == [(3, reason), (4, "quarantined_before")]
+    assert await stand.one("SELECT sum(consumed) FROM correction") == 0
+    assert await stand.one("SELECT sum(carried) FROM correction") == 3
+
+
+async def test_work_without_a_lease_in_a_closed_month_is_booked(stand: Stand, agent: Agent) -> None:
+    """Neither a pool nor a lease of it was there, and none is made."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    reply = await agent.say(1, lease(MAILS, consumed=4), quota=MAILS)
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    assert await pool(stand, NEXT, MAILS) == {"correction": 4, "consumed": 4}
+    assert await stand.one("SELECT count(*) FROM pool WHERE period = $1", PERIOD) == 1
+
+
+async def test_what_waits_is_carried_on_when_the_next_month_closes(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await agent.say(3, lease(granted=10, consumed=8, units=1))
+    stand.clock.time = datetime(2027, 1, 1, 6, tzinfo=UTC)
+    await closed(stand, NEXT, carry_suspense=True)
+    stand.clock.move(minutes=16)
+    assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 200
+    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 1, "carried_out": 2}
+    assert await pool(stand, "2027-01") == {"carried_in": 2, "carried": 2}
+    await agent.say(4, lease(granted=10, consumed=10, units=2))
+    assert await pool(stand, "2027-01") == {"carried_in": 2, "consumed": 2}
+    await is_proven(stand)
+    assert await word(stand, "2027-01") == ("balanced", [])
+
+
+async def test_usage_tells_where_it_belongs_and_where_it_is_billed(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    await agent.say(3, lease(granted=10, consumed=12, units=5))
+    client = await stand.client("usage:read")
+    query = "from=2026-11-01&to=2026-12-01"
+    answer = (await client.get(f"/v1/usage?{query}&group_by=period,charge_period")).json()
+    assert [(row["dimensions"], row["units"]) for row in answer["data"]] == [
+        ({"period": PERIOD, "charge_period": PERIOD}, 7),
+        ({"period": NEXT, "charge_period": PERIOD}, 5),
+    ]
+    (row,) = (await client.get(f"/v1/usage?{query}")).json()["data"]
+    assert row["units"] == 12
+    (row,) = (await client.get(f"/v1/usage?{query}&period={PERIOD}")).json()["data"]
+    assert row["units"] == 7
+
+
+# --- races ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_close_against_reports(stand: Stand) -> None:
+    """Sixteen at once, several rounds: what was booked in November then stays so; all that came later is a correction."""
+    agents = [await stand.agent(f"r{number}") for number in range(16)]
+    for agent in agents:
+        await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await closed(stand, carry_suspense=True)
+    stand.clock.move(minutes=16)
+    at_close: list[int] = []
+
+    async def report(agent: Agent) -> None:
+        for seq in range(3, 8):
+            reply = await agent.say(seq, lease(granted=10, consumed=7 + seq - 2, units=1))
+            assert reply.outcome is ExchangeOutcome.APPLIED
+
+    async def close() -> None:
+        for _ in range(20):
+            if (await closed(stand, carry_suspense=True)).status_code == 200:
+                break
+            await asyncio.sleep(0)
+        at_close.append(await stand.one("SELECT transfers FROM period WHERE id = $1", PERIOD))
+
+    await asyncio.gather(close(), *(report(agent) for agent in agents))
+    assert await stand.one("SELECT count(*) FROM transfer WHERE period = $1", PERIOD) == at_close[0]
+    booked = await stand.one("SELECT sum(units)::int FROM transfer WHERE dst = 'consumed'")
+    assert booked == 16 * (7 + 5)
+    assert (
+        await stand.one("SELECT sum(units)::int FROM transfer WHERE dst = 'consumed' AND period <> charge_period") > 0
+    )
+    await is_proven(stand)
+
+
+async def test_a_close_against_a_close(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await closed(stand, carry_suspense=True)
+    stand.clock.move(minutes=16)
+
+    async def close() -> object:
+        async with connected(stand.url) as coordinator, coordinator.transaction():
+            request = CloseRequest(Actor("somebody"), carry_suspense=True)
+            return await close_period(coordinator, PERIOD, request, GRACE, stand.clock.now())
+
+    first, *others = await asyncio.gather(*(close() for _ in range(4)))
+    assert all(other == first for other in others)
+    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    assert await stand.one("SELECT count(*) FROM audit WHERE action = 'period.closed'") == 1
+
+
+async def test_a_close_against_expiry_and_retirement(stand: Stand) -> None:
+    """Whichever is first, nothing is lost, and nothing of November changes after it was closed."""
+    agents = [await stand.agent(f"r{number}") for number in range(8)]
+    for agent in agents:
+        await use(stand, agent)
+    stand.clock.time = DECEMBER
+    await closed(stand, carry_suspense=True)
+    stand.clock.move(minutes=16)
+    retire = await stand.client("alloc:write")
+
+    async def close() -> None:
+        while (await closed(stand, carry_suspense=True)).status_code != 200:
+            await expire(stand)  # it leaves out what the close was just at
+
+    async def end(agent: Agent) -> None:
+        answer = await retire.post(f"/v1/epochs/{agent.epoch}:retire", json={"reason": "why"})
+        assert answer.status_code == 200, answer.text
+        await expire(stand)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(close(), *(end(agent) for agent in agents), expire(stand))
+    found = await pool(stand, PERIOD)
+    assert (found["consumed"], found["carried_out"]) == (56, 24)
+    await is_proven(stand)
