@@ -316,7 +316,7 @@ async def write_reports(
         [len(each.report.transfers) for each in booked],
         now,
     )
-    _expect((len(rows),), (len(booked),), "lanes")
+    expect((len(rows),), (len(booked),), "lanes")
     return {(row["epoch"], row["lane"]): Receipt(position=row["position"], head=row["head"].hex()) for row in rows}
 
 

@@ -104,8 +104,8 @@ def below_zero(table: str, column: str, beside: str | None) -> Trial:
 
 # A period is closed as the coordinator does it; December is one that is open.
 CLOSE = """
-UPDATE period SET state = 'closed', closing_at = now(), closing_by = 'x', closed_at = now(), position = 0, transfers = 0,
-    root = '' WHERE id = '{}'
+UPDATE period SET state = 'closed', closing_at = now(), closing_by = 'x', closed_at = now(), position = 0,
+    transfers = 0, root = '' WHERE id = '{}'
 """
 CLOSED, DECEMBER = CLOSE.format("2026-11"), row("period")
 THERE = {

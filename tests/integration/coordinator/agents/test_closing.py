@@ -263,13 +263,12 @@ async def test_it_goes_on_by_itself(stand: Stand, agent: Agent) -> None:
 
 # --- closed means closed ----------------------------------------------------------------------------------------------
 
+MOVED = f"""(id, period, quota, src, dst, units, cause, movement_id, charge_period, recorded_at)
+    OVERRIDING SYSTEM VALUE VALUES (1, '{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded',
+        gen_random_uuid(), '{PERIOD}', now())"""
 TAMPERING = {
-    "transfer": f"""INSERT INTO transfer (period, quota, src, dst, units, cause, movement_id, charge_period, recorded_at)
-        VALUES ('{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded', gen_random_uuid(), '{PERIOD}', now())""",
-    "partition": f"""INSERT INTO "transfer_{PERIOD}" (id, period, quota, src, dst, units, cause, movement_id,
-            charge_period, recorded_at)
-        OVERRIDING SYSTEM VALUE VALUES (1, '{PERIOD}', '{EXPORTS}', 'funding', 'unallocated', 1, 'funded', gen_random_uuid(), '{PERIOD}',
-            now())""",
+    "transfer": f"INSERT INTO transfer {MOVED}",
+    "partition": f'INSERT INTO "transfer_{PERIOD}" {MOVED}',
     "transfer_changed": f"UPDATE transfer SET units = units + 1 WHERE period = '{PERIOD}'",
     "transfer_deleted": f'DELETE FROM "transfer_{PERIOD}"',
     "pool_changed": f"UPDATE pool SET funded = funded + 1, unallocated = unallocated + 1 WHERE period = '{PERIOD}'",
@@ -298,7 +297,7 @@ async def test_the_database_refuses_every_change_to_a_closed_month_even_the_owne
     )
     await stand.owner.execute("INSERT INTO pool (quota, period, name) VALUES ('alone', '2027-01', 'alone')")
     await close_at_last(stand, carry_suspense=True)
-    with pytest.raises(asyncpg.RaiseError, match="closed|append-only"):
+    with pytest.raises(asyncpg.RaiseError, match=r"closed|append-only"):
         await stand.owner.execute(statement)
 
 
@@ -417,7 +416,7 @@ async def test_evidence_of_loss_is_seen_in_a_closed_month_too(stand: Stand, agen
     ],
 )
 async def test_what_cannot_be_booked_is_kept_and_acknowledged(
-    stand: Stand, agent: Agent, totals: dict[str, int], days: int, reason: str
+    stand: Stand, agent: Agent, totals: dict[str, Any], days: int, reason: str
 ) -> None:
     """And so is all that comes after it, until people have looked."""
     await use(stand, agent)
@@ -485,7 +484,7 @@ async def test_usage_tells_where_it_belongs_and_where_it_is_billed(stand: Stand,
 
 
 async def test_a_close_against_reports(stand: Stand) -> None:
-    """Sixteen at once, several rounds: what was booked in November then stays so; all that came later is a correction."""
+    """Sixteen at once, several rounds: what November has at its close it has for ever; all else is a correction."""
     agents = [await stand.agent(f"r{number}") for number in range(16)]
     for agent in agents:
         await use(stand, agent)
