@@ -88,9 +88,9 @@ GROUP BY {groups} HAVING sum(units) <> 0 ORDER BY {groups} LIMIT $3 OFFSET $4
 # A quota that is counted by tenant knows it; of others the usage line may tell.
 _LINE = """
     transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
-    transfer.region, transfer.dimensions ->> 'policy' AS policy, transfer.period, transfer.charge_period,"""
+    transfer.region, transfer.dimensions ->> 'policy' AS policy,"""
 _BOOKED = f"""
-SELECT {_LINE} transfer.units
+SELECT {_LINE} transfer.period, transfer.charge_period, transfer.units
 FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
 WHERE transfer.dst = 'consumed'
     AND (report.position <= $2 OR (transfer.seq IS NULL AND ($5::bigint IS NULL OR transfer.id <= $5)))"""  # noqa: S608

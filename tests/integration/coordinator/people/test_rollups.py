@@ -30,6 +30,7 @@ REGIONS = ("eu-west", "us-east")
 class Line(NamedTuple):
     position: int
     period: str
+    charge_period: str
     quota: str
     region: str
     at: datetime
@@ -43,6 +44,8 @@ class Line(NamedTuple):
             Dimension.QUOTA: self.quota.partition(":")[0],
             Dimension.REGION: self.region,
             Dimension.POLICY: self.dimensions.get("policy"),
+            Dimension.PERIOD: self.period,
+            Dimension.CHARGE_PERIOD: self.charge_period,
         }[dimension]
 
 
@@ -83,13 +86,15 @@ class RandomBooks:
             """INSERT INTO transfer (period, quota, src, dst, units, cause, region, epoch, lane, seq, line, window_at,
                    dimensions, charge_period, recorded_at)
                SELECT period, quota, 'outstanding', 'consumed', units, 'usage', region, 1, 0, $1, line, at, dimensions,
-                   period, now()
-               FROM unnest($2::text[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::timestamptz[], $8::jsonb[])
-                   AS line (period, quota, units, region, line, at, dimensions)""",
+                   charge_period, now()
+               FROM unnest($2::text[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::timestamptz[], $8::jsonb[],
+                       $9::text[])
+                   AS line (period, quota, units, region, line, at, dimensions, charge_period)""",
             self.reports,
             *([each.period for each in lines], [each.quota for each in lines], [each.units for each in lines]),
             *([each.region for each in lines], list(range(len(lines))), [each.at for each in lines]),
             [msgspec.json.encode(each.dimensions).decode() for each in lines],
+            [each.charge_period for each in lines],
         )
         # What is no usage is not rolled up.
         await self.connection.execute(
@@ -107,7 +112,7 @@ class RandomBooks:
         dimensions = {name: value for name, value in dimensions.items() if self.random.random() < 0.8}
         at = FIRST + timedelta(minutes=self.random.randrange(3 * 24 * 60))
         units = pick((1, 2, 7, 2**40))
-        return Line(position, pick(PERIODS), pick(list(QUOTAS)), pick(REGIONS), at, dimensions, units)
+        return Line(position, pick(PERIODS), pick(PERIODS), pick(list(QUOTAS)), pick(REGIONS), at, dimensions, units)
 
     def question(self) -> UsageQuestion:
         pick, zone = self.random.choice, ZoneInfo(self.random.choice(("UTC", "Europe/Berlin", "Asia/Kathmandu")))
@@ -136,6 +141,8 @@ FILTERS = {
     Dimension.QUOTA: ("exports", "searches"),
     Dimension.REGION: REGIONS,
     Dimension.POLICY: ("export", "bulk"),
+    Dimension.PERIOD: PERIODS,
+    Dimension.CHARGE_PERIOD: PERIODS,
 }
 
 
