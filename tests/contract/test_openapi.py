@@ -45,6 +45,7 @@ DOORS = {
         "GET /v1/periods/{period}",
         "GET /v1/periods/{period}/reconciliation",
         "GET /v1/periods/{period}/trial-balance",
+        "POST /v1/periods/{period}:close",
         "POST /v1/epochs/{epoch}:retire",
         "GET /v1/suspense",
         "POST /v1/suspense:propose",

@@ -63,7 +63,10 @@ def test_every_state_may_be_fenced_and_none_leaves_quarantine_by_itself() -> Non
     over = (LeaseState.RETIRED, LeaseState.CLOSED)
     assert all(after(state, LeaseEvent.FENCE) for state in LeaseState if state not in over)
     assert not any(after(LeaseState.CLOSED, event) for event in LeaseEvent)
-    assert [event for event in LeaseEvent if after(LeaseState.RETIRED, event)] == [LeaseEvent.EXPIRE]
+    assert [event for event in LeaseEvent if after(LeaseState.RETIRED, event)] == [
+        LeaseEvent.EXPIRE,
+        LeaseEvent.CLOSE,
+    ]
     ways_out = {
         event for (state, event), target in TRANSITIONS.items() if LeaseState.QUARANTINED is state is not target
     }

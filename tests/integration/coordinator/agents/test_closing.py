@@ -137,7 +137,7 @@ async def test_a_month_that_has_not_ended_is_not_closed(stand: Stand, agent: Age
 
 async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_covered(stand: Stand, agent: Agent) -> None:
     await use(stand, agent)
-    stand.clock.time = DECEMBER - timedelta(hours=6, seconds=30)
+    stand.clock.time = DECEMBER - timedelta(hours=7)  # no lease ahead yet
     await agent.say(3, lease(granted=10, consumed=7, units=0))
     await stand.owner.execute("UPDATE period SET state = 'closing', closing_at = now(), closing_by = 'x'")
     reply = await agent.say(4, lease(granted=10, consumed=7, units=0), wants=[want(waiting=5)])
