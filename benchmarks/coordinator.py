@@ -22,14 +22,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import asyncpg
 import msgspec
 from pydantic import SecretStr
 
-from benchmarks.frame import Load, Row, compare
+from benchmarks.frame import Load, Row, compare, row
 from benchmarks.load import http_is_whole
 from coordinator.api.frozen import call_of
 from coordinator.database.engine import open_database
@@ -58,6 +58,7 @@ POLICIES = 10  # of which a quota's usage may come: what the rollups are kept by
 TRANSFERS = int(
     os.environ.get("LEASEHOLD_BENCH_TRANSFERS", "200000")
 )  # under the statement; 10000000 for the real size
+EXCHANGES = int(os.environ.get("LEASEHOLD_BENCH_EXCHANGES", "10000"))  # under the memory; 1000000 for the real size
 LIMIT = 10**12
 DOCUMENT: dict[str, Any] = {
     "quotas": [{"name": "exports", "kind": "allowance", "limit": LIMIT, "period": "month"}],
@@ -114,12 +115,19 @@ class Region:
         return ExchangeRequest(fingerprint="a life", versions=Versions(), exchanges=[frozen])
 
 
+class Process(NamedTuple):
+    """A coordinator that listens."""
+
+    address: str
+    pid: int
+
+
 @dataclass
 class Bench:
     url: str
     owner: "asyncpg.Connection[asyncpg.Record]"
     coordinator: Coordinator
-    addresses: Sequence[str]
+    processes: Sequence["Process"]
     seconds: float
 
 
@@ -176,7 +184,7 @@ async def over_http(
     bench: Bench, lines: int, sockets: dict[str, Any], region: Region, *, coordinators: int = 1
 ) -> None:
     if region.name not in sockets:
-        address = urlsplit(bench.addresses[len(sockets) % coordinators])
+        address = urlsplit(bench.processes[len(sockets) % coordinators].address)
         sockets[region.name] = await asyncio.open_connection(address.hostname, address.port)
     reader, writer = sockets[region.name]
     body = msgspec.json.encode(region.request(lines))
@@ -267,7 +275,7 @@ class postgres:  # noqa: N801 - read as a word of `with`
 
 
 @asynccontextmanager
-async def process(url: str, port: int) -> AsyncIterator[str]:
+async def process(url: str, port: int) -> AsyncIterator[Process]:
     environment = os.environ | {
         "LEASEHOLD_COORDINATOR_DATABASE_URL": url,
         "LEASEHOLD_COORDINATOR_PORT": str(port),
@@ -279,7 +287,7 @@ async def process(url: str, port: int) -> AsyncIterator[str]:
         async with asyncio.timeout(PATIENCE_S):
             while not await _listens(port):  # noqa: ASYNC110 - another process would have to set the event
                 await asyncio.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
+        yield Process(f"http://127.0.0.1:{port}", started.pid)
     finally:
         started.terminate()
         await started.wait()
@@ -301,7 +309,8 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, list[Row]]:
         with TemporaryDirectory() as directory:
             script = Path(directory) / "one_grant.sql"
             script.write_text(ONE_GRANT)
-            return {about: await compare(turns, repeats) for about, turns in _tables(bench, script)}
+            tables = {about: await compare(turns, repeats) for about, turns in _tables(bench, script)}
+        return tables | {"memory of one coordinator, as exchanges come; ratio to the first": await memory(bench)}
 
 
 def _tables(bench: Bench, script: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -354,6 +363,44 @@ def _asking(bench: Bench, place: str, regions: int, quotas: Sequence[str]) -> "C
         "two coordinators": partial(over_http, bench, 0, {}, coordinators=2),
     }
     return partial(measured, bench, 1, regions, speaks[place], [], quotas)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+INTERVALS = 10
+
+
+async def memory(bench: Bench) -> list[Row]:
+    """What stays of many exchanges: in memory nothing may, and the last are answered like the first."""
+    regions = [await new_region(bench.owner, ["exports:tenant=long"], POLICIES) for _ in range(REGIONS)]
+    speak = partial(over_http, bench, 0, {})
+    await exchanged(speak, regions, 10 * REGIONS)  # whatever is made once is made
+    loads, rows = [], []
+    for number in range(1, INTERVALS + 1):
+        loads.append(await exchanged(speak, regions, EXCHANGES // INTERVALS))
+        name = f"after {number * EXCHANGES // INTERVALS:,}: {await resident_mib(bench.processes[0].pid):.1f} MiB"
+        rows.append(row(name, loads[-1:], loads[:1]))
+    return rows
+
+
+async def exchanged(speak: "Callable[[Region], Awaitable[None]]", regions: Sequence[Region], count: int) -> Load:
+    latencies_us: list[float] = []
+
+    async def talk(region: Region) -> None:
+        for _ in range(count // len(regions)):
+            began = time.perf_counter()
+            await speak(region)
+            latencies_us.append((time.perf_counter() - began) * 1e6)
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(talk, regions))
+    return loaded(len(latencies_us) / (time.perf_counter() - started), latencies_us)
+
+
+async def resident_mib(pid: int) -> float:
+    ps = await asyncio.create_subprocess_exec("ps", "-o", "rss=", "-p", str(pid), stdout=subprocess.PIPE)
+    shown, _ = await ps.communicate()
+    return int(shown) / 1024
 
 
 # --- the month --------------------------------------------------------------------------------------------------------
