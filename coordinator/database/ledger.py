@@ -237,10 +237,15 @@ async def write_books(
         [lease.state for lease in leases],
         [lease.reported_at for lease in leases],
         [lease.expires_at for lease in leases],
-        *([getattr(pool, column) for pool in pools] for column in POOL_COLUMNS),
-        *([getattr(lease, column) for lease in leases] for column in LEASE_COLUMNS),
+        *(_units(getattr(pool, column) for pool in pools) for column in POOL_COLUMNS),
+        *(_units(getattr(lease, column) for lease in leases) for column in LEASE_COLUMNS),
     )
     expect(done, (len(pools), len(leases)), "pools and leases")
+
+
+def _units(numbers: Iterable[int]) -> str:
+    """An array as Postgres reads it. The driver asks each element of a list what it is, and here are many lists."""
+    return f"{{{','.join(map(str, numbers))}}}"
 
 
 async def insert_leases(connection: Connection, leases: Collection[Lease]) -> None:
@@ -518,8 +523,9 @@ FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::ti
     AS new (epoch, quota, period, region, state, reported_at)
 """
 _FIRST_POOL, _FIRST_LEASE = 10, 10 + len(POOL_COLUMNS)
-_POOL_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(_FIRST_POOL, _FIRST_LEASE))
-_LEASE_ARRAYS = ", ".join(f"${number}::bigint[]" for number in range(_FIRST_LEASE, _FIRST_LEASE + len(LEASE_COLUMNS)))
+_POOL_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRST_POOL, _FIRST_LEASE))
+_LAST_LEASE = _FIRST_LEASE + len(LEASE_COLUMNS)
+_LEASE_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRST_LEASE, _LAST_LEASE))
 _UPDATE_BOOKS = f"""
 WITH pools AS (
     UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
