@@ -11,7 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.simulation.coverage import CELLS, OUTCOMES, unreached
-from tests.simulation.mutants import MUTANTS, WITHOUT_A_GUARD
+from tests.simulation.faults import draw
+from tests.simulation.mutants import DRAWN_FROM, MUTANTS, WITHOUT_A_GUARD
 from tests.simulation.run import Result, Violation, run, shrink
 
 CHUNK = 10
@@ -133,7 +134,7 @@ def _mutant(task: tuple[str, int, int]) -> tuple[str, Violation | None, int, int
     name, seeds, steps = task
     done = 0
     for seed in range(seeds):
-        result = run(seed, steps, mutant=MUTANTS[name])
+        result = run(seed, steps, draw(seed, steps, DRAWN_FROM.get(name, ())), MUTANTS[name])
         done += result.steps
         if result.violation:
             return name, result.violation, seed + 1, done

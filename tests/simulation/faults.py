@@ -4,6 +4,7 @@ So a history is a list of events: a failing one is made shorter by leaving event
 """
 
 import random
+from collections.abc import Collection
 from typing import NamedTuple
 
 REGIONS = ("us-east", "eu-west", "ap-south")
@@ -69,13 +70,20 @@ LEDGER_LOSSES = {"ledger_loses"}
 DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen", "store_fails_over"}
 
 
-def draw(seed: int, steps: int) -> list[Event]:
-    """About one event in four steps. Every run has its own mix: some kinds are left out altogether."""
+def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
+    """About one event in four steps. Every run has its own mix: some kinds are left out altogether.
+
+    `only`: of these kinds, each as often as the others, and of demand.
+    """
     chance = random.Random(f"faults {seed}")
-    kinds = {kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or chance.random() < 0.6}
+    kinds = dict.fromkeys((*only, "demand"), 1) if only else _mix(chance)
     events = [Event(0, "demand", region, chance.randint(5, 30)) for region in REGIONS]
     for step in range(1, steps):
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*KINDS[kind][1])))
     return events
+
+
+def _mix(chance: random.Random) -> dict[str, int]:
+    return {kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or chance.random() < 0.6}

@@ -33,10 +33,12 @@ from tests.simulation.store_model import StoreModel
 from tests.simulation.world import World
 
 Mutant = Callable[[World], contextlib.AbstractContextManager[None]]
+Patches = Callable[[World], Iterator[Any]]
 MUTANTS: dict[str, Mutant] = {}
+DRAWN_FROM: dict[str, tuple[str, ...]] = {}  # the kinds of events of its runs; of all, where there is none
 
 
-def mutant(patches: Callable[[World], Iterator[Any]]) -> Callable[[World], Iterator[Any]]:
+def mutant(patches: Patches) -> Patches:
     """Register a mutant under its function's name; it yields the patches that make it."""
 
     @contextlib.contextmanager
@@ -48,6 +50,16 @@ def mutant(patches: Callable[[World], Iterator[Any]]) -> Callable[[World], Itera
 
     MUTANTS[patches.__name__] = made
     return patches
+
+
+def drawn_from(*kinds: str) -> Callable[[Patches], Patches]:
+    """Where the guard is needed only in rare histories, its mutant's runs are drawn from what leads there."""
+
+    def named(patches: Patches) -> Patches:
+        DRAWN_FROM[patches.__name__] = kinds
+        return patches
+
+    return named
 
 
 # --- the eight of the design ------------------------------------------------------------------------------------------
@@ -486,6 +498,27 @@ def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
         real(self, key, dirty, [*reply[:2], "0", "0", *reply[4:]], acknowledged)
 
     yield patch.object(StoreModel, "_settle_over", settle_over)
+
+
+@mutant
+@drawn_from("ledger_loses", "burst", "partition", "kill_agent", "start_agent")
+def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
+    """A region that knows more than the ledger is believed, number and totals, and nobody is told."""
+    judge_seq, judge_lease = settlement._judge_seq, settlement._judge_lease
+
+    def believed(outcome: ExchangeOutcome, alarm: ExchangeOutcome) -> ExchangeOutcome:
+        return ExchangeOutcome.APPLIED if outcome is alarm else outcome
+
+    yield patch.object(
+        settlement,
+        "_judge_seq",
+        lambda *about: Verdict(believed(judge_seq(*about).outcome, ExchangeOutcome.GAP)),
+    )
+    yield patch.object(
+        settlement,
+        "_judge_lease",
+        lambda *about: believed(judge_lease(*about), ExchangeOutcome.LEDGER_REGRESSED),
+    )
 
 
 # What the design names and this version has no guard for, so that there is nothing to remove.

@@ -181,6 +181,8 @@ class _Run:
                 world.start_agent(region)
         for second in range(HEALED_S):
             world.step += 1
+            for region in sorted(world.told_and_lost.keys() - world.coordinators.alarmed):
+                world.ask(region, world.random, "adjust", 1)  # only who says something shows what the ledger lost
             await asyncio.sleep(1)
             self._look(ALWAYS)
             if second >= QUIET_S and self._is_in_order():

@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.coverage import unreached
 from tests.simulation.faults import REGIONS, Event, draw
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))
@@ -44,14 +44,19 @@ def test_a_seed_replays_its_run_exactly() -> None:
         ("seq_not_checked", "nobody_raised"),  # the ledger's primary key refuses the second booking
         ("live_fields_in_the_hash", "no_lane_stops"),
         ("returns_as_deltas", "no_quarantine"),
+        ("a_lost_ledger_goes_unnoticed", "a_ledger_that_lost_data_is_noticed"),
     ],
 )
 def test_a_guard_that_is_removed_is_missed(name: str, invariant: str) -> None:
     """The quick ones; `./dev simulate --mutants` tries them all."""
-    found = [
-        violation.invariant for seed in range(12) if (violation := run(seed, STEPS, mutant=MUTANTS[name]).violation)
-    ]
-    assert invariant in found
+    histories = [draw(seed, STEPS, DRAWN_FROM.get(name, ())) for seed in range(12)]
+    results = [run(seed, STEPS, events, MUTANTS[name]) for seed, events in enumerate(histories)]
+    assert invariant in [result.violation.invariant for result in results if result.violation]
+
+
+@pytest.mark.parametrize("name", DRAWN_FROM)
+def test_a_history_that_is_drawn_for_a_mutant_holds_without_it(name: str) -> None:
+    assert [run(seed, STEPS, draw(seed, STEPS, DRAWN_FROM[name])).violation for seed in range(4)] == [None] * 4
 
 
 def test_a_failing_history_is_made_shorter_and_still_fails() -> None:

@@ -42,6 +42,7 @@ LANES = 2
 QUOTAS = ("exports", "mails")
 ROUTES = ("/exports", "/mails", "/both")
 LEASE_KEYS = ("tenant",)
+ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
 def document(limit: int) -> LimitsDocument:
@@ -104,7 +105,7 @@ class World:
         self.unseen = False
         self.ledger_lost = False
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
-        self.told_and_lost: dict[str, str] = {}  # regions that know more than the ledger does, and in which epoch
+        self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
         self.admissions: deque[Admission] = deque()  # since the last look
         self.late_admissions: list[str] = []
         self.step = 0
@@ -469,20 +470,20 @@ def _ledger_fails_over(world: World, event: Event) -> None:
         world.ledger.lose(event.number)
         world.rebased.clear()  # that may be lost, too
         for region in REGIONS:
-            if _knows_more(world, region):
-                world.told_and_lost[region] = world.machines[region].model.hash("lh:fence")["epoch"]
+            if lost := _told_and_lost(world, region):
+                world.told_and_lost[region] = lost
                 world.coordinators.alarmed.discard(region)
     else:
         world.coordinators.fail_over(event.number)
 
 
-def _knows_more(world: World, region: str) -> bool:
-    """Was the region told of what the ledger has forgotten?"""
+def _told_and_lost(world: World, region: str) -> set[ReportName]:
+    """What the region's store has receipts for, in its epoch, and the ledger is behind."""
     model = world.machines[region].model
     epoch = int(model.hash("lh:fence").get("epoch", 0))
     booked = {lane: row.last_seq for (number, lane), row in world.ledger.lane_rows.items() if number == epoch}
-    seqs = (int(model.hash(f"lh:{{{lane}}}:lane:{epoch}").get("seq", 0)) for lane in range(LANES))
-    return any(seq > booked.get(lane, 0) for lane, seq in enumerate(seqs))
+    told = {lane: int(model.hash(f"lh:{{{lane}}}:lane:{epoch}").get("seq", 0)) for lane in range(LANES)}
+    return {(epoch, lane, seq) for lane, last in told.items() for seq in range(booked.get(lane, 0) + 1, last + 1)}
 
 
 def _lose_region(world: World, event: Event) -> None:
