@@ -48,6 +48,46 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
     assert await world.usage() == 7
 
 
+async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of_it_is_acknowledged(
+    world: World,
+) -> None:
+    """While one waits for its reply the other is quicker, freezes the lane's next batch, and never hears of it."""
+    agent = await world.agent(report_interval_ms=60_000)
+    await agent.lease(50)
+    await agent.check(cost=7)
+    older, scripts = life_of(agent), agent.region.scripts
+    await scripts.give_back(older, QUOTA, 0)  # nothing is left that would have it look once more
+    lane = lane_of(QUOTA, older.lanes)
+    left: list[int | None] = []
+
+    async def the_other() -> None:
+        frozen = await scripts.freeze(older, lane, [])
+        client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
+        exchanges = [Exchange(frozen=frozen.bytes)]
+        request = ExchangeRequest(fingerprint=older.fingerprint, versions=Versions(), exchanges=exchanges)
+        [reply] = (await client.exchange(request)).replies
+        await client.close()
+        await scripts.settle(older, lane, frozen.mono_us, reply)
+        left.append((await scripts.freeze(older, lane, [QUOTA])).seq - frozen.seq)
+
+    async def listen() -> None:
+        world.weather.before_replies_to["/exchanges"] = the_other
+
+    world.weather.before_replies_to["/epochs"] = listen
+    await agent.region.store.call("HSET", "lh:fence", "fingerprint", "another life")
+    assert (await agent.check()).status_code == 503
+    await until(lambda: agent.region.life.current not in {None, older})
+    agent.region.conversation.report_now()
+
+    async def older_epochs() -> list[Life]:
+        return await scripts.older_epochs(life_of(agent))
+
+    await eventually(older_epochs, [])
+    assert left == [1], "there was a next batch"
+    assert await scripts.frozen_seq(older, lane) is None, "and its receipt is in"
+    assert await world.usage() == 7
+
+
 async def test_a_refill_is_fetched_ahead_once_for_all_and_nobody_waits_for_it(world: World, database: str) -> None:
     """Under steady load there is about one exchange for each grant, however many requests it serves."""
     quotas = [DOCUMENT["quotas"][0] | {"limit": 1_000_000}, *DOCUMENT["quotas"][1:]]
