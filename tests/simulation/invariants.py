@@ -27,6 +27,7 @@ class Watch:
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
+WRITTEN_EVERY_US = 1_000
 _POOL = ("funded", "overage", "unallocated", "outstanding", "suspense", "estimated", "consumed", "written_off")
 _LEASE = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
 _SHARED = ("outstanding", "suspense", "consumed", "estimated", "written_off")
@@ -118,13 +119,18 @@ def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
 
 
 def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
-    """A lease ahead waits until its store's clock says so, or the coordinator does."""
+    """A lease ahead waits until its store's clock says so, or the coordinator does.
+
+    The fence may be a moment behind that clock: it is written when a millisecond has passed.
+    """
     for name, machine in world.machines.items():
         mono = int(machine.model.hash("lh:fence").get("mono", 0))
         for key in [key for key in machine.model.data if ":lease:" in key]:
             f, about = machine.model.hash(key), (name, machine.restarts, key)
             period, starts = watch.waiting.pop(about, ("", 0))
-            has_begun = mono >= starts or (period and period_of(period).starts_at <= world.clock.now())
+            has_begun = mono + WRITTEN_EVERY_US > starts or (
+                period and period_of(period).starts_at <= world.clock.now()
+            )
             if f.get("period") == period and not has_begun:
                 yield f"{key} of {name}: {period} at {mono}, starts at {starts}"
             if "next:period" in f:
