@@ -20,6 +20,7 @@ from urllib.parse import quote
 import msgspec
 
 from regional_agent.answers import BatchAnswer, CheckAnswer, PolicyAnswer
+from regional_agent.domain import breaker as breakers
 
 T = TypeVar("T")
 Subject = Mapping[str, str]
@@ -102,32 +103,23 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Breaker:
-    """Closed while calls succeed. Open after `failures` in a row, for `pause_s`; then one call at a time may try."""
+    """The agent's own breaker, for threads. Open after `failures` in a row, for `pause_s`; then one call may try."""
 
     def __init__(self, failures: int = 5, pause_s: float = 1.0) -> None:
-        self._failures = failures
-        self._pause_s = pause_s
-        self._in_a_row = 0
-        self._open_until_s = 0.0
+        self._breaker = breakers.Breaker(failures, pause_s * 1000)
         self._lock = threading.Lock()
 
     def may_call(self, now_s: float) -> bool:
         with self._lock:
-            if self._in_a_row < self._failures:
-                return True
-            if now_s < self._open_until_s:
-                return False
-            self._open_until_s = now_s + self._pause_s  # this call tries, the others do without
-            return True
+            return self._breaker.may_call(now_s * 1000)
 
     def succeeded(self) -> None:
         with self._lock:
-            self._in_a_row = 0
+            self._breaker.succeeded()
 
     def failed(self, now_s: float) -> None:
         with self._lock:
-            self._in_a_row += 1
-            self._open_until_s = now_s + self._pause_s
+            self._breaker.failed(now_s * 1000)
 
 
 class Asking:

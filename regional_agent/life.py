@@ -14,6 +14,7 @@ is given back and free at once. Of all others the worst is assumed.
 
 import asyncio
 import secrets
+from collections.abc import Callable
 
 import structlog
 
@@ -37,10 +38,17 @@ _UNHEARD_OF = (404, 405)  # by a coordinator of a release before
 class LifeKeeper:
     """Holds the current life. None while there is none: then nothing is admitted."""
 
-    def __init__(self, store: StoreConnection, scripts: Scripts, coordinator: CoordinatorClient) -> None:
+    def __init__(
+        self,
+        store: StoreConnection,
+        scripts: Scripts,
+        coordinator: CoordinatorClient,
+        on_established: Callable[[], None],
+    ) -> None:
         self._store = store
         self._scripts = scripts
         self._coordinator = coordinator
+        self._on_established = on_established
         self._doubted = asyncio.Event()
         self._doubted.set()
         self.established = asyncio.Event()
@@ -130,6 +138,7 @@ class LifeKeeper:
             self.is_exempt = fence.is_exempt
         self._newest_epoch = self.current.epoch
         self.established.set()
+        self._on_established()
 
     async def _open(self, nonce: str, fingerprint: str, whole: int | None) -> Life:
         request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=whole, lost_data=whole is None)

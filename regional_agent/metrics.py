@@ -6,11 +6,12 @@ What every check adds to is kept in plain numbers, and becomes samples when some
 from collections import defaultdict
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from doors.metrics import Durations
+from regional_agent.domain.breaker import BreakerState
 
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
 
@@ -45,6 +46,18 @@ class Metrics:
             "leasehold_degraded_checks",
             "Requests answered without the store, by policy and failure mode.",
             ["policy", "mode"],
+            registry=self.registry,
+        )
+        self.degraded_entries = Counter(
+            "leasehold_degraded_entries", "Times that the store began to be left alone.", registry=self.registry
+        )
+        self.degraded_seconds = Gauge(
+            "leasehold_degraded_seconds", "How long the store was left alone, in all.", registry=self.registry
+        )
+        self.breaker = Enum(
+            "leasehold_store_breaker",
+            "Whether the store is asked: closed, open, or half_open while one call tries.",
+            states=list(BreakerState),
             registry=self.registry,
         )
         self.waits = Counter("leasehold_waits", "Requests that waited for a lease.", registry=self.registry)

@@ -15,6 +15,7 @@ from protocol.policy import PolicyBundle
 from regional_agent.admission import Admission
 from regional_agent.blocks import Blocks
 from regional_agent.coordinator_client import CoordinatorClient
+from regional_agent.domain.breaker import Breaker
 from regional_agent.feeds import Feed
 from regional_agent.hearing import SignalListener
 from regional_agent.leasing import Leasing
@@ -25,6 +26,7 @@ from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.gathering import Gatherer
+from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Fenced, Scripts
 
 log = structlog.get_logger()
@@ -43,9 +45,12 @@ class Region:
         self.scripts = Scripts(self.store)
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
-        self.life = LifeKeeper(self.store, self.scripts, self._coordinator)
+        breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms)
+        self.guard = Guard(breaker, clock, self.metrics)
+        self.life = LifeKeeper(self.store, self.scripts, self._coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)
-        self.admission = Admission(Gatherer(self.scripts), self.life, self.leasing, self.metrics, clock)
+        gatherer = Gatherer(self.scripts, self.guard)
+        self.admission = Admission(gatherer, self.life, self.leasing, self.metrics, clock)
         self.conversation = Conversation(
             scripts=self.scripts,
             coordinator=self._coordinator,
@@ -145,6 +150,8 @@ class Region:
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
+        self.metrics.breaker.state(self.guard.state)
+        self.metrics.degraded_seconds.set(self.guard.degraded_ms() / 1000)
 
 
 class Part(Protocol):

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from protocol.units import Units
+from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
 
 MOST_LEASES = 1000
@@ -28,6 +29,7 @@ class Status(Struct, frozen=True, kw_only=True):
     lanes: Units | None
     policy_version: Units | None
     block_version: Units | None
+    store_breaker: BreakerState
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
     faults: list[str]
@@ -45,6 +47,7 @@ async def status_of(region: Region) -> Status:
         lanes=life.lanes if life else None,
         policy_version=region.admission.policies.version if region.admission.policies else None,
         block_version=region.admission.blocks.version if region.admission.blocks else None,
+        store_breaker=region.guard.state,
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes={
             f"{epoch}/{lane}": outcome.value for (epoch, lane), outcome in region.conversation.stopped_lanes.items()

@@ -8,15 +8,17 @@ In a Cluster one call serves one slot; then there is a gatherer for each, and no
 
 import asyncio
 
-from regional_agent.store.connection import told_by
+from regional_agent.store.connection import StoreUnavailable, told_by
+from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Decision, Life, OnDecision, Request, Scripts
 
 MOST_REQUESTS = 64  # in one call: the store serves nobody else meanwhile
 
 
 class Gatherer:
-    def __init__(self, scripts: Scripts) -> None:
+    def __init__(self, scripts: Scripts, guard: Guard) -> None:
         self._scripts = scripts
+        self._guard = guard
         self._life: Life | None = None
         self._requests: list[Request] = []
         self._on_decisions: list[OnDecision] = []
@@ -34,8 +36,13 @@ class Gatherer:
     def _send(self) -> None:
         requests, on_decisions = self._requests, self._on_decisions
         self._requests, self._on_decisions = [], []
-        if requests and self._life is not None:
-            self._scripts.send_check(self._life, requests, on_decisions)
+        if not requests or self._life is None:
+            return
+        if self._guard.may_ask():
+            self._scripts.send_check(self._life, requests, on_decisions, self._guard.heard)
+        else:
+            for on_decision in on_decisions:
+                on_decision(StoreUnavailable("the store failed several times in a row, and is left alone for a moment"))
 
     async def decide(self, life: Life, request: Request) -> Decision:
         """The same for whoever would rather wait."""

@@ -216,14 +216,24 @@ class Scripts:
             raise decision
         return decision
 
-    def send_check(self, life: Life, requests: Sequence[Request], on_decisions: Sequence[OnDecision]) -> None:
-        """All these in one call, at once: each hears its decision, or why there is none, before anything else runs."""
+    def send_check(
+        self,
+        life: Life,
+        requests: Sequence[Request],
+        on_decisions: Sequence[OnDecision],
+        on_call: Callable[[Reply | Exception], None],
+    ) -> None:
+        """All these in one call, at once: each hears its decision, or why there is none, before anything else runs.
+
+        `on_call` hears first what came of the call as a whole.
+        """
         names, arguments = _asked(life, requests)
 
         def on_reply(reply: Reply | Exception) -> None:
             if isinstance(reply, StoreError) and _is_unknown(reply):
                 self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), on_reply)
                 return
+            on_call(reply)
             for decision, on_decision in zip(_decisions(reply, requests), on_decisions, strict=True):
                 on_decision(decision)
 

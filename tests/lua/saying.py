@@ -2,14 +2,22 @@
 
 from typing import Any
 
+from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
+from regional_agent.domain.breaker import Breaker
+from regional_agent.metrics import Metrics
+from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import AllowanceCharge, Decision, Life, Operation, RateCharge, Scripts
 
 QUOTA = quota_key("exports", [("tenant", "acme")])
 RATE = quota_key("api", [("tenant", "acme")])
 DIMENSIONS = '{"policy":"export"}'
+
+
+def guard() -> Guard:
+    return Guard(Breaker(5, 1000), SystemClock(), Metrics())
 
 
 def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:

@@ -21,7 +21,7 @@ from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, Request, Scripts
 from tests.conftest import Server
-from tests.lua.saying import RATE, install_rate
+from tests.lua.saying import RATE, guard, install_rate
 from tests.lua.test_model import LATER_MS, Wire, at_once
 from tests.simulation.store_model import ModelConnection, StoreModel
 
@@ -176,7 +176,7 @@ def _asks_again_in_time(
 async def test_of_200_clients_at_once_exactly_the_limit_passes(scripts: Scripts, life: Life, name: str) -> None:
     # So slow, or so long, that nothing comes back while the test runs.
     charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
-    clients = [Gatherer(scripts) for _ in range(200)]
+    clients = [Gatherer(scripts, guard()) for _ in range(200)]
     decisions = await asyncio.gather(*(client.decide(life, Request("enforce", [charge])) for client in clients))
     assert sum(decision.allowed for decision in decisions) == 120
 

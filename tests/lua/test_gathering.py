@@ -20,7 +20,7 @@ from regional_agent.store.scripts import (
     Scripts,
 )
 from regional_agent.store.sources import LUA
-from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, lease_reply
+from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, guard, install, lease_reply
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None =
 async def test_what_is_asked_in_one_turn_is_one_call(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
     await scripts.check(life, "peek", [TOKEN])  # the store knows the script now
     before = connection.calls
-    gatherer = Gatherer(scripts)
+    gatherer = Gatherer(scripts, guard())
     decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(MOST_REQUESTS)))
     assert connection.calls == before + 1
     assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MOST_REQUESTS - 10)
@@ -47,7 +47,7 @@ async def test_more_than_one_call_may_hold_are_several(
 ) -> None:
     await scripts.check(life, "peek", [TOKEN])
     before = connection.calls
-    gatherer = Gatherer(scripts)
+    gatherer = Gatherer(scripts, guard())
     decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1)))
     assert connection.calls == before + 3
     assert sum(decision.allowed for decision in decisions) == 10
@@ -55,7 +55,7 @@ async def test_more_than_one_call_may_hold_are_several(
 
 async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(scripts: Scripts, life: Life) -> None:
     await install(scripts, life, lease_reply(granted=5))
-    gatherer = Gatherer(scripts)
+    gatherer = Gatherer(scripts, guard())
     requests = [asked(UNIT, TOKEN._replace(cost=4)), asked(UNIT._replace(cost=9), TOKEN), asked(UNIT, TOKEN)]
     both, dear, small = await asyncio.gather(*(gatherer.decide(life, each) for each in requests))
     assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
@@ -67,7 +67,7 @@ async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(scripts: Scri
 async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(scripts: Scripts, life: Life) -> None:
     await install(scripts, life, lease_reply(granted=100))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
-    gatherer = Gatherer(scripts)
+    gatherer = Gatherer(scripts, guard())
     requests = [asked(UNIT, operation=once)] * 3 + [asked(UNIT, operation=once._replace(body="digest-of-more"))]
     *same, other = await asyncio.gather(*(gatherer.decide(life, each) for each in requests), return_exceptions=True)
     assert [isinstance(each, Decision) and each.replayed for each in same] == [False, True, True]
@@ -86,7 +86,7 @@ async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(scri
 
 
 async def test_who_asks_a_store_that_is_gone_is_told(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    gatherer = Gatherer(scripts)
+    gatherer = Gatherer(scripts, guard())
     waiting = [asyncio.create_task(gatherer.decide(life, asked(TOKEN))) for _ in range(3)]
     await asyncio.sleep(0)
     connection.reconnect()

@@ -322,7 +322,7 @@ class Store(RuleBasedStateMachine):
     @rule(requests=st.lists(requests, min_size=2, max_size=5))
     def check_many(self, requests: list[Request]) -> None:
         told: list[Any] = []
-        self.scripts.send_check(Life("life-1", 7, LANES), requests, [told.append] * len(requests))
+        self.scripts.send_check(Life("life-1", 7, LANES), requests, [told.append] * len(requests), lambda _: None)
         assert len(told) == len(requests)
         self.both.compare()
 

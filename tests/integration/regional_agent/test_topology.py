@@ -24,12 +24,13 @@ class Switch:
 
     def __init__(self) -> None:
         self.target = 0
+        self.delay_s = 0.0  # of every byte, each way
         self._writers: list[asyncio.StreamWriter] = []
 
     async def accept(self, near: asyncio.StreamReader, near_writer: asyncio.StreamWriter) -> None:
         far, far_writer = await asyncio.open_connection(embedded.LOOPBACK, self.target)
         self._writers += (near_writer, far_writer)
-        await asyncio.gather(_carry(near, far_writer), _carry(far, near_writer))
+        await asyncio.gather(self._carry(near, far_writer), self._carry(far, near_writer))
 
     def turn(self, target: int) -> None:
         self.target = target
@@ -37,15 +38,15 @@ class Switch:
         for writer in writers:
             writer.transport.abort()
 
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-    except OSError:
-        pass
-    finally:
-        writer.transport.abort()
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                await asyncio.sleep(self.delay_s)
+                writer.write(data)
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
 
 
 @asynccontextmanager

@@ -1,0 +1,69 @@
+"""Whether the store is asked at all: it is left alone for a while after several calls in a row that it failed.
+
+A call counts, not a request: sixty-four that were gathered fail together. What counts is what says that the store
+cannot decide: no connection, no answer in time, or an error of the store's own, such as OOM. An error of the script
+is about what it was asked, and whoever answers so is there.
+"""
+
+import structlog
+
+from protocol.clock import Clock
+from regional_agent.domain.breaker import Breaker, BreakerState
+from regional_agent.metrics import Metrics
+from regional_agent.store.connection import Reply, StoreError, StoreUnavailable
+
+log = structlog.get_logger()
+
+# How the store calls errors of a command or a script; all others tell of a state that it is in.
+ABOUT_THE_QUESTION = {"ERR", "WRONGTYPE", "NOSCRIPT"}
+
+
+class Guard:
+    def __init__(self, breaker: Breaker, clock: Clock, metrics: Metrics) -> None:
+        self._breaker = breaker
+        self._clock = clock
+        self._metrics = metrics
+        self._degraded_at_ms: int | None = None
+        self._degraded_before_ms = 0
+
+    @property
+    def state(self) -> BreakerState:
+        return self._breaker.state
+
+    def may_ask(self) -> bool:
+        return self._breaker.may_call(self._clock.monotonic_ms())
+
+    def heard(self, reply: Reply | Exception) -> None:
+        """What came of a call."""
+        if says_that_it_cannot(reply):
+            self._failed(str(reply))
+        else:
+            self.answered()
+
+    def answered(self) -> None:
+        """The store is there; who heard it otherwise than by a call of its own says so, too."""
+        self._breaker.succeeded()
+        if self._degraded_at_ms is not None:
+            now_ms, began_at_ms, self._degraded_at_ms = self._clock.monotonic_ms(), self._degraded_at_ms, None
+            self._degraded_before_ms += now_ms - began_at_ms
+            log.info("the store decides again", degraded_ms=now_ms - began_at_ms)
+
+    def degraded_ms(self) -> int:
+        """How long it was left alone, all times together."""
+        began_at_ms = self._degraded_at_ms
+        so_far_ms = 0 if began_at_ms is None else self._clock.monotonic_ms() - began_at_ms
+        return self._degraded_before_ms + so_far_ms
+
+    def _failed(self, reason: str) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._breaker.failed(now_ms)
+        if self._breaker.state is BreakerState.OPEN and self._degraded_at_ms is None:
+            self._degraded_at_ms = now_ms
+            self._metrics.degraded_entries.inc()
+            log.warning("the store is left alone, and each policy's failure mode answers", reason=reason)
+
+
+def says_that_it_cannot(reply: Reply | Exception) -> bool:
+    if isinstance(reply, StoreError):
+        return str(reply).partition(" ")[0] not in ABOUT_THE_QUESTION
+    return isinstance(reply, StoreUnavailable)

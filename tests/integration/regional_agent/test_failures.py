@@ -1,0 +1,201 @@
+"""A store that hangs, is slow, refuses or fails: nobody waits for it for long, and it is found again by itself.
+
+How little is waited is seen in how often the store is called, never in how long something took.
+"""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import stop, wait_until
+from protocol.clock import SystemClock
+from protocol.identifiers import lane_of, quota_key
+from regional_agent.answers import Check, Subject
+from regional_agent.domain.breaker import BreakerState
+from regional_agent.region import Region
+from regional_agent.store import keys
+from regional_agent.store.gathering import MOST_REQUESTS
+from tests.conftest import free_port
+from tests.integration.regional_agent.conftest import Agent, World, until
+from tests.integration.regional_agent.test_topology import PASSWORD, a_switch
+
+pytestmark = pytest.mark.anyio
+
+OPEN, SEARCH = ({"tenant": "acme", "route": route} for route in ("/v1/open", "/v1/search"))
+FOR_EVER_MS = 60_000  # no pause ends within a test
+FAILURES = 3
+
+
+class Store(NamedTuple):
+    port: int
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return embedded.store_url(self.port, PASSWORD)
+
+    def told(self, command: str) -> str:
+        return embedded.ask_store(self.port, PASSWORD, command)
+
+    def stall(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+
+@contextmanager
+def a_store(directory: Path, port: int) -> Iterator[Store]:
+    process = embedded.start_store(directory / "store", port, PASSWORD, log=directory / "store.log")
+    try:
+        assert wait_until(lambda: embedded.store_is_ready(port, PASSWORD), 30)
+        yield Store(port, process.pid)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        stop(process)
+
+
+@pytest.fixture
+def its_store(tmp_path: Path) -> Iterator[Store]:
+    with a_store(tmp_path, free_port()) as store:
+        yield store
+
+
+async def quiet_agent(world: World, **changed: Any) -> Agent:
+    """Nothing calls its store but the checks, and so each call is theirs."""
+    given: dict[str, Any] = {"report_interval_ms": 60_000, "store_timeout_ms": 250, "breaker_failures": FAILURES}
+    agent = await world.agent(**(given | changed))
+    await decides(agent)
+    return agent
+
+
+async def decides(agent: Agent) -> None:
+    """Its store is asked again, sooner or later."""
+    for _ in range(3_000):
+        if (await agent.check(OPEN, mode="peek")).json()["degraded"] is None:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the store is never asked again")
+
+
+async def fails(agent: Agent, times: int) -> None:
+    for _ in range(times):
+        assert (await agent.check(OPEN)).json()["degraded"] == "open"
+
+
+async def is_left_alone(agent: Agent) -> None:
+    """So many answers, by each failure mode, and no call."""
+    assert agent.region.guard.state is BreakerState.OPEN
+    before = agent.region.store.calls
+    answers = await asyncio.gather(*(agent.check(subject) for subject in (OPEN, SEARCH) for _ in range(100)))
+    assert [answer.status_code for answer in answers] == [200] * 100 + [503] * 100
+    assert agent.region.store.calls == before
+
+
+async def metric(agent: Agent, name: str) -> float:
+    text = (await agent.http.get("/metrics")).text
+    return next(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(world: World, its_store: Store) -> None:
+    agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
+    its_store.stall()
+    before = agent.region.store.calls
+    await fails(agent, FAILURES)
+    assert agent.region.store.calls == before + FAILURES
+    await is_left_alone(agent)
+    assert await metric(agent, "leasehold_degraded_entries_total") == 1
+    assert await metric(agent, 'leasehold_store_breaker{leasehold_store_breaker="open"}') == 1
+    assert await metric(agent, 'leasehold_degraded_checks_total{mode="closed",policy="search"}') == 100
+    its_store.go_on()
+    await world.agents.aclose()
+
+
+class ShiftedClock(SystemClock):
+    ahead_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.ahead_ms
+
+
+async def test_one_call_at_a_time_finds_out_that_it_goes_on(world: World, its_store: Store) -> None:
+    """Of two hundred requests in one turn, four calls' worth, those of the first call try; the others do without."""
+    clock = ShiftedClock()
+    settings = world.settings("us-east", store_url=its_store.url, report_interval_ms=60_000, store_timeout_ms=250)
+    region = Region(settings, clock)
+
+    async def modes() -> Counter[str | None]:
+        verdicts = await asyncio.gather(*(region.admission.decide(Check(subject=Subject(**OPEN))) for _ in range(200)))
+        return Counter(verdict.answer.degraded for verdict in verdicts)
+
+    async with region.running():
+        await until(lambda: region.life.current is not None and region.admission.policies is not None)
+        assert (await modes())[None] == 200
+        its_store.stall()
+        while region.guard.state is not BreakerState.OPEN:
+            await modes()
+        before = region.store.calls
+        assert await modes() == {"open": 200}
+        assert region.store.calls == before
+        clock.ahead_ms += settings.breaker_pause_ms
+        assert await modes() == {"open": 200}
+        assert region.store.calls == before + 1
+        its_store.go_on()
+        clock.ahead_ms += settings.breaker_pause_ms
+        assert (await modes())["open"] >= 2 * MOST_REQUESTS, "what was full while the first call was under way"
+        assert (await modes())[None] == 200
+
+
+async def test_a_slow_store_is_left_alone_too(world: World, its_store: Store) -> None:
+    """Every byte takes 200 ms each way, so that answers are later than a call may take, on a connection made before."""
+    async with a_switch(its_store.port) as (switch, port):
+        url = embedded.store_url(port, PASSWORD)
+        agent = await quiet_agent(world, store_url=url, breaker_pause_ms=FOR_EVER_MS)
+        switch.delay_s = 0.2
+        await fails(agent, FAILURES)
+        await is_left_alone(agent)
+        await world.agents.aclose()
+
+
+async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(world: World, tmp_path: Path) -> None:
+    port = free_port()
+    with a_store(tmp_path, port) as store:
+        agent = await quiet_agent(world, store_url=store.url, breaker_pause_ms=FOR_EVER_MS)
+    await until(lambda: not agent.region.store.connected)
+    await fails(agent, FAILURES)
+    await is_left_alone(agent)
+    with a_store(tmp_path, port):
+        await decides(agent)  # though the pause is not over: a life was established
+        assert agent.region.guard.state is BreakerState.CLOSED
+        await world.agents.aclose()
+
+
+async def test_a_store_without_memory_is_left_alone_until_it_has_some(world: World, its_store: Store) -> None:
+    agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=50)
+    its_store.told("CONFIG SET maxmemory 1")
+    await fails(agent, FAILURES)
+    assert await metric(agent, "leasehold_degraded_entries_total") == 1
+    its_store.told("CONFIG SET maxmemory 0")
+    await decides(agent)
+    assert (await agent.check(SEARCH)).status_code == 200
+
+
+async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(world: World, its_store: Store) -> None:
+    agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
+    life = agent.region.life.current
+    assert life is not None
+    spoilt = quota_key("api", [("tenant", "spoilt")])
+    its_store.told(f"LPUSH {keys.rate(lane_of(spoilt, life.lanes), spoilt).decode()} 1")
+    its_store.told("SCRIPT FLUSH")
+    for _ in range(2 * FAILURES):
+        assert (await agent.check(OPEN | {"tenant": "spoilt"})).json()["degraded"] == "open"
+    assert (await agent.check(OPEN)).json()["degraded"] is None
+    assert agent.region.guard.state is BreakerState.CLOSED

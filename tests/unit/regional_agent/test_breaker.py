@@ -1,0 +1,82 @@
+"""When the store is left alone, and who tries again. Of any sequence of events."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regional_agent.domain.breaker import Breaker, BreakerState
+from regional_agent.metrics import Metrics
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.guard import Guard, says_that_it_cannot
+from tests.unit.regional_agent.test_leasing import StandingClock
+
+PAUSE_MS = 1000
+
+
+def opened(failures: int = 3) -> Breaker:
+    breaker = Breaker(failures, PAUSE_MS)
+    for _ in range(failures):
+        assert breaker.may_call(0)
+        breaker.failed(0)
+    return breaker
+
+
+def test_it_opens_at_the_last_of_so_many_failures_in_a_row_and_not_before() -> None:
+    breaker = Breaker(3, PAUSE_MS)
+    for outcome in (breaker.failed, breaker.failed, lambda _: breaker.succeeded(), breaker.failed, breaker.failed):
+        outcome(0)
+        assert breaker.state is BreakerState.CLOSED
+    breaker.failed(0)
+    assert breaker.state is BreakerState.OPEN
+
+
+@given(st.lists(st.integers(0, PAUSE_MS - 1), min_size=1, max_size=50))
+def test_while_one_tries_all_others_do_without(arrivals_ms: list[int]) -> None:
+    breaker = opened()
+    assert not any(breaker.may_call(at_ms) for at_ms in arrivals_ms)
+    assert breaker.may_call(PAUSE_MS)
+    assert breaker.state is BreakerState.HALF_OPEN
+    assert not any(breaker.may_call(PAUSE_MS + at_ms) for at_ms in arrivals_ms), "that would be a herd"
+    breaker.succeeded()
+    assert all(breaker.may_call(PAUSE_MS + at_ms) for at_ms in arrivals_ms)
+
+
+def test_a_failed_try_begins_another_pause_and_one_that_was_lost_is_followed_by_another() -> None:
+    breaker = opened()
+    assert breaker.may_call(PAUSE_MS)
+    breaker.failed(PAUSE_MS + 100)
+    assert (breaker.state, breaker.may_call(2 * PAUSE_MS + 99)) == (BreakerState.OPEN, False)
+    assert breaker.may_call(2 * PAUSE_MS + 100), "nobody ever hears of this one"
+    assert (breaker.may_call(3 * PAUSE_MS + 99), breaker.may_call(3 * PAUSE_MS + 100)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("reply", "cannot"),
+    [
+        (b"", False),
+        (StoreUnavailable("the store did not answer in time"), True),
+        (StoreError("OOM command not allowed when used memory > 'maxmemory'."), True),
+        (StoreError("MISCONF Errors writing to the AOF file: No space left on device"), True),
+        (StoreError("WRONGTYPE Operation against a key holding the wrong kind of value script: 1"), False),
+        (StoreError("ERR user_script:1: attempt to compare nil with number"), False),
+    ],
+)
+def test_what_counts_is_that_the_store_cannot_and_not_that_a_question_was_wrong(
+    reply: bytes | Exception, cannot: bool
+) -> None:
+    assert says_that_it_cannot(reply) is cannot
+
+
+def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
+    clock, metrics = StandingClock(), Metrics()
+    guard = Guard(Breaker(2, PAUSE_MS), clock, metrics)
+    for _ in range(4):
+        guard.heard(StoreUnavailable("gone"))
+        clock.now_ms += 500
+    assert metrics.registry.get_sample_value("leasehold_degraded_entries_total") == 1
+    assert guard.degraded_ms() == 1500, "it goes on"
+    guard.heard(b"")
+    clock.now_ms += 10_000
+    assert guard.degraded_ms() == 1500
+    guard.heard(StoreUnavailable("gone"))
+    assert guard.degraded_ms() == 1500, "one failure is no outage"
