@@ -140,6 +140,7 @@ class PolicySpec(Part, frozen=True):
     cost: PositiveUnits | str | Costs = 1  # units, or a table, or the name of one in `cost_tables`
     ip_prefix: IpPrefix = IpPrefix()
     on_store_failure: StoreFailure = StoreFailure.CLOSED
+    local_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.2  # of its region's share: what an agent gives by itself
     wait: str = "400ms"  # at the very end of an allowance, how long a request may wait for a last unit
     shadow: bool = False
 
@@ -438,7 +439,8 @@ def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
 
 def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) -> Iterator[Fault]:
     place = f"{where}.on_store_failure"
-    if policy.on_store_failure is StoreFailure.LOCAL:
+    is_rate = quota is None or quota.kind is QuotaKind.RATE
+    if policy.on_store_failure is StoreFailure.LOCAL and not is_rate:
         yield Fault(place, "supported", "'local' is not served by this version; it serves open and closed")
-    elif policy.on_store_failure is StoreFailure.OPEN and quota is not None and quota.kind is not QuotaKind.RATE:
+    elif policy.on_store_failure is StoreFailure.OPEN and not is_rate:
         yield Fault(place, "supported", "only a rate may fail open in this version: an open allowance needs a journal")

@@ -19,6 +19,7 @@ from protocol.policy import QuotaKind, StoreFailure
 from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
+from regional_agent.domain.local_rates import Ask, LocalAnswer, LocalRates, fraction_of
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -43,6 +44,8 @@ ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
 OTHER_WINDOW_MS = 10 * 60 * 1000
 RETRY_WHEN_DEGRADED_MS = 1000
 RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which people may lift any time
+
+STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
 
 # What more units, or a renewed lease, may turn into an admission.
 WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
@@ -79,6 +82,7 @@ class Admission:
         self._leasing = leasing
         self._metrics = metrics
         self._clock = clock
+        self._local_rates = LocalRates()
         self._waiting: set[asyncio.Task[None]] = set()
         self._denials: Denials[Decision] = Denials()
         self._denials_of: tuple[Life | None, int] = None, 0  # the life and the shares that they are certain in
@@ -268,13 +272,22 @@ class Admission:
     # --- without the store -------------------------------------------------------------------------------------------
 
     def _decide_without_store(self, asked: Asked) -> Verdict:
-        """Each policy's failure mode answers. One that is closed closes the request: all or nothing here, too."""
-        answers = [_degraded(each) for each in asked.demanded]
-        closed = not all(answer.allowed for answer in answers)
-        for each in asked.demanded:
-            self._metrics.degraded.labels(each.policy.spec.name, each.policy.spec.on_store_failure.value).inc()
-        mode = StoreFailure.CLOSED if closed else StoreFailure.OPEN
-        return Verdict(_answer(not closed, mode.value, answers), asked.windows_s)
+        """Each policy's failure mode answers, and the strictest of them the request: all or nothing here, too."""
+        modes = [each.policy.spec.on_store_failure for each in asked.demanded]
+        for each, own in zip(asked.demanded, modes, strict=True):
+            self._metrics.degraded.labels(each.policy.spec.name, own.value).inc()
+        mode = next(each for each in STRICTEST_FIRST if each in modes)
+        answers = self._counted_here(asked) if mode is StoreFailure.LOCAL else list(map(_degraded, asked.demanded))
+        return Verdict(_answer(all(answer.allowed for answer in answers), mode.value, answers), asked.windows_s)
+
+    def _counted_here(self, asked: Asked) -> list[PolicyAnswer]:
+        """What is local passes as far as this agent's part of it goes, and the rest is open."""
+        asks = {place: ask for place, each in enumerate(asked.demanded) if (ask := _local_ask(each)) is not None}
+        told = self._local_rates.decide(list(asks.values()), self._clock.monotonic_ms(), asked.request.mode)
+        answers = list(map(_degraded, asked.demanded))
+        for (place, ask), local in zip(asks.items(), told, strict=True):
+            answers[place] = _locally(answers[place], ask, local)
+        return answers
 
 
 class _Pending:
@@ -334,7 +347,7 @@ def _operation(check: Check, subject: dict[str, str], demanded: list[Demanded]) 
 
 
 def _degraded(each: Demanded) -> PolicyAnswer:
-    is_open = each.policy.spec.on_store_failure is StoreFailure.OPEN
+    is_open = each.policy.spec.on_store_failure is not StoreFailure.CLOSED
     charge = each.charge
     return PolicyAnswer(
         policy=each.policy.spec.name,
@@ -345,6 +358,27 @@ def _degraded(each: Demanded) -> PolicyAnswer:
         remaining=0,
         reset_ms=0,
         retry_after_ms=0 if is_open else RETRY_WHEN_DEGRADED_MS,
+    )
+
+
+def _local_ask(each: Demanded) -> Ask | None:
+    """This agent's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
+    charge, spec = each.charge, each.policy.spec
+    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
+        return None
+    micro = round(spec.local_fraction * 1_000_000)
+    burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
+    return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
+
+
+def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer:
+    return msgspec.structs.replace(
+        answer,
+        allowed=local.allowed,
+        limit=ask.burst,
+        remaining=local.remaining,
+        reset_ms=local.reset_ms,
+        retry_after_ms=0 if local.allowed else local.retry_after_ms or RETRY_WHEN_DEGRADED_MS,
     )
 
 

@@ -142,13 +142,13 @@ def status_of_answer(answer: CheckAnswer) -> int:
 def _slug_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return "blocked"
-    return "quota-exceeded" if answer.degraded is None else "store-unavailable"
+    return "store-unavailable" if answer.degraded == "closed" else "quota-exceeded"
 
 
 def _detail_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
-    if answer.degraded is not None:
+    if answer.degraded == "closed":
         return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
     return f"policy {answer.denied_by!r} denies this request; ask again in {_seconds(answer.retry_after_ms)} s"
 

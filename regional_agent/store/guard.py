@@ -25,6 +25,7 @@ class Guard:
         self._metrics = metrics
         self._degraded_at_ms: int | None = None
         self._degraded_before_ms = 0
+        self.calls = 0  # of which it was heard what came of them
 
     @property
     def state(self) -> BreakerState:
@@ -35,6 +36,7 @@ class Guard:
 
     def heard(self, reply: Reply | Exception) -> None:
         """What came of a call."""
+        self.calls += 1
         if says_that_it_cannot(reply):
             self._failed(str(reply))
         else:

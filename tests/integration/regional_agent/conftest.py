@@ -47,6 +47,15 @@ DOCUMENT: dict[str, Any] = {
             "quota": "api",
             "on_store_failure": "open",
         },
+        {
+            "name": "local",
+            "match": {"route": "/v1/local*"},
+            "by": ["tenant"],
+            "quota": "api",
+            "on_store_failure": "local",
+            "local_fraction": 0.5,
+        },
+        {"name": "shut", "match": {"route": "/v1/local/shut"}, "by": ["tenant"], "quota": "api"},
         {"name": "report", "match": {"route": "/v1/reports"}, "by": ["tenant"], "quota": "reports"},
     ],
 }

@@ -70,7 +70,7 @@ def its_store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def quiet_agent(world: World, **changed: Any) -> Agent:
-    """Nothing calls its store but the checks, and so each call is theirs."""
+    """It is seldom told anything by itself, so that a test is about its checks."""
     given: dict[str, Any] = {"report_interval_ms": 60_000, "store_timeout_ms": 250, "breaker_failures": FAILURES}
     agent = await world.agent(**(given | changed))
     await decides(agent)
@@ -94,10 +94,10 @@ async def fails(agent: Agent, times: int) -> None:
 async def is_left_alone(agent: Agent) -> None:
     """So many answers, by each failure mode, and no call."""
     assert agent.region.guard.state is BreakerState.OPEN
-    before = agent.region.store.calls
+    before = agent.region.guard.calls
     answers = await asyncio.gather(*(agent.check(subject) for subject in (OPEN, SEARCH) for _ in range(100)))
     assert [answer.status_code for answer in answers] == [200] * 100 + [503] * 100
-    assert agent.region.store.calls == before
+    assert agent.region.guard.calls == before
 
 
 async def metric(agent: Agent, name: str) -> float:
@@ -108,9 +108,9 @@ async def metric(agent: Agent, name: str) -> float:
 async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()
-    before = agent.region.store.calls
+    before = agent.region.guard.calls
     await fails(agent, FAILURES)
-    assert agent.region.store.calls == before + FAILURES
+    assert agent.region.guard.calls == before + FAILURES
     await is_left_alone(agent)
     assert await metric(agent, "leasehold_degraded_entries_total") == 1
     assert await metric(agent, 'leasehold_store_breaker{leasehold_store_breaker="open"}') == 1
@@ -142,12 +142,12 @@ async def test_one_call_at_a_time_finds_out_that_it_goes_on(world: World, its_st
         its_store.stall()
         while region.guard.state is not BreakerState.OPEN:
             await modes()
-        before = region.store.calls
+        before = region.guard.calls
         assert await modes() == {"open": 200}
-        assert region.store.calls == before
+        assert region.guard.calls == before
         clock.ahead_ms += settings.breaker_pause_ms
         assert await modes() == {"open": 200}
-        assert region.store.calls == before + 1
+        assert region.guard.calls == before + 1
         its_store.go_on()
         clock.ahead_ms += settings.breaker_pause_ms
         assert (await modes())["open"] >= 2 * MOST_REQUESTS, "what was full while the first call was under way"
@@ -199,3 +199,23 @@ async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(w
         assert (await agent.check(OPEN | {"tenant": "spoilt"})).json()["degraded"] == "open"
     assert (await agent.check(OPEN)).json()["degraded"] is None
     assert agent.region.guard.state is BreakerState.CLOSED
+
+
+async def test_a_local_policy_gives_its_fraction_of_the_share_and_a_closed_one_beside_it_nothing(
+    world: World, its_store: Store
+) -> None:
+    """Thirty at once for three regions, ten of them this one's: half is five. Nothing comes back within the test."""
+    agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
+    its_store.stall()
+    await fails(agent, FAILURES)
+    shut = await agent.check({"tenant": "acme", "route": "/v1/local/shut"})
+    assert (shut.status_code, shut.json()["degraded"], shut.json()["denied_by"]) == (503, "closed", "shut")
+    local = {"tenant": "acme", "route": "/v1/local"}
+    answers = [await agent.check(local) for _ in range(7)]
+    assert [answer.status_code for answer in answers] == [200] * 5 + [429] * 2
+    assert {answer.json()["degraded"] for answer in answers} == {"local"}
+    assert answers[-1].json()["retry_after_ms"] > 1_000_000, "half of one unit an hour, exactly"
+    assert (await agent.check(local | {"tenant": "other"})).status_code == 200
+    assert await metric(agent, 'leasehold_degraded_checks_total{mode="local",policy="local"}') == 9
+    its_store.go_on()
+    await world.agents.aclose()

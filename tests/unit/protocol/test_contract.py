@@ -164,7 +164,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
             {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "shadow": True,
              "wait": "long"},
             {"name": "o", "quota": "a", "by": ["tenant"], "on_store_failure": "open"},
-            {"name": "l", "quota": "r", "by": ["tenant"], "on_store_failure": "local"},
+            {"name": "l", "quota": "a", "by": ["tenant"], "on_store_failure": "local"},
         ],
     ) == {
         "plans.Pro!": "name",
