@@ -100,6 +100,7 @@ class LedgerModel:
         self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
         self.on_commit: Callable[[Transaction], None] = lambda _: None
         self.touched: dict[tuple[int, Key], None] = {}  # leases, since the last look, in the order of their writing
+        self.proved: set[tuple[int, Key]] = set()  # leases that were lost and then were not, likewise
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,9 @@ class LedgerModel:
             self.rows[name.table][name.key] = row
             if name.table == "lease":
                 self.touched[name.key] = None
+                was = undo[name]
+                if was is not None and was.state is LeaseState.LOST and row.state is not LeaseState.LOST:
+                    self.proved.add(name.key)
         self._undo.append(undo)
         del self._undo[:-200]
         self.on_commit(transaction)

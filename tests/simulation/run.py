@@ -162,6 +162,7 @@ class _Run:
             for what in invariant(world, self.watch):
                 raise Violated(Violation(world.seed, world.step, invariant.__name__, what))
         world.ledger.touched.clear()
+        world.ledger.proved.clear()
 
     async def _heal(self) -> None:
         """Everything works again, nobody asks any more, and there is time enough for what is under way."""
