@@ -51,14 +51,8 @@ class Gathering:
         """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
         waiting = _waiting(call, asyncio.get_running_loop().create_future())
         self._line.append(waiting)
-        if self._busy.isdisjoint(waiting.quotas):  # or it waits, and nothing has changed for the others in line
-            self._start()
+        self._start()
         return await waiting.answer
-
-    @property
-    def _busy(self) -> set[str]:
-        """Quotas that transactions are at."""
-        return set[str]().union(*self._running.values())
 
     def _start(self) -> None:
         while self._free and self._line:
@@ -79,7 +73,7 @@ class Gathering:
         taken: list[_Waiting] = []
         left: deque[_Waiting] = deque()
         lanes: set[tuple[int, int]] = set()
-        busy = self._busy
+        busy: set[str] = set().union(*self._running.values())
         exchanges = 0
         while self._line and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
             waiting = self._line.popleft()

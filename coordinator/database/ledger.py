@@ -248,8 +248,10 @@ def _units(numbers: Iterable[int]) -> str:
     return f"{{{','.join(map(str, numbers))}}}"
 
 
-async def insert_leases(connection: Connection, leases: Collection[Lease]) -> None:
-    """New ones, empty: they are written like the others."""
+async def insert_leases(
+    connection: Connection, leases: Collection[Lease], were: Mapping[tuple[int, Key], LeaseState]
+) -> None:
+    """New ones, empty and in the state that they began with: what became of them is written as of the others."""
     if leases:
         await connection.execute(
             _INSERT_LEASES,
@@ -257,7 +259,7 @@ async def insert_leases(connection: Connection, leases: Collection[Lease]) -> No
             [lease.key.quota for lease in leases],
             [lease.key.period for lease in leases],
             [lease.region for lease in leases],
-            [lease.state.value for lease in leases],
+            [were[lease.epoch, lease.key].value for lease in leases],
             [lease.reported_at for lease in leases],
         )
 

@@ -124,7 +124,7 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     await ledger.keep_regressed(connection, decision.regressed, now)
     if not booked:
         return {}
-    await ledger.insert_leases(connection, decision.new_leases)
+    await ledger.insert_leases(connection, decision.new_leases, decision.states)
     await ledger.write_books(connection, decision.pools, decision.leases, decision.states)
     await ledger.write_corrections(connection, decision.corrections)
     await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)

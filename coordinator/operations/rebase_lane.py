@@ -55,7 +55,7 @@ async def _rebase_leases(
     leases |= {lease.key: lease for lease in new}
     states = {(lane.epoch, key): lease.state for key, lease in leases.items()}
     entries = [rebase(locked[key_of(each)].pool, leases[key_of(each)], each, resolution, now) for each in frozen]
-    await ledger.insert_leases(connection, new)
+    await ledger.insert_leases(connection, new, states)
     await ledger.write_books(connection, [each.pool for each in locked.values()], list(leases.values()), states)
     await ledger.write_transfers(connection, entries, now)
 
