@@ -10,7 +10,7 @@ from coordinator.database.engine import Database, open_database
 from coordinator.loops import Job, running, tick
 from coordinator.metrics import Metrics
 from tests.conftest import free_port
-from tests.integration.coordinator.people.conftest import connected
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -4,12 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from secrets import token_hex
 from types import MappingProxyType
 from typing import Any
 
-import asyncpg
 import httpx
 import msgspec
 import pytest
@@ -28,8 +26,8 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt
 from protocol.policy import LimitsDocument
 from tests.conftest import restricted
+from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
-NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 PERIOD = "2026-11"
 NEVER_MS = 86_400_000
 EXPORTS = "exports:tenant=acme"
@@ -45,20 +43,6 @@ DOCUMENT: dict[str, Any] = {
     ],
     "policies": [],
 }
-
-
-class StandingClock:
-    def __init__(self) -> None:
-        self.time = NOON
-
-    def now(self) -> datetime:
-        return self.time
-
-    def monotonic_ms(self) -> int:
-        return int(self.time.timestamp() * 1000)
-
-    def move(self, **by: float) -> None:
-        self.time += timedelta(**by)
 
 
 def lease(quota: str = EXPORTS, *, units: int | None = None, **totals: Any) -> dict[str, Any]:
@@ -203,15 +187,6 @@ class Stand:
 
     async def _end(self) -> None:
         self.hub.close()
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    connection: Connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 @pytest.fixture

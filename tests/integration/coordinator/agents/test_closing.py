@@ -13,17 +13,8 @@ from coordinator.operations.close_period import CloseRequest, close_period, go_o
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.verify import verify
 from protocol.outcomes import ExchangeOutcome
-from tests.integration.coordinator.agents.conftest import (
-    EXPORTS,
-    MAILS,
-    PERIOD,
-    Agent,
-    Stand,
-    connected,
-    lease,
-    leased,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, leased, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

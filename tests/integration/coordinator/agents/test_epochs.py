@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from coordinator.domain.proof import genesis_head
-from tests.integration.coordinator.agents.conftest import Agent, Stand, connected, leased, want
+from tests.integration.coordinator.agents.conftest import Agent, Stand, leased, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

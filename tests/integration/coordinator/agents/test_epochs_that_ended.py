@@ -6,7 +6,8 @@ import pytest
 
 from coordinator.operations.expire_leases import expire_leases
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from tests.integration.coordinator.agents.conftest import Agent, Stand, connected, lease, leased, receipt, want
+from tests.integration.coordinator.agents.conftest import Agent, Stand, lease, leased, receipt, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

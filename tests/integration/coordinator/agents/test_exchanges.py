@@ -150,6 +150,12 @@ async def test_one_bad_lease_holds_up_nothing_else(stand: Stand, agent: Agent) -
     assert tuple(kept or ()) == ("lines_disagree", "7")
 
 
+async def test_what_was_done_without_a_lease_may_be_bad_as_well(stand: Stand, agent: Agent) -> None:
+    assert (await agent.say(1, lease(consumed=7, units=6))).outcome is ExchangeOutcome.APPLIED
+    assert (await stand.lease(agent))["state"] == "quarantined"
+    assert (await agent.say(2)).outcome is ExchangeOutcome.APPLIED
+
+
 async def test_what_was_done_beyond_the_lease_is_covered_and_then_overage(stand: Stand, agent: Agent) -> None:
     await stand.limit([{"name": "exports", "kind": "allowance", "limit": 12, "period": "month"}])
     await granted(agent, 10)

@@ -9,16 +9,8 @@ from coordinator.main import create_app
 from coordinator.operations.expire_leases import Expired, expire_leases
 from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import GrantRefusal
-from tests.integration.coordinator.agents.conftest import (
-    EXPORTS,
-    MAILS,
-    Agent,
-    Stand,
-    connected,
-    lease,
-    leased,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, Agent, Stand, lease, leased, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

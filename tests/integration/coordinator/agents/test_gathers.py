@@ -11,16 +11,8 @@ from coordinator.operations.apply_exchange import apply_exchanges
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, Versions
 from protocol.outcomes import ExchangeOutcome
-from tests.integration.coordinator.agents.conftest import (
-    EXPORTS,
-    Agent,
-    Stand,
-    connected,
-    exchange,
-    lease,
-    leased,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import EXPORTS, Agent, Stand, exchange, lease, leased, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,6 @@ from tests.integration.coordinator.agents.conftest import (
     API,
     EXPORTS,
     MAILS,
-    NOON,
     Agent,
     Stand,
     exchange,
@@ -19,6 +18,7 @@ from tests.integration.coordinator.agents.conftest import (
     leased,
     want,
 )
+from tests.integration.coordinator.standing import NOON
 
 pytestmark = pytest.mark.anyio
 

@@ -17,11 +17,11 @@ from tests.integration.coordinator.agents.conftest import (
     PERIOD,
     Agent,
     Stand,
-    connected,
     lease,
     leased,
     want,
 )
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 _BOOKS = ("pool", "lease", "lane", "report", "transfer", "usage_hour", "usage_day", "quarantine")

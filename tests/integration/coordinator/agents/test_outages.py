@@ -15,14 +15,8 @@ from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import free_port
-from tests.integration.coordinator.agents.conftest import (
-    Agent,
-    Stand,
-    connected,
-    exchange,
-    lease,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import Agent, Stand, exchange, lease, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

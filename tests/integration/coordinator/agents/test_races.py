@@ -26,16 +26,8 @@ from coordinator.operations.seal import seal
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, Versions
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import restricted
-from tests.integration.coordinator.agents.conftest import (
-    EXPORTS,
-    PERIOD,
-    Agent,
-    Stand,
-    connected,
-    lease,
-    receipt,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand, lease, receipt, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

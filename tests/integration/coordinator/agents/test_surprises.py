@@ -8,7 +8,8 @@ from coordinator.domain.books import Key, Lease, Pool, Report
 from coordinator.domain.exchange import BookedReport
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
-from tests.integration.coordinator.agents.conftest import EXPORTS, NOON, PERIOD, Agent, Stand, want
+from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand, want
+from tests.integration.coordinator.standing import NOON
 
 pytestmark = pytest.mark.anyio
 KEY = Key(EXPORTS, PERIOD)

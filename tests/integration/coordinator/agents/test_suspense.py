@@ -7,17 +7,8 @@ import httpx
 import pytest
 
 from coordinator.operations.expire_leases import expire_leases
-from tests.integration.coordinator.agents.conftest import (
-    EXPORTS,
-    MAILS,
-    PERIOD,
-    Agent,
-    Stand,
-    connected,
-    lease,
-    leased,
-    want,
-)
+from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, leased, want
+from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 

@@ -1,13 +1,11 @@
 """A whole coordinator on a real Postgres, asked through its doors, with a clock that stands still until it is moved."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from secrets import token_hex
 from typing import Any
 
-import asyncpg
 import httpx
 import msgspec
 import pytest
@@ -20,20 +18,9 @@ from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
 from protocol.identifiers import lane_of
 from tests.conftest import restricted
+from tests.integration.coordinator.standing import StandingClock, connected
 
-NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 FINGERPRINT = "one life"
-
-
-class StandingClock:
-    def __init__(self) -> None:
-        self.time = NOON
-
-    def now(self) -> datetime:
-        return self.time
-
-    def monotonic_ms(self) -> int:
-        return int(self.time.timestamp() * 1000)
 
 
 @dataclass
@@ -65,15 +52,6 @@ async def stand(database: str) -> AsyncIterator[Stand]:
         yield stand
         for client in stand.clients:
             await client.aclose()
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    connection: Connection = await asyncpg.connect(url)
-    try:
-        yield connection
-    finally:
-        await connection.close()
 
 
 @pytest.fixture

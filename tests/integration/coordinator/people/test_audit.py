@@ -15,7 +15,8 @@ from coordinator.operations.issue_token import issue_token
 from coordinator.operations.revoke_token import revoke_token
 from doors.tokens import token_hash
 from tests.conftest import restricted
-from tests.integration.coordinator.people.conftest import DOCUMENT, NOON, Stand, connected, problem
+from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

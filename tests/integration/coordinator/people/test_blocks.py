@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from coordinator.operations import put_block
-from tests.integration.coordinator.people.conftest import NOON, Stand, open_region, problem
+from tests.integration.coordinator.people.conftest import Stand, open_region, problem
+from tests.integration.coordinator.standing import NOON
 
 pytestmark = pytest.mark.anyio
 

@@ -8,15 +8,8 @@ import pytest
 
 from coordinator.operations import add_override
 from coordinator.operations.policy_bundle import policy_bundle
-from tests.integration.coordinator.people.conftest import (
-    DOCUMENT,
-    NOON,
-    Region,
-    Stand,
-    Used,
-    open_region,
-    problem,
-)
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
+from tests.integration.coordinator.standing import NOON
 
 pytestmark = pytest.mark.anyio
 

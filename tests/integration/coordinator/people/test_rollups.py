@@ -17,7 +17,8 @@ from coordinator.domain.usage import Dimension, Granularity, Kept, UsageQuestion
 from coordinator.operations.read_usage import read_usage
 from coordinator.operations.reconcile import reconcile_period
 from tests.conftest import restricted
-from tests.integration.coordinator.people.conftest import DOCUMENT, NOON, Stand, Used, connected, open_region
+from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, Used, open_region
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.list_tokens import list_tokens
 from coordinator.operations.revoke_token import revoke_token
-from tests.integration.coordinator.people.conftest import NOON, connected
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

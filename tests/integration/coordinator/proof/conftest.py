@@ -21,16 +21,8 @@ from coordinator.operations.seal import seal
 from coordinator.settings import CoordinatorSettings
 from leasehold import embedded
 from tests.conftest import TEMPLATE, Server, _execute
-from tests.integration.coordinator.people.conftest import (
-    DOCUMENT,
-    NOON,
-    Region,
-    Stand,
-    StandingClock,
-    Used,
-    connected,
-    open_region,
-)
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
+from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
 MONTH, DAY = "2026-11", "2026-11-18"
 POOLS = [

@@ -17,8 +17,9 @@ from coordinator.operations.seal import seal
 from coordinator.operations.verifications import do_verifications
 from leasehold.cli import app
 from leasehold.local_stack.plan import URL_VARIABLE
-from tests.integration.coordinator.people.conftest import NOON, Region, Stand, StandingClock, connected, problem
+from tests.integration.coordinator.people.conftest import Region, Stand, problem
 from tests.integration.coordinator.proof.conftest import standing, use_something, write_books
+from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
 pytestmark = pytest.mark.anyio
 

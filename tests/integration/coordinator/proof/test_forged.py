@@ -12,8 +12,8 @@ from coordinator.database.connection import Connection
 from coordinator.domain.proof import Fault, FaultKind, seal_hash
 from coordinator.operations.seal import seal_of
 from coordinator.operations.verify import Verification, verify
-from tests.integration.coordinator.people.conftest import NOON, connected
 from tests.integration.coordinator.proof.conftest import DAY, MONTH, SEALS, forging
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ from coordinator.database.connection import Connection
 from coordinator.domain.proof import Seal, genesis_head
 from coordinator.operations.seal import Sealed, find_sealed, read_seals, seal
 from coordinator.operations.verify import verify
-from tests.integration.coordinator.people.conftest import NOON, Region, Used, connected, open_region
+from tests.integration.coordinator.people.conftest import Region, Used, open_region
 from tests.integration.coordinator.proof.conftest import MONTH, POOLS, do_something, standing
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 

@@ -1,0 +1,34 @@
+"""What every test of a coordinator stands on: a time that moves only when it is moved, and the database behind it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+
+from coordinator.database.connection import Connection
+
+NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
+
+
+class StandingClock:
+    def __init__(self) -> None:
+        self.time = NOON
+
+    def now(self) -> datetime:
+        return self.time
+
+    def monotonic_ms(self) -> int:
+        return int(self.time.timestamp() * 1000)
+
+    def move(self, **by: float) -> None:
+        self.time += timedelta(**by)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    connection: Connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
