@@ -1,0 +1,92 @@
+"""What must hold of the books at any moment, asked of the tables themselves: each row that comes back is a fault."""
+
+from coordinator.database.connection import Connection
+
+
+async def faults_of_books(connection: Connection) -> list[str]:
+    return [f"{row['rule']}: {row['found']}" for row in await connection.fetch(_FAULTS)]
+
+
+async def everything(connection: Connection) -> dict[str, str | None]:
+    """What each table holds, as one word. A pool that nothing was ever moved in says nothing, nor does its period."""
+    return {row["name"]: row["held"] for row in await connection.fetch(_EVERYTHING)}
+
+
+_LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "carried_out", "estimated", "written_off")
+_POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "carried")
+_SOURCES = {"funded": "funding", "overage": "overage", "correction": "correction"}
+_POOL_COLUMNS = (*_SOURCES, "carried_in", *_POOL_ACCOUNTS)
+_LEASE_COLUMNS = ("granted", "overage", "returned", *_LEASE_ACCOUNTS, "region_consumed", "region_returned")
+_ROLLUPS = ("hour", "day")
+
+
+def _plus(names: tuple[str, ...]) -> str:
+    return " + ".join(names)
+
+
+def _rule(name: str, faulty: str) -> str:
+    return f"SELECT '{name}' AS rule, faulty::text AS found FROM ({faulty}) AS faulty"
+
+
+def _rollup(width: str) -> str:
+    booked = f"""
+        SELECT date_trunc('{width}', window_at, 'UTC') AS begins_at, quota, period, region,
+            dimensions ->> 'policy' AS policy, sum(units)::bigint AS units
+        FROM transfer WHERE cause = 'usage' GROUP BY 1, 2, 3, 4, 5"""
+    kept = f"SELECT begins_at, quota, period, region, policy, units FROM usage_{width}"
+    return f"(({booked}) EXCEPT ({kept})) UNION ALL (({kept}) EXCEPT ({booked}))"
+
+
+# Both sides of each transfer, by account: what came from there is below zero. A pool is funded by a report as well.
+_MOVED = """
+    SELECT epoch, quota, period, src AS account, dst AS other, -units AS units FROM transfer
+    UNION ALL SELECT epoch, quota, period, dst, src, units FROM transfer"""
+_MOVED_OF_LEASES = f"SELECT * FROM ({_MOVED}) AS moved WHERE 'funding' NOT IN (account, other)"
+_POOL_SAYS = ", ".join(
+    [
+        *(f"('{account}', {account})" for account in _POOL_ACCOUNTS),
+        *(f"('{account}', -{column})" for column, account in _SOURCES.items()),
+    ]
+)
+_LEASE_SAYS = ", ".join(
+    [*(f"('{account}', {account})" for account in _LEASE_ACCOUNTS), "('unallocated', returned - granted)",
+     "('overage', -overage)"]
+)  # fmt: skip
+_RULES = {
+    "invariant 3": f"SELECT * FROM lease WHERE granted + overage <> returned + {_plus(_LEASE_ACCOUNTS)}",
+    "invariant 4": f"""SELECT * FROM pool
+        WHERE funded + overage + carried_in + correction <> {_plus(_POOL_ACCOUNTS)}""",
+    "a pool is never below zero": f"SELECT * FROM pool WHERE least({', '.join(_POOL_COLUMNS)}) < 0",
+    "a lease is never below zero": f"SELECT * FROM lease WHERE least({', '.join(_LEASE_COLUMNS)}) < 0",
+    "a pool is its transfers": f"""
+        SELECT pool.quota, pool.period, says.account, says.units, sum(moved.units) AS moved
+        FROM pool CROSS JOIN LATERAL (VALUES {_POOL_SAYS}) AS says (account, units)
+        LEFT JOIN ({_MOVED}) AS moved USING (quota, period, account)
+        GROUP BY 1, 2, 3, 4 HAVING says.units <> coalesce(sum(moved.units), 0)""",
+    "a lease is its transfers": f"""
+        SELECT lease.epoch, lease.quota, lease.period, says.account, says.units, sum(moved.units) AS moved
+        FROM lease CROSS JOIN LATERAL (VALUES {_LEASE_SAYS}) AS says (account, units)
+        LEFT JOIN ({_MOVED_OF_LEASES}) AS moved USING (epoch, quota, period, account)
+        GROUP BY 1, 2, 3, 4, 5 HAVING says.units <> coalesce(sum(moved.units), 0)""",
+    "what a region says in totals is booked": """
+        SELECT * FROM lease WHERE consumed <> region_consumed AND state NOT IN ('quarantined', 'retired')""",
+    "nothing comes back that no region gave back": "SELECT * FROM lease WHERE returned > region_returned",
+    "a lane is its reports": """
+        SELECT lane.epoch, lane.lane, last_seq, count(seq) FROM lane LEFT JOIN report USING (epoch, lane)
+        GROUP BY lane.epoch, lane.lane HAVING last_seq <> count(seq) OR last_seq <> coalesce(max(seq), 0)""",
+    "a lane ends with its last report": """
+        SELECT lane.* FROM lane LEFT JOIN report ON (report.epoch, report.lane, seq) = (lane.epoch, lane.lane, last_seq)
+        WHERE last_seq > 0 AND (lane.head, last_hash) IS DISTINCT FROM (report.head, body_hash)""",
+    **{f"usage by the {width} is its transfers": _rollup(width) for width in _ROLLUPS},
+}
+_FAULTS = " UNION ALL ".join(_rule(name, faulty) for name, faulty in _RULES.items())
+
+_TABLES = {
+    **dict.fromkeys(("region", "region_epoch", "lane", "lease", "report", "transfer", "usage_hour", "usage_day"), ""),
+    **dict.fromkeys(("quarantine", "resolution", "limits_version", "limit_override", "policy_version", "audit"), ""),
+    "pool": "WHERE funded + overage + consumed > 0",
+}
+_EVERYTHING = " UNION ALL ".join(
+    f"SELECT '{name}' AS name, md5(string_agg(t::text, '|' ORDER BY t::text)) AS held FROM {name} AS t {some}"
+    for name, some in _TABLES.items()
+)

@@ -1,0 +1,163 @@
+"""A region as the machine plays it: a store that spends, freezes and hears, life after life.
+
+It knows only what it was told and what it did, as a real one. What was really done is noted beside it, in the `Truth`,
+which no lie and no loss of data reaches.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+import msgspec
+
+from coordinator.domain.books import Key
+from coordinator.domain.period import minute_of, period_of
+from protocol.identifiers import lane_of
+from protocol.messages import ExchangeReply, FrozenBatch, FrozenLease, LeaseReply, UsageLine
+from protocol.outcomes import ExchangeOutcome
+
+ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
+
+
+class Lie(StrEnum):
+    """What a broken store may say of a lease, and be found out by."""
+
+    A_LINE_TOO_MANY = "a_line_too_many"
+    A_LINE_TOO_FEW = "a_line_too_few"
+    RETURNED_TOO_MUCH = "returned_too_much"
+
+
+@dataclass
+class Truth:
+    admitted: Counter[Key] = field(default_factory=Counter)  # on a lease that had the units
+    done: Counter[tuple[int, Key]] = field(default_factory=Counter)  # by epoch, with what was done without asking
+
+
+@dataclass
+class Held:
+    """A lease as its store has it."""
+
+    granted: int = 0
+    overage: int = 0
+    consumed: int = 0
+    returned: int = 0
+    told: int = 0  # of what was consumed, with the last batch
+    expires_at: datetime | None = None
+
+    @property
+    def left(self) -> int:
+        return max(0, self.granted + self.overage - self.consumed - self.returned)
+
+    def hear(self, reply: LeaseReply, now: datetime) -> None:
+        self.granted, self.overage = max(self.granted, reply.granted), max(self.overage, reply.overage)
+        expires_at = now + timedelta(milliseconds=reply.expires_in_ms)
+        self.expires_at = max(self.expires_at or expires_at, expires_at)
+
+
+@dataclass
+class Memory:
+    """What a store may forget."""
+
+    held: dict[Key, Held] = field(default_factory=dict)
+    seqs: Counter[int] = field(default_factory=Counter)  # of each lane, the last that was acknowledged
+    frozen: dict[int, str] = field(default_factory=dict)  # what waits for its receipt
+
+
+@dataclass
+class Life:
+    """One life of a region's store, in its epoch."""
+
+    region: str
+    epoch: int
+    nonce: str
+    fingerprint: str
+    lanes: int
+    truth: Truth
+    memory: Memory = field(default_factory=Memory)
+    backup: Memory = field(default_factory=Memory)
+    sent: list[tuple[int, str]] = field(default_factory=list)
+    is_over: bool = False
+
+    # --- what services do --------------------------------------------------------------------------------------------
+
+    def spend(self, key: Key, units: int, now: datetime) -> None:
+        held = self.memory.held.get(key)
+        if self.is_over or held is None or held.expires_at is None or held.expires_at <= now:
+            return
+        units = min(units, held.left)
+        held.consumed += units
+        self.truth.admitted[key] += units
+        self.truth.done[self.epoch, key] += units
+
+    def spend_without_asking(self, key: Key, units: int) -> None:
+        """As services do whose policy says so, and those whose work came out larger than its hold."""
+        if not self.is_over:
+            self.memory.held.setdefault(key, Held()).consumed += units
+            self.truth.done[self.epoch, key] += units
+
+    def give_back(self, keep: int = 0, quota: str | None = None) -> None:
+        for key, held in self.memory.held.items():
+            if quota in (None, key.quota):
+                held.returned += max(0, held.left - keep)
+
+    # --- what becomes of the store -----------------------------------------------------------------------------------
+
+    def back_up(self) -> None:
+        self.backup = deepcopy(self.memory)
+
+    def end(self, *, lost_data: bool) -> None:
+        self.is_over = True
+        if lost_data:
+            self.memory = self.backup
+
+    # --- the conversation --------------------------------------------------------------------------------------------
+
+    def freeze(self, lane: int, now: datetime, lie: Lie | None = None) -> str:
+        if lane not in self.memory.frozen:
+            leases = list(self._leases(lane, now, lie))
+            batch = FrozenBatch(epoch=self.epoch, lane=lane, seq=self.memory.seqs[lane] + 1, leases=leases)
+            self.memory.frozen[lane] = msgspec.json.encode(batch).decode()
+        frozen = self.memory.frozen[lane]
+        self.sent.append((lane, frozen))
+        return frozen
+
+    def _leases(self, lane: int, now: datetime, lie: Lie | None) -> Iterator[FrozenLease]:
+        for key, held in self.memory.held.items():
+            if lane_of(key.quota, self.lanes) == lane:
+                if period_of(key.period).ends_at <= now:
+                    held.returned += held.left
+                yield self._lease(key, held, now, lie)
+
+    def _lease(self, key: Key, held: Held, now: datetime, lie: Lie | None) -> FrozenLease:
+        if lie is Lie.RETURNED_TOO_MUCH:
+            held.returned += held.left + 1_000
+        used, held.told = held.consumed - held.told, held.consumed
+        halves = {"export": used // 2, "other": used - used // 2}
+        if lie is Lie.A_LINE_TOO_MANY:
+            halves["more"] = 1
+        elif lie is Lie.A_LINE_TOO_FEW:
+            halves["other"] = 0
+        lines = [
+            UsageLine(minute=minute_of(now), dimensions={"tenant": "acme", "policy": policy}, units=units)
+            for policy, units in halves.items()
+            if units
+        ]
+        totals = {name: getattr(held, name) for name in ("granted", "overage", "consumed", "returned")}
+        return FrozenLease(quota=key.quota, period=key.period, lines=lines, **totals)
+
+    def take_in(self, reply: ExchangeReply, now: datetime) -> None:
+        if reply.outcome in ACKNOWLEDGED and self._seq_of(reply.lane) == reply.seq:
+            del self.memory.frozen[reply.lane]
+            self.memory.seqs[reply.lane] = reply.seq
+        for lease in reply.leases:
+            self.memory.held.setdefault(Key(lease.quota, lease.period), Held()).hear(lease, now)
+            if lease.recall_keep is not None:
+                self.give_back(lease.recall_keep, lease.quota)
+        self.is_over |= reply.outcome is ExchangeOutcome.RETIRED
+
+    def _seq_of(self, lane: int) -> int | None:
+        frozen = self.memory.frozen.get(lane)
+        return msgspec.json.decode(frozen, type=FrozenBatch).seq if frozen else None

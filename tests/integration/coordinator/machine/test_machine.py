@@ -1,0 +1,455 @@
+"""All that regions, people and time may do to the ledger, in any order, on a real Postgres; its laws after each step.
+
+Hypothesis draws the steps and shortens what fails. Each run is one transaction that is rolled back, and each step is a
+savepoint in it, so the next run finds the same empty ledger. `LEASEHOLD_EXAMPLES` says how many runs.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from msgspec.structs import replace
+
+from coordinator.api.frozen import call_of
+from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
+from coordinator.domain.audit import Actor
+from coordinator.domain.books import Key
+from coordinator.domain.exchange import Call
+from coordinator.domain.granting import Terms
+from coordinator.domain.period import period_at
+from coordinator.domain.resolution import ResolutionKind
+from coordinator.operations.add_override import add_override
+from coordinator.operations.apply_exchange import Applied, apply_exchanges
+from coordinator.operations.delete_override import delete_override
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.open_epoch import fence_lost, open_epoch
+from coordinator.operations.put_limits import LimitsOutcome, put_limits
+from coordinator.operations.put_region import put_region
+from coordinator.operations.read_overrides import Override
+from coordinator.operations.rebind_epoch import rebind_epoch
+from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
+from coordinator.operations.retire_epoch import retire_epoch
+from protocol.identifiers import lane_of
+from protocol.messages import (
+    EpochOpened,
+    Exchange,
+    ExchangeRequest,
+    FrozenBatch,
+    LeaseWant,
+    LiveState,
+    OpenEpoch,
+    RebindEpoch,
+    Versions,
+)
+from protocol.outcomes import EpochRefusal, ExchangeOutcome
+from protocol.policy import PeriodKind
+from tests.conftest import restricted
+from tests.integration.coordinator.machine.books import everything, faults_of_books
+from tests.integration.coordinator.machine.region import Lie, Life, Truth
+from tests.simulation.world import document
+
+EXAMPLES = int(os.environ.get("LEASEHOLD_EXAMPLES", "15"))
+STEPS = 50
+LANES = 2
+TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+REGIONS = ("us-east", "eu-west")
+QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
+PEOPLE = [Actor(str(UUID(int=number))) for number in (1, 2)]
+BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
+NEVER_SAID = {
+    ExchangeOutcome.GAP,
+    ExchangeOutcome.LEDGER_REGRESSED,
+    ExchangeOutcome.UNKNOWN_EPOCH,
+    ExchangeOutcome.WRONG_FINGERPRINT,
+}
+T = TypeVar("T")
+
+regions = st.sampled_from(REGIONS)
+quotas = st.sampled_from(sorted(QUOTAS))
+people = st.sampled_from(PEOPLE)
+units = st.integers(1, 40)
+nth = st.integers(0, 5)  # of whatever there is then, from the end
+
+
+class Ledger(RuleBasedStateMachine):
+    """One of these is one run."""
+
+    loop: asyncio.AbstractEventLoop
+    connection: Connection
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.documents, self.truth = Documents(), Truth()
+        self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
+        self.lives: dict[str, list[Life]] = {region: [] for region in REGIONS}
+        self.proposals: list[UUID] = []
+        self.overrides = 0
+        self.nonces = 0
+        self.whole = self.connection.transaction()
+        self.run(self.whole.start())
+
+    def teardown(self) -> None:
+        self.run(self.whole.rollback())
+
+    def run(self, operation: Awaitable[T]) -> T:
+        return self.loop.run_until_complete(operation)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, operation: Awaitable[T]) -> T:
+        """As the coordinator runs it: a transaction of its own."""
+
+        async def step() -> T:
+            async with self.connection.transaction():
+                return await operation
+
+        return self.run(step())
+
+    @contextmanager
+    def nothing_changes(self, *, unless: Callable[[], object] = lambda: False, but: str = "") -> Iterator[None]:
+        before = self.run(everything(self.connection))
+        yield
+        if not unless():
+            after = self.run(everything(self.connection))
+            assert {name for name, held in after.items() if held != before[name]} <= {but}
+
+    def refused_or(self, kind: type[T], operation: Awaitable[object]) -> T | None:
+        """The answer if it is of this kind; any other is a refusal, and has changed nothing."""
+        answer: list[object] = []
+        with self.nothing_changes(unless=lambda: isinstance(answer[0], kind)):
+            answer.append(self.step(operation))
+        return answer[0] if isinstance(answer[0], kind) else None
+
+    # --- the world ---------------------------------------------------------------------------------------------------
+
+    @initialize(limit=st.sampled_from([60, 120]))
+    def begin(self, limit: int) -> None:
+        self.put_limits(limit)
+        for region in REGIONS:
+            self.put_region(region, "active")
+            self.a_store_begins(region, kept=False)
+
+    @rule(ms=st.sampled_from([10, 300, 1_500, 5_000, 30_000, 3_600_000]))
+    def time_passes(self, ms: int) -> None:
+        self.now += timedelta(milliseconds=ms)
+
+    @rule(region=regions, quota=quotas, units=units)
+    def spend(self, region: str, quota: str, units: int) -> None:
+        self.life(region).spend(self.key(quota), units, self.now)
+
+    @rule(region=regions, quota=quotas, units=units)
+    def spend_without_asking(self, region: str, quota: str, units: int) -> None:
+        self.life(region).spend_without_asking(self.key(quota), units)
+
+    @rule(region=regions, quota=quotas, keep=st.integers(0, 5))
+    def give_back(self, region: str, quota: str, keep: int) -> None:
+        self.life(region).give_back(keep, quota)
+
+    @rule(region=regions)
+    def back_up(self, region: str) -> None:
+        self.life(region).back_up()
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    @rule(region=regions, kept=st.booleans())
+    def a_store_begins(self, region: str, kept: bool) -> None:
+        """Another life, in the place of the one before."""
+        before = self.lives[region][-1] if self.lives[region] else None
+        self.nonces += 1
+        nonce, fingerprint = f"{self.nonces:032x}", f"{region}-{self.nonces}"
+        kept = kept and before is not None
+        previous = before.epoch if before else None
+        request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=previous, lost_data=not kept)
+        opened = self.refused_or(EpochOpened, open_epoch(self.connection, region, request, LANES, self.now))
+        if opened:
+            if before:
+                before.end(lost_data=not kept)
+            self.lives[region].append(Life(region, opened.epoch, nonce, fingerprint, opened.lanes, self.truth))
+
+    @rule(region=regions, is_another=st.booleans())
+    def an_epoch_is_asked_for_again(self, region: str, is_another: bool) -> None:
+        life = self.life(region)
+        request = OpenEpoch(nonce=life.nonce, fingerprint=life.fingerprint + "+" * is_another)
+        with self.nothing_changes():
+            answer = self.step(open_epoch(self.connection, region, request, LANES, self.now))
+        known = EpochRefusal.NONCE_OF_ANOTHER_LIFE if is_another else EpochOpened(epoch=life.epoch, lanes=LANES)
+        assert answer in (known, EpochRefusal.REGION_DOWN)
+
+    @rule(region=regions, older=nth, is_behind=st.booleans(), is_stranger=st.booleans())
+    def a_store_goes_on(self, region: str, older: int, is_behind: bool, is_stranger: bool) -> None:
+        life = self.life(region, older)
+        previous = "a stranger" if is_stranger else life.fingerprint
+        request = RebindEpoch(
+            nonce=life.nonce,
+            previous=previous,
+            fingerprint=f"{life.fingerprint}+",
+            seqs=[] if is_behind else [life.memory.seqs[lane] + (lane in life.memory.frozen) for lane in range(LANES)],
+        )
+        rebind = rebind_epoch(self.connection, region, life.epoch, request, PEOPLE[0], self.now)
+        if self.refused_or(EpochOpened, rebind):
+            assert not is_stranger
+            life.fingerprint = request.fingerprint
+
+    @rule(region=regions, older=nth, by=people)
+    def retire(self, region: str, older: int, by: Actor) -> None:
+        epoch = self.life(region, older).epoch
+        self.step(retire_epoch(self.connection, epoch, "it is gone", by, self.now))
+        with self.nothing_changes():
+            self.step(retire_epoch(self.connection, epoch, "once more", by, self.now))
+
+    # --- exchanges ---------------------------------------------------------------------------------------------------
+
+    @rule(
+        speakers=st.sets(regions, min_size=1),
+        waiting=st.sampled_from([0, 1, 10, 30]),
+        demand_milli=st.sampled_from([0, 5_000, 40_000]),
+        is_heard=st.booleans(),
+    )
+    def speak(self, speakers: set[str], waiting: int, demand_milli: int, is_heard: bool) -> None:
+        """Several regions at once are gathered."""
+        lives = [self.life(region) for region in sorted(speakers)]
+        calls = [self.call(life, self.live(waiting, demand_milli)) for life in lives]
+        answers = self.deliver(calls)
+        for life, applied in zip(lives, answers, strict=True):
+            self.hear(life, applied, is_heard=is_heard)
+
+    @rule(region=regions, lie=st.sampled_from(Lie), is_heard=st.booleans())
+    def lie(self, region: str, lie: Lie, is_heard: bool) -> None:
+        life = self.life(region)
+        (applied,) = self.deliver([self.call(life, LiveState(), lie)])
+        self.hear(life, applied, is_heard=is_heard)
+
+    @rule(region=regions, older=nth, gives_back=st.booleans())
+    def look_back(self, region: str, older: int, gives_back: bool) -> None:
+        """The evidence of an epoch that is over is told by the region's next life."""
+        life = self.life(region, 1 + older)
+        if gives_back and life.is_over:
+            life.give_back()
+        (applied,) = self.deliver([self.call(life, LiveState(), fingerprint=self.life(region).fingerprint)])
+        self.hear(life, applied, is_heard=True)
+
+    @rule(region=regions, older=nth, which=nth)
+    def say_again(self, region: str, older: int, which: int) -> None:
+        life = self.life(region, older)
+        if not life.sent:
+            return
+        lane, frozen = life.sent[-1 - which % len(life.sent)]
+        (applied,) = self.deliver([self.saying(life, frozen)])
+        assert applied.response.replies[0].lane == lane
+
+    @rule(region=regions, lane=st.integers(0, LANES - 1), what=st.sampled_from(sorted(NEVER_SAID)))
+    def say_what_no_store_says(self, region: str, lane: int, what: ExchangeOutcome) -> None:
+        """`what` is the answer to it, while the epoch is the region's."""
+        life, other = self.life(region), self.life(next(each for each in REGIONS if each != region))
+        batch = self.batch(other if what is ExchangeOutcome.UNKNOWN_EPOCH else life, lane)
+        if self.state(life) != "current" or not batch.leases:
+            return
+        if what is ExchangeOutcome.GAP:
+            batch = replace(batch, seq=batch.seq + 1)
+        elif what is ExchangeOutcome.LEDGER_REGRESSED:
+            batch = replace(batch, leases=[replace(lease, granted=lease.granted + 10_000) for lease in batch.leases])
+        fingerprint = "another life" if what is ExchangeOutcome.WRONG_FINGERPRINT else life.fingerprint
+        exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
+        (applied,) = self.deliver([self.request(region, fingerprint, [exchange])])
+        assert applied.response.replies[0].outcome in (what, ExchangeOutcome.STORE_REGRESSED)
+
+    @rule(region=regions, lane=st.integers(0, LANES - 1))
+    def tell_the_last_one_otherwise(self, region: str, lane: int) -> None:
+        """The store went back: its epoch is over."""
+        life = self.life(region)
+        batch = self.batch(life, lane)
+        if batch.seq > 1 and self.state(life) == "current":
+            other = replace(batch, seq=batch.seq - 1, leases=[])
+            frozen = " " + msgspec.json.encode(other).decode()
+            (applied,) = self.deliver([self.saying(life, frozen)])
+            assert applied.lost == [life.epoch]
+
+    # --- people and the clockwork ------------------------------------------------------------------------------------
+
+    @rule()
+    def expire(self) -> None:
+        self.step(expire_leases(self.connection, self.now))
+        with self.nothing_changes():
+            self.step(expire_leases(self.connection, self.now))
+
+    @rule(which=nth, kind=st.sampled_from(ResolutionKind), charged=st.integers(0, 20), by=people)
+    def propose(self, which: int, kind: ResolutionKind, charged: int, by: Actor) -> None:
+        leases = self.run(self.connection.fetch(_TO_JUDGE))
+        if leases:
+            epoch, quota, period = leases[which % len(leases)]
+            proposal = Proposal(epoch, Key(quota, period), kind, charged, "so it was")
+            found = self.refused_or(Resolution, propose_resolution(self.connection, proposal, by, self.now))
+            self.proposals += [found.id] if found else []
+
+    @rule(which=nth, by=people)
+    def approve(self, which: int, by: Actor) -> None:
+        """Twice: nothing is done twice."""
+        if self.proposals:
+            id_ = self.proposals[-1 - which % len(self.proposals)]
+            self.refused_or(Resolution, approve_resolution(self.connection, id_, by, self.now))
+            with self.nothing_changes():
+                self.step(approve_resolution(self.connection, id_, by, self.now))
+
+    @rule(limit=st.sampled_from([5, 60, 120, 300]))
+    def put_limits(self, limit: int) -> None:
+        put = put_limits(self.connection, document(limit), lambda _: True, None, self.now)
+        assert self.step(put).outcome in (LimitsOutcome.APPLIED, LimitsOutcome.UNCHANGED)
+
+    @rule(limit=st.sampled_from([5, 60, 120]))
+    def be_too_late_with_limits(self, limit: int) -> None:
+        with self.nothing_changes():
+            self.step(put_limits(self.connection, document(limit), lambda _: False, None, self.now))
+
+    @rule(region=regions, status=st.sampled_from(["active", "active", "draining", "down"]))
+    def put_region(self, region: str, status: str) -> None:
+        self.step(put_region(self.connection, region, 1, status, None, self.now))
+
+    @rule(limit=st.sampled_from([10, 200, 500]), is_of_one=st.booleans(), seconds=st.sampled_from([1, 20, 4_000]))
+    def override(self, limit: int, is_of_one: bool, seconds: int) -> None:
+        self.overrides += 1
+        ends_at = self.now + timedelta(seconds=seconds)
+        wanted = Override(
+            UUID(int=self.overrides),
+            "exports",
+            {"tenant": "acme"} if is_of_one else {},
+            limit,
+            self.now,
+            ends_at,
+            "a test",
+            self.now,
+            "test",
+        )
+        self.step(add_override(self.connection, wanted, PEOPLE[0], self.now))
+        with self.nothing_changes():
+            self.step(add_override(self.connection, wanted, PEOPLE[0], self.now))
+
+    @rule(which=nth)
+    def end_an_override(self, which: int) -> None:
+        if self.overrides:
+            id_ = UUID(int=1 + which % self.overrides)
+            self.step(delete_override(self.connection, id_, PEOPLE[0], self.now))
+            with self.nothing_changes():
+                self.step(delete_override(self.connection, id_, PEOPLE[0], self.now))
+
+    # --- what must hold ----------------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        assert self.run(faults_of_books(self.connection)) == []
+
+    @invariant()
+    def nothing_is_sold_twice(self) -> None:
+        """What regions admitted on their leases, told or not, lost or not."""
+        funded = {Key(*row[:2]): row[2] for row in self.run(self.connection.fetch(_FUNDED))}
+        over = {key: units for key, units in self.truth.admitted.items() if units > funded.get(key, 0)}
+        assert over == {}, funded
+
+    @invariant()
+    def nothing_is_booked_twice(self) -> None:
+        booked = {(row[0], Key(*row[1:3])): row[3] for row in self.run(self.connection.fetch(_CONSUMED))}
+        assert {name: units for name, units in booked.items() if units > self.truth.done[name]} == {}
+
+    # --- how it is said ----------------------------------------------------------------------------------------------
+
+    def life(self, region: str, older: int = 0) -> Life:
+        lives = self.lives[region]
+        return lives[-1 - older % len(lives)]
+
+    def key(self, quota: str) -> Key:
+        return Key(quota, period_at(QUOTAS[quota], self.now).id)
+
+    def state(self, life: Life) -> object:
+        return self.run(self.connection.fetchval("SELECT state FROM region_epoch WHERE epoch = $1", life.epoch))
+
+    def live(self, waiting: int, demand_milli: int) -> LiveState:
+        """Of all quotas; `call` gives each lane its own."""
+        return LiveState(wants=[LeaseWant(quota=quota, demand_milli=demand_milli, waiting=waiting) for quota in QUOTAS])
+
+    def call(self, life: Life, live: LiveState, lie: Lie | None = None, fingerprint: str | None = None) -> Call:
+        exchanges = [
+            Exchange(
+                frozen=life.freeze(lane, self.now, lie),
+                live=LiveState(wants=[want for want in live.wants if lane_of(want.quota, LANES) == lane]),
+            )
+            for lane in range(LANES)
+        ]
+        return self.request(life.region, fingerprint or life.fingerprint, exchanges)
+
+    def saying(self, life: Life, frozen: str) -> Call:
+        return self.request(life.region, self.life(life.region).fingerprint, [Exchange(frozen=frozen)])
+
+    def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> Call:
+        request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges)
+        return call_of(region, request)
+
+    def batch(self, life: Life, lane: int) -> FrozenBatch:
+        """What it would say next, if the coordinator is not ahead of it."""
+        last_seq = self.run(self.connection.fetchval(_LAST_SEQ, life.epoch, lane))
+        leases = [
+            replace(lease, lines=[])
+            for lease in msgspec.json.decode(life.freeze(lane, self.now), type=FrozenBatch).leases
+        ]
+        return FrozenBatch(epoch=life.epoch, lane=lane, seq=last_seq + 1, leases=leases)
+
+    def deliver(self, calls: Sequence[Call]) -> list[Applied]:
+        answers: list[Applied] = []
+        # What shows that the ledger lost data is kept for people, and nothing else is done.
+        with self.nothing_changes(unless=lambda: _outcomes(answers) & BOOKED, but="quarantine"):
+            answers += self.step(apply_exchanges(self.connection, self.documents, calls, TERMS, self.now))
+        for call, applied in zip(calls, answers, strict=True):
+            self.step(fence_lost(self.connection, call.region, applied.lost, self.now))
+            for life in self.lives[call.region]:
+                life.is_over |= life.epoch in applied.lost
+        return answers
+
+    def hear(self, life: Life, applied: Applied, *, is_heard: bool) -> None:
+        if not is_heard:
+            return
+        for reply in applied.response.replies:
+            life.take_in(reply, self.now)
+        if applied.response.drain:
+            life.give_back()
+
+
+def _outcomes(answers: Sequence[Applied]) -> set[ExchangeOutcome]:
+    return {reply.outcome for applied in answers for reply in applied.response.replies}
+
+
+_FUNDED = "SELECT quota, period, funded FROM pool"
+_CONSUMED = "SELECT epoch, quota, period, consumed FROM lease"
+_LAST_SEQ = "SELECT last_seq FROM lane WHERE epoch = $1 AND lane = $2"
+_TO_JUDGE = """
+SELECT epoch, quota, period FROM lease WHERE suspense > 0 OR state = 'quarantined' ORDER BY epoch, period, quota
+"""
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[type[Ledger]]:
+    """Runs one after the other on one connection, with the coordinator's own role."""
+    with asyncio.Runner() as runner:
+        Ledger.loop, Ledger.connection = runner.get_loop(), runner.run(asyncpg.connect(restricted(database)))
+        yield Ledger
+        runner.run(Ledger.connection.close())
+
+
+def test_nothing_that_may_happen_breaks_the_books(ledger: type[Ledger]) -> None:
+    run_state_machine_as_test(
+        ledger,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=STEPS,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
