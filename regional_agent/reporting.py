@@ -292,7 +292,8 @@ class Conversation:
             if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
                 self._tell(part.asked, reply, gained)
             for quota, leases in _by_quota(reply.leases).items():
-                self._leasing.leased(quota, self._renewal_of(leases))
+                renewal_in_ms = renewal_of(leases)
+                self._leasing.leased(quota, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
             for lease in reply.leases:
                 if lease.recall_keep is not None and not lease.starts_in_ms:
                     await self._answer_recall(life, lease.quota, lease.recall_keep)
@@ -304,13 +305,6 @@ class Conversation:
         elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
             self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
-
-    def _renewal_of(self, leases: Sequence[LeaseReply]) -> int | None:
-        """Half-way to where one ends with nothing after it; none for what is over or has nothing left to lose."""
-        good = [lease for lease in leases if not lease.final and lease.refusal in (None, GrantRefusal.EXHAUSTED)]
-        continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}
-        ends = {lease.ends_in_ms if lease.refusal else lease.expires_in_ms for lease in good} - continued
-        return self._sent_ms + min(ends) // 2 if ends else None
 
     async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
         """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""
@@ -362,6 +356,17 @@ def _is_over(reply: ExchangeReply) -> bool:
     """The epoch gets nothing any more: another was opened for its region since, or people gave it up."""
     refusals = {lease.refusal for lease in reply.leases} | {want.refusal for want in reply.refused}
     return reply.outcome is ExchangeOutcome.RETIRED or GrantRefusal.EPOCH_FENCED in refusals
+
+
+def renewal_of(leases: Sequence[LeaseReply]) -> int | None:
+    """When a quota's leases are asked for again, counted from the request that these answer.
+
+    Half-way to where one ends with nothing after it; never for what is over or has nothing left to lose.
+    """
+    good = [lease for lease in leases if not lease.final and lease.refusal in (None, GrantRefusal.EXHAUSTED)]
+    continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}
+    ends = {lease.ends_in_ms if lease.refusal else lease.expires_in_ms for lease in good} - continued
+    return min(ends) // 2 if ends else None
 
 
 def _by_quota(leases: Iterable[LeaseReply]) -> dict[str, list[LeaseReply]]:

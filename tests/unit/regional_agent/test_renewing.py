@@ -1,0 +1,46 @@
+"""When an agent comes back for the leases of a quota, from what it was told of them."""
+
+from typing import Any
+
+import pytest
+
+from protocol.messages import LeaseReply
+from protocol.outcomes import GrantRefusal
+from regional_agent.reporting import renewal_of
+
+HOUR_MS = 3_600_000
+
+
+def told(*, expires: int, ends: int = HOUR_MS, **more: Any) -> LeaseReply:
+    reply: dict[str, Any] = {"quota": "exports:tenant=acme", "period": "2026-11-18T12", "starts_in_ms": 0}
+    reply |= {"granted": 10, "overage": 0, "limit": 100, "unallocated": 90, "refresh_in_ms": 1}
+    reply |= {"first_minute": 0, "last_minute": 59, "expires_in_ms": expires, "ends_in_ms": ends}
+    return LeaseReply(**reply | more)
+
+
+NOW = told(expires=60_000)
+LAST = told(expires=20_000, ends=20_000)  # it ends with its period
+AHEAD = told(expires=70_000, starts_in_ms=20_000, period="2026-11-18T13")
+FINAL = told(expires=0, final=True)
+QUARANTINED = told(expires=0, refusal=GrantRefusal.QUARANTINED)
+EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
+
+
+@pytest.mark.parametrize(
+    ("leases", "renewal_in_ms"),
+    [
+        ([NOW], 30_000),
+        ([LAST], 10_000),
+        ([LAST, AHEAD], 35_000),  # where the one ends the other goes on
+        ([NOW, AHEAD], 30_000),  # what expires before the other begins is not continued by it
+        ([FINAL, NOW], 30_000),
+        ([EXHAUSTED], 450_000),  # nothing comes before the period is over
+        ([FINAL], None),
+        ([QUARANTINED], None),
+        ([], None),
+    ],
+)
+def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
+    leases: list[LeaseReply], renewal_in_ms: int | None
+) -> None:
+    assert renewal_of(leases) == renewal_in_ms
