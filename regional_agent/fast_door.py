@@ -236,7 +236,7 @@ class FastProtocol(BoundedProtocol):
         if found < 0:
             return (HALF, len(data)) if len(data) < self.max_header_bytes else (HANDED_ON, 0)
         end = found + len(END_OF_HEAD)
-        return self.door.head(data[:end]), end
+        return (self.door.head(data[:end]), end) if end <= self.max_header_bytes else (HANDED_ON, 0)
 
     def _is_free(self) -> bool:
         """Whether uvicorn has nothing under way that must be answered, or be read to its end, first."""

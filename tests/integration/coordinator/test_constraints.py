@@ -460,7 +460,7 @@ FIXED = {
     "policy_version": {"only_row"},
     "job": {"name"},
     "verification": {"id", "asked_by", "asked_at"},
-    "resolution": {"epoch", "quota", "period"},
+    "resolution": {"epoch", "lane", "quota", "period"},
     "correction": {"epoch", "quota", "charge_period", "period", "region"},
 }
 
