@@ -71,6 +71,7 @@ def test_the_pages_have_examples() -> None:
         "docs/finance.md": 3,
         "docs/limits.md": 4,
         "docs/operations.md": 5,
+        "docs/performance.md": 0,
         "docs/services.md": 2,
         "docs/simulation.md": 0,
     }
