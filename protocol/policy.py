@@ -441,6 +441,6 @@ def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) 
     place = f"{where}.on_store_failure"
     is_rate = quota is None or quota.kind is QuotaKind.RATE
     if policy.on_store_failure is StoreFailure.LOCAL and not is_rate:
-        yield Fault(place, "supported", "'local' is not served by this version; it serves open and closed")
+        yield Fault(place, "supported", "only a rate may be local in this version: a local allowance needs a journal")
     elif policy.on_store_failure is StoreFailure.OPEN and not is_rate:
         yield Fault(place, "supported", "only a rate may fail open in this version: an open allowance needs a journal")
