@@ -215,9 +215,7 @@ TRIALS: dict[str, Trial] = {
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
     ),
-    "resolution_kind_check": Trial(
-        "resolution", [row("lease"), row("resolution", OF_A_LEASE | {"kind": "'forget'"})]
-    ),
+    "resolution_kind_check": Trial("resolution", [row("lease"), row("resolution", OF_A_LEASE | {"kind": "'forget'"})]),
     "resolution_suspense_check": Trial(
         "resolution", ["ALTER TABLE resolution DROP CONSTRAINT resolution_check", row("resolution", {"suspense": "-1"})]
     ),

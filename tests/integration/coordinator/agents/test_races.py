@@ -6,12 +6,14 @@ One is held open before its commit, so that which of them is first is no matter 
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
 
 from coordinator.api.frozen import call_of
+from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.audit import Actor
@@ -19,6 +21,7 @@ from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.apply_exchange import apply_exchange
+from coordinator.operations.close_period import CloseRefused, CloseRequest, close_period
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import retire_epoch
@@ -26,7 +29,7 @@ from coordinator.operations.seal import seal
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, Versions
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import restricted
-from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand, lease, receipt, want
+from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, receipt, want
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
@@ -36,11 +39,10 @@ Step = Callable[[Connection], Awaitable[T]]
 COPIES, CONNECTIONS = 64, 16
 
 
-def says(stand: Stand, agent: Agent, seq: int, *leases: Any) -> Step[ExchangeReply]:
+def says(stand: Stand, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS) -> Step[ExchangeReply]:
     """One exchange, as a coordinator applies it."""
-    request = ExchangeRequest(
-        fingerprint=agent.fingerprint, versions=Versions(), exchanges=[Exchange(frozen=agent.frozen(seq, *leases))]
-    )
+    exchanges = [Exchange(frozen=agent.frozen(seq, *leases, quota=quota))]
+    request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=exchanges)
 
     async def step(connection: Connection) -> ExchangeReply:
         call, terms = call_of(agent.region, request), Terms(60_000, 5_000)
@@ -65,6 +67,21 @@ async def one_after_the_other(stand: Stand, first: Step[T], second: Step[Any]) -
         await _until_it_waits(stand.owner, waiting)
         await transaction.commit()
     return before, await asyncio.wait_for(waiting, 20)
+
+
+class Overtaken:
+    """A connection on which somebody else comes first, just before one statement is run for the first time."""
+
+    def __init__(self, connection: Connection, statement: str, overtake: Callable[[], Awaitable[Any]]) -> None:
+        self._connection, self._overtakes = connection, {statement: overtake}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, sql: str, *arguments: Any) -> Any:
+        if overtake := self._overtakes.pop(sql, None):
+            await overtake()
+        return await self._connection.execute(sql, *arguments)
 
 
 async def _until_it_waits(owner: Connection, waiting: asyncio.Task[Any]) -> None:
@@ -201,6 +218,67 @@ async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
     await one_after_the_other(stand, *((approves, spent) if approval_is_first else (spent, approves)))
     mine = await stand.lease(agent)
     assert (mine["consumed"], mine["estimated"], mine["suspense"], mine["written_off"]) == (7, 3, 0, 0)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def closes(stand: Stand) -> Step[Any]:
+    request = CloseRequest(Actor(str(uuid4())))
+    return lambda c: close_period(c, PERIOD, request, timedelta(0), stand.clock.now())
+
+
+@pytest.fixture
+async def ended(stand: Stand, agent: Agent) -> None:
+    """A month that may be closed, of which the agent has used 7 units and has nothing any more."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7, returned=3))
+    stand.clock.time = datetime(2026, 12, 1, 6, tzinfo=UTC)
+
+
+async def test_a_close_waits_for_a_report_and_decides_on_what_that_made(
+    stand: Stand, agent: Agent, ended: None
+) -> None:
+    disputed = says(stand, agent, 3, lease(granted=10, consumed=9, returned=3, units=1))
+    reply, answer = await one_after_the_other(stand, disputed, closes(stand))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    assert isinstance(answer, CloseRefused)
+    assert "quarantine" in {each.what for each in answer.missing}
+    assert await stand.one("SELECT state FROM period") == "open"
+
+
+@pytest.mark.parametrize("quota", [EXPORTS, MAILS])
+async def test_a_report_that_waited_for_a_close_is_a_correction(
+    stand: Stand, agent: Agent, ended: None, quota: str
+) -> None:
+    """Of a pool that is there, and of one that the report would have made."""
+    late = {
+        EXPORTS: says(stand, agent, 3, lease(granted=10, consumed=9, returned=3, units=2)),
+        MAILS: says(stand, agent, 1, lease(MAILS, consumed=2), quota=MAILS),
+    }
+    answer, reply = await one_after_the_other(stand, closes(stand), late[quota])
+    assert (answer.period.state, reply.outcome) == ("closed", ExchangeOutcome.APPLIED)
+    booked = await stand.owner.fetch("SELECT period, units FROM transfer WHERE dst = 'consumed' ORDER BY id")
+    assert [tuple(row) for row in booked] == [(PERIOD, 7), ("2026-12", 2)]
+    assert await stand.one("SELECT count(*) FROM transfer WHERE period = $1", PERIOD) == answer.period.transfers
+
+
+async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month(
+    stand: Stand, agent: Agent, ended: None
+) -> None:
+    """It has found the month open, and is about to make its pool."""
+    late = says(stand, agent, 1, lease(MAILS, consumed=2), quota=MAILS)
+    async with connected(restricted(stand.url)) as closing, closing.transaction():
+        close = closes(stand)
+
+        async def reports(connection: Connection) -> ExchangeReply:
+            return await late(Overtaken(connection, ledger._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
+
+        waiting = asyncio.create_task(committed(stand, reports))
+        await _until_it_waits(stand.owner, waiting)
+    assert (await asyncio.wait_for(waiting, 20)).outcome is ExchangeOutcome.APPLIED
+    booked = await stand.owner.fetch("SELECT period, units FROM transfer WHERE quota = $1 AND dst = 'consumed'", MAILS)
+    assert [tuple(row) for row in booked] == [("2026-12", 2)]
 
 
 # --- seals ------------------------------------------------------------------------------------------------------------
