@@ -3,15 +3,21 @@
 import argparse
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 
 import structlog
 
 from benchmarks import agent, coordinator
-from benchmarks.frame import FEWEST_TURNS, conditions, publish, show, write
+from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
+from benchmarks.stack import can_be_pinned
 
-BENCHMARKS = {"agent": agent.run, "coordinator": coordinator.run}
+BENCHMARKS: Mapping[str, Callable[[int, float, int], Coroutine[None, None, Mapping[str, Lines]]]] = {
+    "agent": agent.run,
+    "coordinator": coordinator.run,
+}
+PINNED = {"agent"}  # to cores of their own, where there are two
 
 
 def main() -> None:
@@ -26,6 +32,7 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     for name in chosen.names or BENCHMARKS:
         how = conditions(datetime.now(UTC)) | {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
+        how["pinned"] = name in PINNED and can_be_pinned()
         try:
             tables = asyncio.run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
         except RefusedError as error:

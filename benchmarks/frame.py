@@ -33,6 +33,7 @@ class Load(NamedTuple):
     p50_us: float
     p99_us: float
     refused: int  # answers that were not the one that is measured, such as a 503 on a machine that is too busy
+    store_calls: float | None = None  # for each decision, where somebody counted them
 
 
 Turn = Callable[[], Awaitable[Load]]
@@ -52,6 +53,7 @@ class Row:
     p99_us: Figure
     refused: int  # in all turns
     of_reference: float  # its throughput, as a part of the reference's
+    store_calls: float | None = None  # for each decision
 
 
 def figure(samples: Sequence[float]) -> Figure:
@@ -60,8 +62,28 @@ def figure(samples: Sequence[float]) -> Figure:
 
 def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:
     own, others = (statistics.median(load.per_second for load in each) for each in (loads, reference))
-    speed, p50_us, p99_us, refused = zip(*loads, strict=True)
-    return Row(name, figure(speed), figure(p50_us), figure(p99_us), sum(refused), round(own / others, 3))
+    speed, p50_us, p99_us, refused, store_calls = zip(*loads, strict=True)
+    counted = [each for each in store_calls if each is not None]
+    calls = round(statistics.median(counted), 4) if counted else None
+    return Row(name, figure(speed), figure(p50_us), figure(p99_us), sum(refused), round(own / others, 3), calls)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is no throughput: a size, a time, a count."""
+
+    name: str
+    figure: Figure
+    of_reference: float
+
+
+def facts(samples: Mapping[str, Sequence[float]]) -> list[Fact]:
+    """The first of them is the reference."""
+    reference = statistics.median(next(iter(samples.values())))
+    return [Fact(name, figure(each), round(statistics.median(each) / reference, 3)) for name, each in samples.items()]
+
+
+Lines = Sequence[Row] | Sequence[Fact]
 
 
 async def compare(turns: Mapping[str, Turn], repeats: int) -> list[Row]:
@@ -87,22 +109,22 @@ def conditions(now: datetime) -> dict[str, object]:
     }
 
 
-def write(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object]) -> Path:
+def write(name: str, tables: Mapping[str, Lines], how: Mapping[str, object]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    rows = {about: [plain(each) for each in rows] for about, rows in tables.items()}
-    document = {"conditions": how, "tables": rows}
+    lines = {about: [plain(each) for each in table] for about, table in tables.items()}
+    document = {"conditions": how, "tables": lines}
     path.write_text(json.dumps(document, indent=2) + "\n")
     return path
 
 
-def plain(row: Row) -> dict[str, object]:
+def plain(line: Row | Fact) -> dict[str, object]:
     """With the names of the figures' parts, which a JSON of tuples would lose."""
-    parts = asdict(row)
+    parts = asdict(line)
     return {name: value._asdict() if isinstance(value, Figure) else value for name, value in parts.items()}
 
 
-def publish(name: str, tables: Mapping[str, Sequence[Row]], how: Mapping[str, object], page: Path = PAGE) -> None:
+def publish(name: str, tables: Mapping[str, Lines], how: Mapping[str, object], page: Path = PAGE) -> None:
     """Its section of the page; the others stay as they are."""
     title = f"## {name.capitalize()}"
     before = page.read_text() if page.exists() else _NEW_PAGE
@@ -115,27 +137,44 @@ _NEW_PAGE = "# Performance\n\nWritten by `./dev bench`. Only the ratios carry ov
 
 
 def _conditions_in_words(how: Mapping[str, object]) -> str:
-    said = ("measured_at", "python", "system", "cores", "load_before", "repeats", "seconds")
+    said = ("measured_at", "python", "system", "cores", "pinned", "load_before", "repeats", "seconds")
     return ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in said if name in how) + "."
 
 
-def _in_markdown(about: str, rows: Sequence[Row]) -> str:
-    lines = [f"\n| {about} | a second | between | p50 µs | p99 µs | ratio |", "|---|---|---|---|---|---|"]
-    for each in rows:
-        spread = f"{each.per_second.lowest:,.0f} to {each.per_second.highest:,.0f}"
-        figures = f"{each.per_second.median:,.0f} | {spread} | {each.p50_us.median:,.0f} | {each.p99_us.median:,.0f}"
-        lines.append(f"| {each.name} | {figures} | {each.of_reference:.3f} |")
-    return "\n".join(lines) + "\n"
+def _in_markdown(about: str, lines: Lines) -> str:
+    headings, rows = cells(lines)
+    table = [[about, *headings], ["---"] * (len(headings) + 1), *rows]
+    return "\n" + "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
 
 
-def show(about: str, rows: Sequence[Row]) -> None:
+def show(about: str, lines: Lines) -> None:
+    headings, rows = cells(lines)
     table = Table(title=f"\n{about}", title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for heading in ("a second", "between", "p50 µs", "p99 µs", "refused", "ratio"):
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for each in rows:
-        spread = f"{each.per_second.lowest:,.0f}-{each.per_second.highest:,.0f}"
-        latencies = (f"{each.p50_us.median:,.0f}", f"{each.p99_us.median:,.0f}")
-        rest = (str(each.refused), f"{each.of_reference:.3f}")
-        table.add_row(each.name, f"{each.per_second.median:,.0f}", spread, *latencies, *rest)
-    Console(width=100).print(table)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+def cells(lines: Lines) -> tuple[list[str], list[list[str]]]:
+    """What stands above the columns, and a name with its figures for each line."""
+    if isinstance(lines[0], Fact):
+        return ["median", "between", "ratio"], [_of_fact(each) for each in lines if isinstance(each, Fact)]
+    rows = [each for each in lines if isinstance(each, Row)]
+    counted = any(each.store_calls is not None for each in rows)
+    headings = ["a second", "between", "p50 µs", "p99 µs", "refused", "ratio", *(["store calls"] if counted else [])]
+    return headings, [_of_row(each)[: len(headings) + 1] for each in rows]
+
+
+def _of_row(row: Row) -> list[str]:
+    speed, calls = row.per_second, row.store_calls
+    latencies = [f"{row.p50_us.median:,.0f}", f"{row.p99_us.median:,.0f}"]
+    rest = [str(row.refused), f"{row.of_reference:.3f}", "" if calls is None else f"{calls:.4f}"]
+    return [row.name, f"{speed.median:,.0f}", f"{speed.lowest:,.0f} to {speed.highest:,.0f}", *latencies, *rest]
+
+
+def _of_fact(fact: Fact) -> list[str]:
+    median, lowest, highest = fact.figure
+    return [fact.name, f"{median:,.1f}", f"{lowest:,.1f} to {highest:,.1f}", f"{fact.of_reference:.3f}"]

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frame import Figure, Load, Row, compare, figure, publish
-from benchmarks.load import http_is_whole, post, resp, resp_is_whole
+from benchmarks.frame import Figure, Load, Row, cells, compare, facts, figure, publish
+from benchmarks.load import RefusedError, http_is_whole, post, resp, resp_is_whole
+from benchmarks.redis_benchmark import read
 
 pytestmark = pytest.mark.anyio
 
@@ -61,3 +62,34 @@ def test_a_benchmark_writes_its_section_of_the_page_anew_and_no_other(tmp_path: 
     assert "| requests |" in text
     assert "checks" not in text
     assert (text.count("## Agent"), text.count("## Coordinator"), text.count("# Performance")) == (1, 1, 1)
+
+
+async def test_calls_of_the_store_are_shown_where_somebody_counted_them() -> None:
+    async def counted() -> Load:
+        return Load(1.0, 1.0, 1.0, 0, store_calls=0.02)
+
+    async def not_counted() -> Load:
+        return Load(1.0, 1.0, 1.0, 0)
+
+    headings, rows = cells(await compare({"by hand": not_counted, "agent": counted}, repeats=1))
+    assert headings[-1] == "store calls"
+    assert [row[-1] for row in rows] == ["", "0.0200"]
+    assert cells(await compare({"by hand": not_counted}, repeats=1))[0][-1] == "ratio"
+
+
+def test_what_is_no_throughput_has_its_reference_too() -> None:
+    headings, rows = cells(facts({"10 policies": [1.0, 2.0, 3.0], "1,000 policies": [3.0]}))
+    assert headings == ["median", "between", "ratio"]
+    assert rows == [["10 policies", "2.0", "1.0 to 3.0", "1.000"], ["1,000 policies", "3.0", "3.0 to 3.0", "1.500"]]
+
+
+def test_what_redis_benchmark_says() -> None:
+    names = '"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms"'
+    assert read(f'{names}\n"EVALSHA 1 2","104166.66","0.5","0.1","0.311","0.7","0.870"') == Load(
+        104166.66, 311.0, 870.0, 0
+    )
+
+
+def test_redis_benchmark_measures_no_errors() -> None:
+    with pytest.raises(RefusedError, match="NOSCRIPT"):
+        read('Error from server: NOSCRIPT No matching script.\n"test","rps"\n"EVALSHA","5"')
