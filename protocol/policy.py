@@ -25,6 +25,7 @@ MAX_LOG = 10_000  # what remembers every request is bounded
 MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
+MAX_WILDCARDS = 4  # in a route
 # What policies count by; `ip_prefix` and `route_class` are worked out from the address and the route.
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class")
 OTHER_CLASSES = "*"  # in a table of costs: whatever it does not name
@@ -99,7 +100,7 @@ class QuotaSpec(Part, frozen=True):
 
 
 class RouteMatch(Part, frozen=True):
-    """Some requests, by route and method. A route that ends with `*` stands for all that begin like it."""
+    """Some requests, by route and method. A `*` at the end of a route is whatever follows, within it a segment."""
 
     route: str = "*"
     method: str | list[str] = "*"
@@ -422,8 +423,11 @@ def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Cost
 
 
 def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
-    if "*" in route[:-1]:
-        yield Fault(where, "wildcard", "a * may only be the last character")
+    segments = route.removesuffix("*").split("/")
+    if "**" in route or any("*" in segment and segment != "*" for segment in segments):
+        yield Fault(where, "wildcard", "a * is the last character, or a whole segment as in /v1/*/exports")
+    if route.count("*") > MAX_WILDCARDS:
+        yield Fault(where, "wildcard", f"a route has at most {MAX_WILDCARDS} of *")
     if route != "*" and not route.startswith("/"):
         yield Fault(where, "path", "a route begins with /")
 

@@ -131,10 +131,10 @@ class Policies:
 
     def _look_up(self, route: str, method: str) -> Met:
         route_class = self._classes.of(route, method)
-        by_prefix = sorted(self._routes.by_prefix(route), key=lambda policy: policy.place)
+        by_wildcard = sorted(self._routes.by_wildcard(route), key=lambda policy: policy.place)
         found = [
             policy
-            for policy in (*self._routes.exactly(route), *by_prefix)
+            for policy in (*self._routes.exactly(route), *by_wildcard)
             if (not policy.methods or method in policy.methods)
             and (not policy.route_classes or route_class in policy.route_classes)
         ]

@@ -21,7 +21,7 @@ class _Place(NamedTuple):
     """Where a class has a route. The least comes first; nothing hangs on the order of a mapping, which JSON has not."""
 
     is_wildcard: bool
-    shorter: int
+    says_less: int
     is_any_method: bool
     route_class: str
     methods: frozenset[str]
@@ -32,15 +32,20 @@ class RouteClasses:
 
     def __init__(self, classes: Mapping[str, RouteClass]) -> None:
         self._routes = Routes(
-            (each.route, _Place(each.route.endswith("*"), -len(each.route), not each.methods, name, each.methods))
+            (each.route, _Place("*" in each.route, _fewer(each.route), not each.methods, name, each.methods))
             for name, routes in classes.items()
             for each in routes
         )
 
     def of(self, route: str, method: str) -> str:
-        found = (*self._routes.exactly(route), *self._routes.by_prefix(route))
+        found = (*self._routes.exactly(route), *self._routes.by_wildcard(route))
         fitting = [place for place in found if place.is_any_method or method in place.methods]
         return min(fitting, key=lambda place: place[:4]).route_class if fitting else NO_CLASS
+
+
+def _fewer(route: str) -> int:
+    """The more characters it names, the less this is."""
+    return route.count("*") - len(route)
 
 
 def is_within(subject: Subject, networks: Iterable[Network]) -> bool:

@@ -55,6 +55,13 @@ DOCUMENT: dict[str, Any] = {
             "on_store_failure": "local",
             "local_fraction": 0.5,
         },
+        {
+            "name": "wider",
+            "match": {"route": "/v1/*/two"},
+            "by": ["tenant"],
+            "quota": "api",
+            "on_store_failure": "local",
+        },
         {"name": "shut", "match": {"route": "/v1/local/shut"}, "by": ["tenant"], "quota": "api"},
         {"name": "report", "match": {"route": "/v1/reports"}, "by": ["tenant"], "quota": "reports"},
     ],

@@ -219,3 +219,18 @@ async def test_a_local_policy_gives_its_fraction_of_the_share_and_a_closed_one_b
     assert await metric(agent, 'leasehold_degraded_checks_total{mode="local",policy="local"}') == 9
     its_store.go_on()
     await world.agents.aclose()
+
+
+async def test_two_local_policies_on_one_key_count_each_others_units(world: World, its_store: Store) -> None:
+    """Of the region's ten one gives five at once and the other two, of the same bucket: a request on both takes two."""
+    agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
+    its_store.stall()
+    await fails(agent, FAILURES)
+    both, one = ({"tenant": "acme", "route": route} for route in ("/v1/local/two", "/v1/local"))
+    first, second = [(await agent.check(both)).json() for _ in range(2)]
+    assert [(each["policy"], each["limit"]) for each in first["policies"]] == [("local", 5), ("wider", 2)]
+    assert (first["allowed"], second["allowed"], second["denied_by"]) == (True, False, "wider")
+    assert second["retry_after_ms"] > 1_000_000
+    assert [(await agent.check(one)).status_code for _ in range(2)] == [200, 429], "the denied one took nothing"
+    its_store.go_on()
+    await world.agents.aclose()

@@ -1,5 +1,6 @@
 """What policies read of a request, against the plainest way to read the document."""
 
+import re
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -14,7 +15,7 @@ from regional_agent.domain.subjects import InvalidAddress
 from regional_agent.policies import Policies, UnknownSubjectField
 
 CLASSES = ["heavy", "light"]
-ROUTES = st.sampled_from(["*", "/a", "/a*", "/a/b", "/b*"])
+ROUTES = st.sampled_from(["*", "/a", "/a*", "/a/b", "/b*", "/*/b", "/b/*"])
 METHODS = st.sampled_from(["*", "GET", ["GET", "POST"]])
 WHERE = st.fixed_dictionaries({"route": ROUTES, "method": METHODS})
 NETWORKS = st.sampled_from(["10.0.0.0/8", "10.1.0.0/16", "2001:db8::/32", "::ffff:10.2.0.0/112", "10.1.2.3"])
@@ -67,9 +68,10 @@ def as_list(value: Any) -> list[Any]:
 
 
 def fits(where: dict[str, Any], subject: dict[str, str]) -> bool:
-    route = where["route"]
-    is_there = subject["route"].startswith(route[:-1]) if route.endswith("*") else subject["route"] == route
-    return is_there and (where["method"] == "*" or subject["method"] in as_list(where["method"]))
+    pattern = {"/*/b": "/[^/]+/b"}.get(where["route"], where["route"].replace("*", ".*"))
+    return re.fullmatch(pattern, subject["route"]) is not None and (
+        where["method"] == "*" or subject["method"] in as_list(where["method"])
+    )
 
 
 def address(text: str) -> Any:
@@ -84,8 +86,8 @@ def network(text: str) -> Any:
 
 def says(where: dict[str, Any]) -> tuple[int, int, int]:
     """The more it says of a request, the less: exactly, at length, by method."""
-    exactly = 0 if not where["route"].endswith("*") else 1
-    return (exactly, -len(where["route"]), 1 if where["method"] == "*" else 0)
+    stars = where["route"].count("*")
+    return (min(stars, 1), stars - len(where["route"]), 1 if where["method"] == "*" else 0)
 
 
 def read(document: dict[str, Any], subject: dict[str, str]) -> list[tuple[str, int, dict[str, str]]]:
