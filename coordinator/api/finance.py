@@ -23,7 +23,8 @@ from coordinator.domain.usage import (
     parse_zone,
 )
 from coordinator.operations.authenticate import Caller
-from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period
+from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose
+from coordinator.operations.close_period import close as close_period
 from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
 from coordinator.operations.read_usage import UsageRow, read_usage_as_of
 from coordinator.operations.reconcile import balance_period, reconcile_period
@@ -161,7 +162,7 @@ async def close(request: Request, period: str, coordinator: TheCoordinator, call
     body, now = await read_body(request, CloseBody), coordinator.clock.now()
     asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run)
     grace = timedelta(milliseconds=coordinator.settings.close_grace_ms)
-    answer = await coordinator.database.run(lambda c: close_period(c, _named(period), asked, grace, now))
+    answer = await close_period(coordinator.database, _named(period), asked, grace, now)
     if isinstance(answer, CloseRefused):
         missing = [to_builtins(each) for each in answer.missing]
         raise Problem("period-not-closable", "something has to be ended by people first", extra={"missing": missing})

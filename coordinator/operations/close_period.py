@@ -1,10 +1,12 @@
-"""Close a period: one transaction, which holds the period alone.
+"""Close a period: in one transaction, which holds the period alone.
 
 Whoever books shares the period's row until they commit. So when it is held alone, nothing of the period is under way,
-and what is read of it is true until the end of this transaction. It may be asked for again and again: what is done
-already is not done twice, and the answer tells what is still missing.
+and what is read of it is true until the end of this transaction. What is below the newest seal can be read before, and
+is: then nobody waits for it. A close may be asked for again and again: what is done already is not done twice, and the
+answer tells what is still missing.
 
     first asked    open → closing, from when on nothing is granted
+    each time      regions that still hold units of it are asked for them, so that nobody has to wait for expiry
     nothing left   closing → closed: what is in suspense is carried into the open period, leases are closed, and the
                    root over all that stays is recorded with the position of the ledger
 """
@@ -21,6 +23,7 @@ from coordinator.database.audit import record
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.ledger import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.notices import notify
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Correction, Lease, Movement, Pool
 from coordinator.domain.closing import (
@@ -33,12 +36,16 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.exchange import LockedPool
+from coordinator.domain.notice import Notice
 from coordinator.domain.period import period_of
 from coordinator.domain.proof import Digest
 from coordinator.domain.reconciliation import reconcile
 from coordinator.operations.read_periods import BookedPeriod, read_period
-from coordinator.operations.reconcile import read_books
+from coordinator.operations.reconcile import Settled, read_books, read_settled
 from protocol.clock import Clock
+from protocol.messages import Signal
+
+MOST_RECALLS = 1000  # of one turn; the next ones come with the next
 
 
 class Carried(Struct, frozen=True):
@@ -72,8 +79,26 @@ class CloseRequest(NamedTuple):
     dry_run: bool = False
 
 
+async def close(
+    database: Database, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
+) -> PeriodClose | CloseRefused | None:
+    """Looked at first, and then held."""
+    settled = await database.run(lambda c: look(c, period), snapshot=True)
+    return await database.run(lambda c: close_period(c, period, request, settled, grace, now))
+
+
+async def look(connection: Connection, period: str) -> Settled:
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    return await read_settled(connection, period)
+
+
 async def close_period(
-    connection: Connection, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
+    connection: Connection,
+    period: str,
+    request: CloseRequest | None,
+    settled: Settled,
+    grace: timedelta,
+    now: datetime,
 ) -> PeriodClose | CloseRefused | None:
     """None if there is no such period. Without a request it goes on with what was asked for before."""
     await connection.execute("SET LOCAL statement_timeout = 0")
@@ -86,32 +111,42 @@ async def close_period(
     if row["state"] == "closed":
         return await _told(connection, period, [], await _were_carried(connection, period), is_dry_run)
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
-    missing = await _missing(connection, row, carries, grace, now)
+    missing = await _missing(connection, row, carries, settled, grace, now)
     if any(each.is_for_people for each in missing):
         return CloseRefused(missing)
     leaves = [_carried(part) for part in parts]
     if not is_dry_run:
         await _begin(connection, row, request, carries, now)
+        await _recall(connection, period)
         if not missing:
-            await _close(connection, row["closing_by"] or _asker(request), parts, period, now)
+            await _close(connection, row["closing_by"] or _asker(request), parts, period, settled, now)
     return await _told(connection, period, missing, leaves, is_dry_run)
 
 
 async def go_on_closing(database: Database, clock: Clock, grace: timedelta) -> None:
-    """All that are being closed, each on its own."""
-    rows = await database.read(lambda c: c.fetch("SELECT id FROM period WHERE state = 'closing' ORDER BY ends_at, id"))
-    for (period,) in rows:
-        await database.run(lambda c, period=period: close_period(c, period, None, grace, clock.now()))  # type: ignore[misc]
+    """All that are being closed, each on its own. Nothing is looked at as long as something ends by itself."""
+    rows = await database.read(
+        lambda c: c.fetch("SELECT id, closing_at FROM period WHERE state = 'closing' ORDER BY ends_at, id")
+    )
+    for period, closing_at in rows:
+        recalled = await database.run(lambda c, period=period: _recall(c, period))  # type: ignore[misc]
+        if not recalled and clock.now() >= closing_at + grace:
+            await close(database, period, None, grace, clock.now())
 
 
 # --- may it? ----------------------------------------------------------------------------------------------------------
 
 
 async def _missing(
-    connection: Connection, row: asyncpg.Record, carries_suspense: bool, grace: timedelta, now: datetime
+    connection: Connection,
+    row: asyncpg.Record,
+    carries_suspense: bool,
+    settled: Settled,
+    grace: timedelta,
+    now: datetime,
 ) -> list[Missing]:
     leases = [OpenLease(*each.values()) for each in await connection.fetch(_OPEN_LEASES, row["id"])]
-    findings = reconcile(row["id"], await read_books(connection, row["id"]), now).findings
+    findings = reconcile(row["id"], await read_books(connection, row["id"], settled), now).findings
     grace_ends_at = (row["closing_at"] or now) + grace
     period = period_of(row["id"])
     return missing_for_close(period, leases, findings, grace_ends_at, now, carries_suspense=carries_suspense)
@@ -127,6 +162,17 @@ async def _begin(
     await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], {"carry_suspense": carries}, now)
 
 
+async def _recall(connection: Connection, period: str) -> int:
+    """A hint, and again with the next turn: a store that is not asked anything does not know that the period is over.
+
+    What the region holds in the period that runs it keeps. Gives how many leases were asked for.
+    """
+    rows = await connection.fetch(_HELD, period, MOST_RECALLS)
+    signals = [(Signal(kind="recall", quota=row["quota"], keep=row["keep"]), row["region"]) for row in rows]
+    await notify(connection, [Notice(signal, region) for signal, region in signals])
+    return len(rows)
+
+
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
@@ -136,11 +182,17 @@ def _asker(request: CloseRequest | None) -> str:
 
 
 async def _close(
-    connection: Connection, by: str, parts: Sequence[Lease | Correction], period: str, now: datetime
+    connection: Connection,
+    by: str,
+    parts: Sequence[Lease | Correction],
+    period: str,
+    settled: Settled,
+    now: datetime,
 ) -> None:
     carried = await _carry_out(connection, parts, now)
     await connection.execute(_CLOSE_LEASES, period)
-    position, transfers = await connection.fetchrow(_POSITION, period) or (0, 0)
+    position, new = await connection.fetchrow(_POSITION, period, settled.sealed) or (0, 0)
+    transfers = settled.transfers + new
     root = await period_root(connection, period)
     closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
     ledger.expect((len(closed),), (1,), "period")
@@ -233,11 +285,16 @@ FROM lease WHERE period = $1 AND (outstanding > 0 OR suspense > 0 OR state = 'qu
 UNION ALL SELECT quota, region, epoch, 0, carried, false, false FROM correction WHERE period = $1 AND carried > 0
 ORDER BY 1, 2, 3
 """
+_HELD = """
+SELECT lease.region, lease.quota, coalesce((SELECT max(later.outstanding) FROM lease AS later
+    WHERE (later.epoch, later.quota) = (lease.epoch, lease.quota) AND later.period > lease.period), 0) AS keep
+FROM lease WHERE lease.period = $1 AND lease.outstanding > 0 ORDER BY lease.outstanding DESC LIMIT $2
+"""
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"
 _CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
 _POSITION = """
-SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1)
+SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1 AND id > $2)
 """
 _CLOSE = """
 UPDATE period SET state = 'closed', closed_at = $2, position = $3, transfers = $4, root = $5

@@ -1,6 +1,12 @@
-"""Read the books of one period, at one moment, for the domain to judge. Wants a snapshot."""
+"""Read the books of one period, at one moment, for the domain to judge. Wants a snapshot.
 
+Most of it stands still: what is below a seal is never added to. So it may be read before, holding up nobody, and then
+only the little that came since, with the pools and leases, is read where the period is held (close_period.py).
+"""
+
+from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import asyncpg
 from msgspec import structs
@@ -25,6 +31,16 @@ from coordinator.operations.read_periods import read_period
 from protocol.lease import LeaseState
 
 
+class Settled(NamedTuple):
+    """What was read before, of all that is below a seal."""
+
+    sealed: int  # the last transfer that it covers
+    transfers: int  # so many of the period are among them
+    moved: Sequence[Moved] = ()
+    lanes: Sequence[LaneRow] = ()
+    misrolled: Sequence[Misrolled] = ()
+
+
 async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
     """None if there is no such period."""
     found = await read_period(connection, period)
@@ -41,18 +57,41 @@ async def balance_period(connection: Connection, period: str, now: datetime) -> 
     return trial_balance(period, await read_books(connection, period), now)
 
 
-async def read_books(connection: Connection, period: str) -> Books:
+async def read_settled(connection: Connection, period: str) -> Settled:
+    """The heavy part. Rollups and chains are whole as they are here, or are not: nothing that comes mends them."""
+    sealed: int = await connection.fetchval(_SEALED)
+    moved = await connection.fetch(_MOVED, period, 0, sealed)
+    return Settled(
+        sealed,
+        sum(row["transfers"] for row in moved),
+        _moved(moved),
+        await _lanes(connection, await connection.fetchval(_EPOCHS, period)),
+        [Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period)],
+    )
+
+
+async def read_books(connection: Connection, period: str, settled: Settled | None = None) -> Books:
+    settled = settled or await read_settled(connection, period)
     leases = [_lease(row) for row in await connection.fetch(_LEASES, period)]
     corrections = [_correction(row) for row in await connection.fetch(_CORRECTIONS, period)]
-    epochs = sorted({lease.epoch for lease in leases} | {each.epoch for each in corrections})
+    epochs = {lease.epoch for lease in leases} | {each.epoch for each in corrections}
+    new = epochs - {lane.epoch for lane in settled.lanes}
     return Books(
         pools=[_pool(row) for row in await connection.fetch(_POOLS, period)],
         leases=leases,
-        moved=[Moved(*row.values()) for row in await connection.fetch(_MOVED, period)],
-        lanes=[LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)],
-        misrolled=[Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period)],
+        moved=[*settled.moved, *_moved(await connection.fetch(_MOVED, period, settled.sealed, _NEWEST))],
+        lanes=[*settled.lanes, *(await _lanes(connection, sorted(new)) if new else ())],
+        misrolled=settled.misrolled,
         corrections=corrections,
     )
+
+
+def _moved(rows: Sequence[asyncpg.Record]) -> list[Moved]:
+    return [Moved(*list(row.values())[:-1]) for row in rows]
+
+
+async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRow]:
+    return [LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)]
 
 
 def _pool(row: asyncpg.Record) -> PoolRow:
@@ -85,9 +124,14 @@ _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
 WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
 """
+_NEWEST = 2**63 - 1
+_SEALED = "SELECT coalesce(max(transfer), 0) FROM seal"
 _MOVED = """
-SELECT quota, epoch, charge_period, src, dst, cause, sum(units)::bigint FROM transfer WHERE period = $1
-GROUP BY quota, epoch, charge_period, src, dst, cause
+SELECT quota, epoch, charge_period, src, dst, cause, sum(units)::bigint, count(*) AS transfers FROM transfer
+WHERE period = $1 AND id > $2 AND id <= $3 GROUP BY quota, epoch, charge_period, src, dst, cause
+"""
+_EPOCHS = """
+SELECT ARRAY(SELECT epoch FROM lease WHERE period = $1 UNION SELECT epoch FROM correction WHERE period = $1)
 """
 # A region has one total for all the periods in which its lease is booked: the newest of them tells it.
 _CORRECTIONS = """

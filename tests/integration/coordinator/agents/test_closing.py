@@ -9,9 +9,11 @@ import httpx
 import pytest
 
 from coordinator.domain.audit import Actor
-from coordinator.operations.close_period import CloseRequest, close_period, go_on_closing
+from coordinator.operations.close_period import CloseRequest, PeriodClose, close_period, go_on_closing, look
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
+from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, leased, want
 from tests.integration.coordinator.standing import connected
@@ -249,6 +251,57 @@ async def test_it_goes_on_by_itself(stand: Stand, agent: Agent) -> None:
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
     closer = await stand.one("SELECT closing_by FROM period WHERE id = $1", PERIOD)
     assert await stand.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
+
+
+async def test_what_is_outstanding_is_recalled_again_and_again(stand: Stand, agent: Agent) -> None:
+    """Of the new month the region keeps what it holds."""
+    await use(stand, agent)
+    database = stand.app.state.coordinator.database
+    stand.clock.time = DECEMBER - timedelta(seconds=30)
+    await agent.say(3, lease(granted=10, consumed=7, units=0), wants=[want(demand_milli=1000)])
+    ahead = await stand.one("SELECT outstanding FROM lease WHERE period = $1", NEXT)
+    assert ahead > 0
+    stand.clock.time = DECEMBER - timedelta(seconds=30) + timedelta(seconds=60)
+    expected = [Signal(kind="recall", quota=EXPORTS, keep=ahead)]
+    with stand.hub.subscribe("us-east") as heard, stand.hub.subscribe("eu-west") as other:
+        assert (await closed(stand)).status_code == 202
+        assert await heard.take(10) == expected
+        await go_on_closing(database, stand.clock, GRACE)
+        assert await heard.take(10) == expected
+        held = await stand.one("SELECT outstanding FROM lease WHERE period = $1", PERIOD)
+        await agent.say(4, lease(granted=7 + held, consumed=7, returned=held, units=0))
+        await go_on_closing(database, stand.clock, GRACE)
+        stand.clock.move(minutes=16)
+        await go_on_closing(database, stand.clock, GRACE)
+        assert await heard.take(0.01) == []
+        assert await other.take(0.01) == []
+    assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_what_was_looked_at_before_and_what_came_since_are_closed_together(
+    stand: Stand, agent: Agent, is_sealed: bool
+) -> None:
+    """What is below a seal is read before the period is held, and not again."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7, returned=3))
+    await in_december(stand, in_suspense=False)
+    await closed(stand)
+    stand.clock.move(minutes=16)
+    async with connected(stand.url) as coordinator:
+        if is_sealed:
+            async with coordinator.transaction():
+                await seal(coordinator, stand.clock.now())
+        settled = await look(coordinator, PERIOD)
+        assert settled.transfers == (4 if is_sealed else 0)
+        await agent.say(3, lease(granted=10, consumed=9, returned=3, units=2))
+        async with coordinator.transaction():
+            request = CloseRequest(Actor("somebody"))
+            answer = await close_period(coordinator, PERIOD, request, settled, GRACE, stand.clock.now())
+    assert isinstance(answer, PeriodClose)
+    assert (answer.missing, answer.period.state, answer.period.transfers) == ([], "closed", 6)
+    assert await pool(stand, PERIOD) == {"funded": 1000, "unallocated": 991, "consumed": 9}
+    await is_proven(stand)
 
 
 # --- closed means closed ----------------------------------------------------------------------------------------------
@@ -514,7 +567,8 @@ async def test_a_close_against_a_close(stand: Stand, agent: Agent) -> None:
     async def close() -> object:
         async with connected(stand.url) as coordinator, coordinator.transaction():
             request = CloseRequest(Actor("somebody"), carry_suspense=True)
-            return await close_period(coordinator, PERIOD, request, GRACE, stand.clock.now())
+            settled = await look(coordinator, PERIOD)
+            return await close_period(coordinator, PERIOD, request, settled, GRACE, stand.clock.now())
 
     first, *others = await asyncio.gather(*(close() for _ in range(4)))
     assert all(other == first for other in others)

@@ -21,7 +21,7 @@ from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRefused, CloseRequest, close_period
+from coordinator.operations.close_period import CloseRefused, CloseRequest, close_period, look
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import retire_epoch
@@ -225,7 +225,12 @@ async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
 
 def closes(stand: Stand) -> Step[Any]:
     request = CloseRequest(Actor(str(uuid4())))
-    return lambda c: close_period(c, PERIOD, request, timedelta(0), stand.clock.now())
+
+    async def step(connection: Connection) -> Any:
+        settled = await look(connection, PERIOD)
+        return await close_period(connection, PERIOD, request, settled, timedelta(0), stand.clock.now())
+
+    return step
 
 
 @pytest.fixture
