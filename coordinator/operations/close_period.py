@@ -6,7 +6,7 @@ is: then nobody waits for it. A close may be asked for again and again: what is 
 answer tells what is still missing.
 
     first asked    open → closing, from when on nothing is granted
-    each time      regions that still hold units of it are asked for them, so that nobody has to wait for expiry
+    from then on   regions that hold units of it are asked for them every few seconds: nobody waits for expiry
     nothing left   closing → closed: what is in suspense is carried into the open period, leases are closed, and the
                    root over all that stays is recorded with the position of the ledger
 """
@@ -117,7 +117,6 @@ async def close_period(
     leaves = [_carried(part) for part in parts]
     if not is_dry_run:
         await _begin(connection, row, request, carries, now)
-        await _recall(connection, period)
         if not missing:
             await _close(connection, row["closing_by"] or _asker(request), parts, period, settled, now)
     return await _told(connection, period, missing, leaves, is_dry_run)
