@@ -6,16 +6,17 @@
 --       then, for each request in turn: mode (enforce | peek | adjust), number of policies, hash of the operation's
 --         body or ''; only with an operation: how long it is remembered, ms
 --         then, for each policy in turn: its algorithm's name, cost, the algorithm's own arguments
--- Gives {'fenced'} | one string: for each request its outcome (a byte: 0 denied, 1 allowed, 2 replayed, 3 another body
---       had this operation), and but for the last, for each policy: why not (a byte, see parts/reasons; 0: allowed),
---       then whole numbers of eight bytes, the lowest first: limit, remaining, reset_ms, retry_after_ms, available,
---       last_grant, delay_ms
+-- Gives {'fenced'} | one string: for each request its outcome (a byte: 0 denied, 1 allowed, 2 replayed, 3 another
+--       body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text, after a 3 nothing,
+--       else for each policy: why not (a byte, see parts/reasons; 0: allowed), then whole numbers of eight bytes, the
+--       lowest first: limit, remaining, reset_ms, retry_after_ms, available, last_grant, delay_ms
 --
 -- Requests are decided one after the other, so a key that two of them share counts both. How a policy decides is its
 -- algorithm's business: algorithms/NAME.lua gives `look`, `refuse`, `keep` and `tell`, as lua/README.md says. This is
--- the envelope, and knows none of them by name.
+-- the envelope, and knows none of them by name. A request that fails (a key of another type, a spoilt value) fails
+-- alone; an error that tells of the store itself (no memory, no disk) is everybody's.
 
-local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY = '\0', '\1', '\2', '\3'
+local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
 local POLICY_BYTES = 57
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
@@ -80,7 +81,7 @@ local function replayed(known, operation, count)
   if #known == #operation + count * POLICY_BYTES then return REPLAYED .. string.sub(known, #operation + 1) end
 end
 
-for _ = 1, tonumber(ARGV[3]) do
+local function decide_next()
   local mode, count, operation = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
   at = at + 3
   local record, remembered_ms, known
@@ -92,22 +93,46 @@ for _ = 1, tonumber(ARGV[3]) do
   local said = known and replayed(known, operation, count)
   if said then
     skip_policies(count)
-  else
-    local policies, refused = decide(count, known and 'adjust' or mode)
-    local is_taken = not known and not refused and mode ~= 'peek'
-    -- From here on nothing may fail: everything was checked above.
-    local parts = {}
-    for i = 1, count do
-      local policy = policies[i]
-      if is_taken then policy.algorithm.keep(policy.state, policy.key, policy.at, policy.cost) end
-      parts[i] = told(policy, is_taken)
-    end
-    said = table.concat(parts)
-    if record and is_taken then
-      redis.call('SET', record, operation .. said, 'PX', remembered_ms)
-    end
-    said = (known and REPLAYED or refused and DENIED or ALLOWED) .. said
+    return said
   end
-  answer[#answer + 1] = said
+  local policies, refused = decide(count, known and 'adjust' or mode)
+  local is_taken = not known and not refused and mode ~= 'peek'
+  -- From here on nothing may fail: everything was checked above.
+  local parts = {}
+  for i = 1, count do
+    local policy = policies[i]
+    if is_taken then policy.algorithm.keep(policy.state, policy.key, policy.at, policy.cost) end
+    parts[i] = told(policy, is_taken)
+  end
+  said = table.concat(parts)
+  if record and is_taken then
+    redis.call('SET', record, operation .. said, 'PX', remembered_ms)
+  end
+  return (known and REPLAYED or refused and DENIED or ALLOWED) .. said
+end
+
+-- Past a request that failed, wherever in it that was.
+local function skip_request(first_key, first_at)
+  local has_operation = ARGV[first_at + 2] ~= '' and 1 or 0
+  key, at = first_key + has_operation, first_at + 3 + has_operation
+  skip_policies(tonumber(ARGV[first_at + 1]))
+end
+
+local function failed(fault)
+  local text = type(fault) == 'table' and fault.err or tostring(fault)
+  local code = string.match(text, '^%-?(%u+) ')
+  if code and code ~= 'ERR' and code ~= 'WRONGTYPE' then error(fault) end
+  text = string.sub(text, 1, 1000)
+  return FAILED .. struct.pack('<I2', #text) .. text
+end
+
+for i = 1, tonumber(ARGV[3]) do
+  local first_key, first_at = key, at
+  local is_decided, said = pcall(decide_next)
+  if not is_decided then
+    said = failed(said)
+    skip_request(first_key, first_at)
+  end
+  answer[i] = said
 end
 return table.concat(answer)

@@ -41,12 +41,17 @@ class Region:
         self._clock = clock
         self.metrics = Metrics()
         store_url = settings.store_url.get_secret_value()
-        self.store = StoreConnection(store_url, timeout_ms=settings.store_timeout_ms, on_connected=self._doubt)
+        self.store = StoreConnection(
+            store_url,
+            timeout_ms=settings.store_timeout_ms,
+            decision_timeout_ms=settings.decision_timeout_ms,
+            on_connected=self._doubt,
+        )
         self.scripts = Scripts(self.store)
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms)
-        self.guard = Guard(breaker, clock, self.metrics)
+        self.guard = Guard(breaker, clock, self.metrics, self.scripts.probe, settings.breaker_pause_ms)
         self.life = LifeKeeper(self.store, self.scripts, self._coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)
         gatherer = Gatherer(self.scripts, self.guard)
@@ -100,6 +105,7 @@ class Region:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
             await self.admission.close()
+            self.guard.close()
             await self._last_words()
             await self._coordinator.close()
             await self.store.close()

@@ -34,6 +34,7 @@ class AgentSettings(Settings):
     name: str = Field(default_factory=_own_name, min_length=1, max_length=128, examples=["agent-1"])
     report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])
     store_timeout_ms: int = Field(default=250, ge=1, le=60_000, examples=[250])
+    decision_timeout_ms: int = Field(default=5, ge=1, le=60_000, examples=[5])
     breaker_failures: int = Field(default=5, ge=1, le=1000, examples=[5])
     breaker_pause_ms: int = Field(default=1000, ge=1, le=60_000, examples=[1000])
     return_on_stop: bool = Field(default=False, examples=["false"])

@@ -8,9 +8,10 @@ The store's *fingerprint* is read on every new connection, before any other comm
 from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have been
 executed, and only its caller knows what that means.
 
-Time runs out for all calls together: one sweep looks at the oldest, a few times within a time-out. A timer for each
-call would cost as much as the call, and after a stall of this process it would fire before the replies that wait in
-the socket are read.
+Time runs out for all calls together: one timer looks at those that wait. A timer for each call would cost as much as
+the call. A store that answers others meanwhile is not silent: calls that wait behind our own have longer. And a timer
+that is late says that this process, or the machine, was busy: then the store is given as much time as well, once, and
+what lies in the socket is always read before anybody is told that there is no answer.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 # Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
 CHANGED_TOPOLOGY = {"MOVED", "ASK", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
-SWEEPS_IN_A_TIMEOUT = 5
+LATE_S = 0.001  # a timer that fires later than this after its moment was held up
+BEHIND_OTHERS = 4  # times its own time may a call wait while the store answers
 
 
 OnReply = Callable[[Reply | Exception], None]
@@ -40,6 +42,10 @@ OnReply = Callable[[Reply | Exception], None]
 
 class StoreUnavailable(Exception):
     """The store could not be asked, or did not answer in time."""
+
+
+class NoAnswer(StoreUnavailable):
+    """It was asked: whether it did what it was asked, nobody knows."""
 
 
 class StoreError(Exception):
@@ -61,12 +67,13 @@ def told_by(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
 
 
 class _Call:
-    """Who waits for a reply, and since when."""
+    """Who waits for a reply, since when, and for how long."""
 
-    __slots__ = ("on_reply", "since")
+    __slots__ = ("on_reply", "patience_s", "since")
 
-    def __init__(self, since: float, on_reply: OnReply) -> None:
+    def __init__(self, since: float, patience_s: float, on_reply: OnReply) -> None:
         self.since = since
+        self.patience_s = patience_s
         self.on_reply: OnReply | None = on_reply  # None: told already that there is no answer in time
 
     def tell(self, reply: Reply | Exception) -> None:
@@ -74,33 +81,41 @@ class _Call:
         if on_reply is not None:
             on_reply(reply)
 
+    @property
+    def due_at(self) -> float:
+        return self.since + self.patience_s
+
+    def is_overdue(self, now: float, silent_since: float) -> bool:
+        is_silent = now >= silent_since + self.patience_s or now >= self.since + BEHIND_OTHERS * self.patience_s
+        return self.on_reply is not None and now >= self.due_at and is_silent
+
 
 class _Protocol(asyncio.Protocol):
-    def __init__(self, timeout_s: float, on_lost: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]) -> None:
         self._reader = hiredis.Reader(replyError=StoreError)
         self._waiting: deque[_Call] = deque()
         self._gathered: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self._on_lost = on_lost
-        self._timeout_s = timeout_s
-        self._sweep_every_s = timeout_s / SWEEPS_IN_A_TIMEOUT
-        self._sweep_at = 0.0
+        self._heard_at = 0.0
+        self._look_at: float | None = None  # when those that wait are looked at next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply, *, at_once: bool) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, patience_s: float, *, at_once: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        if not self._waiting:
-            self._sweep_later()
         if not self._gathered and not at_once:
             self._loop.call_soon(self._flush)
         packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
         self._gathered.append(packed)
-        self._waiting.append(_Call(self._loop.time(), on_reply))
+        now = self._loop.time()
+        self._waiting.append(_Call(now, patience_s, on_reply))
+        if self._look_at is None or now + patience_s < self._look_at:
+            self._look_later(now + patience_s)
         if at_once:
             self._flush()
 
@@ -110,41 +125,60 @@ class _Protocol(asyncio.Protocol):
             self._transport.write(b"".join(gathered))
 
     def data_received(self, data: bytes) -> None:
+        now = self._loop.time()
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            self._waiting.popleft().tell(reply)
+            call = self._waiting.popleft()
+            if call.on_reply is not None:  # else it comes too late to speak for the store
+                self._heard_at = now
+            call.tell(reply)
             if isinstance(reply, StoreError) and str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
                 self.close()
 
-    def _sweep_later(self) -> None:
-        now = self._loop.time()
-        if now < self._sweep_at:
-            return  # one is under way
-        self._sweep_at = now + self._sweep_every_s
-        self._loop.call_at(self._sweep_at, self._sweep)
+    def _look_later(self, moment: float, *, is_second: bool = False) -> None:
+        self._look_at = moment
+        self._loop.call_at(moment, self._look, moment, is_second)
 
-    def _sweep(self) -> None:
+    def _look(self, moment: float, is_second: bool) -> None:
+        """At those whose time is over. Once two turns have passed, what lay in the socket has been read."""
+        if moment != self._look_at:
+            return  # an earlier look was asked for since
         now = self._loop.time()
-        was_stalled = now - self._sweep_at > self._sweep_every_s
-        if not was_stalled:  # else the replies may lie in the socket: they are read before the next sweep
-            self._give_up(before=now - self._timeout_s)
-        self._sweep_at = 0.0
-        if self._waiting:
-            self._sweep_later()
+        if not any(call.is_overdue(now, self._silent_since()) for call in self._waiting):
+            self._look_again(now)
+        elif now - moment > LATE_S and not is_second:
+            self._look_later(now + min(now - moment, self._shortest_s()), is_second=True)
+        else:
+            self._loop.call_soon(self._loop.call_soon, self._give_up)
 
-    def _give_up(self, before: float) -> None:
-        """Their replies will still come, and are thrown away then: the order is what tells them apart."""
+    def _give_up(self) -> None:
+        """Replies that come later are thrown away: the order is what tells them apart."""
+        now = self._loop.time()
+        silent_since = self._silent_since()
         for call in list(self._waiting):
-            if call.since > before:
-                return
-            call.tell(StoreUnavailable("the store did not answer in time"))
+            if call.is_overdue(now, silent_since):
+                call.tell(NoAnswer("the store did not answer in time"))
+        self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        self._look_at = None
+        due_at = min((call.due_at for call in self._waiting if call.on_reply is not None), default=None)
+        if due_at is not None:
+            self._look_later(max(due_at, now + self._shortest_s() / 4))
+
+    def _silent_since(self) -> float:
+        """Since when something waits and nothing was heard."""
+        return max(self._heard_at, self._waiting[0].since) if self._waiting else self._heard_at
+
+    def _shortest_s(self) -> float:
+        return min(call.patience_s for call in self._waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         waiting, self._waiting = self._waiting, deque()
         self._on_lost()
         for call in waiting:
-            call.tell(StoreUnavailable(f"the store's connection was lost: {exc or 'closed'}"))
+            call.tell(NoAnswer(f"the store's connection was lost: {exc or 'closed'}"))
 
     def close(self) -> None:
         if self._transport is not None:
@@ -173,12 +207,21 @@ class StoreAddress:
 
 
 class StoreConnection:
-    def __init__(self, url: str, *, timeout_ms: int, on_connected: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_ms: int,
+        decision_timeout_ms: int | None = None,
+        on_connected: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`decision_timeout_ms`: of what is sent at once, for a service waits for it."""
         self.address = StoreAddress(url)
         self.fingerprint: str | None = None
         self.eviction_policy: str | None = None
         self.calls = 0
         self._timeout_s = timeout_ms / 1000
+        self._decision_timeout_s = (decision_timeout_ms or timeout_ms) / 1000
         self._on_connected = on_connected
         self._protocol: _Protocol | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -199,14 +242,14 @@ class StoreConnection:
             on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
             return
         self.calls += 1
-        self._protocol.send(arguments, on_reply, at_once=True)
+        self._protocol.send(arguments, on_reply, self._decision_timeout_s, at_once=True)
 
     async def _ask(self, *arguments: Argument) -> Reply:
         if self._protocol is None:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._protocol.send(arguments, told_by(future), at_once=False)
+        self._protocol.send(arguments, told_by(future), self._timeout_s, at_once=False)
         return await future
 
     async def read_fingerprint(self) -> str:
@@ -282,7 +325,7 @@ class StoreConnection:
         self.fingerprint = fingerprint
 
     def _new_protocol(self) -> _Protocol:
-        return _Protocol(self._timeout_s, self._on_lost)
+        return _Protocol(asyncio.get_running_loop(), self._on_lost)
 
     def _on_lost(self) -> None:
         self.fingerprint = None

@@ -3,14 +3,20 @@
 A call counts, not a request: sixty-four that were gathered fail together. What counts is what says that the store
 cannot decide: no connection, no answer in time, or an error of the store's own, such as OOM. An error of the script
 is about what it was asked, and whoever answers so is there.
+
+Whether it is back is found out by a call of the guard's own, a write that nobody depends on. A request that tried would
+be put at risk: unanswered, it may have been spent.
 """
+
+import asyncio
+from collections.abc import Callable
 
 import structlog
 
 from protocol.clock import Clock
 from regional_agent.domain.breaker import Breaker, BreakerState
 from regional_agent.metrics import Metrics
-from regional_agent.store.connection import Reply, StoreError, StoreUnavailable
+from regional_agent.store.connection import OnReply, Reply, StoreError, StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -19,8 +25,14 @@ ABOUT_THE_QUESTION = {"ERR", "WRONGTYPE", "NOSCRIPT"}
 
 
 class Guard:
-    def __init__(self, breaker: Breaker, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, breaker: Breaker, clock: Clock, metrics: Metrics, probe: Callable[[OnReply], None], pause_ms: int
+    ) -> None:
+        """`probe` makes a call that a store which can decide answers."""
         self._breaker = breaker
+        self._probe = probe
+        self._pause_s = pause_ms / 1000
+        self._timer: asyncio.TimerHandle | None = None
         self._clock = clock
         self._metrics = metrics
         self._degraded_at_ms: int | None = None
@@ -32,7 +44,11 @@ class Guard:
         return self._breaker.state
 
     def may_ask(self) -> bool:
-        return self._breaker.may_call(self._clock.monotonic_ms())
+        return self._breaker.state is BreakerState.CLOSED
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def heard(self, reply: Reply | Exception) -> None:
         """What came of a call."""
@@ -63,6 +79,21 @@ class Guard:
             self._degraded_at_ms = now_ms
             self._metrics.degraded_entries.inc()
             log.warning("the store is left alone, and each policy's failure mode answers", reason=reason)
+        if self._breaker.state is BreakerState.OPEN:
+            self._try_later()
+
+    def _try_later(self) -> None:
+        self.close()
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._try)
+
+    def _try(self) -> None:
+        """One call at a time: the next comes a pause after this one has failed."""
+        if self._breaker.state is BreakerState.CLOSED:
+            return
+        if self._breaker.may_call(self._clock.monotonic_ms()):
+            self._probe(self.heard)
+        else:  # the two clocks do not round alike
+            self._try_later()
 
 
 def says_that_it_cannot(reply: Reply | Exception) -> bool:

@@ -7,6 +7,7 @@ readable beside the current.
 
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
+PROBE = b"lh:probe"
 
 
 def lane(lane: int, epoch: int) -> bytes:

@@ -19,6 +19,7 @@ from regional_agent.store.connection import Argument, Reply, StoreConnection, St
 from regional_agent.store.sources import sources
 
 ENOUGH_LINES = 1000
+PROBE_KEPT_MS = 60_000
 KEYS_KEPT = 65_536  # names of keys that are remembered, for those that are asked for again and again
 
 
@@ -137,7 +138,8 @@ class Decision:
 OnDecision = Callable[[Decision | Exception], None]
 REASONS = ("", *(reason.value for reason in DenialReason))
 _POLICY = struct.Struct("<B7q")
-_DENIED, _REPLAYED, _ANOTHER_BODY = 0, 2, 3
+_DENIED, _REPLAYED, _ANOTHER_BODY, _FAILED = 0, 2, 3, 4
+_LENGTH_BYTES = 2
 
 
 class Frozen(NamedTuple):
@@ -238,6 +240,10 @@ class Scripts:
                 on_decision(decision)
 
         self._store.send(("EVALSHA", self._sha["check"], len(names), *names, *arguments), on_reply)
+
+    def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
+        """A write: a store without memory, or that may not write to its disk, answers reads."""
+        self._store.send(("SET", keys.PROBE, "1", "PX", PROBE_KEPT_MS), on_reply)
 
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
@@ -385,6 +391,11 @@ def _unpacked(reply: bytes, requests: Sequence[Request]) -> Iterator[Decision | 
         outcome, at = reply[at], at + 1
         if outcome == _ANOTHER_BODY:
             yield OperationConflict()
+            continue
+        if outcome == _FAILED:
+            begin = at + _LENGTH_BYTES
+            at = begin + int.from_bytes(reply[at:begin], "little")
+            yield StoreError(reply[begin:at].decode(errors="replace"))
             continue
         end = at + _POLICY.size * len(request.charges)
         policies = [PolicyDecision._make(each) for each in _POLICY.iter_unpack(reply[at:end])]

@@ -17,7 +17,7 @@ DIMENSIONS = '{"policy":"export"}'
 
 
 def guard() -> Guard:
-    return Guard(Breaker(5, 1000), SystemClock(), Metrics())
+    return Guard(Breaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
 
 
 def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from protocol.outcomes import DenialReason
-from regional_agent.store.connection import StoreConnection, StoreUnavailable
+from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.gathering import MOST_REQUESTS, Gatherer
 from regional_agent.store.scripts import (
     AllowanceCharge,
@@ -83,6 +83,36 @@ async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(scri
     assert (again.allowed, again.replayed, len(again.policies)) == (True, True, 2)
     assert await available(scripts, life) == 99
     assert again.policies[1].remaining == 10
+
+
+async def test_a_request_that_fails_fails_alone(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+    """Of another type, or a value that no script wrote: its neighbours are decided, before it and behind it."""
+    spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
+    await connection.call("LPUSH", spoilt[0].asked(life)[0][0], "1")
+    await connection.call("SET", spoilt[1].asked(life)[0][0], "short")
+    await install(scripts, life, lease_reply(granted=5))
+    once = Operation("digest-of-id", "digest-of-body", 60_000)
+    requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]
+    gatherer = Gatherer(scripts, guard())
+    answers = await asyncio.gather(*(gatherer.decide(life, each) for each in requests), return_exceptions=True)
+    first, wrong_type, too_short, last = answers
+    assert isinstance(wrong_type, StoreError)
+    assert str(wrong_type).startswith("WRONGTYPE")
+    assert isinstance(too_short, StoreError)
+    assert [isinstance(each, Decision) and each.policies[0].available for each in (first, last)] == [4, 3]
+    assert await available(scripts, life) == 3, "nothing of what failed was taken"
+
+
+async def test_an_error_of_the_store_itself_is_everybodys(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await connection.call("CONFIG", "SET", "maxmemory", "1")
+    try:
+        gatherer = Gatherer(scripts, guard())
+        answers = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3)), return_exceptions=True)
+    finally:
+        await connection.call("CONFIG", "SET", "maxmemory", "0")
+    assert [str(each).partition(" ")[0] for each in answers] == ["OOM"] * 3
 
 
 async def test_who_asks_a_store_that_is_gone_is_told(connection: StoreConnection, scripts: Scripts, life: Life) -> None:

@@ -211,13 +211,14 @@ def rates(draw: st.DrawFn) -> RateCharge:
     )
 
 
+SPOILT = RateCharge("spoilt:tenant=acme", 1, 1_000, 10)
 operations = st.builds(
     Operation, st.sampled_from(["d1", "d2"]), st.sampled_from([BODY, OTHER]), st.sampled_from([60_000, 3_600_000])
 )
 requests = st.builds(
     Request,
     st.sampled_from(["enforce", "enforce", "peek", "adjust"]),
-    st.lists(st.one_of(allowances, rates()), min_size=1, max_size=3),
+    st.lists(st.one_of(allowances, rates(), st.just(SPOILT)), min_size=1, max_size=3),
     st.one_of(st.none(), operations),
 )
 
@@ -266,6 +267,8 @@ class Store(RuleBasedStateMachine):
         self.pass_time(0)
         at_once(self.scripts.begin_life("life-1", "a" * 16))
         at_once(self.scripts.adopt_epoch("life-1", "a" * 16, 7, LANES))
+        # Of another type than its script's: whoever asks for it fails, alone.
+        at_once(self.both.call("HSET", SPOILT.asked(Life("life-1", 7, LANES))[0][0], "of", "another type"))
 
     def do(self, coroutine: Coroutine[Any, Any, T]) -> T | None:
         try:

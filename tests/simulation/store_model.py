@@ -21,6 +21,7 @@ from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
 
 POLICY_BYTES = 57
+WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NEXT = "next:"
 MOST_LEASES = 400
 
@@ -161,6 +162,11 @@ class StoreModel:
         self._write(key, dict(zip(pairs[::2], pairs[1::2], strict=True)))
         return len(self.hash(key)) - before
 
+    def _do_set(self, key: str, _value: str, _px: str, kept_ms: str) -> bytes:
+        self.data[key] = ["probe"]
+        self._expire(key, int(kept_ms))
+        return b"OK"
+
     def _do_hdel(self, key: str, *fields: str) -> int:
         return self._remove(key, *fields)
 
@@ -282,7 +288,10 @@ class StoreModel:
         if isinstance(known, list) and len(known[1]) == POLICY_BYTES * count:
             return b"\2" + bytes(known[1])
         states: dict[str, State] = {}
-        refusals = [self._refusal(policy, states, "adjust" if known else mode, mono) for policy in policies]
+        try:
+            refusals = [self._refusal(policy, states, "adjust" if known else mode, mono) for policy in policies]
+        except StoreError as error:  # while it is looked at: nothing was taken
+            return b"\4" + struct.pack("<H", len(str(error))) + str(error).encode()
         is_taken = not known and not any(reason for reason, _ in refusals) and mode != "peek"
         for reason, _ in refusals:
             if reason:
@@ -328,7 +337,8 @@ class StoreModel:
     def rate(self, key: str) -> list[int]:
         """A rate's packed string: the share, and what its algorithm remembers."""
         value = self.data.get(key, [0, 0, 0, 0])
-        assert isinstance(value, list)
+        if not isinstance(value, list):
+            raise StoreError(WRONG_TYPE)
         return value
 
     def keep_rate(self, key: str, value: list[int], ttl_ms: int) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from protocol.outcomes import DenialReason
 from regional_agent.store.connection import (
     Argument,
+    NoAnswer,
     OnReply,
     StoreConnection,
     StoreError,
@@ -134,12 +135,9 @@ _NO_ANSWER: Any = object()
 class Wire:
     """What stands below a StoreConnection: commands arrive in order, after a while; replies likewise."""
 
-    def __init__(
-        self, machine: Machine, is_alive: Callable[[], bool], timeout_s: float, on_lost: Callable[[], None]
-    ) -> None:
+    def __init__(self, machine: Machine, is_alive: Callable[[], bool], on_lost: Callable[[], None]) -> None:
         self._machine = machine
         self._is_alive = is_alive
-        self._timeout_s = timeout_s
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[_Call, None] = {}  # in the order in which they were asked
@@ -147,15 +145,15 @@ class Wire:
         self._arrives_at = 0.0
         machine.wires.append(self)
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply, *, at_once: bool) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, patience_s: float, *, at_once: bool) -> None:
         if not self._is_alive():
             return  # the dead ask nothing, and wait for ever
         if not self._is_open:
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        call = _Call(self._loop.time(), on_reply)
+        call = _Call(self._loop.time(), patience_s, on_reply)
         self._waiting[call] = None
-        deadline = self._loop.time() + self._timeout_s
+        deadline = self._loop.time() + patience_s
         self._arrives_at = max(self._arrives_at, self._loop.time() + self._latency_s())
         self._loop.call_at(self._arrives_at, self._arrive, call, tuple(arguments), deadline)
         if self._arrives_at > deadline:
@@ -185,7 +183,7 @@ class Wire:
     def _settle(self, call: _Call, reply: Any) -> None:
         self._waiting.pop(call, None)
         if self._is_alive():
-            call.tell(StoreUnavailable("no answer in time") if reply is _NO_ANSWER else reply)
+            call.tell(NoAnswer("no answer in time") if reply is _NO_ANSWER else reply)
 
     def lost(self) -> None:
         if not self._is_open:
@@ -193,7 +191,7 @@ class Wire:
         self._is_open = False
         self._machine.wires.remove(self)
         for call in list(self._waiting):
-            self._settle(call, StoreUnavailable("the store's connection was lost"))
+            self._settle(call, NoAnswer("the store's connection was lost"))
         if self._is_alive():
             self._on_lost()
 
@@ -205,9 +203,12 @@ class VirtualConnection(StoreConnection):
     """The real connection with another wire."""
 
     def __init__(
-        self, machine: Machine, is_alive: Callable[[], bool], *, timeout_ms: int, on_connected: Callable[[], None]
+        self,
+        machine: Machine,
+        is_alive: Callable[[], bool],
+        **options: Any,
     ) -> None:
-        super().__init__("redis://store:6379/0", timeout_ms=timeout_ms, on_connected=on_connected)
+        super().__init__("redis://store:6379/0", **options)
         self._machine = machine
         self._is_alive = is_alive
 
@@ -216,5 +217,5 @@ class VirtualConnection(StoreConnection):
         await asyncio.sleep(0.001)
         if not self._machine.is_up:
             raise ConnectionRefusedError
-        self._protocol = Wire(self._machine, self._is_alive, self._timeout_s, self._on_lost)  # type: ignore[assignment]
+        self._protocol = Wire(self._machine, self._is_alive, self._on_lost)  # type: ignore[assignment]
         await self._greet()

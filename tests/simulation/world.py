@@ -168,6 +168,7 @@ class World:
             store_url=SecretStr(agent.name),
             report_interval_ms=500,
             store_timeout_ms=250,
+            decision_timeout_ms=250,
             return_on_stop=False,
             state_dir=None,
             name=agent.name,

@@ -152,6 +152,7 @@ class World:
             "store_url": SecretStr(f"{self.store.rpartition('/')[0]}/{REGIONS.index(region)}"),
             "report_interval_ms": 20,
             "store_timeout_ms": 5_000,
+            "decision_timeout_ms": 5_000,
         }
         return AgentSettings(**(given | changed))
 

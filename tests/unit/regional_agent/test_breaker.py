@@ -1,12 +1,15 @@
 """When the store is left alone, and who tries again. Of any sequence of events."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.clock import SystemClock
 from regional_agent.domain.breaker import Breaker, BreakerState
 from regional_agent.metrics import Metrics
-from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
 from regional_agent.store.guard import Guard, says_that_it_cannot
 from tests.unit.regional_agent.test_leasing import StandingClock
 
@@ -67,9 +70,27 @@ def test_what_counts_is_that_the_store_cannot_and_not_that_a_question_was_wrong(
     assert says_that_it_cannot(reply) is cannot
 
 
-def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
+class Probes:
+    """Calls that try whether the store is back."""
+
+    def __init__(self) -> None:
+        self.waiting: list[OnReply] = []
+
+    def __call__(self, on_reply: OnReply) -> None:
+        self.waiting.append(on_reply)
+
+    async def made(self, times: int) -> None:
+        for _ in range(3_000):
+            if len(self.waiting) == times:
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("nobody tries")
+
+
+@pytest.mark.anyio
+async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
     clock, metrics = StandingClock(), Metrics()
-    guard = Guard(Breaker(2, PAUSE_MS), clock, metrics)
+    guard = Guard(Breaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
     for _ in range(4):
         guard.heard(StoreUnavailable("gone"))
         clock.now_ms += 500
@@ -80,3 +101,21 @@ def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> 
     assert guard.degraded_ms() == 1500
     guard.heard(StoreUnavailable("gone"))
     assert guard.degraded_ms() == 1500, "one failure is no outage"
+    guard.close()
+
+
+@pytest.mark.anyio
+async def test_one_call_of_its_own_at_a_time_finds_out_that_the_store_is_back() -> None:
+    probes = Probes()
+    guard = Guard(Breaker(1, 1), SystemClock(), Metrics(), probes, 1)
+    guard.heard(StoreUnavailable("gone"))
+    for times in (1, 2):
+        await probes.made(times)
+        assert not guard.may_ask(), "no request is put at risk"
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(probes.waiting) == times, "while one tries nobody else does"
+        probes.waiting[-1](StoreUnavailable("gone"))
+    await probes.made(3)
+    probes.waiting[-1](b"OK")
+    assert guard.may_ask()

@@ -1,0 +1,144 @@
+"""How long a call waits for the store, on a clock that only the test moves: whose fault is it that time is over?"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from regional_agent.store.connection import BEHIND_OTHERS, NoAnswer, _Protocol
+
+PATIENCE_S = 0.005
+IN_TIME_S, TOO_LATE_S = 0.004, 0.0015
+
+
+class Turns:
+    """An event loop as far as a connection uses it. `busy` is time in which it does not come round."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._timers: list[tuple[float, Callable[[], object]]] = []
+        self._soon: list[Callable[[], object]] = []
+        self.socket: list[bytes] = []
+        self.protocol = _Protocol(cast(asyncio.AbstractEventLoop, self), lambda: None)
+        self.protocol.connection_made(cast(asyncio.BaseTransport, Wire()))
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, moment: float, callback: Callable[..., object], *arguments: Any) -> None:
+        self._timers.append((moment, lambda: callback(*arguments)))
+
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self._soon.append(lambda: callback(*arguments))
+
+    def busy(self, seconds: float) -> None:
+        self.now += seconds
+
+    def turn(self) -> None:
+        """What is due, what was asked for before, and only then what lies in the socket: the worst order there is."""
+        due = [callback for moment, callback in self._timers if moment <= self.now]
+        self._timers = [each for each in self._timers if each[0] > self.now]
+        soon, self._soon = self._soon, []
+        for callback in (*due, *soon):
+            callback()
+        replies, self.socket = self.socket, []
+        for reply in replies:
+            self.protocol.data_received(reply)
+
+    def run(self, seconds: float) -> None:
+        """As an idle process does: it wakes at each timer's moment."""
+        until = self.now + seconds
+        while self._soon or any(moment <= until for moment, _ in self._timers):
+            if not self._soon:
+                self.now = max(self.now, min(moment for moment, _ in self._timers))
+            self.turn()
+        self.now = until
+
+
+class Wire:
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        assert data
+
+
+@pytest.fixture
+def turns() -> Turns:
+    return Turns()
+
+
+def ask(turns: Turns, patience_s: float = PATIENCE_S) -> list[Any]:
+    heard: list[Any] = []
+    turns.protocol.send(("PING",), heard.append, patience_s, at_once=True)
+    return heard
+
+
+def test_a_silent_store_is_waited_for_as_long_as_it_was_said_and_no_longer(turns: Turns) -> None:
+    heard = ask(turns)
+    turns.run(IN_TIME_S)
+    assert not heard
+    turns.run(TOO_LATE_S)
+    assert [type(each) for each in heard] == [NoAnswer], "nobody knows whether it was done"
+    turns.socket = [b"+PONG\r\n"]
+    turns.turn()
+    assert len(heard) == 1, "what comes later is thrown away"
+    again = ask(turns)
+    turns.socket = [b"+PONG\r\n"]
+    turns.turn()
+    assert again == [b"PONG"]
+
+
+def test_each_call_has_its_own_time(turns: Turns) -> None:
+    patient, hurried = ask(turns, 0.25), ask(turns)
+    turns.run(0.01)
+    assert (patient, len(hurried)) == ([], 1)
+    turns.run(0.25)
+    assert len(patient) == 1
+
+
+def test_what_lies_in_the_socket_is_read_before_anybody_is_given_up(turns: Turns) -> None:
+    """This process was held up, for long or twice: the replies were there in time."""
+    heard = ask(turns)
+    turns.socket = [b"+PONG\r\n"]
+    turns.busy(10 * PATIENCE_S)
+    turns.turn()
+    assert heard == [b"PONG"]
+    ask(turns)
+    turns.busy(PATIENCE_S)
+    turns._timers, timers = [], turns._timers
+    late = ask(turns)
+    turns._timers += timers
+    turns.turn()
+    turns.busy(PATIENCE_S)
+    turns.socket = [b"+PONG\r\n+PONG\r\n"]
+    for _ in range(4):
+        turns.turn()
+    assert late == [b"PONG"]
+
+
+def test_a_machine_that_was_busy_gives_the_store_time_as_well_and_only_once(turns: Turns) -> None:
+    heard = ask(turns)
+    turns.busy(2 * PATIENCE_S)
+    for _ in range(5):
+        turns.turn()
+    assert not heard, "it was this process that did not come round"
+    turns.run(PATIENCE_S)
+    assert len(heard) == 1, "nobody hangs"
+
+
+def test_who_waits_behind_others_has_longer_while_the_store_answers(turns: Turns) -> None:
+    for _ in range(20):
+        ask(turns)
+    last = ask(turns)
+    for _ in range(3):
+        turns.run(IN_TIME_S)
+        turns.socket = [b"+PONG\r\n"]
+        turns.turn()
+        assert not last, "it is being worked off"
+    turns.run(IN_TIME_S)
+    turns.socket = [b"+PONG\r\n"]
+    turns.turn()
+    turns.run(BEHIND_OTHERS * PATIENCE_S - 4 * IN_TIME_S + 0.003)
+    assert len(last) == 1, "but not for ever"
