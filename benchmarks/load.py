@@ -139,6 +139,10 @@ def post(path: str, body: bytes) -> bytes:
     return head.encode() + body
 
 
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: benchmark\r\n\r\n".encode()
+
+
 def http_is_whole(answer: bytes) -> bool:
     head, found, body = answer.partition(b"\r\n\r\n")
     if not found:

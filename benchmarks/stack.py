@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -73,24 +73,26 @@ def can_be_pinned() -> bool:
 
 
 @contextmanager
-def pinned(stack: Stack) -> Iterator[None]:
-    """The measured agent and its store on the first core; we, our children and the rest of the stack on the second."""
+def pinned(stack: Stack) -> Iterator[Callable[[int], None]]:
+    """The measured agent and its store on the first core; we, our children and the rest of the stack on the second.
+
+    What it gives puts one process more beside the measured ones.
+    """
     if not can_be_pinned():
-        yield
+        yield lambda _pid: None
         return
     before = os.sched_getaffinity(0)
     first, second = sorted(before)[:2]
     pids: Mapping[str, int] = stack["pids"]
-    _put((pid for name, pid in pids.items() if name not in _MEASURED), second)
-    _put((pids[name] for name in _MEASURED), first)
+    for name, pid in pids.items():
+        _put(pid, first if name in _MEASURED else second)
     os.sched_setaffinity(0, {second})
     try:
-        yield
+        yield lambda pid: _put(pid, first)
     finally:
         os.sched_setaffinity(0, before)
 
 
-def _put(pids: Iterable[int], core: int) -> None:
-    for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
+def _put(pid: int, core: int) -> None:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), {core})

@@ -8,9 +8,10 @@ It is one agent more of the region: it shares the store with the others, reports
 when the block ends.
 """
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -23,6 +24,9 @@ from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 
+PATIENCE_S = 5  # of a service that starts, with a coordinator and a store that may not be there
+LOOK_AGAIN_S = 0.01
+
 
 class Engine:
     def __init__(self, settings: AgentSettings | None = None) -> None:
@@ -30,8 +34,16 @@ class Engine:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        """Begins when the engine can decide, or after a while in which it could not: then each question says why."""
         async with self.region.running():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._ready()
             yield
+
+    async def _ready(self) -> None:
+        while self.region.life.current is None or self.region.admission.policies is None:  # noqa: ASYNC110 - two rooms tell
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     async def check(
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"

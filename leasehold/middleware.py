@@ -8,6 +8,7 @@ RateLimit headers. A request that is admitted gets the RateLimit headers on its 
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Protocol
 
 import msgspec
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from doors.problems import MEDIA_TYPE
 from doors.request_ids import request_id_of
-from leasehold.asking import Decision, Subject
+from leasehold.asking import Decision, Refused, Subject
 from regional_agent.answers import denial_of
 
 SubjectOf = Callable[[Scope], Subject | None]
@@ -42,7 +43,13 @@ class Limited:
         if subject is None:  # nobody is asked about it
             await self._app(scope, receive, send)
             return
-        decision = await self._ask(subject)
+        try:
+            decision = await self._ask(subject)
+        except Refused as refused:
+            if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # the question is wrong: the service's own fault
+                raise
+            await _refuse(refused, scope, send)
+            return
         if decision.allowed:
             await self._app(scope, receive, _passing_on(decision, send))
         else:
@@ -58,12 +65,20 @@ def _passing_on(decision: Decision, send: Send) -> Send:
     return sending
 
 
+async def _refuse(refused: Refused, scope: Scope, send: Send) -> None:
+    """Nobody could decide, such as an engine that was started a moment ago and has not heard of its policies."""
+    document = {**refused.problem, "instance": scope["path"], "request_id": request_id_of(scope)}
+    await _answer(send, refused.status, msgspec.json.encode(document), {"retry-after": "1"})
+
+
 async def _deny(decision: Decision, scope: Scope, send: Send) -> None:
     denial = denial_of(decision, scope["path"], request_id_of(scope))
-    body = msgspec.json.encode(denial)
+    await _answer(send, denial.status, msgspec.json.encode(denial), decision.headers)
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
     own = {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
-    headers = _raw({**decision.headers, **own})
-    await send({"type": "http.response.start", "status": denial.status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": _raw({**headers, **own})})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -24,7 +24,7 @@ from leasehold.asking import Subject
 from leasehold.engine import Engine
 from leasehold.middleware import Ask, Limited
 from regional_agent.settings import AgentSettings
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World
 from tests.integration.regional_agent.test_clients import served_agent
 
 pytestmark = pytest.mark.anyio
@@ -53,9 +53,7 @@ def service(ask: Ask) -> httpx.AsyncClient:
 @asynccontextmanager
 async def engine_of(world: World, **settings: Any) -> AsyncIterator[Engine]:
     engine = Engine(world.settings("us-east", **settings))
-    region = engine.region
     async with engine.running():
-        await until(lambda: region.life.current is not None and region.admission.policies is not None)
         yield engine
 
 
@@ -126,6 +124,22 @@ async def test_a_store_that_is_gone_is_each_policys_to_decide(world: World) -> N
         assert (await asking.get("/v1/open", headers={"X-Tenant": "acme"})).text == "worked for acme"
 
 
+async def test_a_service_whose_engine_knows_nothing_yet_answers_so(world: World) -> None:
+    engine = Engine(world.settings("us-east"))  # it does not run
+    async with service(engine.check) as asking:
+        answer = await asking.post("/v1/exports", headers={"X-Tenant": "acme"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (answer.json()["type"], answer.json()["instance"]) == ("/problems/not-ready", "/v1/exports")
+
+
+async def test_a_wrong_question_is_the_services_own_fault(world: World) -> None:
+    async def ask(subject: Subject) -> Any:
+        raise Refused(422, {"title": "Invalid request"})
+
+    async with service(ask) as asking:
+        assert (await asking.post("/v1/exports", headers={"X-Tenant": "acme"})).status_code == 500
+
+
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
@@ -141,10 +155,8 @@ async def test_the_service_of_the_examples_works(world: World) -> None:
     said = {variable_of(AgentSettings, name): _text(value) for name, value in settings if value is not None}
     script = (
         "from fastapi.testclient import TestClient\n"
-        "from examples.exports import app, engine\n"
-        "import time\n"
+        "from examples.exports import app\n"
         "with TestClient(app) as client:\n"
-        "    while engine.region.life.current is None or engine.region.admission.policies is None: time.sleep(0.02)\n"
         "    print(client.get('/healthz').status_code, client.post('/v1/exports', headers={'X-Tenant': 'a'}).json())\n"
     )
     environment = os.environ | said | {"PYTHONPATH": str(ROOT)}

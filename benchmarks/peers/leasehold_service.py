@@ -1,0 +1,32 @@
+"""The same FastAPI service, limited by Leasehold in its own process."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.types import Scope
+
+from leasehold.asking import Subject
+from leasehold.engine import Engine
+from leasehold.middleware import Limited
+
+engine = Engine()
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async with engine.running():
+        yield
+
+
+def subject_of(scope: Scope) -> Subject:
+    return {"tenant": "acme", "route": scope["path"], "method": scope["method"]}
+
+
+app = FastAPI(lifespan=lifespan)
+app.add_middleware(Limited, ask=engine.check, subject=subject_of)
+
+
+@app.get("/benchmark")
+async def asked() -> dict[str, str]:
+    return {"export": "made"}
