@@ -46,23 +46,25 @@ class Gathering:
         self._free = places
         self._line: deque[_Waiting] = deque()
         self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # and the quotas that each is at
+        self._spoken_for: set[str] = set()  # quotas that a transaction is at, or that somebody in line waits for
 
     async def apply(self, call: Call) -> Applied:
         """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
         waiting = _waiting(call, asyncio.get_running_loop().create_future())
+        may_go = self._free and self._spoken_for.isdisjoint(waiting.quotas)
         self._line.append(waiting)
-        self._start()
+        self._spoken_for |= waiting.quotas
+        if may_go:  # or else nobody may: who is in line was looked at when the last transaction ended
+            self._start()
         return await waiting.answer
 
     def _start(self) -> None:
-        while self._free and self._line:
-            gathered = self._take()
-            if not gathered:
-                return  # all of them gave up, or wait for what is under way
+        while self._free and (gathered := self._take()):
             self._free -= 1
             task = asyncio.create_task(self._run(gathered))
             self._running[task] = frozenset[str]().union(*(waiting.quotas for waiting in gathered))
             task.add_done_callback(self._ended)
+        self._spoken_for = set[str]().union(*self._running.values(), *(waiting.quotas for waiting in self._line))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._running[task]

@@ -13,7 +13,7 @@ An exchange that is refused (a gap, a conflict, lost data, …) changes nothing 
 works on any number of calls at once.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +28,7 @@ from coordinator.domain.granting import (
     Terms,
     Wanted,
     came_free,
+    demand_milli_of,
     fetch,
     lease_reply,
     push,
@@ -199,6 +200,7 @@ class Books:
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
+    demands_milli: Counter[Key] = field(default_factory=Counter)  # of each pool's leases together, once all is booked
 
     def of(self, work: Work) -> dict[Key, Lease]:
         epoch = work.incoming.batch.epoch
@@ -206,7 +208,8 @@ class Books:
 
     def shelf(self, lease: Lease) -> Shelf:
         locked = self.pools[lease.key]
-        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key])
+        demand_milli = self.demands_milli[lease.key]
+        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key], demand_milli)
 
 
 # --- judge, sort, books: what there is --------------------------------------------------------------------------------
@@ -354,6 +357,8 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     for work in works:
         _settle(work, books, terms, now)
     regions = len(catalogue.active)
+    for lease in books.leases.values():
+        books.demands_milli[lease.key] += demand_milli_of(lease, now)
     for work in works:
         _grant(work, books, regions, now)
     pushed = list(_push(works, books, now))
@@ -418,7 +423,9 @@ def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
         lease = leases[wanted.key]
         unheard = max(0, lease.granted - heard.get(wanted.key, lease.granted))
         shelf, asked = books.shelf(lease), wanted._replace(unheard=unheard)
+        demand_was_milli = demand_milli_of(lease, now)
         work.refusals[wanted.key] = serve(work.report, asked, lease, shelf, regions, now)
+        books.demands_milli[lease.key] += demand_milli_of(lease, now) - demand_was_milli
 
 
 def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]:

@@ -58,6 +58,7 @@ class Shelf(NamedTuple):
     period_is_open: bool
     region: str
     leases: Sequence[Lease]  # all that are known of the pool
+    demand_milli: int = 0  # of all of them together
 
     @property
     def others(self) -> list[Lease]:
@@ -98,7 +99,7 @@ def serve(
         return refusal
     want, pool = wanted.want, shelf.pool
     fund(report, pool, wanted.entitlement.limit)
-    units = grant_units(pool.grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf.others, regions, now))
+    units = grant_units(pool.grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf, regions, now))
     grant(report, pool, lease, units)
     lease.demand_milli, lease.waiting = want.demand_milli, max(0, wanted.waiting - units)
     is_unmet = lease.waiting > 0 or units + wanted.unheard == 0
@@ -127,18 +128,22 @@ _REFUSALS = {
 _HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 
 
-def _ask(wanted: Wanted, lease: Lease, others: Iterable[Lease], regions: int, now: datetime) -> Ask:
+def _ask(wanted: Wanted, lease: Lease, shelf: Shelf, regions: int, now: datetime) -> Ask:
     want = wanted.want
     return Ask(
         demand_milli=want.demand_milli,
         waiting=wanted.waiting,
         available=max(0, lease.outstanding - want.held),
         last_grant=lease.last_grant,
-        total_demand_milli=want.demand_milli
-        + sum(decayed(other.demand_milli, other.reported_at, now) for other in others),
+        total_demand_milli=want.demand_milli + shelf.demand_milli - demand_milli_of(lease, now),
         regions=regions,
         horizon_ms=wanted.entitlement.horizon_ms,
     )
+
+
+def demand_milli_of(lease: Lease, now: datetime) -> int:
+    """What it still weighs, as long as it may be granted to."""
+    return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
 
 
 def _holders(others: Iterable[Lease]) -> list[Lease]:

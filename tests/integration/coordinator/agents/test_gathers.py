@@ -1,13 +1,14 @@
 """Several calls in one transaction, and units that are pushed to whoever waits for them."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from coordinator.api.frozen import call_of
 from coordinator.database.documents import Documents
 from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import apply_exchanges
+from coordinator.operations.apply_exchange import Applied, apply_exchanges
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, Versions
 from protocol.outcomes import ExchangeOutcome
@@ -23,6 +24,23 @@ async def scarce(stand: Stand, limit: int) -> None:
 
 async def several(stand: Stand, count: int) -> list[Agent]:
     return [await stand.agent(f"region-{number}") for number in range(count)]
+
+
+async def applied_together(stand: Stand, agents: Sequence[Agent], wants: LeaseWant) -> list[Applied]:
+    """As the coordinator does it, which gathers who happens to wait."""
+    calls = [
+        call_of(
+            agent.region,
+            ExchangeRequest(
+                fingerprint=agent.fingerprint,
+                versions=Versions(),
+                exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(wants=[wants]))],
+            ),
+        )
+        for agent in agents
+    ]
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        return await apply_exchanges(coordinator, Documents(), calls, Terms(60_000, 5_000), stand.clock.now())
 
 
 async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(stand: Stand) -> None:
@@ -92,23 +110,17 @@ async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(stand: Stand, agen
 
 
 async def test_a_gather_is_one_transaction(stand: Stand) -> None:
-    """Called as the coordinator calls it: what fails in it leaves nothing of any of its calls."""
+    """What fails in it leaves nothing of any of its calls."""
     agents = await several(stand, 3)
-    calls = [
-        call_of(
-            agent.region,
-            ExchangeRequest(
-                fingerprint=agent.fingerprint,
-                versions=Versions(),
-                exchanges=[
-                    Exchange(frozen=agent.frozen(1), live=LiveState(wants=[LeaseWant(quota=EXPORTS, waiting=3)]))
-                ],
-            ),
-        )
-        for agent in agents
-    ]
-    async with connected(stand.url) as coordinator, coordinator.transaction():
-        applied = await apply_exchanges(coordinator, Documents(), calls, Terms(60_000, 5_000), stand.clock.now())
+    applied = await applied_together(stand, agents, LeaseWant(quota=EXPORTS, waiting=3))
     assert [leased(each.response.replies[0]).granted for each in applied] == [3, 3, 3]
     assert await stand.one("SELECT count(DISTINCT xmin::text) FROM report") == 1
     assert await stand.one("SELECT count(*) FROM transfer WHERE cause = 'funded'") == 1
+
+
+async def test_in_a_gather_each_shares_with_those_that_were_served_before(stand: Stand) -> None:
+    """By demand: the first all that it may aim at, the second a quarter of what is left, the third a sixth."""
+    await scarce(stand, 100)
+    agents = await several(stand, 3)
+    applied = await applied_together(stand, agents, LeaseWant(quota=EXPORTS, demand_milli=40_000))
+    assert [leased(each.response.replies[0]).granted for each in applied] == [40, 15, 7]
