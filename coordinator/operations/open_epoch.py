@@ -5,7 +5,8 @@ all of one epoch: the current one, or one that another store's had replaced and 
 its word, or with evidence to the contrary, data was lost.
 
 An agent that asks twice with the same nonce and fingerprint gets the same epoch; so do two agents that found the same
-nonce in their store. The region's row puts those that ask at once in a row.
+nonce in their store. The region's row puts those that ask at once in a row. Its key stays free: whoever inserts a lease
+refers to it, and an exchange that does is waited for.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ async def open_epoch(
     connection: Connection, region: str, request: OpenEpoch, lanes: int, now: datetime
 ) -> EpochOpened | EpochRefusal | None:
     """None if there is no such region."""
-    status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR UPDATE", region)
+    status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if status is None:
         return None
     if status == "down":
@@ -61,7 +62,7 @@ async def fence_lost(connection: Connection, region: str, epochs: Sequence[int],
 
     Whoever sends the evidence may send it again; done twice is done once.
     """
-    await connection.execute("SELECT FROM region WHERE name = $1 FOR UPDATE", region)
+    await connection.execute("SELECT FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     over = [row["epoch"] for row in await connection.fetch(_LOSE_EPOCHS, region, epochs, now)]
     await connection.execute(_LOSE_LEASES, over, now)
 

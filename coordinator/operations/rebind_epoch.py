@@ -21,7 +21,7 @@ async def rebind_epoch(
     connection: Connection, region: str, epoch: int, request: RebindEpoch, by: Actor, now: datetime
 ) -> EpochOpened | EpochRefusal:
     """Asked again, nothing changes."""
-    status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR UPDATE", region)
+    status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if status == "down":
         return EpochRefusal.REGION_DOWN
     # Waits for the exchanges that are under way: each holds a share of it until its numbers are committed.

@@ -27,7 +27,7 @@ async def retire_epoch(
     region = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", epoch)
     if region is None:
         return None
-    await connection.execute("SELECT FROM region WHERE name = $1 FOR UPDATE", region)
+    await connection.execute("SELECT FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if await connection.fetchval(_RETIRE_EPOCH, epoch, now, by.name, reason) is not None:
         await connection.execute(_RETIRE_LEASES, epoch, now)
         await record(connection, by, Action.EPOCH_RETIRED, str(epoch), {"region": region, "reason": reason}, now)

@@ -25,9 +25,13 @@ class StandingClock:
         self.time += timedelta(**by)
 
 
+# Whoever waits for a lock for longer than that waits for ever: the test fails, and does not hang.
+PATIENCE = {"lock_timeout": "20s"}
+
+
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    connection: Connection = await asyncpg.connect(url)
+    connection: Connection = await asyncpg.connect(url, server_settings=PATIENCE)
     try:
         yield connection
     finally:

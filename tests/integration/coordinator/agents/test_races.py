@@ -5,95 +5,40 @@ One is held open before its commit, so that which of them is first is no matter 
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
-from uuid import uuid4
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
-from coordinator.api.frozen import call_of
 from coordinator.database import ledger
 from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
-from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
-from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
-from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRefused, CloseRequest, close_period, look
+from coordinator.operations.close_period import CloseRefused
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
-from coordinator.operations.retire_epoch import retire_epoch
 from coordinator.operations.seal import seal
-from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, Versions
+from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import restricted
 from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, receipt, want
+from tests.integration.coordinator.agents.racing import (
+    Overtaken,
+    Step,
+    closes,
+    committed,
+    in_transaction,
+    one_after_the_other,
+    retires,
+    says,
+    somebody,
+    until_it_waits,
+)
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 
-T = TypeVar("T")
-Step = Callable[[Connection], Awaitable[T]]
 COPIES, CONNECTIONS = 64, 16
-
-
-def says(stand: Stand, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS) -> Step[ExchangeReply]:
-    """One exchange, as a coordinator applies it."""
-    exchanges = [Exchange(frozen=agent.frozen(seq, *leases, quota=quota))]
-    request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=exchanges)
-
-    async def step(connection: Connection) -> ExchangeReply:
-        call, terms = call_of(agent.region, request), Terms(60_000, 5_000)
-        applied = await apply_exchange(connection, Documents(), call, terms, stand.clock.now())
-        return applied.response.replies[0]
-
-    return step
-
-
-async def committed(stand: Stand, step: Step[T]) -> T:
-    async with connected(restricted(stand.url)) as connection, connection.transaction():
-        return await step(connection)
-
-
-async def one_after_the_other(stand: Stand, first: Step[T], second: Step[Any]) -> tuple[T, Any]:
-    """The second begins before the first has ended, and is seen to wait for it."""
-    async with connected(restricted(stand.url)) as connection:
-        transaction = connection.transaction()
-        await transaction.start()
-        before = await first(connection)
-        waiting = asyncio.create_task(committed(stand, second))
-        await _until_it_waits(stand.owner, waiting)
-        await transaction.commit()
-    return before, await asyncio.wait_for(waiting, 20)
-
-
-class Overtaken:
-    """A connection on which somebody else comes first, just before one statement is run for the first time."""
-
-    def __init__(self, connection: Connection, statement: str, overtake: Callable[[], Awaitable[Any]]) -> None:
-        self._connection, self._overtakes = connection, {statement: overtake}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._connection, name)
-
-    async def execute(self, sql: str, *arguments: Any) -> Any:
-        if overtake := self._overtakes.pop(sql, None):
-            await overtake()
-        return await self._connection.execute(sql, *arguments)
-
-
-async def _until_it_waits(owner: Connection, waiting: asyncio.Task[Any]) -> None:
-    async with asyncio.timeout(20):
-        while not await owner.fetchval(_WAITING):
-            assert not waiting.done(), "it waited for nobody"
-            await asyncio.sleep(0.005)
-
-
-_WAITING = """
-SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
-"""
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -105,7 +50,7 @@ async def test_a_storm_of_copies_over_many_connections_is_booked_once(stand: Sta
 
     async def some() -> list[ExchangeReply]:
         async with connected(restricted(stand.url)) as connection:
-            return [await _in_transaction(connection, step) for _ in range(COPIES // CONNECTIONS)]
+            return [await in_transaction(connection, step) for _ in range(COPIES // CONNECTIONS)]
 
     replies = [reply for each in await asyncio.gather(*(some() for _ in range(CONNECTIONS))) for reply in each]
     outcomes = Counter(reply.outcome for reply in replies)
@@ -115,11 +60,6 @@ async def test_a_storm_of_copies_over_many_connections_is_booked_once(stand: Sta
     assert await stand.one("SELECT count(*) FROM report WHERE seq = 2") == 1
 
 
-async def _in_transaction(connection: Connection, step: Step[T]) -> T:
-    async with connection.transaction():
-        return await step(connection)
-
-
 async def test_two_coordinators_on_one_lane_book_each_number_once(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=100)])
 
@@ -127,7 +67,7 @@ async def test_two_coordinators_on_one_lane_book_each_number_once(stand: Stand, 
         reports = [lease(granted=100, consumed=3 * seq, units=3) for seq in range(1, 21)]
         steps = [says(stand, agent, seq, report) for seq, report in enumerate(reports, start=2)]
         async with connected(restricted(stand.url)) as connection:
-            return [(await _in_transaction(connection, step)).outcome for step in steps]
+            return [(await in_transaction(connection, step)).outcome for step in steps]
 
     one, other = await asyncio.gather(conversation(), conversation())
     for outcomes in zip(one, other, strict=True):
@@ -145,10 +85,6 @@ async def test_the_second_of_two_copies_waits_for_the_first(stand: Stand, agent:
 
 
 # --- retiring ---------------------------------------------------------------------------------------------------------
-
-
-def retires(stand: Stand, agent: Agent) -> Step[Any]:
-    return lambda c: retire_epoch(c, agent.epoch, "gone", Actor(str(uuid4())), stand.clock.now())
 
 
 @pytest.fixture
@@ -205,9 +141,9 @@ async def proposed(stand: Stand, agent: Agent) -> Step[Any]:
     stand.clock.move(seconds=70)
     await committed(stand, lambda c: expire_leases(c, stand.clock.now()))
     proposal = Proposal(agent.epoch, Key(EXPORTS, PERIOD), ResolutionKind.CHARGE, 10, "why")
-    made = await committed(stand, lambda c: propose_resolution(c, proposal, Actor(str(uuid4())), stand.clock.now()))
+    made = await committed(stand, lambda c: propose_resolution(c, proposal, somebody(), stand.clock.now()))
     assert isinstance(made, Resolution)
-    return lambda c: approve_resolution(c, made.id, Actor(str(uuid4())), stand.clock.now())
+    return lambda c: approve_resolution(c, made.id, somebody(), stand.clock.now())
 
 
 @pytest.mark.parametrize("approval_is_first", [True, False])
@@ -221,16 +157,6 @@ async def test_a_resolution_and_a_report_at_once_end_alike_in_either_order(
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
-
-
-def closes(stand: Stand) -> Step[Any]:
-    request = CloseRequest(Actor(str(uuid4())))
-
-    async def step(connection: Connection) -> Any:
-        settled = await look(connection, PERIOD)
-        return await close_period(connection, PERIOD, request, settled, timedelta(0), stand.clock.now())
-
-    return step
 
 
 @pytest.fixture
@@ -280,7 +206,7 @@ async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month
             return await late(Overtaken(connection, ledger._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
 
         waiting = asyncio.create_task(committed(stand, reports))
-        await _until_it_waits(stand.owner, waiting)
+        await until_it_waits(stand.owner, waiting)
     assert (await asyncio.wait_for(waiting, 20)).outcome is ExchangeOutcome.APPLIED
     booked = await stand.owner.fetch("SELECT period, units FROM transfer WHERE quota = $1 AND dst = 'consumed'", MAILS)
     assert [tuple(row) for row in booked] == [("2026-12", 2)]

@@ -1,0 +1,145 @@
+"""Steps of coordinators, and ways to have two of them at the same moment: who is first is no matter of luck."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from secrets import token_hex
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from coordinator.api.frozen import call_of
+from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
+from coordinator.domain.audit import Actor
+from coordinator.domain.granting import Terms
+from coordinator.operations.apply_exchange import apply_exchange
+from coordinator.operations.close_period import CloseRequest, close_period, look
+from coordinator.operations.open_epoch import open_epoch
+from coordinator.operations.retire_epoch import retire_epoch
+from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, OpenEpoch, Versions
+from tests.conftest import restricted
+from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand
+from tests.integration.coordinator.standing import connected
+
+T = TypeVar("T")
+Step = Callable[[Connection], Awaitable[T]]
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def says(
+    stand: Stand, agent: Agent, seq: int, *leases: Any, quota: str = EXPORTS, wants: Sequence[Any] = ()
+) -> Step[ExchangeReply]:
+    """One exchange, as a coordinator applies it."""
+    live = msgspec.convert({"wants": wants}, LiveState)
+    exchanges = [Exchange(frozen=agent.frozen(seq, *leases, quota=quota), live=live)]
+    return says_all(stand, agent, exchanges)
+
+
+def says_all(stand: Stand, agent: Agent, exchanges: Sequence[Exchange]) -> Step[ExchangeReply]:
+    request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=list(exchanges))
+
+    async def step(connection: Connection) -> ExchangeReply:
+        call, terms = call_of(agent.region, request), Terms(60_000, 5_000)
+        applied = await apply_exchange(connection, Documents(), call, terms, stand.clock.now())
+        return applied.response.replies[0]
+
+    return step
+
+
+def opens(stand: Stand, agent: Agent) -> Step[Any]:
+    """Another life of its store."""
+    request = OpenEpoch(nonce=token_hex(16), fingerprint="another life")
+    return lambda c: open_epoch(c, agent.region, request, agent.lanes, stand.clock.now())
+
+
+def retires(stand: Stand, agent: Agent) -> Step[Any]:
+    return lambda c: retire_epoch(c, agent.epoch, "gone", somebody(), stand.clock.now())
+
+
+def closes(stand: Stand, *, carry_suspense: bool = False) -> Step[Any]:
+    request = CloseRequest(somebody(), carry_suspense=carry_suspense)
+
+    async def step(connection: Connection) -> Any:
+        settled = await look(connection, PERIOD)
+        return await close_period(connection, PERIOD, request, settled, timedelta(0), stand.clock.now())
+
+    return step
+
+
+def somebody() -> Actor:
+    return Actor(str(uuid4()))
+
+
+# --- at the same moment -----------------------------------------------------------------------------------------------
+
+
+async def in_transaction(connection: Connection, step: Step[T]) -> T:
+    async with connection.transaction():
+        return await step(connection)
+
+
+async def committed(stand: Stand, step: Step[T]) -> T:
+    async with connected(restricted(stand.url)) as connection:
+        return await in_transaction(connection, step)
+
+
+async def one_after_the_other(stand: Stand, first: Step[T], second: Step[Any]) -> tuple[T, Any]:
+    """The second begins before the first has ended, and is seen to wait for it."""
+    async with connected(restricted(stand.url)) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        before = await first(connection)
+        waiting = asyncio.create_task(committed(stand, second))
+        await until_it_waits(stand.owner, waiting)
+        await transaction.commit()
+    return before, await asyncio.wait_for(waiting, 20)
+
+
+async def in_the_middle(stand: Stand, first: Step[T], statement: str, second: Step[Any]) -> tuple[T, Any]:
+    """The second begins just before the first runs the statement, and is seen to wait for it."""
+    begun: list[asyncio.Task[Any]] = []
+
+    async def begin() -> None:
+        begun.append(asyncio.create_task(committed(stand, second)))
+        await until_it_waits(stand.owner, begun[0])
+
+    before = await committed(stand, lambda c: first(Overtaken(c, statement, begin)))  # type: ignore[arg-type]  # as far as a step goes
+    return before, await asyncio.wait_for(begun[0], 20)
+
+
+class Overtaken:
+    """A connection on which somebody else comes first, just before one statement is run for the first time."""
+
+    def __init__(self, connection: Connection, statement: str, overtake: Callable[[], Awaitable[Any]]) -> None:
+        self._connection, self._overtakes = connection, {statement: overtake}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, sql: str, *arguments: Any) -> Any:
+        await self._before(sql)
+        return await self._connection.execute(sql, *arguments)
+
+    async def fetchrow(self, sql: str, *arguments: Any) -> Any:
+        await self._before(sql)
+        return await self._connection.fetchrow(sql, *arguments)
+
+    async def _before(self, sql: str) -> None:
+        if overtake := self._overtakes.pop(sql, None):
+            await overtake()
+
+
+async def until_it_waits(owner: Connection, waiting: asyncio.Task[Any]) -> None:
+    async with asyncio.timeout(20):
+        while not await owner.fetchval(_WAITING):
+            assert not waiting.done(), "it waited for nobody"
+            await asyncio.sleep(0.005)
+
+
+_WAITING = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0
+"""
