@@ -16,6 +16,8 @@ import msgspec
 
 from benchmarks.frame import Fact, Lines, Load, Row, Turn, compare, facts
 from benchmarks.load import Server, http_is_whole, load, post, resp, store
+from benchmarks.open_loop import open_load, percentile_us
+from benchmarks.picture import picture, save
 from benchmarks.redis_benchmark import RedisBenchmark, found
 from benchmarks.stack import PATIENCE_S, PLANS, REGION, Stack, host_and_port, local_stack, pinned, put_limits
 from protocol.identifiers import quota_key
@@ -31,6 +33,8 @@ BATCH = 50
 BATCHED_CONNECTIONS = 16
 CONNECTIONS = (1, 64)
 ABUSED_PER_SECOND = 100
+OFFERED_PER_SECOND = (500, 1_000, 2_000, 4_000, 6_000, 8_000, 10_000, 12_000, 14_000, 16_000)
+PARTS = (0.5, 0.99, 0.999)
 KEYS = 20_000
 KEY_BYTES = 200.0
 NUMBERS_OF_POLICIES = (10, 1_000, 10_000)
@@ -81,6 +85,7 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
                 for connections in CONNECTIONS:
                     tables[SINGLE.format(connections=connections)] = await bench.single(connections)
                 tables[BATCHED] = await bench.batched()
+                await bench.draw_latencies()
                 tables["bytes of a key in the store, beside the goal"] = await bench.memory()
     tables["ns to find a request's policies among so many, by a route not asked for before"] = matching(repeats)
     return tables
@@ -128,6 +133,22 @@ class _Bench:
 
         turns = self._reference(BATCHED_CONNECTIONS, pipeline=64)
         return await compare(turns | {"POST /v1/check:batch": partial(self._counted, checks)}, self._repeats)
+
+    async def draw_latencies(self) -> None:
+        """Under load that comes on a schedule, up to more than can be borne."""
+        asked = {
+            "EVALSHA by hand": (self._store, resp(*self._by_hand)),
+            "POST /v1/check": (self._agent, post("/v1/check", json.dumps(check("/benchmark")).encode())),
+        }
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for rate in OFFERED_PER_SECOND:
+            for name, (server, request) in asked.items():
+                samples = await open_load(server, request, per_second=rate, seconds=self._seconds)
+                for part in PARTS:
+                    point = rate, percentile_us(samples, part) / 1000
+                    lines.setdefault(f"{name}, p{100 * part:g}", []).append(point)
+        title = "Latency of a check by offered load (open loop; agent and store on one core)"
+        save("agent-latency", picture(title, "requests a second", "ms", lines))
 
     async def memory(self) -> list[Fact]:
         samples: dict[str, list[float]] = {"the goal": [KEY_BYTES]}

@@ -11,7 +11,7 @@ import platform
 import re
 import statistics
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -129,7 +129,7 @@ def publish(name: str, tables: Mapping[str, Lines], how: Mapping[str, object], p
     title = f"## {name.capitalize()}"
     before = page.read_text() if page.exists() else _NEW_PAGE
     kept = re.sub(rf"\n{title}\n.*?(?=\n## |\Z)", "", before, flags=re.DOTALL).rstrip("\n")
-    shown = "".join(map(_in_markdown, tables, tables.values()))
+    shown = "".join([*map(_in_markdown, tables, tables.values()), *_pictures(name)])
     page.write_text(f"{kept}\n\n{title}\n\n{_conditions_in_words(how)}\n{shown}")
 
 
@@ -139,6 +139,12 @@ _NEW_PAGE = "# Performance\n\nWritten by `./dev bench`. Only the ratios carry ov
 def _conditions_in_words(how: Mapping[str, object]) -> str:
     said = ("measured_at", "python", "system", "cores", "pinned", "load_before", "repeats", "seconds")
     return ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in said if name in how) + "."
+
+
+def _pictures(name: str) -> Iterator[str]:
+    """What the benchmark drew."""
+    for path in sorted(RESULTS.glob(f"{name}-*.svg")):
+        yield f"\n![{path.stem.replace('-', ' ')}](../benchmarks/results/{path.name})\n"
 
 
 def _in_markdown(about: str, lines: Lines) -> str:

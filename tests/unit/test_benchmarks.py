@@ -1,11 +1,15 @@
 """The benchmarks' own arithmetic, and how they tell that an answer has come whole."""
 
+import asyncio
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.frame import Figure, Load, Row, cells, compare, facts, figure, publish
-from benchmarks.load import RefusedError, http_is_whole, post, resp, resp_is_whole
+from benchmarks.load import RefusedError, Server, http_is_whole, post, resp, resp_is_whole
+from benchmarks.open_loop import Sample, open_load, percentile_us
+from benchmarks.picture import picture
 from benchmarks.redis_benchmark import read
 
 pytestmark = pytest.mark.anyio
@@ -93,3 +97,43 @@ def test_what_redis_benchmark_says() -> None:
 def test_redis_benchmark_measures_no_errors() -> None:
     with pytest.raises(RefusedError, match="NOSCRIPT"):
         read('Error from server: NOSCRIPT No matching script.\n"test","rps"\n"EVALSHA","5"')
+
+
+async def test_a_request_that_is_due_while_the_server_stands_still_has_waited() -> None:
+    """Coordinated omission: whoever asks only after an answer would see one slow request, and not all of them."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(100):
+            if not stalled.is_set():
+                stalled.set()
+                await asyncio.sleep(0.2)
+            writer.write(b"+OK\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    stalled = asyncio.Event()
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        samples = await open_load(
+            Server("127.0.0.1", port, resp_is_whole), b"PING\r\n", per_second=200, seconds=0.4, connections=1
+        )
+    assert len(samples) == 80
+    assert sum(sample.latency_us > 20_000 for sample in samples) > 20, "all that were due meanwhile"
+    assert {sample.beginning for sample in samples} == {b"+OK\r\n"}
+
+
+def test_a_percentile_is_the_latency_that_so_many_do_not_exceed() -> None:
+    samples = [Sample(0.0, float(latency), b"") for latency in range(1, 1001)]
+    assert [percentile_us(samples, part) for part in (0.5, 0.99, 0.999, 1.0)] == [500, 990, 999, 1000]
+
+
+def test_a_picture_is_whole_and_names_its_lines() -> None:
+    svg = picture(
+        "Latency <of> a check", "a second", "ms", {"p50": [(1, 0.5), (2, 0.7)], "p99 & more": [(1, 9), (2, 800)]}
+    )
+    tree = ElementTree.fromstring(svg)
+    texts = {each.text for each in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"Latency <of> a check", "p50", "p99 & more", "0.1", "1,000", "ms", "a second"} <= texts
+    lines = tree.findall("{http://www.w3.org/2000/svg}polyline")
+    assert len(lines) == 2

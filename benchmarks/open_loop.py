@@ -1,0 +1,128 @@
+"""Load that comes when it comes, whether or not the server keeps up: so many requests a second, on a fixed schedule.
+
+A caller that waits for its answer before it asks again (`load.py`) asks less when the server is slow, and so leaves out
+just the requests that would have waited longest. Here a request's time counts from when it was due: one that finds no
+free connection waits, and its wait counts.
+"""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+from benchmarks.load import Server
+
+TICK_S = 0.001
+
+
+class Sample(NamedTuple):
+    due_s: float  # after the beginning
+    latency_us: float
+    beginning: bytes  # of the answer: what it was
+
+
+class Schedule:
+    """Requests that are due, and connections that are free."""
+
+    def __init__(self, per_second: float, seconds: float) -> None:
+        self.samples: list[Sample] = []
+        self.left = int(per_second * seconds)
+        self._every_s = 1 / per_second
+        self._next_s = 0.0
+        self._due: deque[float] = deque()
+        self._free: deque[_Connection] = deque()
+        self._begun_s = 0.0
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """The schedule counts from here, with every connection made."""
+        self._begun_s = time.perf_counter()
+
+    def now_s(self) -> float:
+        return time.perf_counter() - self._begun_s
+
+    def tick(self) -> None:
+        now_s = self.now_s()
+        while self._next_s <= now_s and self.left:
+            self._due.append(self._next_s)
+            self._next_s += self._every_s
+            self.left -= 1
+        while self._due and self._free:
+            self._free.popleft().ask(self._due.popleft())
+
+    def is_free(self, connection: "_Connection") -> None:
+        if self._due:
+            connection.ask(self._due.popleft())
+        else:
+            self._free.append(connection)
+
+    def answered(self, due_s: float, beginning: bytes) -> None:
+        self.samples.append(Sample(due_s, (self.now_s() - due_s) * 1e6, beginning))
+
+    def is_over(self, connections: int) -> bool:
+        return not self.left and not self._due and len(self._free) == connections
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, server: Server, request: bytes, schedule: Schedule) -> None:
+        self._server, self._request, self._schedule = server, request, schedule
+        self._greeting = server.greeting
+        self._answer = b""
+        self._due_s = 0.0
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if self._greeting:
+            self.transport.write(self._greeting)
+        else:
+            self._schedule.is_free(self)
+
+    def ask(self, due_s: float) -> None:
+        self._due_s, self._answer = due_s, b""
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if not self._server.is_whole(self._answer):
+            return
+        if self._greeting:
+            self._greeting, self._answer = b"", b""
+        else:
+            self._schedule.answered(self._due_s, self._answer[:12])
+        self._schedule.is_free(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+        if not self._schedule.ended.done():
+            self._schedule.ended.set_exception(exc or ConnectionResetError("the server hung up"))
+
+
+async def open_load(
+    server: Server, request: bytes, *, per_second: float, seconds: float, connections: int = 128
+) -> list[Sample]:
+    """Every request that was due, answered; in the order of their answers."""
+    loop = asyncio.get_running_loop()
+    schedule = Schedule(per_second, seconds)
+    callers = [_Connection(server, request, schedule) for _ in range(connections)]
+    for caller in callers:
+        await loop.create_connection(lambda caller=caller: caller, server.host, server.port)  # type: ignore[misc]
+    schedule.begin()
+    while not schedule.is_over(connections) and not schedule.ended.done():
+        schedule.tick()
+        await asyncio.sleep(TICK_S)
+    if schedule.ended.done():
+        schedule.ended.result()
+    schedule.ended.set_result(None)
+    for caller in callers:
+        caller.transport.close()
+    await asyncio.gather(*(caller.lost for caller in callers))
+    return schedule.samples
+
+
+def percentile_us(samples: Sequence[Sample], part: float) -> float:
+    """The latency that so large a part of the requests did not exceed."""
+    latencies_us = sorted(sample.latency_us for sample in samples)
+    return latencies_us[math.ceil(part * len(latencies_us)) - 1]

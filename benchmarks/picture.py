@@ -1,0 +1,75 @@
+"""Lines over two axes, as SVG: enough to see a latency grow, and no library for it."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from benchmarks.frame import RESULTS
+
+Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 860, 420
+LEFT, RIGHT, TOP, BOTTOM = 80, 190, 50, 50
+COLOURS = ("#1f6feb", "#d1242f", "#1a7f37", "#9a6700", "#8250df", "#57606a")
+TICKS_ACROSS = 8
+
+
+def picture(title: str, across: str, up: str, lines: Mapping[str, Points]) -> str:
+    """`up` is drawn to the logarithm: a stall is a thousand times what is usual."""
+    xs = [x for points in lines.values() for x, _ in points]
+    ys = [y for points in lines.values() for _, y in points if y > 0]
+    lowest, highest = math.floor(math.log10(min(ys))), math.ceil(math.log10(max(ys)))
+    frame = _Frame(min(xs), max(xs), lowest, max(highest, lowest + 1))
+    drawn = [*frame.axes(across, up), *(part for each in enumerate(lines.items()) for part in frame.line(*each))]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
+    named = f'<text x="{LEFT}" y="24" font-size="16">{escape(title)}</text>'
+    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', named, *drawn, "</svg>", ""])
+
+
+def save(name: str, svg: str) -> Path:
+    """Beside the results; the page shows what begins with its benchmark's name."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.svg"
+    path.write_text(svg)
+    return path
+
+
+class _Frame:
+    def __init__(self, first: float, last: float, lowest: int, highest: int) -> None:
+        self._first, self._last = first, last if last > first else first + 1
+        self._lowest, self._highest = lowest, highest
+
+    def x(self, value: float) -> float:
+        return LEFT + (value - self._first) / (self._last - self._first) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        part = (math.log10(value) - self._lowest) / (self._highest - self._lowest)
+        return HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
+
+    def axes(self, across: str, up: str) -> Iterator[str]:
+        bottom = HEIGHT - BOTTOM
+        for power in range(self._lowest, self._highest + 1):
+            y = self.y(10.0**power)
+            yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#d0d7de"/>'
+            yield _text(LEFT - 8, y + 4, f"{10.0**power:,g}", "end")
+        for each in range(TICKS_ACROSS + 1):
+            value = self._first + each * (self._last - self._first) / TICKS_ACROSS
+            x = self.x(value)
+            yield f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" stroke="#57606a"/>'
+            yield _text(x, bottom + 20, f"{value:,.4g}", "middle")
+        yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across, "middle")
+        yield _text(LEFT - 70, TOP - 10, up, "start")
+
+    def line(self, place: int, named: tuple[str, Points]) -> Iterator[str]:
+        name, points = named
+        colour = COLOURS[place % len(COLOURS)]
+        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points if y > 0)
+        yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+        y = TOP + 18 * place
+        yield f'<rect x="{WIDTH - RIGHT + 14}" y="{y}" width="12" height="4" fill="{colour}"/>'
+        yield _text(WIDTH - RIGHT + 32, y + 6, name, "start")
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="#24292f">{escape(text)}</text>'
