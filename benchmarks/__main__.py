@@ -8,14 +8,19 @@ from datetime import UTC, datetime
 
 import structlog
 
-from benchmarks import agent, coordinator
+from benchmarks import agent, coordinator, keys
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
 from benchmarks.peers import run as peers
 from benchmarks.stack import can_be_pinned
 
 Run = Callable[[int, float, int], Coroutine[None, None, Mapping[str, Lines]]]  # repeats, seconds, port
-BENCHMARKS: Mapping[str, Run] = {"agent": agent.run, "coordinator": coordinator.run, "peers": peers.run}
+BENCHMARKS: Mapping[str, Run] = {
+    "agent": agent.run,
+    "coordinator": coordinator.run,
+    "keys": keys.run,
+    "peers": peers.run,
+}
 PINNED = {"agent", "peers"}  # to cores of their own, where there are two
 
 

@@ -1,0 +1,45 @@
+"""Callers that come once and never again leave nothing behind: every key has a time to live, but for accounting.
+
+LEASEHOLD_TEST_KEYS says how many of them; `./dev bench keys --seconds 600` shows the same of a million, in real time.
+"""
+
+import os
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.keys import BATCH, LIMITS, LONGEST_MS, age, ask, survey
+from regional_agent.store.connection import StoreConnection
+from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World
+
+pytestmark = pytest.mark.anyio
+
+KEYS = int(os.environ.get("LEASEHOLD_TEST_KEYS", "10000"))
+SPARE_BYTES = 200_000  # what buffers and tables of the store's own may differ by
+
+
+@pytest.fixture
+async def agent(world: World) -> Agent:
+    document = {**DOCUMENT, **{part: [*DOCUMENT[part], *LIMITS[part]] for part in ("quotas", "policies")}}
+    assert (await world.admin.put("/v1/limits", json=document)).is_success
+    return await world.agent()
+
+
+async def test_the_store_forgets_who_does_not_come_back(world: World, agent: Agent) -> None:
+    async def post(path: str, body: dict[str, Any]) -> httpx.Response:
+        return await agent.http.post(path, json=body)
+
+    connection: StoreConnection = agent.region.store
+    assert (await agent.check(operation_id="o-1")).status_code == 200
+    await ask(post, BATCH, 0)  # so that what is made once is there
+    await age(connection, 24 * 3_600_000)
+    before = await survey(connection)
+    await ask(post, KEYS, 0)
+    full = await survey(connection)
+    assert full.keys > KEYS // 2, "windows are a minute long"
+    assert full.for_ever == [], "neither accounting nor configuration"
+    await age(connection, LONGEST_MS)
+    after = await survey(connection)
+    assert after.keys == before.keys
+    assert after.used_bytes - before.used_bytes < SPARE_BYTES < (full.used_bytes - before.used_bytes) / 5
