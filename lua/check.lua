@@ -3,18 +3,22 @@
 -- KEYS  1            the fence
 --       then, for each request in turn: its operation's record if it names one; then, for each policy, its algorithm's
 -- ARGV  1 fingerprint   2 epoch   3 number of requests
---       then, for each request in turn: mode (enforce | peek | adjust), number of policies, hash of the operation's
---         body or ''; only with an operation: how long it is remembered, ms
+--       then, for each request in turn: mode (enforce | peek | adjust | hold), number of policies, hash of the
+--         operation's body or ''; only with an operation: how long it is remembered, ms; only of a hold, which always
+--         is an operation: its id, its name, how long it lasts, ms
 --         then, for each policy in turn: its algorithm's name, cost, the algorithm's own arguments
 -- Gives {'fenced'} | one string: for each request its outcome (a byte: 0 denied, 1 allowed, 2 replayed, 3 another
 --       body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text, after a 3 nothing,
 --       else for each policy: why not (a byte, see parts/reasons; 0: allowed), then whole numbers of eight bytes, the
---       lowest first: limit, remaining, reset_ms, retry_after_ms, available, last_grant, delay_ms
+--       lowest first: limit, remaining, reset_ms, retry_after_ms, available, last_grant, delay_ms. Of a hold that was
+--       not denied, before the policies: expires_in_ms (eight bytes), the length of its id (two), its id; replayed,
+--       those of the first time
 --
 -- Requests are decided one after the other, so a key that two of them share counts both. How a policy decides is its
 -- algorithm's business: algorithms/NAME.lua gives `look`, `refuse`, `keep` and `tell`, as lua/README.md says. This is
--- the envelope, and knows none of them by name. A request that fails (a key of another type, a spoilt value) fails
--- alone; an error that tells of the store itself (no memory, no disk) is everybody's.
+-- the envelope, and knows none of them by name. A hold is decided as a check is; but an algorithm that can `hold` sets
+-- units aside where another consumes them. A request that fails (a key of another type, a spoilt value) fails alone; an
+-- error that tells of the store itself (no memory, no disk) is everybody's.
 
 local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
 local POLICY_BYTES = 57
@@ -26,7 +30,6 @@ local mono, now = require('parts/clock')(fence[3], fence[4])
 local named = require('algorithms/*')
 local algorithms = {}
 local key, at = 2, 4 -- where the next key and the next argument are
-local answer = {}
 
 -- What the next policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.
 local function read_policy(states)
@@ -75,46 +78,94 @@ local function told(policy, is_taken)
     available or remaining, last_grant or 0, not policy.reason and delay_ms or 0)
 end
 
--- What was answered to an operation, as it was then; nil where it has to be told anew: its policies are others by now.
-local function replayed(known, operation, count)
-  if string.sub(known, 1, #operation) ~= operation then return ANOTHER_BODY end
-  if #known == #operation + count * POLICY_BYTES then return REPLAYED .. string.sub(known, #operation + 1) end
+-- What is written down of a hold, and what is told of it.
+local function record_of(hold) return hold and struct.pack('<dI2', hold.due, #hold.id) .. hold.id or '' end
+local function head_of(hold)
+  if not hold then return '' end
+  local left_ms = math.max(0, math.ceil((hold.due - mono) / 1000))
+  return struct.pack('<i8I2', left_ms, #hold.id) .. hold.id
 end
 
-local function decide_next()
-  local mode, count, operation = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2]
+-- The hold of an operation that is known, if it was one, and what was answered of its policies.
+local function read_record(text, is_hold)
+  if not is_hold then return nil, text end
+  local due, length, after = struct.unpack('<dI2', text)
+  return {due = due, id = string.sub(text, after, after + length - 1)}, string.sub(text, after + length)
+end
+
+local function read_request()
+  local request = {mode = ARGV[at], count = tonumber(ARGV[at + 1]), operation = ARGV[at + 2]}
   at = at + 3
-  local record, remembered_ms, known
-  if operation ~= '' then
-    record, remembered_ms = KEYS[key], ARGV[at]
+  if request.operation ~= '' then
+    request.record, request.remembered_ms = KEYS[key], ARGV[at]
+    request.known = redis.call('GET', request.record)
     key, at = key + 1, at + 1
-    known = redis.call('GET', record)
   end
-  local said = known and replayed(known, operation, count)
-  if said then
-    skip_policies(count)
-    return said
+  if request.mode == 'hold' then
+    request.hold = {id = ARGV[at], name = ARGV[at + 1], due = mono + ARGV[at + 2] * 1000}
+    at = at + 3
   end
-  local policies, refused = decide(count, known and 'adjust' or mode)
-  local is_taken = not known and not refused and mode ~= 'peek'
-  -- From here on nothing may fail: everything was checked above.
+  return request
+end
+
+-- All policies agree: what each takes is written.
+local function take(policies, hold)
+  local parts = 0
+  for _, policy in ipairs(policies) do
+    local algorithm = policy.algorithm
+    if hold and algorithm.hold then
+      parts = parts + 1
+      algorithm.hold(policy.state, policy.key, policy.at, policy.cost, hold.name .. '/' .. parts, hold.due)
+    else
+      algorithm.keep(policy.state, policy.key, policy.at, policy.cost)
+    end
+  end
+end
+
+local function all_told(policies, is_taken)
   local parts = {}
-  for i = 1, count do
-    local policy = policies[i]
-    if is_taken then policy.algorithm.keep(policy.state, policy.key, policy.at, policy.cost) end
-    parts[i] = told(policy, is_taken)
+  for i, policy in ipairs(policies) do parts[i] = told(policy, is_taken) end
+  return table.concat(parts)
+end
+
+-- An operation that is known takes nothing. Its policies are told as they were then; but if they are others by now, as
+-- they are.
+local function replay(request)
+  local operation, count = request.operation, request.count
+  if string.sub(request.known, 1, #operation) ~= operation then
+    skip_policies(count)
+    return ANOTHER_BODY
   end
-  said = table.concat(parts)
-  if record and is_taken then
-    redis.call('SET', record, operation .. said, 'PX', remembered_ms)
+  local hold, said = read_record(string.sub(request.known, #operation + 1), request.hold)
+  if #said == count * POLICY_BYTES then
+    skip_policies(count)
+  else
+    said = all_told((decide(count, 'adjust')), false)
   end
-  return (known and REPLAYED or refused and DENIED or ALLOWED) .. said
+  return REPLAYED .. head_of(hold) .. said
+end
+
+local function answer_to(request)
+  if request.known then return replay(request) end
+  local policies, refused = decide(request.count, request.mode)
+  if refused or request.mode == 'peek' then
+    return (refused and DENIED or ALLOWED) .. all_told(policies, false)
+  end
+  -- From here on nothing may fail: everything was checked above.
+  local hold = request.hold
+  take(policies, hold)
+  local said = all_told(policies, true)
+  if request.record then
+    redis.call('SET', request.record, request.operation .. record_of(hold) .. said, 'PX', request.remembered_ms)
+  end
+  return ALLOWED .. head_of(hold) .. said
 end
 
 -- Past a request that failed, wherever in it that was.
 local function skip_request(first_key, first_at)
   local has_operation = ARGV[first_at + 2] ~= '' and 1 or 0
-  key, at = first_key + has_operation, first_at + 3 + has_operation
+  local of_hold = ARGV[first_at] == 'hold' and 3 or 0
+  key, at = first_key + has_operation, first_at + 3 + has_operation + of_hold
   skip_policies(tonumber(ARGV[first_at + 1]))
 end
 
@@ -126,6 +177,9 @@ local function failed(fault)
   return FAILED .. struct.pack('<I2', #text) .. text
 end
 
+local function decide_next() return answer_to(read_request()) end
+
+local answer = {}
 for i = 1, tonumber(ARGV[3]) do
   local first_key, first_at = key, at
   local is_decided, said = pcall(decide_next)

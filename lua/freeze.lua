@@ -1,8 +1,10 @@
 -- Freeze what is to be reported of a lane, as the exact bytes that are sent until they are acknowledged.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines
+-- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines,
+--         its holds, when each of them is due
 -- ARGV  1 fingerprint   2 epoch   3 lane   4 how many lines are enough   then, for each quota in turn: its key
--- Gives {'fenced'} | {'frozen', bytes, seq, mono}; mono is the store's clock before anything is sent
+-- Gives {'fenced'} | {'frozen', bytes, seq, mono, held}; mono is the store's clock before anything is sent, held for
+--       each quota the units that are set aside of its current lease, as it is now
 --
 -- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
 -- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names. In such a
@@ -13,10 +15,20 @@ local MOST_LEASES = 400 -- a message carries 500, and the last quota may add sev
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
-local mono = require('parts/clock')(fence[2], fence[3])
+local mono, now = require('parts/clock')(fence[2], fence[3])
+local holds, over = require('parts/holds')(mono, now), require('parts/was')
+
+-- The keys of a quota begin here.
+local function key_of(i) return 4 + (i - 5) * 4 end
+
+local function held()
+  local units = {}
+  for i = 5, #ARGV do units[i - 4] = tonumber(redis.call('HGET', KEYS[key_of(i)], 'held') or 0) end
+  return units
+end
 
 local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')
-if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono)} end
+if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono), held()} end
 
 -- The usage lines of one quota: {period = {json, json, …}}, and each line's field and period.
 local function lines_of(key)
@@ -39,10 +51,14 @@ local function lines_of(key)
 end
 
 local leases, dropped, cleaned, told = {}, {}, {}, {}
-local seq = string.format('%.0f', tonumber(lane[1] or 0) + 1)
+local function whole(number) return string.format('%.0f', number) end
+local seq = tonumber(lane[1] or 0) + 1
 
-local function freeze(quota, lease, lines)
+local function freeze(quota, key)
+  local lease, lines = KEYS[key], KEYS[key + 1]
   if fence[4] == ARGV[2] then require('parts/take_over').take_over(lease, quota, KEYS[3], mono) end
+  holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
+    quota = quota})
   local by_period, line_fields, line_periods = lines_of(lines)
   local reported = {}
   local function report(period, granted, overage, consumed, returned)
@@ -56,13 +72,14 @@ local function freeze(quota, lease, lines)
   local fields = {}
   for j = 1, #f, 2 do fields[f[j]] = f[j + 1] end
   -- Totals of periods that are over here and wait to be reported for the last time, the oldest first.
-  local over = {}
-  for name in pairs(fields) do over[#over + 1] = string.match(name, '^was:(.*)$') end
-  table.sort(over)
-  for _, period in ipairs(over) do
-    local granted, overage, consumed, returned = string.match(fields['was:' .. period], '^(%d+) (%d+) (%d+) (%d+)')
-    report(period, granted, overage, consumed, returned)
-    told[#told + 1] = {lease, 'was:' .. period, table.concat({granted, overage, consumed, returned, seq}, ' ')}
+  local ended = {}
+  for name in pairs(fields) do ended[#ended + 1] = string.match(name, '^was:(.*)$') end
+  table.sort(ended)
+  for _, period in ipairs(ended) do
+    local was = over.read(lease, period)
+    report(period, whole(was.granted), whole(was.overage), whole(was.consumed), whole(was.returned))
+    was.told = seq
+    told[#told + 1] = {lease, period, was}
   end
   if fields['period'] then
     report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
@@ -79,15 +96,15 @@ end
 
 for i = 5, #ARGV do
   if #dropped >= tonumber(ARGV[4]) or #leases >= MOST_LEASES then break end
-  freeze(ARGV[i], KEYS[4 + (i - 5) * 2], KEYS[5 + (i - 5) * 2])
+  freeze(ARGV[i], key_of(i))
 end
 
-local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. seq
+local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. whole(seq)
   .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
 
 -- From here on nothing may fail: what leaves the lines is in the bytes.
-redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', seq)
+redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq))
 for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
-for _, over in ipairs(told) do redis.call('HSET', over[1], over[2], over[3]) end
+for _, ended in ipairs(told) do over.write(ended[1], ended[2], ended[3]) end
 for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
-return {'frozen', bytes, tonumber(seq), string.format('%.0f', mono)}
+return {'frozen', bytes, seq, whole(mono), held()}

@@ -1,17 +1,20 @@
 -- Stop first, then tell: what is given back is out of reach here before anyone hears of it.
 --
--- KEYS  1 the fence   2 the lease   3 its lane's dirty set
+-- KEYS  1 the fence   2 the lease   3 its lane's dirty set   4 its usage lines   5 its holds   6 when each is due
 -- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep of the current period
 --       5 what of the lease that waits for the next one: 'keep' or 'return'
 -- Gives the units given back, or -1 if fenced.
 --
--- An older epoch admits nothing any more, so what is read here of it is final: it is told even if nothing is left.
+-- An older epoch admits nothing any more, so what is read here of it is final, but for what is held: it is told even if
+-- nothing is left.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or not fence[2] then return -1 end
-local mono = require('parts/clock')(fence[3], fence[4])
-local periods = require('parts/take_over')
+local mono, now = require('parts/clock')(fence[3], fence[4])
+local periods, holds = require('parts/take_over'), require('parts/holds')(mono, now)
 periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
+holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
+  due = KEYS[6], quota = ARGV[3]})
 
 local function number(text) return tonumber(text or 0) end
 

@@ -40,24 +40,24 @@ end
 
 local sent = tonumber(ARGV[4])
 local mono = require('parts/clock')(fence[3], fence[4])
-local periods = require('parts/take_over')
+local periods, over = require('parts/take_over'), require('parts/was')
 
 -- Of a period that is over here nothing is spent: what is granted to it late goes back as well. It is forgotten when
--- the coordinator has booked it as it is, and says itself that the period has ended: so it grants no more of it.
+-- the coordinator has booked it as it is, and says itself that the period has ended, so it grants no more of it; and no
+-- hold of it can be told of any more.
 local function settle_over(key, quota, period, granted, overage, has_ended)
-  local field = 'was:' .. period
-  local totals = redis.call('HGET', key, field)
-  if not totals then return end
-  local g, o, c, r, told = string.match(totals, '^(%d+) (%d+) (%d+) (%d+) ?(%d*)$')
-  local was_given, spent = tonumber(g) + tonumber(o), tonumber(c) + tonumber(r)
-  local given = math.max(granted, tonumber(g)) + math.max(overage, tonumber(o))
-  if given == was_given then
-    if dropped == 1 and told == ARGV[3] and has_ended then redis.call('HDEL', key, field) end
+  local was = over.read(key, period)
+  if not was then return end
+  local was_given, spent = was.granted + was.overage, was.consumed + was.returned + was.held
+  granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)
+  if granted + overage == was_given then
+    local is_booked = dropped == 1 and was.told == tonumber(ARGV[3])
+    if is_booked and has_ended and was.holds == 0 then redis.call('HDEL', key, 'was:' .. period) end
     return
   end
-  local more = math.max(0, given - spent) - math.max(0, was_given - spent)
-  redis.call('HSET', key, field, whole(math.max(granted, tonumber(g))) .. ' ' .. whole(math.max(overage, tonumber(o)))
-    .. ' ' .. c .. ' ' .. whole(tonumber(r) + more) .. ' 0')
+  was.returned = was.returned + math.max(0, granted + overage - spent) - math.max(0, was_given - spent)
+  was.granted, was.overage, was.told = granted, overage, 0
+  over.write(key, period, was)
   redis.call('SADD', KEYS[3], quota)
 end
 

@@ -42,6 +42,15 @@ class DenialReason(StrEnum):
     COST_ABOVE_LIMIT = "cost_above_limit"
 
 
+class HoldOutcome(StrEnum):
+    """What became of a word about a hold. lua/hold.lua uses the same."""
+
+    DONE = "done"
+    UNKNOWN = "unknown"  # never made in this store, or forgotten, or lost with the store's data
+    ENDED = "ended"  # otherwise than what is said now
+    TOO_MANY = "too_many"  # more units than can be counted
+
+
 class EpochRefusal(StrEnum):
     """Why an epoch was not opened, or does not go on in another life of its store."""
 

@@ -1,9 +1,9 @@
 -- A leased allowance: what the region may spend of a period's units, to the unit.
 --
 -- Keeps  the lease's totals, and usage lines by minute and dimensions, apart from the total on purpose: the coordinator
---        compares the two counts. None of it is ever forgotten by itself.
--- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set
--- ARGV  1 limit   2 quota key   3 dimensions (JSON)
+--        compares the two counts; and what is set aside of it (parts/holds). None of it is ever forgotten by itself.
+-- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set   4 its holds   5 when each of them is due
+-- ARGV  1 limit   2 quota key   3 dimensions (JSON)   4 what becomes of a hold that runs out: release | charge
 -- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
 --       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when the period
 --       ends, for what comes before that nobody here knows.
@@ -14,9 +14,20 @@ local MAX_UNITS = 9007199254740991
 local function number(text) return tonumber(text or 0) end
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
 
+local holds
+local function the_holds()
+  holds = holds or require('parts/holds')(mono, now)
+  return holds
+end
+
+local function place(key, at)
+  return {lease = KEYS[key], lines = KEYS[key + 1], dirty = KEYS[key + 2], holds = KEYS[key + 3], due = KEYS[key + 4],
+    quota = ARGV[at + 1]}
+end
+
 local function read(key)
   return redis.call('HMGET', KEYS[key], 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
-    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts')
+    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts', 'due')
 end
 
 local function look(key, at)
@@ -25,9 +36,13 @@ local function look(key, at)
     require('parts/take_over').take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
     f = read(key)
   end
+  if f[14] and mono >= tonumber(f[14]) then
+    the_holds().sweep(place(key, at))
+    f = read(key)
+  end
   local consumed = number(f[4])
   return {
-    period = f[1], consumed = consumed, limit = tonumber(ARGV[at]),
+    period = f[1], used = consumed + number(f[6]), limit = tonumber(ARGV[at]),
     available = number(f[2]) + number(f[3]) - consumed - number(f[5]) - number(f[6]),
     expires = number(f[7]), ends = number(f[8]), unallocated = number(f[9]),
     first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]),
@@ -36,7 +51,7 @@ end
 
 local function refuse(state, cost, is_enforced)
   local reason
-  if cost > state.limit and is_enforced or state.consumed + state.taken + cost > MAX_UNITS then
+  if cost > state.limit and is_enforced or state.used + state.taken + cost > MAX_UNITS then
     reason = 'cost_above_limit'
   elseif not state.period then reason = 'no_lease'
   elseif mono >= state.expires and is_enforced then reason = 'lease_expired'
@@ -53,9 +68,20 @@ local function keep(state, key, at, cost)
   if redis.call('HINCRBY', KEYS[key + 1], line, units) == cost then redis.call('SADD', KEYS[key + 2], ARGV[at + 1]) end
 end
 
+-- Instead of `keep`, for a hold: nothing is used yet.
+local function hold(state, key, at, cost, name, due)
+  the_holds().set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
+    on_expiry = ARGV[at + 3], period = state.period, dimensions = ARGV[at + 2]})
+end
+
+local function find(key, at, name) return the_holds().find(place(key, at), name) end
+local function finish(part, state, units) return the_holds().finish(part, state, units) end
+local function extend(part, due) return the_holds().extend(part, due) end
+
 local function tell(state, taken)
   local available = state.available - taken
   return state.limit, math.max(0, available) + state.unallocated, ms_until(state.ends), available, state.last_grant
 end
 
-return {keys = 3, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}
+return {keys = 5, arguments = 4, look = look, refuse = refuse, keep = keep, tell = tell, hold = hold, find = find,
+  finish = finish, extend = extend}

@@ -10,18 +10,20 @@
 local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
   'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:starts'}
 
-local function number(text) return tonumber(text or 0) end
-local function whole(units) return string.format('%.0f', units) end
+local over = require('parts/was')
 
--- A period is over here: what is left of its lease goes back, and its totals wait for their last report.
+local function number(text) return tonumber(text or 0) end
+
+-- A period is over here: what is left of its lease goes back, but for what is held, and its totals wait for their last
+-- report.
 local function retire(lease, quota, dirty, prefix)
   local f = redis.call('HMGET', lease, prefix .. 'period', prefix .. 'granted', prefix .. 'overage',
-    prefix .. 'consumed', prefix .. 'returned', prefix .. 'held')
+    prefix .. 'consumed', prefix .. 'returned', prefix .. 'held', prefix .. 'holds')
   if not f[1] then return end
-  local granted, overage, consumed = number(f[2]), number(f[3]), number(f[4])
-  local returned = math.max(number(f[5]), granted + overage - consumed - number(f[6]))
-  redis.call('HSET', lease, 'was:' .. f[1],
-    whole(granted) .. ' ' .. whole(overage) .. ' ' .. whole(consumed) .. ' ' .. whole(returned) .. ' 0')
+  local was = {granted = number(f[2]), overage = number(f[3]), consumed = number(f[4]), returned = number(f[5]),
+    told = 0, held = number(f[6]), holds = number(f[7])}
+  was.returned = math.max(was.returned, was.granted + was.overage - was.consumed - was.held)
+  over.write(lease, f[1], was)
   redis.call('SADD', dirty, quota)
 end
 
@@ -31,7 +33,7 @@ local function take_over(lease, quota, dirty, mono)
   local starts = f[#NEXT]
   if not starts or mono < tonumber(starts) then return end
   retire(lease, quota, dirty, '')
-  redis.call('HSET', lease, 'consumed', 0, 'returned', 0, 'held', 0)
+  redis.call('HSET', lease, 'consumed', 0, 'returned', 0, 'held', 0, 'holds', 0)
   for i = 1, #NEXT - 1 do
     if f[i] then redis.call('HSET', lease, string.sub(NEXT[i], 6), f[i]) end
   end

@@ -26,6 +26,14 @@ def lines(lane: int, epoch: int, quota: str) -> bytes:
     return b"lh:{%d}:lines:%d:%s" % (lane, epoch, quota.encode())
 
 
+def holds(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:holds:%d:%s" % (lane, epoch, quota.encode())
+
+
+def due(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:due:%d:%s" % (lane, epoch, quota.encode())
+
+
 def rate(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:rate:%s" % (lane, quota.encode())
 

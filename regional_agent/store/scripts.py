@@ -5,15 +5,16 @@ lua/ has the scripts; the header of each is its contract.
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply
-from protocol.outcomes import DenialReason
+from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, RateAlgorithm
+from regional_agent.domain.hold_ids import HoldId
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
 from regional_agent.store.sources import sources
@@ -53,11 +54,12 @@ class AllowanceCharge(NamedTuple):
     cost: int
     limit: int
     dimensions: str  # JSON, keys in order: it names a usage line
+    on_hold_expiry: str = "release"
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         """The algorithm's keys and arguments, as its header has them."""
         names = _allowance_keys(self.quota, life.lanes, life.epoch)
-        return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions)
+        return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions, self.on_hold_expiry)
 
 
 class RateCharge(NamedTuple):
@@ -78,12 +80,20 @@ class RateCharge(NamedTuple):
 
 
 Charge = AllowanceCharge | RateCharge
+# By algorithm, of those that can hold: what names the keys of a part.
+_HOLDING: dict[str, Callable[[str], Charge]] = {"allowance": lambda quota: AllowanceCharge(quota, 0, 0, "")}
 
 
 @lru_cache(KEYS_KEPT)
 def _allowance_keys(quota: str, lanes: int, epoch: int) -> tuple[bytes, ...]:
     lane = lane_of(quota, lanes)
-    return keys.lease(lane, epoch, quota), keys.lines(lane, epoch, quota), keys.dirty(lane, epoch)
+    return (
+        keys.lease(lane, epoch, quota),
+        keys.lines(lane, epoch, quota),
+        keys.dirty(lane, epoch),
+        keys.holds(lane, epoch, quota),
+        keys.due(lane, epoch, quota),
+    )
 
 
 @lru_cache(KEYS_KEPT)
@@ -99,12 +109,20 @@ class Operation(NamedTuple):
     remembered_ms: int
 
 
+class HoldTerms(NamedTuple):
+    """What a request would like to hold: its id, and for how long."""
+
+    id: HoldId
+    ttl_ms: int
+
+
 class Request(NamedTuple):
     """All that one request asks of the store: it is decided as a whole."""
 
     mode: str
     charges: Sequence[Charge]
     operation: Operation | None = None
+    hold: HoldTerms | None = None  # only of an operation, and with it the mode is `hold`
 
 
 class PolicyDecision(NamedTuple):
@@ -133,11 +151,13 @@ class Decision:
     allowed: bool
     replayed: bool
     policies: list[PolicyDecision]
+    hold: HoldTerms | None = None  # what is held, and for how much longer; replayed, what was held the first time
 
 
 OnDecision = Callable[[Decision | Exception], None]
 REASONS = ("", *(reason.value for reason in DenialReason))
 _POLICY = struct.Struct("<B7q")
+_HELD = struct.Struct("<qH")
 _DENIED, _REPLAYED, _ANOTHER_BODY, _FAILED = 0, 2, 3, 4
 _LENGTH_BYTES = 2
 
@@ -146,6 +166,21 @@ class Frozen(NamedTuple):
     bytes: str
     seq: int
     mono_us: int
+    held: Mapping[str, int]  # units of each quota that was asked for, as they are now
+
+
+class HoldState(NamedTuple):
+    """What was done with a hold, and what it is now."""
+
+    outcome: HoldOutcome
+    state: str = ""
+    units: int = 0
+    committed: int = 0
+    expires_in_ms: int = 0
+
+
+def _hold_state(fields: Sequence[Any]) -> tuple[Any, ...]:
+    return (fields[0].decode(), *fields[1:]) if fields else ()
 
 
 class Scripts:
@@ -245,12 +280,30 @@ class Scripts:
         """A write: a store without memory, or that may not write to its disk, answers reads."""
         self._store.send(("SET", keys.PROBE, "1", "PX", PROBE_KEPT_MS), on_reply)
 
+    # --- holds -------------------------------------------------------------------------------------------------------
+
+    async def tell_hold(self, fingerprint: str, hold: HoldId, action: str, amount: int = 0) -> HoldState:
+        """Tell it what became of the work: `commit` of so many units, `release`, `extend` by ms; or `look` at it."""
+        if not all(part.algorithm in _HOLDING for part in hold.parts):
+            return HoldState(HoldOutcome.UNKNOWN)
+        life = Life(fingerprint, hold.epoch, hold.lanes)
+        names: list[bytes] = [keys.FENCE, keys.EPOCHS]
+        arguments: list[Argument] = [fingerprint, hold.epoch, hold.lanes, hold.name, action, amount, len(hold.parts)]
+        for part in hold.parts:
+            part_names, part_arguments = _HOLDING[part.algorithm](part.quota).asked(life)
+            names += part_names
+            arguments += part_arguments
+        outcome, *state = await self._run("hold", names, *arguments)
+        if outcome == b"fenced":
+            raise Fenced
+        return HoldState(HoldOutcome(outcome.decode()), *_hold_state(state))
+
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
     async def give_back(self, life: Life, quota: str, keep: int, *, ahead: bool = False) -> int:
         """What is idle beyond `keep`; `ahead`: and all of the lease that waits for the next period."""
-        lane = lane_of(quota, life.lanes)
-        names = [keys.FENCE, keys.lease(lane, life.epoch, quota), keys.dirty(lane, life.epoch)]
+        lease, lines, dirty, *holds = _allowance_keys(quota, life.lanes, life.epoch)
+        names = [keys.FENCE, lease, dirty, lines, *holds]
         rest = "return" if ahead else "keep"
         units: int = await self._run("give_back", names, life.fingerprint, life.epoch, quota, keep, rest)
         if units < 0:
@@ -270,11 +323,12 @@ class Scripts:
     async def freeze(self, life: Life, lane: int, quotas: Sequence[str]) -> Frozen:
         names = [keys.FENCE, keys.lane(lane, life.epoch), keys.dirty(lane, life.epoch)]
         for quota in quotas:
-            names += (keys.lease(lane, life.epoch, quota), keys.lines(lane, life.epoch, quota))
+            lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch)
+            names += (lease, lines, *holds)
         answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, ENOUGH_LINES, *quotas)
         if answer[0] == b"fenced":
             raise Fenced
-        return Frozen(answer[1].decode(), answer[2], int(answer[3]))
+        return Frozen(answer[1].decode(), answer[2], int(answer[3]), dict(zip(quotas, answer[4], strict=True)))
 
     async def settle(self, life: Life, lane: int, sent_mono_us: int, reply: ExchangeReply) -> dict[str, int]:
         """Take in a reply whose batch was booked. Gives the units that each quota gained by it."""
@@ -363,12 +417,14 @@ def _asked(life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[A
     """The keys and arguments of check.lua."""
     names: list[bytes] = [keys.FENCE]
     arguments: list[Argument] = [life.fingerprint, life.epoch, len(requests)]
-    for mode, charges, operation in requests:
+    for mode, charges, operation, hold in requests:
         if operation is None:
             arguments += (mode, len(charges), "")
         else:
             names.append(keys.operation(lane_of(operation.digest, life.lanes), operation.digest))
             arguments += (mode, len(charges), operation.body, operation.remembered_ms)
+        if hold is not None:
+            arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
         for charge in charges:
             charge_names, charge_arguments = charge.asked(life)
             names += charge_names
@@ -397,7 +453,16 @@ def _unpacked(reply: bytes, requests: Sequence[Request]) -> Iterator[Decision | 
             at = begin + int.from_bytes(reply[at:begin], "little")
             yield StoreError(reply[begin:at].decode(errors="replace"))
             continue
+        held = None
+        if request.hold is not None and outcome != _DENIED:
+            held, at = _held(reply, at)
         end = at + _POLICY.size * len(request.charges)
         policies = [PolicyDecision._make(each) for each in _POLICY.iter_unpack(reply[at:end])]
         at = end
-        yield Decision(outcome != _DENIED, outcome == _REPLAYED, policies)
+        yield Decision(outcome != _DENIED, outcome == _REPLAYED, policies, held)
+
+
+def _held(reply: bytes, at: int) -> tuple[HoldTerms, int]:
+    expires_in_ms, length = _HELD.unpack_from(reply, at)
+    begin = at + _HELD.size
+    return HoldTerms(HoldId.parse(reply[begin : begin + length].decode()), expires_in_ms), begin + length

@@ -1,5 +1,6 @@
 """Short ways to say what the tests of scripts say often."""
 
+import asyncio
 from typing import Any
 
 from protocol.clock import SystemClock
@@ -7,9 +8,20 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.domain.breaker import Breaker
+from regional_agent.domain.hold_ids import HoldId, HoldPart
 from regional_agent.metrics import Metrics
 from regional_agent.store.guard import Guard
-from regional_agent.store.scripts import AllowanceCharge, Decision, Life, Operation, RateCharge, Scripts
+from regional_agent.store.scripts import (
+    AllowanceCharge,
+    Charge,
+    Decision,
+    HoldTerms,
+    Life,
+    Operation,
+    RateCharge,
+    Request,
+    Scripts,
+)
 
 QUOTA = quota_key("exports", [("tenant", "acme")])
 RATE = quota_key("api", [("tenant", "acme")])
@@ -62,6 +74,40 @@ async def take_rate(
 ) -> Decision:
     """From a bucket that refills so slowly that a test does not notice."""
     return await scripts.check(life, mode, [RateCharge(RATE, cost, rate_micro, burst)])
+
+
+def hold_request(
+    life: Life, *charges: Charge, name: str = "once", ttl_ms: int = 60_000, remembered_ms: int = 3_600_000
+) -> Request:
+    """For an operation of that name: of all charges that can be, units are set aside."""
+    parts = [HoldPart("allowance", charge.quota) for charge in charges if isinstance(charge, AllowanceCharge)]
+    terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), ttl_ms)
+    return Request("hold", charges, Operation(name, "body", remembered_ms), terms)
+
+
+def charge_of(units: int, quota: str = QUOTA, on_expiry: str = "release") -> AllowanceCharge:
+    return AllowanceCharge(quota, units, 1000, DIMENSIONS, on_expiry)
+
+
+async def set_aside(scripts: Scripts, life: Life, units: int, *, on_expiry: str = "release", **rest: Any) -> HoldId:
+    decision = await ask_for_hold(scripts, life, charge_of(units, on_expiry=on_expiry), **rest)
+    assert decision.hold is not None
+    return decision.hold.id
+
+
+async def ask_for_hold(scripts: Scripts, life: Life, *charges: Charge, **rest: Any) -> Decision:
+    told: list[Decision | Exception] = []
+    answer = asyncio.Event()
+
+    def hear(decision: Decision | Exception) -> None:
+        told.append(decision)
+        answer.set()
+
+    scripts.send_check(life, [hold_request(life, *charges, **rest)], [hear], lambda _: None)
+    await answer.wait()
+    if isinstance(told[0], Exception):
+        raise told[0]
+    return told[0]
 
 
 async def available(scripts: Scripts, life: Life, quota: str = QUOTA) -> int:

@@ -21,12 +21,14 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from protocol.units import MAX_UNITS
+from regional_agent.domain.hold_ids import HoldId, HoldPart
 from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
     Fence,
     Fenced,
+    HoldTerms,
     Life,
     Operation,
     OperationConflict,
@@ -95,6 +97,8 @@ class Wire:
             return _pairs(self.ask("HGETALL", key))
         if kind == b"set":
             return {member.decode() for member in self.ask("SMEMBERS", key)}
+        if kind == b"zset":
+            return {name: str(int(due)) for name, due in _pairs(self.ask("ZRANGE", key, 0, -1, "WITHSCORES")).items()}
         if kind == b"list":
             return [struct.unpack("<dd", entry) for entry in self.ask("LRANGE", key, 0, -1)]
         packed: bytes = self.ask("GET", key)
@@ -193,8 +197,29 @@ fingerprints = st.sampled_from(["life-1", "life-1", "life-1", "life-1", "life-2"
 epochs = st.sampled_from([7, 7, 7, 8])
 
 allowances = st.builds(
-    AllowanceCharge, st.sampled_from(QUOTAS), costs, st.sampled_from([5, 1_000, MAX_UNITS]), dimensions
+    AllowanceCharge,
+    st.sampled_from(QUOTAS),
+    costs,
+    st.sampled_from([5, 1_000, MAX_UNITS]),
+    dimensions,
+    st.sampled_from(["release", "charge"]),
 )
+small_allowances = st.builds(
+    AllowanceCharge,
+    st.sampled_from(QUOTAS[:2]),
+    st.integers(1, 12),
+    st.just(1_000),
+    dimensions,
+    st.sampled_from(["release", "charge"]),
+)
+words = st.one_of(
+    st.tuples(st.just("commit"), st.one_of(few, few, st.sampled_from([1_000, MAX_UNITS]))),
+    st.tuples(st.just("extend"), st.sampled_from([1, 60_000, 3_600_000])),
+    st.tuples(st.sampled_from(["release", "look"]), st.just(0)),
+)
+pauses_us = st.sampled_from([0, 0, 1_000_000, 61_000_000, HOUR_US, 25 * HOUR_US])
+periods = st.sampled_from(list(PERIODS))
+ttls_ms = st.sampled_from([1, 500, 60_000, 3_600_000])
 
 
 @st.composite
@@ -220,6 +245,7 @@ requests = st.builds(
     st.sampled_from(["enforce", "enforce", "peek", "adjust"]),
     st.lists(st.one_of(allowances, rates(), st.just(SPOILT)), min_size=1, max_size=3),
     st.one_of(st.none(), operations),
+    st.none(),
 )
 
 
@@ -243,6 +269,11 @@ def lease_replies(draw: st.DrawFn) -> LeaseReply:
     )
 
 
+def hold_of(charges: Sequence[Charge], ttl_ms: int, epoch: int = 7) -> HoldTerms:
+    parts = [HoldPart("allowance", charge.quota) for charge in charges if isinstance(charge, AllowanceCharge)]
+    return HoldTerms(HoldId.fresh(epoch, LANES, parts), ttl_ms)
+
+
 rate_replies = st.builds(
     RateReply,
     quota=st.sampled_from(list(RATES)),
@@ -261,6 +292,7 @@ class Store(RuleBasedStateMachine):
         self.wire = Wire(self.server)
         self.both = Both(StoreModel(), self.wire)
         self.scripts = Scripts(self.both)
+        self.holds: list[HoldId] = []
 
     @initialize()
     def adopt(self) -> None:
@@ -328,6 +360,65 @@ class Store(RuleBasedStateMachine):
         self.scripts.send_check(Life("life-1", 7, LANES), requests, [told.append] * len(requests), lambda _: None)
         assert len(told) == len(requests)
         self.both.compare()
+
+    @rule(quota=st.sampled_from(QUOTAS), period=periods, granted=st.sampled_from([20, 2_000]))
+    def grant(self, quota: str, period: str, granted: int) -> None:
+        """So that there is something to hold."""
+        first, last = PERIODS[period]
+        self.adopt_epoch("life-1", at_once(self.scripts.read_fence()).nonce or "", 7, False)
+        lease = LeaseReply(
+            quota=quota,
+            period=period,
+            granted=granted,
+            overage=0,
+            limit=granted,
+            unallocated=0,
+            starts_in_ms=0,
+            expires_in_ms=7_200_000,
+            ends_in_ms=7_200_000,
+            refresh_in_ms=1,
+            first_minute=first,
+            last_minute=last,
+        )
+        self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], [], 0)
+
+    @rule(
+        charges=st.lists(small_allowances, min_size=1, max_size=2),
+        others=st.lists(st.one_of(allowances, rates()), max_size=1),
+        period=st.one_of(st.none(), periods),
+        ttl_ms=ttls_ms,
+        digest=st.sampled_from(["d1", "d2", "h1", "h2", "h3", "h4"]),
+        body=st.sampled_from(["hold-1", "hold-1", "hold-2"]),
+    )
+    def set_aside(
+        self,
+        charges: list[Charge],
+        others: list[Charge],
+        period: str | None,
+        ttl_ms: int,
+        digest: str,
+        body: str,
+    ) -> None:
+        if period is not None:
+            self.grant(charges[0].quota, period, 2_000)
+        charges = charges + others
+        told: list[Any] = []
+        request = Request("hold", charges, Operation(digest, body, 3_600_000), hold_of(charges, ttl_ms))
+        self.scripts.send_check(Life("life-1", 7, LANES), [request], [told.append], lambda _: None)
+        self.both.compare()
+        held = getattr(told[0], "hold", None)
+        if held is not None and held.id.parts:
+            event("held")
+            self.holds.append(held.id)
+
+    @rule(words=st.lists(st.tuples(st.integers(0, 1_000), fingerprints, words, pauses_us), min_size=1, max_size=8))
+    def tell_holds(self, words: list[tuple[int, str, tuple[str, int], int]]) -> None:
+        """Late ones as well, and more than once."""
+        for chosen, fingerprint, (action, amount), pause_us in words if self.holds else ():
+            self.pass_time(pause_us)
+            hold = self.holds[-1 - chosen % min(4, len(self.holds))]
+            told = self.do(self.scripts.tell_hold(fingerprint, hold, action, amount))
+            event("no answer" if told is None else f"{told.outcome} {told.state}")
 
     @rule(fingerprint=fingerprints, epoch=epochs, lane=st.integers(0, LANES - 1))
     def freeze(self, fingerprint: str, epoch: int, lane: int) -> None:

@@ -33,13 +33,13 @@ class Algorithm(Protocol):
 
 
 class Allowance:
-    keys, arguments = 3, 3
+    keys, arguments = 5, 4
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         return store._allowance(names, arguments, mono)
 
     def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
-        if (cost > s["limit"] and is_enforced) or s["consumed"] + s["taken"] + cost > MAX_UNITS:
+        if (cost > s["limit"] and is_enforced) or s["used"] + s["taken"] + cost > MAX_UNITS:
             reason = "cost_above_limit"
         elif s["period"] is None:
             reason = "no_lease"
@@ -52,7 +52,7 @@ class Allowance:
         return reason, self._reset_ms(s)
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
-        (lease, lines, dirty), (_, quota, dimensions) = names, arguments
+        (lease, lines, dirty, *_), (_, quota, dimensions, _) = names, arguments
         minute = min(max(store.now_us // 60_000_000, s["first_minute"]), s["last_minute"])
         line = f"{s['period']}|{minute}|{dimensions}"
         store._write(lease, {"consumed": str(int(store.hash(lease).get("consumed", 0)) + cost)})

@@ -19,6 +19,7 @@ from regional_agent.store.connection import Argument, OnReply, StoreConnection, 
 from regional_agent.store.scripts import REASONS, Scripts
 from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
+from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
 
 POLICY_BYTES = 57
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -39,6 +40,14 @@ class Policy(NamedTuple):
     cost: int
 
 
+class Hold(NamedTuple):
+    """What a request would like to hold."""
+
+    id: str
+    name: str
+    due: int
+
+
 class StoreModel:
     """One store: its data, its clock in microseconds, and the life it lives."""
 
@@ -48,6 +57,7 @@ class StoreModel:
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
+        self.note_work: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_covered: None
         self.note_denial: Callable[[str], None] = lambda reason: None
         self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources().items()}
 
@@ -224,7 +234,10 @@ class StoreModel:
         fence = self.hash(keys[0])
         if fence.get("fingerprint") != argv[0] or "epoch" not in fence:
             return -1
-        self._take_over(keys[1], argv[2], keys[2], self._tick(keys[0]))
+        mono = self._tick(keys[0])
+        self._take_over(keys[1], argv[2], keys[2], mono)
+        lease, dirty, lines, holds, due = keys[1:]
+        Holds(self, mono).sweep(Place(lease, lines, dirty, holds, due, argv[2]))
         units = self._return(keys[1], argv[2], keys[2], "", int(argv[3]))
         if argv[4] == "return":
             units += self._return(keys[1], argv[2], keys[2], NEXT, 0)
@@ -252,7 +265,7 @@ class StoreModel:
         self._retire(lease, quota, dirty, "")
         waited = {name.removeprefix(NEXT): value for name, value in self._take_next(lease).items()}
         del waited["starts"]
-        self._write(lease, dict.fromkeys(("consumed", "returned", "held"), "0") | waited)
+        self._write(lease, dict.fromkeys(("consumed", "returned", "held", "holds"), "0") | waited)
 
     def _take_next(self, lease: str) -> Hash:
         waited = {name: value for name, value in self.hash(lease).items() if name.startswith(NEXT)}
@@ -264,9 +277,9 @@ class StoreModel:
         f = self.hash(lease)
         if f"{prefix}period" not in f:
             return
-        granted, overage, consumed, returned, held = _totals(f, prefix)
-        returned = max(returned, granted + overage - consumed - held)
-        self._write(lease, {f"was:{f[f'{prefix}period']}": f"{granted} {overage} {consumed} {returned} 0"})
+        was = {name: int(f.get(prefix + name, 0)) for name in OVER}
+        was["returned"] = max(was["returned"], was["granted"] + was["overage"] - was["consumed"] - was["held"])
+        write_was(self, lease, f[f"{prefix}period"], was)
         self._add(dirty, quota)
 
     # --- check -------------------------------------------------------------------------------------------------------
@@ -276,46 +289,77 @@ class StoreModel:
             return [b"fenced"]
         mono = self._tick(keys[0])
         names, arguments = iter(keys[1:]), iter(argv[3:])
-        return b"".join(self._request(names, arguments, mono) for _ in range(int(argv[2])))
+        holds = Holds(self, mono)
+        return b"".join(self._request(names, arguments, mono, holds) for _ in range(int(argv[2])))
 
-    def _request(self, names: Iterator[str], arguments: Iterator[str], mono: int) -> bytes:
+    def _request(self, names: Iterator[str], arguments: Iterator[str], mono: int, holds: Holds) -> bytes:
         mode, count, operation = next(arguments), int(next(arguments)), next(arguments)
         record, remembered_ms = (next(names), int(next(arguments))) if operation else ("", 0)
+        hold = self._hold_of(arguments, mono) if mode == "hold" else None
         policies = [self._policy(names, arguments) for _ in range(count)]
         known = self.data.get(record)
         if isinstance(known, list) and known[0] != operation:
             return b"\3"
-        if isinstance(known, list) and len(known[1]) == POLICY_BYTES * count:
-            return b"\2" + bytes(known[1])
+        said_before = known[1] if isinstance(known, list) else b""
+        if known and hold:
+            hold, said_before = _read_record(said_before)
+        if isinstance(known, list) and len(said_before) == POLICY_BYTES * count:
+            return b"\2" + _head(hold, mono) + said_before
         states: dict[str, State] = {}
+        asked = "adjust" if known else mode
         try:
-            refusals = [self._refusal(policy, states, "adjust" if known else mode, mono) for policy in policies]
+            refusals = [self._refusal(policy, states, asked, mono, holds) for policy in policies]
         except StoreError as error:  # while it is looked at: nothing was taken
             return b"\4" + struct.pack("<H", len(str(error))) + str(error).encode()
         is_taken = not known and not any(reason for reason, _ in refusals) and mode != "peek"
         for reason, _ in refusals:
             if reason:
                 self.note_denial(reason)
+        if is_taken:
+            self._take(policies, states, mode, hold, holds)
         said = b""
         for policy, (reason, retry_ms) in zip(policies, refusals, strict=True):
             state = states[policy.names[0]]
-            if is_taken:
-                policy.algorithm.keep(self, policy.names, policy.arguments, state, policy.cost)
-                self._note(policy, state, mode)
             said += _told(policy, state, state["taken"] if is_taken else 0, reason, retry_ms)
         if operation and is_taken:
-            self.data[record] = [operation, said]
+            self.data[record] = [operation, _record(hold) + said]
             self._expire(record, remembered_ms)
-        return (b"\2" if known else bytes([all(not reason for reason, _ in refusals)])) + said
+        if not known and any(reason for reason, _ in refusals):
+            return b"\0" + said
+        return (b"\2" if known else b"\1") + _head(hold, mono) + said
+
+    def _hold_of(self, arguments: Iterator[str], mono: int) -> Hold:
+        hold_id, name, ttl_ms = next(arguments), next(arguments), int(next(arguments))
+        return Hold(hold_id, name, mono + ttl_ms * 1000)
+
+    def _take(
+        self, policies: Sequence[Policy], states: dict[str, State], mode: str, hold: Hold | None, holds: Holds
+    ) -> None:
+        parts = 0
+        for policy in policies:
+            state = states[policy.names[0]]
+            if hold is not None and policy.algorithm is ALGORITHMS["allowance"]:
+                parts += 1
+                _, quota, dimensions, on_expiry = policy.arguments
+                last_minute, period = state["last_minute"], state["period"]
+                place, name = place_of(policy.names, quota), f"{hold.name}/{parts}"
+                numbers = ("open", policy.cost, 0, hold.due, last_minute)
+                holds.set_aside(Part(place, name, *numbers, on_expiry, period, dimensions))
+            else:
+                policy.algorithm.keep(self, policy.names, policy.arguments, state, policy.cost)
+                self._note(policy, state, mode)
 
     def _policy(self, names: Iterator[str], arguments: Iterator[str]) -> Policy:
         algorithm, cost = ALGORITHMS[next(arguments)], int(next(arguments))
         mine = [next(names) for _ in range(algorithm.keys)]
         return Policy(algorithm, mine, [next(arguments) for _ in range(algorithm.arguments)], cost)
 
-    def _refusal(self, policy: Policy, states: dict[str, State], mode: str, mono: int) -> tuple[str, int]:
+    def _refusal(self, policy: Policy, states: dict[str, State], mode: str, mono: int, holds: Holds) -> tuple[str, int]:
         name = policy.names[0]
         if name not in states:
+            if policy.algorithm is ALGORITHMS["allowance"]:
+                self._take_over(name, policy.arguments[1], policy.names[2], mono)
+                holds.sweep(place_of(policy.names, policy.arguments[1]))
             states[name] = policy.algorithm.look(self, policy.names, policy.arguments, mono) | {"taken": 0}
         reason, retry_ms = policy.algorithm.refuse(states[name], policy.cost, mode != "adjust")
         if not reason:
@@ -328,11 +372,12 @@ class StoreModel:
             self.note(policy.names[0], state["period"], policy.cost, mode != "adjust")
 
     def _allowance(self, names: Names, arguments: Names, mono: int) -> State:
-        self._take_over(names[0], arguments[1], names[2], mono)
         f = self.hash(names[0])
-        numbers = ("consumed", "expires", "ends", "unallocated", "first_minute", "last_minute", "last_grant")
+        numbers = ("expires", "ends", "unallocated", "first_minute", "last_minute", "last_grant")
         state: State = {name: int(f.get(name, 0)) for name in numbers}
-        return state | {"period": f.get("period"), "available": _available(f), "limit": int(arguments[0]), "mono": mono}
+        used = int(f.get("consumed", 0)) + int(f.get("held", 0))
+        known = {"period": f.get("period"), "available": _available(f), "limit": int(arguments[0])}
+        return state | known | {"used": used, "mono": mono}
 
     def rate(self, key: str) -> list[int]:
         """A rate's packed string: the share, and what its algorithm remembers."""
@@ -354,6 +399,32 @@ class StoreModel:
         self.data[key] = list(entries)
         self._expire(key, ttl_ms)
 
+    # --- hold --------------------------------------------------------------------------------------------------------
+
+    def hold(self, keys: Names, argv: Names) -> list[Any]:
+        fence = self.hash(keys[0])
+        if fence.get("fingerprint") != argv[0]:
+            return [b"fenced"]
+        _, epoch, lanes, name, action, amount, count, *arguments = argv
+        mono = self._tick(keys[0])
+        holds, names, rest = Holds(self, mono), iter(keys[2:]), iter(arguments)
+        policies = [self._policy(names, rest) for _ in range(int(count))]
+        parts = list[Part]()
+        for i, policy in enumerate(policies, 1):
+            part = holds.find(place_of(policy.names, policy.arguments[1]), f"{name}/{i}")
+            if part is None:
+                return [b"unknown"]
+            parts.append(part)
+        refused = [_refused(part, len(parts), action, int(amount)) for part in parts]
+        outcome = next((each for each in refused if each), b"done")
+        if outcome == b"done":
+            _tell(holds, parts, action, int(amount))
+            if fence.get("epoch") != epoch:
+                self._write(keys[1], {epoch: lanes})
+        first = next((part for part in parts if part.state == "charged"), parts[0])
+        left_ms = math.ceil((first.due - mono) / 1000) if first.state == "open" else 0
+        return [outcome, first.state.encode(), first.units, first.committed, left_ms]
+
     # --- freeze ------------------------------------------------------------------------------------------------------
 
     def freeze(self, keys: Names, argv: Names) -> list[Any]:
@@ -363,16 +434,19 @@ class StoreModel:
         mono, is_current = str(tick).encode(), self.hash(keys[0]).get("epoch") == argv[1]
         lane = self.hash(keys[1])
         if "frozen" in lane:
-            return [b"frozen", lane["frozen"].encode(), int(lane["frozen_seq"]), mono]
+            return [b"frozen", lane["frozen"].encode(), int(lane["frozen_seq"]), mono, self._held(keys)]
+        holds = Holds(self, tick)
         seq = int(lane.get("seq", 0)) + 1
         leases: list[str] = []
         dropped: list[tuple[str, str]] = []
         cleaned: list[str] = []
-        for quota, lease, lines in zip(argv[4:], keys[3::2], keys[4::2], strict=True):
+        for i, quota in enumerate(argv[4:]):
+            lease, lines, held, due = keys[3 + 4 * i : 7 + 4 * i]
             if len(dropped) >= int(argv[3]) or len(leases) >= MOST_LEASES:
                 break
             if is_current:
                 self._take_over(lease, quota, keys[2], tick)
+            holds.sweep(Place(lease, lines, keys[2], held, due, quota))
             reported = self._report_lease(quota, lease, lines, seq, leases)
             dropped += [(lines, field) for field in self.hash(lines) if field.split("|")[0] in reported]
             cleaned.append(quota)
@@ -382,16 +456,21 @@ class StoreModel:
             self._remove(key, field)
         for quota in cleaned:
             self._discard(keys[2], quota)
-        return [b"frozen", body.encode(), seq, mono]
+        return [b"frozen", body.encode(), seq, mono, self._held(keys)]
+
+    def _held(self, keys: Names) -> list[int]:
+        return [int(self.hash(lease).get("held", 0)) for lease in keys[3::4]]
 
     def _report_lease(self, quota: str, lease: str, lines: str, seq: int, leases: list[str]) -> set[str]:
         """Add what is to be said of one quota; gives the periods of which something is."""
         f, reported = self.hash(lease), {}
         for name in sorted(f):
             if name.startswith("was:"):
-                totals = f[name].split()[:4]
-                reported[name.removeprefix("was:")] = totals
-                self._write(lease, {name: " ".join([*totals, str(seq)])})
+                period = name.removeprefix("was:")
+                was = read_was(self, lease, period)
+                assert was is not None
+                reported[period] = [str(was[total]) for total in OVER[:4]]
+                write_was(self, lease, period, was | {"told": seq})
         for prefix in ("", NEXT):
             if f"{prefix}period" in f:
                 reported[f[f"{prefix}period"]] = [str(total) for total in _totals(f, prefix)[:4]]
@@ -485,20 +564,19 @@ class StoreModel:
 
     def _settle_over(self, key: str, dirty: str, reply: Names, acknowledged: str) -> None:
         """What is granted late to a period that is over here goes back; once all of it is booked, it is forgotten."""
-        quota, field = reply[0], f"was:{reply[1]}"
-        if field not in self.hash(key):
+        quota, period = reply[0], reply[1]
+        was = read_was(self, key, period)
+        if was is None:
             return
-        *totals, told = self.hash(key)[field].split()
-        granted, overage, consumed, returned = map(int, totals)
-        given = max(granted, int(reply[2])) + max(overage, int(reply[3]))
-        if given == granted + overage:
-            if told == acknowledged != "0" and reply[6] == "0":
-                self._remove(key, field)
+        was_given, spent = was["granted"] + was["overage"], was["consumed"] + was["returned"] + was["held"]
+        granted, overage = max(was["granted"], int(reply[2])), max(was["overage"], int(reply[3]))
+        if granted + overage == was_given:
+            if was["told"] == int(acknowledged) != 0 and reply[6] == "0" and not was["holds"]:
+                self._remove(key, f"was:{period}")
             return
-        spent = consumed + returned
-        returned += max(0, given - spent) - max(0, granted + overage - spent)
-        now = (max(granted, int(reply[2])), max(overage, int(reply[3])), consumed, returned, 0)
-        self._write(key, {field: " ".join(map(str, now))})
+        returned = was["returned"] + max(0, granted + overage - spent) - max(0, was_given - spent)
+        now = {"granted": granted, "overage": overage, "returned": returned, "told": 0}
+        write_was(self, key, period, was | now)
         self._add(dirty, quota)
 
     def _install_rate(self, key: str, reply: Names, sent: int) -> None:
@@ -562,6 +640,43 @@ def _told(policy: Policy, state: State, taken: int, reason: str, retry_ms: int) 
     available, last_grant, delay_ms = more or (remaining, 0, 0)
     numbers = (limit, remaining, reset_ms, retry_ms, available, last_grant, 0 if reason else delay_ms)
     return struct.pack("<B7q", REASONS.index(reason), *numbers)
+
+
+def place_of(names: Names, quota: str) -> Place:
+    lease, lines, dirty, holds, due = names
+    return Place(lease, lines, dirty, holds, due, quota)
+
+
+def _record(hold: Hold | None) -> bytes:
+    return b"" if hold is None else struct.pack("<dH", hold.due, len(hold.id)) + hold.id.encode()
+
+
+def _read_record(packed: bytes) -> tuple[Hold, bytes]:
+    due, length = struct.unpack_from("<dH", packed)
+    return Hold(packed[10 : 10 + length].decode(), "", int(due)), packed[10 + length :]
+
+
+def _head(hold: Hold | None, mono: int) -> bytes:
+    if hold is None:
+        return b""
+    return struct.pack("<qH", max(0, -((mono - hold.due) // 1000)), len(hold.id)) + hold.id.encode()
+
+
+def _tell(holds: Holds, parts: Sequence[Part], action: str, amount: int) -> None:
+    for part in parts:
+        becomes = MAY_BECOME[part.state][action]
+        if action == "extend":
+            holds.extend(part, holds.mono + amount * 1000)
+        elif becomes != part.state:
+            holds.finish(part, becomes, amount)
+
+
+def _refused(part: Part, parts: int, action: str, amount: int) -> bytes:
+    becomes = MAY_BECOME[part.state].get(action)
+    is_committed = part.state == "committed"
+    if becomes is None or (is_committed and action == "commit" and part.committed != amount):
+        return b"ended"
+    return b"too_many" if action == "commit" and not is_committed and amount * parts > part.most else b""
 
 
 def _json(text: str) -> str:

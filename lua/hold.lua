@@ -1,0 +1,62 @@
+-- Tell a hold what became of the work: commit, release or extend it; or look at it.
+--
+-- KEYS  1 the fence   2 the epochs that this store has ever had   then, for each part in turn: its algorithm's
+-- ARGV  1 fingerprint   2 epoch   3 lanes   4 the hold's name   5 commit | release | extend | look
+--       6 units to commit, or ms to extend by   7 number of parts
+--       then, for each part in turn, what check takes for a policy: its algorithm's name, cost, the algorithm's own
+--         arguments
+-- Gives {'fenced'} | {'unknown'} | {done | ended | too_many, state, units, committed, expires_in_ms}
+--
+-- The epoch is the hold's own: work that was done is booked on the lease that it was set aside of, whichever epoch is
+-- the store's now. So only the fingerprint is compared; and an older epoch is known again, for it has evidence again.
+-- All parts of a hold end together. What may follow what is one table; what is not in it is refused.
+
+local MAY_BECOME = {
+  open = {commit = 'committed', release = 'released', extend = 'open', look = 'open'},
+  lapsed = {commit = 'committed', release = 'released', look = 'lapsed'},
+  charged = {commit = 'committed', release = 'charged', look = 'charged'},
+  committed = {commit = 'committed', look = 'committed'},
+  released = {release = 'released', look = 'released'},
+}
+
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+if fence[1] ~= ARGV[1] then return {'fenced'} end
+local mono, now = require('parts/clock')(fence[3], fence[4])
+
+local action, amount = ARGV[5], tonumber(ARGV[6])
+local named = require('algorithms/*')
+local algorithms, parts = {}, {}
+local key, at = 3, 8
+
+for i = 1, tonumber(ARGV[7]) do
+  local name = ARGV[at]
+  algorithms[name] = algorithms[name] or named(name, mono, now)
+  local algorithm = algorithms[name]
+  local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
+  if not part then return {'unknown'} end
+  part.algorithm, parts[i] = algorithm, part
+  key, at = key + algorithm.keys, at + 2 + algorithm.arguments
+end
+
+-- Of parts that ran out some may have been charged: then the hold was.
+local function told(outcome)
+  local first = parts[1]
+  for _, part in ipairs(parts) do if part.state == 'charged' then first = part end end
+  local left_ms = first.state == 'open' and math.ceil((first.due - mono) / 1000) or 0
+  return {outcome, first.state, first.units, first.committed, left_ms}
+end
+
+for _, part in ipairs(parts) do
+  part.becomes = MAY_BECOME[part.state][action]
+  local is_another = part.state == 'committed' and action == 'commit' and part.committed ~= amount
+  if not part.becomes or is_another then return told('ended') end
+  if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return told('too_many') end
+end
+
+-- From here on nothing may fail: everything was checked above.
+for _, part in ipairs(parts) do
+  if action == 'extend' then part.algorithm.extend(part, mono + amount * 1000)
+  elseif part.becomes ~= part.state then part.algorithm.finish(part, part.becomes, amount) end
+end
+if fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
+return told('done')
