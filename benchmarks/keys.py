@@ -41,11 +41,11 @@ Post = Callable[[str, dict[str, Any]], Awaitable[httpx.Response]]
 
 
 class Survey(NamedTuple):
-    """All that a store has at one moment."""
+    """What a store has at one moment, beside accounting and configuration."""
 
     keys: int
-    used_bytes: int
-    for_ever: Sequence[bytes]  # the keys that nothing forgets, less those that nothing may forget
+    used_bytes: int  # of all of it
+    for_ever: Sequence[bytes]  # the keys that nothing forgets
 
 
 async def run(_: int, seconds: float, port: int) -> dict[str, Lines]:
@@ -88,11 +88,12 @@ def _check(number: int) -> dict[str, Any]:
 
 
 async def survey(connection: StoreConnection) -> Survey:
-    found = await _each(connection, "if redis.call('PTTL', key) == -1 then found[#found + 1] = key end")
+    names = await _each(connection, "found[#found + 1] = key")
+    for_ever = await _each(connection, "if redis.call('PTTL', key) == -1 then found[#found + 1] = key end")
     memory: bytes = await connection.call("INFO", "memory")
     (used,) = re.findall(rb"used_memory:(\d+)", memory)
-    keys = await connection.call("DBSIZE")
-    return Survey(keys, int(used), sorted(name for name in found if not KEPT.fullmatch(name)))
+    passing, lasting = ([name for name in each if not KEPT.fullmatch(name)] for each in (names, for_ever))
+    return Survey(len(passing), int(used), lasting)
 
 
 async def age(connection: StoreConnection, ms: int) -> None:
