@@ -1,0 +1,227 @@
+"""What one step may do to the books, in the words of the protocol: told apart from the code that does it.
+
+The books are seen before a step and after it. What a batch must be answered follows from what was seen before, and
+whatever is granted, given back or set aside from the difference.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+
+from coordinator.database.connection import Connection
+from coordinator.domain.books import Key
+from coordinator.domain.exchange import Call, Incoming
+from protocol.messages import ExchangeReply, FrozenLease, Receipt
+from protocol.outcomes import ExchangeOutcome
+
+Row = asyncpg.Record
+ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
+REGRESSED = {ExchangeOutcome.GAP, ExchangeOutcome.LEDGER_REGRESSED}
+COUNTS_RETURNS = ("active", "expired", "fenced")
+STANDS_STILL = {
+    "lost": ("returned",),
+    "quarantined": ("consumed", "returned", "granted"),
+    "retired": ("consumed", "returned", "granted", "overage"),
+}
+
+
+class Name(NamedTuple):
+    epoch: int
+    key: Key
+
+
+class Kept(NamedTuple):
+    """A row of the quarantine."""
+
+    epoch: int
+    lane: int
+    seq: int
+    quota: str
+    period: str
+
+
+class Seen(NamedTuple):
+    leases: Mapping[Name, Row]
+    pools: Mapping[Key, Row]
+    lanes: Mapping[tuple[int, int], Row]
+    kept: Mapping[Kept, str]
+
+
+async def see(connection: Connection) -> Seen:
+    return Seen(
+        leases={Name(row["epoch"], _key(row)): row for row in await connection.fetch(_LEASES)},
+        pools={_key(row): row for row in await connection.fetch(_POOLS)},
+        lanes={(row["epoch"], row["lane"]): row for row in await connection.fetch(_LANES)},
+        kept={Kept(*row[:5]): row[5] for row in await connection.fetch(_KEPT)},
+    )
+
+
+def _key(row: Row) -> Key:
+    return Key(row["quota"], row["period"])
+
+
+# --- what a step did --------------------------------------------------------------------------------------------------
+
+
+def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
+    for name, lease in after.leases.items():
+        was = before.leases.get(name)
+        if lease["admitted"] > (was["admitted"] if was else 0):
+            yield from (f"{name} was granted to: {why}" for why in _faults_of_grant(was, lease, after.pools[name.key]))
+        if was:
+            yield from (f"{name}: {why}" for why in _faults_of_change(was, lease, now))
+    yield from (f"{kept} is gone or another" for kept, what in before.kept.items() if after.kept.get(kept) != what)
+
+
+def _faults_of_grant(was: Row | None, lease: Row, pool: Row) -> Iterator[str]:
+    if lease["epoch_state"] != "current":
+        yield "its epoch is over"
+    if lease["state"] != "active":
+        yield f"it is {lease['state']}"
+    if lease["served"] > (was["served"] if was else 0) and lease["status"] != "active":
+        yield f"its region is {lease['status']}"
+    if was and was["state"] == "expired":
+        given = lease["admitted"] - was["admitted"]
+        if (lease["outstanding"], lease["suspense"]) != (given, 0):
+            yield "it had expired, and has not returned what was left"
+    if pool["unallocated"] < pool["overage"]:
+        yield "of what overage had spent"
+
+
+def _faults_of_change(was: Row, lease: Row, now: datetime) -> Iterator[str]:
+    if was["state"] == lease["state"]:
+        moved = [column for column in STANDS_STILL.get(was["state"], ()) if was[column] != lease[column]]
+        if moved:
+            yield f"it is {was['state']}, and {moved} moved"
+    if (was["state"], lease["state"]) == ("active", "expired") and was["expires_at"] > now:
+        yield "it expired before its time"
+    fell = [column for column in ("granted", "overage", "consumed", "returned") if lease[column] < was[column]]
+    if fell:
+        yield f"{fell} fell"
+
+
+def set_aside(before: Seen, after: Seen) -> list[Name]:
+    """What ran out, of leases that may be spent of until they do."""
+    states = ("active", "expired")
+    return [n for n, row in after.leases.items() if (before.leases[n]["state"], row["state"]) == states]
+
+
+# --- what a batch is answered -----------------------------------------------------------------------------------------
+
+
+def expected(call: Call, incoming: Incoming, before: Seen) -> ExchangeOutcome:
+    batch = incoming.batch
+    lane = before.lanes.get((batch.epoch, batch.lane))
+    if lane is None or lane["region"] != call.region:
+        return ExchangeOutcome.UNKNOWN_EPOCH
+    if lane["state"] == "current" and lane["fingerprint"] != call.fingerprint:
+        return ExchangeOutcome.WRONG_FINGERPRINT
+    if batch.seq != lane["last_seq"] + 1:
+        return _of_another_number(incoming, lane)
+    if lane["state"] == "retired":
+        return ExchangeOutcome.RETIRED
+    known = [(lease, before.leases.get(_name(batch.epoch, lease))) for lease in batch.leases]
+    if any(row and _is_less(lease, row) for lease, row in known):
+        return ExchangeOutcome.STORE_REGRESSED
+    forgot = any(
+        lease.granted > (row["granted"] if row else 0) or lease.overage > (row["overage"] if row else 0)
+        for lease, row in known
+    )
+    return ExchangeOutcome.LEDGER_REGRESSED if forgot else ExchangeOutcome.APPLIED
+
+
+def _of_another_number(incoming: Incoming, lane: Row) -> ExchangeOutcome:
+    if incoming.batch.seq > lane["last_seq"]:
+        return ExchangeOutcome.GAP
+    if incoming.batch.seq < lane["last_seq"]:
+        return ExchangeOutcome.STALE
+    if incoming.body_hash != lane["last_hash"]:
+        return ExchangeOutcome.CONFLICT
+    return ExchangeOutcome.RETIRED if lane["state"] == "retired" else ExchangeOutcome.REPLAYED
+
+
+def _is_less(lease: FrozenLease, row: Row) -> bool:
+    return bool(lease.consumed < row["region_consumed"] or lease.returned < row["region_returned"])
+
+
+def _name(epoch: int, lease: FrozenLease) -> Name:
+    return Name(epoch, Key(lease.quota, lease.period))
+
+
+# --- what became of it ------------------------------------------------------------------------------------------------
+
+
+async def faults_of_answer(
+    connection: Connection, incoming: Incoming, reply: ExchangeReply, before: Seen, after: Seen
+) -> list[str]:
+    """An acknowledged batch has its receipt, and each of its lease is booked line by line, or kept for people."""
+    batch = incoming.batch
+    number = (batch.epoch, batch.lane, batch.seq)
+    row = await connection.fetchrow(_RECEIPT, *number)
+    receipt = Receipt(position=row["position"], head=row["head"].hex()) if row else None
+    faults = []
+    if reply.receipt != (receipt if reply.outcome in ACKNOWLEDGED else None):
+        faults.append(f"the receipt of {number} is {receipt}, and {reply.receipt} was given")
+    if reply.outcome in REGRESSED and Kept(*number, "", "") not in after.kept:
+        faults.append(f"{number} shows that the ledger forgot, and is not kept")
+    if reply.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED):
+        usage = {Key(*each[:2]): each[2] for each in await connection.fetch(_USAGE, *number)}
+        faults += _faults_of_leases(number, batch.leases, usage, before, after)
+    return faults
+
+
+def _faults_of_leases(
+    number: tuple[int, int, int],
+    leases: Sequence[FrozenLease],
+    usage: Mapping[Key, int],
+    before: Seen,
+    after: Seen,
+) -> Iterator[str]:
+    for lease in leases:
+        name = _name(number[0], lease)
+        said, was, row = sum(line.units for line in lease.lines), before.leases.get(name), after.leases.get(name)
+        grew = lease.consumed - (was["region_consumed"] if was else 0)
+        is_new = bool(grew or lease.returned > (was["region_returned"] if was else 0) or lease.lines)
+        if Kept(*number, *name.key) in after.kept or not is_new:
+            continue
+        if row is None or not usage.get(name.key, 0) == said == grew:
+            yield f"{number}: {said} units of {name} are neither booked nor kept"
+        elif row["state"] in COUNTS_RETURNS and row["returned"] != lease.returned:
+            yield f"{number}: what {name} returned is not booked"
+
+
+def may_be_kept(incoming: Incoming, reply: ExchangeReply) -> set[Kept]:
+    """By this answer."""
+    batch = incoming.batch
+    number = (batch.epoch, batch.lane, batch.seq)
+    if reply.outcome in REGRESSED:
+        return {Kept(*number, "", "")}
+    if reply.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED):
+        return {Kept(*number, lease.quota, lease.period) for lease in batch.leases}
+    return set()
+
+
+def tenth(lease_ms: int) -> timedelta:
+    return timedelta(milliseconds=lease_ms // 10)
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_LEASES = """
+SELECT lease.*, region_epoch.state AS epoch_state, region.status,
+    coalesce(sum(units) FILTER (WHERE cause = 'grant'), 0) AS admitted,
+    coalesce(sum(units) FILTER (WHERE cause = 'grant' AND seq IS NOT NULL), 0) AS served
+FROM lease JOIN region_epoch USING (epoch) JOIN region ON region.name = lease.region
+LEFT JOIN transfer USING (epoch, quota, period)
+GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
+"""
+_POOLS = "SELECT * FROM pool"
+_LANES = "SELECT lane.*, region, state, fingerprint FROM lane JOIN region_epoch USING (epoch)"
+_KEPT = "SELECT epoch, lane, seq, quota, period, reason || evidence::text FROM quarantine"
+_RECEIPT = "SELECT position, head FROM report WHERE (epoch, lane, seq) = ($1, $2, $3)"
+_USAGE = """
+SELECT quota, period, sum(units)::bigint FROM transfer
+WHERE (epoch, lane, seq) = ($1, $2, $3) AND dst = 'consumed' GROUP BY quota, period
+"""
