@@ -18,7 +18,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
-from coordinator.domain.exchange import BookedReport, LockedPool
+from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
 from coordinator.domain.period import moment_of, period_of
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from protocol.identifiers import parse_quota_key, wider_keys
@@ -179,10 +179,23 @@ async def lock_leases(connection: Connection, names: Collection[tuple[int, Key]]
     return [(pools[lease.key], lease) for lease in leases if lease.epoch in held and lease.key in pools]
 
 
-async def read_corrections(
+async def lock_late(
+    connection: Connection, pools: Mapping[Key, LockedPool], epochs: Collection[int], now: datetime
+) -> tuple[dict[Key, LockedPool], list[Correction]]:
+    """What became of the leases of these epochs in the closed ones of the pools, and all pools, with those where what
+    comes late is booked. Which these are is known only when it was read, so it is read again under their locks.
+    """
+    closed, locked = closed_keys(pools), dict(pools)
+    corrections = await _read_corrections(connection, closed, epochs)
+    if missing := late_pools(closed, corrections, now) - pools.keys():
+        locked |= await lock_pools(connection, missing, missing)
+        corrections = await _read_corrections(connection, closed, epochs)
+    return locked, corrections
+
+
+async def _read_corrections(
     connection: Connection, closed: Collection[Key], epochs: Collection[int]
 ) -> list[Correction]:
-    """What became of the leases of these epochs in closed pools. Whoever holds the open pool may write there."""
     if not closed:
         return []
     rows = await connection.fetch(

@@ -77,6 +77,7 @@ class Missing(Struct, frozen=True, kw_only=True):
     quota: str | None = None
     region: str | None = None
     epoch: int | None = None
+    charge_period: str | None = None  # the lease's own: another one than this if that is closed
     units: int | None = None
 
     @property
@@ -90,6 +91,7 @@ class OpenLease(NamedTuple):
     quota: str
     region: str
     epoch: int
+    charge_period: str
     outstanding: int
     suspense: int  # a correction's: what is carried
     is_quarantined: bool
@@ -116,7 +118,15 @@ def missing_for_close(
 
 def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
     def missing(what: Obstacle, reason: str, units: int | None) -> Missing:
-        return Missing(what=what, reason=reason, quota=lease.quota, region=lease.region, epoch=lease.epoch, units=units)
+        return Missing(
+            what=what,
+            reason=reason,
+            quota=lease.quota,
+            region=lease.region,
+            epoch=lease.epoch,
+            charge_period=lease.charge_period,
+            units=units,
+        )
 
     if lease.outstanding:
         yield missing(Obstacle.OUTSTANDING, "the region has not accounted for it yet", lease.outstanding)
@@ -141,9 +151,8 @@ def _missing_balance(finding: Finding) -> Missing:
 def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Correction) -> Movement:
     """What nobody has accounted for leaves the period and waits in the open one: both sides are one movement."""
     entry = movement(part, "carried", open_pool.key.period)
-    src = Account.SUSPENSE if isinstance(part, Lease) else Account.CARRIED
     units = part.to_carry
-    post(entry, pool, part, src, Account.CARRIED_OUT, units, Cause.CARRIED)
+    post(entry, pool, part, part.waiting_account, Account.CARRIED_OUT, units, Cause.CARRIED)
     post(entry, open_pool, correction, Account.CARRIED_IN, Account.CARRIED, units, Cause.CARRIED)
     return entry
 
@@ -184,6 +193,17 @@ class Late:
     has_changed: bool = False
 
     @property
+    def consumed(self) -> int:
+        """In all books."""
+        return self.lease.consumed + self.book.consumed + sum(past.consumed for past in self.past)
+
+    @property
+    def left(self) -> int:
+        """What may still be spent, or given back, by what the region says."""
+        said = self.book.region_consumed + self.book.region_returned
+        return max(0, self.lease.granted + self.lease.overage - said)
+
+    @property
     def estimated(self) -> int:
         """What closed books have billed as an estimate, and nothing has replaced yet."""
         estimated = self.lease.estimated + sum(past.estimated for past in self.past)
@@ -199,18 +219,25 @@ def late_of(
     lease: Lease,
     closed_at: datetime,
     corrections: Sequence[Correction],
-    open_pool: Pool,
+    open_pools: Mapping[Key, Pool],
+    now: datetime,
     *,
     returns_count: bool,
 ) -> Late:
-    """`corrections`: of this lease. The lease is told what its region has said since, for that is judged by it."""
+    """`corrections`: of this lease. What was carried waits in the newest, and as long as the period of that is not
+    closed either, it is the book: else the same units would be waited for there and booked elsewhere.
+
+    The lease is told what its region has said since, for that is judged by it.
+    """
     in_order = sorted(corrections, key=lambda each: each.key.period)
-    past = [each for each in in_order if each.key != open_pool.key]
     newest: Lease | Correction = in_order[-1] if in_order else lease
-    book = next((each for each in in_order if each.key == open_pool.key), None)
-    book = book or correction_of(newest, open_pool.key.period)
+    if isinstance(newest, Lease) or newest.key not in open_pools:
+        book = correction_of(newest, open_period(lease.key.period, now))
+    else:
+        book = newest
+    past = [each for each in in_order if each is not book]
     lease.region_consumed, lease.region_returned = book.region_consumed, book.region_returned
-    return Late(lease, closed_at, past, book, open_pool, returns_count)
+    return Late(lease, closed_at, past, book, open_pools[book.key], returns_count)
 
 
 def settle_late(
@@ -253,7 +280,9 @@ def _reason(
         return QuarantineReason.TOO_LATE
     if lines_disagree(frozen, consumed):
         return QuarantineReason.LINES_DISAGREE
-    left = late.lease.granted + late.lease.overage - frozen.consumed - frozen.returned
+    # A ledger that lost data may have forgotten what it gave, and cannot learn it again once the period is closed.
+    given = max(late.lease.granted, frozen.granted) + max(late.lease.overage, frozen.overage)
+    left = given - frozen.consumed - frozen.returned
     return QuarantineReason.RETURNED_TOO_MUCH if returned and left < 0 and late.returns_count else None
 
 

@@ -181,11 +181,7 @@ class Work:
         if self.is_applied:
             yield from (wanted.key for wanted in self.wanted)
             # Of what it was never granted, a region may still have consumed: truth is never refused.
-            yield from (
-                key_of(lease)
-                for lease in self.incoming.batch.leases
-                if not is_empty(lease) and not lease.granted and not lease.overage
-            )
+            yield from (key_of(lease) for lease in self.incoming.batch.leases if not is_empty(lease))
 
 
 @dataclass(slots=True)
@@ -273,9 +269,9 @@ def closed_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
     return [key for key, locked in pools.items() if locked.closed_at]
 
 
-def late_pools(pools: Mapping[Key, LockedPool], now: datetime) -> set[Key]:
-    """In which what is known of closed ones is booked: they must be there."""
-    return {open_key(key, now) for key in closed_keys(pools)}
+def late_pools(closed: Iterable[Key], corrections: Iterable[Correction], now: datetime) -> set[Key]:
+    """In which what is known of closed ones may be booked: they must be there."""
+    return {open_key(key, now) for key in closed} | {each.key for each in corrections}
 
 
 def pools_needed(works: Iterable[Work]) -> set[Key]:
@@ -319,18 +315,34 @@ def _lates(
     corrections: Iterable[Correction],
     now: datetime,
 ) -> dict[tuple[int, Key], Late]:
+    lates: dict[tuple[int, Key], Late] = {}
+    if not closed_keys(pools):
+        return lates
+    for work in works:
+        found = [leases[name] for key in work.keys if (name := (work.report.epoch, key)) in leases]
+        if work.lane:
+            lates |= {
+                (late.lease.epoch, late.lease.key): late for late in lates_of(work.lane, found, pools, corrections, now)
+            }
+    return lates
+
+
+def lates_of(
+    lane: Lane,
+    leases: Iterable[Lease],
+    pools: Mapping[Key, LockedPool],
+    corrections: Iterable[Correction],
+    now: datetime,
+) -> Iterator[Late]:
+    """Those of a lane's leases whose periods are closed, each with the books that were opened for it since."""
     known: dict[tuple[int, Key], list[Correction]] = defaultdict(list)
     for each in corrections:
         known[each.epoch, Key(each.key.quota, each.charge_period)].append(each)
-    lates = {}
-    for work in works:
-        returns_count = work.lane is not None and not work.lane.lost_data
-        for name in ((work.report.epoch, key) for key in work.keys):
-            closed_at = pools[name[1]].closed_at if name in leases else None
-            if closed_at:
-                pool = pools[open_key(name[1], now)].pool
-                lates[name] = late_of(leases[name], closed_at, known[name], pool, returns_count=returns_count)
-    return lates
+    open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
+    for lease in leases:
+        if closed_at := pools[lease.key].closed_at:
+            about = known[lease.epoch, lease.key]
+            yield late_of(lease, closed_at, about, open_pools, now, returns_count=not lane.lost_data)
 
 
 def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:
@@ -397,7 +409,8 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     if not work.is_applied:
         return
     leases = books.of(work)
-    outcome = judge_totals(work.incoming.batch, leases)
+    closed = {key for key in leases if books.pools[key].closed_at}
+    outcome = judge_totals(work.incoming.batch, leases, closed)
     if outcome is not ExchangeOutcome.APPLIED:
         work.verdict, work.wanted, work.refused = Verdict(outcome), [], []
         return

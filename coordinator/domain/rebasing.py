@@ -9,18 +9,21 @@ before that batch, as far as the batch tells; then it is booked like any other, 
     returned    comes with the batch: it tells of all returns
     numbers     those that were lost are filled with reports of nothing, so that the chain has no gap
 
-Of a lease in quarantine, or of a retired epoch, what was consumed waits for people as it did before.
+Of a lease in quarantine, or of a retired epoch, what was consumed waits for people as it did before. Where the period
+is closed by now, nothing is given again: what was consumed is booked like all that comes late.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Lease, Movement, Pool, Report, movement, post
-from coordinator.domain.exchange import BookedReport
+from coordinator.domain.books import Account, Cause, Correction, Key, Lease, Movement, Pool, Report, movement, post
+from coordinator.domain.closing import Late, use_late
+from coordinator.domain.exchange import BookedReport, LockedPool, lates_of
 from coordinator.domain.proof import next_head
-from coordinator.domain.resolution import book_unattributed
-from coordinator.domain.settlement import EpochState, Lane
+from coordinator.domain.resolution import book_unattributed, unattributed
+from coordinator.domain.settlement import EpochState, Lane, key_of
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease
 
@@ -43,6 +46,40 @@ def state_of_forgotten(lane: Lane) -> LeaseState:
     return LeaseState.LOST if lane.lost_data else LeaseState.FENCED
 
 
+class Rebased(NamedTuple):
+    """What is to be written."""
+
+    pools: Sequence[Pool]
+    leases: Sequence[Lease]
+    corrections: Sequence[Correction]
+    entries: Sequence[Movement]
+
+
+def rebase_all(
+    lane: Lane,
+    frozen_leases: Sequence[FrozenLease],
+    leases: Mapping[Key, Lease],
+    pools: Mapping[Key, LockedPool],
+    corrections: Sequence[Correction],
+    resolution: object,
+    now: datetime,
+) -> Rebased:
+    lates = {late.lease.key: late for late in lates_of(lane, leases.values(), pools, corrections, now)}
+    entries = [
+        rebase_late(lates[key], frozen, resolution, now)
+        if (key := key_of(frozen)) in lates
+        else rebase(pools[key].pool, leases[key], frozen, resolution, now)
+        for frozen in frozen_leases
+    ]
+    moved = {transfer.key: None for entry in entries for transfer in entry.transfers}
+    return Rebased(
+        [pools[key].pool for key in moved],
+        [lease for key, lease in leases.items() if key not in lates],
+        [late.book for late in lates.values()],
+        entries,
+    )
+
+
 def rebase(pool: Pool, lease: Lease, frozen: FrozenLease, resolution: object, now: datetime) -> Movement:
     entry = movement(lease, "rebased", resolution)
     given = max(0, frozen.granted - lease.granted)
@@ -55,11 +92,24 @@ def rebase(pool: Pool, lease: Lease, frozen: FrozenLease, resolution: object, no
     return entry
 
 
+def rebase_late(late: Late, frozen: FrozenLease, resolution: object, now: datetime) -> Movement:
+    entry, book = movement(late.book, "rebased", resolution), late.book
+    lost = _booked_before(frozen, book.region_consumed)
+    if lost and not book.quarantined:
+        use_late(entry, late, [unattributed(late.lease.key, lost, now)])
+        book.region_consumed += lost
+    return entry
+
+
 def _consume(entry: Movement, pool: Pool, lease: Lease, frozen: FrozenLease, now: datetime) -> None:
-    """All but what the lines of the batch tell."""
-    lost = max(0, frozen.consumed - sum(line.units for line in frozen.lines) - lease.region_consumed)
+    lost = _booked_before(frozen, lease.region_consumed)
     book_unattributed(entry, pool, lease, lost, now)
     lease.region_consumed += lost
+
+
+def _booked_before(frozen: FrozenLease, known: int) -> int:
+    """All but what the lines of the batch tell."""
+    return max(0, frozen.consumed - sum(line.units for line in frozen.lines) - known)
 
 
 def fillers(lane: Lane, region: str, before: int, resolution: object, now: datetime) -> Iterator[BookedReport]:

@@ -4,7 +4,7 @@ Judged in two steps, since a lane's number says at once what may be read and loc
 bytes, then the totals. Every answer has a name; nothing here raises for what a region may send.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -103,20 +103,26 @@ def _judge_late(verdict: Verdict) -> Verdict:
     return verdict
 
 
-def judge_totals(batch: FrozenBatch, leases: Mapping[Key, Lease]) -> ExchangeOutcome:
-    """Did the store forget something, or did the ledger?"""
-    outcomes = {_judge_lease(frozen, leases.get(key_of(frozen))) for frozen in batch.leases}
+def judge_totals(
+    batch: FrozenBatch, leases: Mapping[Key, Lease], closed: Collection[Key] = frozenset()
+) -> ExchangeOutcome:
+    """Did the store forget something, or did the ledger? What it had given in a period that is closed by now it can
+    never know again, and what was used of it is booked all the same: that is not asked for.
+    """
+    outcomes = {
+        _judge_lease(frozen, leases.get(key_of(frozen)), is_closed=key_of(frozen) in closed) for frozen in batch.leases
+    }
     for evidence_of_loss in (ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.LEDGER_REGRESSED):
         if evidence_of_loss in outcomes:
             return evidence_of_loss
     return ExchangeOutcome.APPLIED
 
 
-def _judge_lease(frozen: FrozenLease, lease: Lease | None) -> ExchangeOutcome:
+def _judge_lease(frozen: FrozenLease, lease: Lease | None, *, is_closed: bool = False) -> ExchangeOutcome:
     known = lease or _NOTHING
     if frozen.consumed < known.region_consumed or frozen.returned < known.region_returned:
         return ExchangeOutcome.STORE_REGRESSED
-    if frozen.granted > known.granted or frozen.overage > known.overage:
+    if not is_closed and (frozen.granted > known.granted or frozen.overage > known.overage):
         return ExchangeOutcome.LEDGER_REGRESSED
     return ExchangeOutcome.APPLIED
 

@@ -27,11 +27,9 @@ from coordinator.domain.exchange import (
     Work,
     asked_about,
     books_of,
-    closed_keys,
     decide,
     epochs_about,
     judge,
-    late_pools,
     lost,
     pools_about,
     pools_needed,
@@ -110,9 +108,7 @@ async def _lock_lanes_and_read_catalogue(
 async def _lock_books(connection: Connection, works: Sequence[Work], now: datetime) -> Books:
     pools = await ledger.lock_pools(connection, pools_about(works, now), pools_needed(works))
     epochs = epochs_about(works)
-    missing = late_pools(pools, now) - pools.keys()
-    pools |= await ledger.lock_pools(connection, missing, missing)
-    corrections = await ledger.read_corrections(connection, closed_keys(pools), epochs)
+    pools, corrections = await ledger.lock_late(connection, pools, epochs, now)
     books = books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs), corrections, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
     return books

@@ -9,7 +9,7 @@ from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.database.ledger import LaneName
 from coordinator.domain.books import Key, Lease
-from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase, state_of_forgotten, told
+from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
 from coordinator.domain.resolution import ResolutionRefusal
 from coordinator.domain.settlement import EpochState, Lane, key_of
 from protocol.messages import FrozenBatch, FrozenLease
@@ -48,16 +48,18 @@ async def _rebase_leases(
     connection: Connection, lane: Lane, region: str, frozen: list[FrozenLease], resolution: UUID, now: datetime
 ) -> None:
     keys = [key_of(each) for each in frozen]
-    locked = await ledger.lock_pools(connection, keys, keys)
+    pools = await ledger.lock_pools(connection, keys, keys)
+    pools, corrections = await ledger.lock_late(connection, pools, [lane.epoch], now)
     read = await ledger.read_leases(connection, keys, [lane.epoch])
     leases = {lease.key: lease for lease in read if lease.epoch == lane.epoch}
     new = [_forgotten(key, lane, region, now) for key in keys if key not in leases]
     leases |= {lease.key: lease for lease in new}
     states = {(lane.epoch, key): lease.state for key, lease in leases.items()}
-    entries = [rebase(locked[key_of(each)].pool, leases[key_of(each)], each, resolution, now) for each in frozen]
-    await ledger.insert_leases(connection, new, states)
-    await ledger.write_books(connection, [each.pool for each in locked.values()], list(leases.values()), states)
-    await ledger.write_transfers(connection, entries, now)
+    done = rebase_all(lane, frozen, leases, pools, corrections, resolution, now)
+    await ledger.insert_leases(connection, [lease for lease in new if lease in done.leases], states)
+    await ledger.write_books(connection, done.pools, done.leases, states)
+    await ledger.write_corrections(connection, done.corrections)
+    await ledger.write_transfers(connection, done.entries, now)
 
 
 def _forgotten(key: Key, lane: Lane, region: str, now: datetime) -> Lease:

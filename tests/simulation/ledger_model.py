@@ -24,7 +24,7 @@ from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.proof import genesis_head
-from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase, state_of_forgotten, told
+from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
 from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
@@ -322,22 +322,27 @@ class LedgerModel:
         if is_too_far_behind(lane, seq):
             return ResolutionRefusal.TOO_FAR_BEHIND, transaction
         if lane.epoch_state is not EpochState.RETIRED:
-            for frozen in told(self.rows["regressed"][name]):
-                self._rebase_lease(lane, region, frozen, resolution, now, transaction)
+            self._rebase_leases(lane, region, told(self.rows["regressed"][name]), resolution, now, transaction)
         for each in fillers(lane, region, seq, resolution, now):
             self._book(transaction, each)
         return None, transaction
 
-    def _rebase_lease(
+    def _rebase_leases(
         self, lane: Lane, region: str, frozen: Any, resolution: object, now: datetime, transaction: Transaction
     ) -> None:
-        key = key_of(frozen)
-        pool = copy(self.pools.get(key) or Pool(key))
-        known = self.leases.get((lane.epoch, key))
-        lease = copy(known) if known else Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
-        transaction.entries.append(rebase(pool, lease, frozen, resolution, now))
-        transaction.writes[Name("pool", key)] = pool
-        transaction.writes[Name("lease", (lane.epoch, key))] = lease
+        keys = [key_of(each) for each in frozen]
+        pools = self._lock_pools(keys, keys, transaction)
+        pools, corrections = self._lock_late(pools, [lane.epoch], now, transaction)
+        known = {key: self.leases.get((lane.epoch, key)) for key in keys}
+        leases = {
+            key: copy(lease) if lease else Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+            for key, lease in known.items()
+        }
+        done = rebase_all(lane, frozen, leases, pools, corrections, resolution, now)
+        transaction.entries += done.entries
+        transaction.writes |= {Name("pool", pool.key): pool for pool in done.pools}
+        transaction.writes |= {Name("lease", (lease.epoch, lease.key)): lease for lease in done.leases}
+        transaction.writes |= {_correction(each): each for each in done.corrections}
 
     # --- expire_leases ------------------------------------------------------------------------------------------------
 
@@ -403,10 +408,8 @@ class LedgerModel:
         deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
         pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
-        missing = deciding.late_pools(pools, now) - pools.keys()
-        pools |= self._lock_pools(missing, missing, transaction)
         epochs = deciding.epochs_about(works)
-        corrections = self._read_corrections(deciding.closed_keys(pools), epochs)
+        pools, corrections = self._lock_late(pools, epochs, now, transaction)
         books = deciding.books_of(works, pools, self._read_leases(pools, epochs), corrections, now)
         waiting = deciding.waiting_epochs(works, books, now)
         books.pushable = {number for number in waiting if self.epochs[number].state is EpochState.CURRENT}
@@ -448,6 +451,14 @@ class LedgerModel:
         found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
         locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
         return locked | {key: self._locked(Pool(key)) for key in set(must_exist) - locked.keys()}
+
+    def _lock_late(
+        self, pools: dict[Key, LockedPool], epochs: Collection[int], now: datetime, transaction: Transaction
+    ) -> tuple[dict[Key, LockedPool], list[Correction]]:
+        closed = deciding.closed_keys(pools)
+        corrections = self._read_corrections(closed, epochs)
+        missing = deciding.late_pools(closed, corrections, now) - pools.keys()
+        return pools | self._lock_pools(missing, missing, transaction), corrections
 
     def _locked(self, pool: Pool) -> LockedPool:
         state, closed_at = self.period(pool.key.period)
