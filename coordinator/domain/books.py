@@ -121,9 +121,17 @@ class Lease:
         return self.key.period
 
     @property
+    def waiting_account(self) -> Account:
+        """Where units of it wait for evidence or for people; they leave the period at its close."""
+        return Account.SUSPENSE
+
+    @property
     def to_carry(self) -> int:
-        """What leaves the period at its close."""
         return self.suspense
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.state is LeaseState.QUARANTINED
 
     @property
     def unaccounted(self) -> int:
@@ -161,8 +169,16 @@ class Correction:
     quarantined: bool = False
 
     @property
+    def waiting_account(self) -> Account:
+        return Account.CARRIED
+
+    @property
     def to_carry(self) -> int:
         return self.carried
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.quarantined
 
     @property
     def balances(self) -> bool:

@@ -77,6 +77,7 @@ class Missing(Struct, frozen=True, kw_only=True):
     quota: str | None = None
     region: str | None = None
     epoch: int | None = None
+    charge_period: str | None = None  # the lease's own: another one than this if that is closed
     units: int | None = None
 
     @property
@@ -90,6 +91,7 @@ class OpenLease(NamedTuple):
     quota: str
     region: str
     epoch: int
+    charge_period: str
     outstanding: int
     suspense: int  # a correction's: what is carried
     is_quarantined: bool
@@ -116,7 +118,15 @@ def missing_for_close(
 
 def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
     def missing(what: Obstacle, reason: str, units: int | None) -> Missing:
-        return Missing(what=what, reason=reason, quota=lease.quota, region=lease.region, epoch=lease.epoch, units=units)
+        return Missing(
+            what=what,
+            reason=reason,
+            quota=lease.quota,
+            region=lease.region,
+            epoch=lease.epoch,
+            charge_period=lease.charge_period,
+            units=units,
+        )
 
     if lease.outstanding:
         yield missing(Obstacle.OUTSTANDING, "the region has not accounted for it yet", lease.outstanding)
@@ -141,9 +151,8 @@ def _missing_balance(finding: Finding) -> Missing:
 def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Correction) -> Movement:
     """What nobody has accounted for leaves the period and waits in the open one: both sides are one movement."""
     entry = movement(part, "carried", open_pool.key.period)
-    src = Account.SUSPENSE if isinstance(part, Lease) else Account.CARRIED
     units = part.to_carry
-    post(entry, pool, part, src, Account.CARRIED_OUT, units, Cause.CARRIED)
+    post(entry, pool, part, part.waiting_account, Account.CARRIED_OUT, units, Cause.CARRIED)
     post(entry, open_pool, correction, Account.CARRIED_IN, Account.CARRIED, units, Cause.CARRIED)
     return entry
 
@@ -182,6 +191,17 @@ class Late:
     pool: Pool  # to which that belongs
     returns_count: bool  # of a store that lost data, what was returned may have been spent as well
     has_changed: bool = False
+
+    @property
+    def consumed(self) -> int:
+        """In all books."""
+        return self.lease.consumed + self.book.consumed + sum(past.consumed for past in self.past)
+
+    @property
+    def left(self) -> int:
+        """What may still be spent, or given back, by what the region says."""
+        said = self.book.region_consumed + self.book.region_returned
+        return max(0, self.lease.granted + self.lease.overage - said)
 
     @property
     def estimated(self) -> int:

@@ -6,6 +6,9 @@
     unattributed   a quarantine ends: what the region's totals say is booked, as one line that names no policy
     rebase         a lane goes on whose ledger lost data (rebasing.py)
 
+Of a lease whose period is closed, what waits is in a correction of an open one (closing.py): there it is ended, and
+the closed books stay as they are.
+
 An estimate is no consumption: late evidence drains it first (books.DRAINED). Evidence may also come between proposal
 and approval; what it drained meanwhile is taken off the estimate, so that both orders end with the same books.
 """
@@ -17,6 +20,7 @@ from typing import NamedTuple
 from coordinator.domain.books import (
     Account,
     Cause,
+    Correction,
     Key,
     Lease,
     Line,
@@ -27,10 +31,11 @@ from coordinator.domain.books import (
     movement,
     post,
 )
+from coordinator.domain.closing import Late, return_late, use_late
 from coordinator.domain.entitlement import tenant_of
 from coordinator.domain.period import minute_of, period_of
 from coordinator.domain.settlement import EpochState, cover, renew
-from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
+from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 
 
 class ResolutionKind(StrEnum):
@@ -70,43 +75,59 @@ class EpochEnd(NamedTuple):
     lost_data: bool
 
 
-def propose(lease: Lease, kind: ResolutionKind, units: int) -> Terms | ResolutionRefusal:
-    """`units` of an estimate; of the others, what they are follows from the lease."""
-    is_quarantined = lease.state is LeaseState.QUARANTINED
+def propose(book: Lease | Correction, kind: ResolutionKind, units: int) -> Terms | ResolutionRefusal:
+    """`units` of an estimate; of the others, what they are follows from the book."""
+    waiting = book.to_carry
     if kind is ResolutionKind.UNATTRIBUTED:
-        return Terms(kind, lease.suspense, 0) if is_quarantined else ResolutionRefusal.NOT_QUARANTINED
-    if is_quarantined:
+        return Terms(kind, waiting, 0) if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
+    if book.is_quarantined:
         return ResolutionRefusal.QUARANTINED
-    if not lease.suspense:
+    if not waiting:
         return ResolutionRefusal.NOTHING_IN_SUSPENSE
-    charged = {ResolutionKind.WRITE_OFF: 0, ResolutionKind.CHARGE: lease.suspense}.get(kind, units)
-    if charged > lease.suspense:
+    charged = {ResolutionKind.WRITE_OFF: 0, ResolutionKind.CHARGE: waiting}.get(kind, units)
+    if charged > waiting:
         return ResolutionRefusal.MORE_THAN_IN_SUSPENSE
-    return Terms(kind, lease.suspense, charged)
+    return Terms(kind, waiting, charged)
 
 
 def resolve(
     pool: Pool, lease: Lease, terms: Terms, epoch: EpochEnd, resolution: object, now: datetime
 ) -> Movement | ResolutionRefusal:
+    if refusal := _refusal(lease, terms.kind):
+        return refusal
     entry = movement(lease, "resolved", resolution)
     if terms.kind is ResolutionKind.UNATTRIBUTED:
-        if after(lease.state, LeaseEvent.RESOLVE) is None:
-            return ResolutionRefusal.NOT_QUARANTINED
         _end_quarantine(entry, pool, lease, epoch, now)
-    elif lease.state is LeaseState.QUARANTINED:
-        return ResolutionRefusal.QUARANTINED
     else:
         _end_suspense(entry, pool, lease, terms)
     return entry
 
 
-def _end_suspense(entry: Movement, pool: Pool, lease: Lease, terms: Terms) -> None:
-    drained = max(0, terms.suspense - lease.suspense)
-    left = min(terms.suspense, lease.suspense)
+def resolve_late(late: Late, terms: Terms, resolution: object, now: datetime) -> Movement | ResolutionRefusal:
+    if refusal := _refusal(late.book, terms.kind):
+        return refusal
+    entry = movement(late.book, "resolved", resolution)
+    if terms.kind is ResolutionKind.UNATTRIBUTED:
+        _end_late_quarantine(entry, late, now)
+    else:
+        _end_suspense(entry, late.pool, late.book, terms)
+    return entry
+
+
+def _refusal(book: Lease | Correction, kind: ResolutionKind) -> ResolutionRefusal | None:
+    """A quarantine ends by what the totals say, and nothing else does."""
+    if book.is_quarantined == (kind is ResolutionKind.UNATTRIBUTED):
+        return None
+    return ResolutionRefusal.QUARANTINED if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
+
+
+def _end_suspense(entry: Movement, pool: Pool, book: Lease | Correction, terms: Terms) -> None:
+    waiting = book.to_carry
+    drained, left = max(0, terms.suspense - waiting), min(terms.suspense, waiting)
     estimated = min(left, max(0, terms.charged - drained))
     cause = Cause.CHARGED if terms.kind is ResolutionKind.CHARGE else Cause.ESTIMATED
-    post(entry, pool, lease, Account.SUSPENSE, Account.ESTIMATED, estimated, cause)
-    post(entry, pool, lease, Account.SUSPENSE, Account.WRITTEN_OFF, left - estimated, Cause.WRITTEN_OFF)
+    post(entry, pool, book, book.waiting_account, Account.ESTIMATED, estimated, cause)
+    post(entry, pool, book, book.waiting_account, Account.WRITTEN_OFF, left - estimated, Cause.WRITTEN_OFF)
 
 
 def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, now: datetime) -> None:
@@ -119,6 +140,15 @@ def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, 
     if lease.state in RETURNS_COUNT:
         _rebase_returns(entry, pool, lease)
     renew(lease)
+
+
+def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:
+    """Likewise. What the region says it has given back is not waited for any more."""
+    book = late.book
+    book.quarantined = False
+    use_late(entry, late, [unattributed(late.lease.key, book.region_consumed - late.consumed, now)])
+    if late.returns_count:
+        return_late(entry, late, max(0, book.carried - late.left))
 
 
 def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, now: datetime) -> None:

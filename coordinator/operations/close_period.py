@@ -275,14 +275,15 @@ UPDATE period SET state = 'closing', closing_at = coalesce(closing_at, $2), clos
 WHERE id = $1 AND state IN ('open', 'closing')
 """
 _OPEN_LEASES = """
-SELECT quota, region, epoch, outstanding, suspense, state = 'quarantined',
-    EXISTS (SELECT FROM resolution WHERE approved_at IS NULL
-        AND (resolution.epoch, resolution.quota, resolution.period) = (lease.epoch, lease.quota, lease.period))
-FROM lease WHERE period = $1 AND (outstanding > 0 OR suspense > 0 OR state = 'quarantined'
-    OR EXISTS (SELECT FROM resolution WHERE approved_at IS NULL
-        AND (resolution.epoch, resolution.quota, resolution.period) = (lease.epoch, lease.quota, lease.period)))
-UNION ALL SELECT quota, region, epoch, 0, carried, false, false FROM correction WHERE period = $1 AND carried > 0
-ORDER BY 1, 2, 3
+WITH part AS (
+    SELECT quota, region, epoch, period AS charge_period, outstanding, suspense, state = 'quarantined' AS quarantined
+    FROM lease WHERE period = $1
+    UNION ALL SELECT quota, region, epoch, charge_period, 0, carried, quarantined FROM correction WHERE period = $1
+), found AS (
+    SELECT part.*, EXISTS (SELECT FROM resolution WHERE approved_at IS NULL AND (resolution.epoch, resolution.quota,
+        resolution.period) = (part.epoch, part.quota, part.charge_period)) AS proposed FROM part
+)
+SELECT * FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
 """
 _HELD = """
 SELECT lease.region, lease.quota, coalesce((SELECT max(later.outstanding) FROM lease AS later

@@ -1,4 +1,7 @@
-"""What waits for people: leases with units in suspense or in quarantine, and the evidence that was kept for them."""
+"""What waits for people: leases with units in suspense or in quarantine, and the evidence that was kept for them.
+
+Of a lease whose period is closed its correction waits, in an open period.
+"""
 
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,12 +18,13 @@ class SuspendedLease(msgspec.Struct, frozen=True):
     quota: str
     period: str
     state: str
-    suspense: int
+    suspense: int  # or carried
     estimated: int
     written_off: int
     region_consumed: int  # as the region says; beside it what is booked
     consumed: int
     reported_at: datetime
+    waits_in: str  # the period in whose books: its own, or another one if that is closed
     proposal: Resolution | None
 
 
@@ -73,20 +77,36 @@ def _kept(row: dict[str, Any]) -> KeptEvidence:
 
 
 _SUSPENSE = """
-SELECT lease.epoch, lease.region, lease.quota, lease.period, lease.state, lease.suspense, lease.estimated,
-    lease.written_off, lease.region_consumed, lease.consumed, lease.reported_at, to_json(resolution)::text AS proposal
-FROM lease LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolution.period)
-    = (lease.epoch, lease.quota, lease.period) AND resolution.approved_at IS NULL
-WHERE (lease.suspense > 0 OR lease.state = 'quarantined') AND (lease.period, lease.quota, lease.epoch) > ($1, $2, $3)
-ORDER BY lease.period, lease.quota, lease.epoch LIMIT $4
+WITH waiting AS (
+    SELECT epoch, region, quota, period, state, suspense, estimated, written_off, region_consumed, consumed,
+        reported_at, period AS waits_in
+    FROM lease WHERE suspense > 0 OR state = 'quarantined'
+    UNION ALL
+    SELECT late.epoch, late.region, late.quota, late.charge_period,
+        CASE WHEN late.quarantined THEN 'quarantined' ELSE 'closed' END, late.carried, late.estimated,
+        late.written_off, late.region_consumed, coalesce(lease.consumed, 0) + every.consumed,
+        coalesce(lease.reported_at, closed.closed_at), late.period
+    FROM correction AS late JOIN period AS closed ON closed.id = late.charge_period
+    LEFT JOIN lease ON (lease.epoch, lease.quota, lease.period) = (late.epoch, late.quota, late.charge_period),
+    LATERAL (SELECT sum(each.consumed)::bigint AS consumed, max(each.period) AS newest FROM correction AS each
+        WHERE (each.epoch, each.quota, each.charge_period) = (late.epoch, late.quota, late.charge_period)) AS every
+    WHERE (late.carried > 0 OR late.quarantined) AND late.period = every.newest
+)
+SELECT waiting.*, to_json(resolution)::text AS proposal
+FROM waiting LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolution.period)
+    = (waiting.epoch, waiting.quota, waiting.period) AND resolution.approved_at IS NULL
+WHERE (waiting.period, waiting.quota, waiting.epoch) > ($1, $2, $3)
+ORDER BY waiting.period, waiting.quota, waiting.epoch LIMIT $4
 """
 _QUARANTINE = """
 SELECT epoch, lane, seq, quota, period, reason, evidence::text AS evidence, recorded_at,
     CASE quota WHEN '' THEN
         (SELECT last_seq < seq FROM lane WHERE (lane.epoch, lane.lane) = (quarantine.epoch, quarantine.lane))
-    ELSE coalesce((SELECT state = 'quarantined' FROM lease
-        WHERE (lease.epoch, lease.quota, lease.period) = (quarantine.epoch, quarantine.quota, quarantine.period)),
-        false) END AS is_open,
+    ELSE EXISTS (SELECT FROM lease WHERE state = 'quarantined'
+            AND (lease.epoch, lease.quota, lease.period) = (quarantine.epoch, quarantine.quota, quarantine.period))
+        OR coalesce((SELECT quarantined FROM correction AS late WHERE (late.epoch, late.quota, late.charge_period)
+            = (quarantine.epoch, quarantine.quota, quarantine.period) ORDER BY late.period DESC LIMIT 1), false)
+    END AS is_open,
     (SELECT to_json(resolution)::text FROM resolution
         WHERE (resolution.epoch, resolution.lane, resolution.seq)
             = (quarantine.epoch, quarantine.lane, quarantine.seq) AND approved_at IS NULL) AS proposal

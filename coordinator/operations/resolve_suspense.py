@@ -1,6 +1,7 @@
 """Propose how suspense or a quarantine ends, or how a lane goes on, and approve it: two people, two transactions.
 
 A new proposal for a lease or a lane takes the place of the open one, under a new id: what is approved is what was read.
+A lease is named by its own period. If that is closed, what is resolved is its correction in the open one.
 """
 
 from datetime import datetime
@@ -14,9 +15,18 @@ from coordinator.database import ledger
 from coordinator.database.audit import record
 from coordinator.database.connection import Connection
 from coordinator.domain.audit import Action, Actor
-from coordinator.domain.books import Key, Lease
+from coordinator.domain.books import Key, Lease, Movement, Pool
+from coordinator.domain.closing import Late, late_of
 from coordinator.domain.exchange import LockedPool
-from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, Terms, propose, resolve
+from coordinator.domain.resolution import (
+    EpochEnd,
+    ResolutionKind,
+    ResolutionRefusal,
+    Terms,
+    propose,
+    resolve,
+    resolve_late,
+)
 from coordinator.domain.settlement import EpochState, Lane
 from coordinator.operations.rebase_lane import kept_seq, lock_lane, rebase_lane
 
@@ -46,6 +56,12 @@ class Proposal(NamedTuple):
     reason: str
 
 
+class LockedLease(NamedTuple):
+    locked: LockedPool
+    lease: Lease
+    epoch: EpochEnd
+
+
 class _About(NamedTuple):
     quota: str | None = None
     period: str | None = None
@@ -53,21 +69,22 @@ class _About(NamedTuple):
     seq: int | None = None
 
 
-Found: TypeAlias = Lane | tuple[LockedPool, Lease]
+Found: TypeAlias = Lane | LockedLease | Late
 
 
 async def propose_resolution(
     connection: Connection, proposal: Proposal, by: Actor, now: datetime
 ) -> Resolution | ResolutionRefusal:
-    found = await _lock(connection, proposal.epoch, proposal.about)
+    found = await _lock(connection, proposal.epoch, proposal.about, now)
     if found is None:
         return ResolutionRefusal.NO_SUCH_LEASE
     if isinstance(found, Lane):
         about = _About(lane=found.lane, seq=await kept_seq(connection, found))
         terms = Terms(proposal.kind, 0, 0) if about.seq else ResolutionRefusal.NOT_REGRESSED
     else:
-        about = _About(*found[1].key)
-        terms = propose(found[1], proposal.kind, proposal.units)
+        about = _About(*found.lease.key)
+        book = found.book if isinstance(found, Late) else found.lease
+        terms = propose(book, proposal.kind, proposal.units)
     if isinstance(terms, ResolutionRefusal):
         return terms
     row = await connection.fetchrow(
@@ -86,7 +103,7 @@ async def approve_resolution(
     if read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
     about = Key(read["quota"], read["period"]) if read["lane"] is None else read["lane"]
-    found = await _lock(connection, read["epoch"], about)
+    found = await _lock(connection, read["epoch"], about, now)
     read = await connection.fetchrow(_READ, id_)  # once more: by now it may be replaced, or approved
     if found is None or read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
@@ -108,37 +125,77 @@ async def _carry_out(
     if isinstance(found, Lane):
         assert resolution.seq is not None
         return await rebase_lane(connection, found, resolution.seq, resolution.id, now)
-    return await _resolve(connection, resolution, *found, now)
-
-
-async def _resolve(
-    connection: Connection, resolution: Resolution, locked: LockedPool, lease: Lease, now: datetime
-) -> ResolutionRefusal | None:
-    row = await connection.fetchrow("SELECT state, lost_data FROM region_epoch WHERE epoch = $1", lease.epoch)
-    assert row is not None
-    epoch, states = EpochEnd(EpochState(row["state"]), row["lost_data"]), {(lease.epoch, lease.key): lease.state}
-    terms = Terms(resolution.kind, resolution.suspense, resolution.charged)
-    entry = resolve(locked.pool, lease, terms, epoch, resolution.id, now)
+    if isinstance(found, Late):
+        entry = await _resolve_late(connection, resolution, found, now)
+    else:
+        entry = await _resolve(connection, resolution, found, now)
     if isinstance(entry, ResolutionRefusal):
         return entry
-    await ledger.write_books(connection, [locked.pool], [lease], states)
     await ledger.write_transfers(connection, [entry], now)
     return None
 
 
-async def _lock(connection: Connection, epoch: int, about: Key | int) -> Found | None:
+async def _resolve(
+    connection: Connection, resolution: Resolution, found: LockedLease, now: datetime
+) -> Movement | ResolutionRefusal:
+    (pool, *_), lease, epoch = found
+    state = lease.state
+    entry = resolve(pool, lease, _terms(resolution), epoch, resolution.id, now)
+    if not isinstance(entry, ResolutionRefusal):
+        await ledger.write_books(connection, [pool], [lease], {(lease.epoch, lease.key): state})
+    return entry
+
+
+async def _resolve_late(
+    connection: Connection, resolution: Resolution, found: Late, now: datetime
+) -> Movement | ResolutionRefusal:
+    entry = resolve_late(found, _terms(resolution), resolution.id, now)
+    if not isinstance(entry, ResolutionRefusal):
+        await ledger.write_books(connection, [found.pool], [], {})
+        await ledger.write_corrections(connection, [found.book])
+    return entry
+
+
+def _terms(resolution: Resolution) -> Terms:
+    return Terms(resolution.kind, resolution.suspense, resolution.charged)
+
+
+async def _lock(connection: Connection, epoch: int, about: Key | int, now: datetime) -> Found | None:
     if isinstance(about, int):
         return await lock_lane(connection, epoch, about)
-    return await _lock_lease(connection, epoch, about)
+    return await _lock_lease(connection, epoch, about, now)
 
 
-async def _lock_lease(connection: Connection, epoch: int, key: Key) -> tuple[LockedPool, Lease] | None:
+async def _lock_lease(connection: Connection, epoch: int, key: Key, now: datetime) -> LockedLease | Late | None:
     """In the ledger's order, and waiting: the epoch shared, then the pool, under which its leases stand still."""
-    await connection.execute("SELECT FROM region_epoch WHERE epoch = $1 FOR SHARE", epoch)
+    row = await connection.fetchrow(_SHARE_EPOCH, epoch)
+    if row is None:
+        return None
+    end = EpochEnd(EpochState(row["state"]), row["lost_data"])
     locked = (await ledger.lock_pools(connection, [key], [])).get(key)
-    leases = await ledger.read_leases(connection, [key] if locked else [], [epoch])
-    lease = next((each for each in leases if each.epoch == epoch), None)
-    return (locked, lease) if locked and lease else None
+    lease = await _lease(connection, epoch, key)
+    closed_at = locked.closed_at if locked else await connection.fetchval(_CLOSED_AT, key.period)
+    if closed_at:
+        # Of work that was done without a lease in a closed month there is only the correction.
+        lease = lease or Lease(key, epoch, row["region"], now, now)
+        return await _lock_late(connection, lease, closed_at, end, now)
+    return LockedLease(locked, lease, end) if locked and lease else None
+
+
+async def _lock_late(
+    connection: Connection, lease: Lease, closed_at: datetime, end: EpochEnd, now: datetime
+) -> Late | None:
+    closed = LockedPool(Pool(lease.key), period_is_open=False, closed_at=closed_at)
+    pools, corrections = await ledger.lock_late(connection, {lease.key: closed}, [lease.epoch], now)
+    if not corrections and not lease.granted:
+        return None
+    open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
+    return late_of(lease, closed_at, corrections, open_pools, now, returns_count=not end.lost_data)
+
+
+async def _lease(connection: Connection, epoch: int, key: Key) -> Lease | None:
+    leases = await ledger.read_leases(connection, [key], [epoch])
+    return next((each for each in leases if each.epoch == epoch), None)
 
 
 def _resolution(row: asyncpg.Record | None) -> Resolution:
@@ -150,6 +207,8 @@ async def _record(connection: Connection, by: Actor, action: Action, resolution:
     await record(connection, by, action, str(resolution.id), msgspec.to_builtins(resolution), now)
 
 
+_SHARE_EPOCH = "SELECT region, state, lost_data FROM region_epoch WHERE epoch = $1 FOR SHARE"
+_CLOSED_AT = "SELECT closed_at FROM period WHERE id = $1"
 _FIELDS = """id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at,
     approved_by, approved_at"""
 _PROPOSE = f"""

@@ -238,7 +238,7 @@ TRIALS: dict[str, Trial] = {
     "lease_region_fkey": wrong("lease", region="'nowhere'"),
     "pool_period_fkey": wrong("pool", period="'2026-10'"),
     "region_epoch_region_fkey": wrong("region_epoch", region="'nowhere'"),
-    "resolution_epoch_quota_period_fkey": wrong("resolution", **OF_A_LEASE),
+    "resolution_of_an_epoch": wrong("resolution", **OF_A_LEASE, epoch="99"),
     "resolution_of_a_lane": wrong("resolution", lane="9"),
     "report_epoch_lane_fkey": wrong("report", lane="9"),
     "transfer_quota_period_fkey": wrong("transfer", quota="'nothing'", cause="'grant'"),

@@ -156,6 +156,7 @@ async def test_what_is_outstanding_is_waited_for(stand: Stand, agent: Agent) -> 
         "quota": EXPORTS,
         "region": "us-east",
         "epoch": agent.epoch,
+        "charge_period": PERIOD,
         "units": 3,
     }
     await agent.say(4, lease(granted=10, consumed=8, returned=2, units=1))
@@ -562,6 +563,151 @@ async def test_usage_tells_where_it_belongs_and_where_it_is_billed(stand: Stand,
     assert row["units"] == 12
     (row,) = (await client.get(f"/v1/usage?{query}&period={PERIOD}")).json()["data"]
     assert row["units"] == 7
+
+
+# --- what people make of it -------------------------------------------------------------------------------------------
+
+
+async def proposed(stand: Stand, agent: Agent, kind: str, quota: str = EXPORTS, **more: Any) -> httpx.Response:
+    body = {"epoch": agent.epoch, "quota": quota, "period": PERIOD, "kind": kind, "reason": "why"} | more
+    return await (await stand.client("adjust:propose")).post("/v1/suspense:propose", json=body)
+
+
+async def approved(stand: Stand, proposal: httpx.Response) -> httpx.Response:
+    assert proposal.status_code == 201, proposal.text
+    return await (await stand.client("adjust:approve")).post(f"/v1/suspense/{proposal.json()['id']}:approve")
+
+
+async def waiting(stand: Stand) -> list[tuple[str, str, str, int, bool]]:
+    rows = (await (await stand.client("usage:read")).get("/v1/suspense")).json()["data"]
+    return [(row["period"], row["waits_in"], row["state"], row["suspense"], bool(row["proposal"])) for row in rows]
+
+
+@pytest.fixture
+async def carried(stand: Stand, agent: Agent) -> None:
+    """Three units of November wait in December."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "estimated", "written_off"),
+    [("write_off", {}, 0, 3), ("charge", {}, 3, 0), ("estimate", {"units": 2}, 2, 1)],
+)
+async def test_what_was_carried_is_resolved_where_it_waits(
+    stand: Stand, agent: Agent, carried: None, kind: str, more: dict[str, Any], estimated: int, written_off: int
+) -> None:
+    """And the truth has the last word: what comes then takes the place of an estimate."""
+    assert await waiting(stand) == [(PERIOD, NEXT, "closed", 3, False)]
+    proposal = await proposed(stand, agent, kind, **more)
+    assert await waiting(stand) == [(PERIOD, NEXT, "closed", 3, True)]
+    assert (await approved(stand, proposal)).status_code == 200
+    found = await pool(stand, NEXT)
+    assert (found.get("carried", 0), found.get("estimated", 0), found.get("written_off", 0)) == (
+        0,
+        estimated,
+        written_off,
+    )
+    assert await waiting(stand) == []
+    await is_proven(stand)
+    await agent.say(3, lease(granted=10, consumed=10, units=3))
+    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 3}
+    await is_proven(stand)
+
+
+@pytest.mark.parametrize("evidence_first", [False, True])
+async def test_late_evidence_before_and_after_the_approval_ends_alike(
+    stand: Stand, agent: Agent, carried: None, evidence_first: bool
+) -> None:
+    proposal = await proposed(stand, agent, "estimate", units=2)
+    if not evidence_first:
+        await approved(stand, proposal)
+    await agent.say(3, lease(granted=10, consumed=8, units=1))
+    if evidence_first:
+        await approved(stand, proposal)
+    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 1, "estimated": 1, "written_off": 1}
+    await is_proven(stand)
+
+
+async def test_who_proposes_what_is_carried_does_not_approve_it(stand: Stand, agent: Agent, carried: None) -> None:
+    both = await stand.client("adjust:propose", "adjust:approve")
+    body = {"epoch": agent.epoch, "quota": EXPORTS, "period": PERIOD, "kind": "charge", "reason": "why"}
+    proposal = await both.post("/v1/suspense:propose", json=body)
+    answer = await both.post(f"/v1/suspense/{proposal.json()['id']}:approve")
+    assert (answer.status_code, answer.json()["refusal"]) == (409, "same_person")
+    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "status", "refusal"),
+    [
+        ("unattributed", {}, 409, "not_quarantined"),
+        ("estimate", {"units": 4}, 409, "more_than_in_suspense"),
+        ("charge", {"quota": MAILS}, 404, None),
+        ("charge", {"epoch": 99}, 404, None),
+    ],
+)
+async def test_a_late_resolution_that_is_refused(
+    stand: Stand, agent: Agent, carried: None, kind: str, more: dict[str, Any], status: int, refusal: str | None
+) -> None:
+    answer = await proposed(stand, agent, kind, **more)
+    assert (answer.status_code, answer.json().get("refusal")) == (status, refusal)
+
+
+@pytest.mark.parametrize(
+    ("said", "days", "left"),
+    [
+        ({"consumed": 9, "units": 1}, 1, {"carried": 1}),  # lines that disagree
+        ({"consumed": 9, "units": 2}, 36, {"carried": 1}),  # too late
+        ({"consumed": 9, "units": 2, "returned": 5}, 1, {"written_off": 1}),  # more returned than there was
+        ({"consumed": 8, "units": 0, "returned": 2}, 1, {"written_off": 2}),
+        ({"consumed": 15, "units": 9}, 1, {"correction": 5}),  # more than there was
+    ],
+)
+async def test_what_was_kept_late_ends_with_one_line_that_names_no_policy(
+    stand: Stand, agent: Agent, carried: None, said: dict[str, Any], days: int, left: dict[str, int]
+) -> None:
+    stand.clock.move(days=days)
+    await agent.say(3, lease(granted=10, **said))
+    assert await waiting(stand) == [(PERIOD, NEXT, "quarantined", 3, False)]
+    assert (await proposed(stand, agent, "charge")).json()["refusal"] == "quarantined"
+    assert (await approved(stand, await proposed(stand, agent, "unattributed"))).status_code == 200
+    booked = await stand.one("SELECT sum(units) FROM transfer WHERE dimensions ->> 'policy' = 'unattributed'")
+    assert booked == said["consumed"] - 7
+    found = await correction(stand)
+    assert {name: found[name] for name in ("carried", "written_off", "correction") if name in found} == left
+    kept = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    assert [row["is_open"] for row in kept] == [False]
+    await is_proven(stand)
+
+
+async def test_work_without_a_lease_that_was_kept_late_is_resolved_too(
+    stand: Stand, agent: Agent, carried: None
+) -> None:
+    await agent.say(1, lease(MAILS, consumed=4, units=3), quota=MAILS)
+    assert (await approved(stand, await proposed(stand, agent, "unattributed", MAILS))).status_code == 200
+    assert await pool(stand, NEXT, MAILS) == {"correction": 4, "consumed": 4}
+    await is_proven(stand)
+
+
+async def test_the_next_month_waits_for_what_people_have_to_end_of_this_one(
+    stand: Stand, agent: Agent, carried: None
+) -> None:
+    """And says of which month it is."""
+    await agent.say(3, lease(granted=10, consumed=9, units=1))
+    stand.clock.time = datetime(2027, 1, 1, 6, tzinfo=UTC)
+    for what in ("quarantine", "proposal"):
+        answer = await closed(stand, NEXT, carry_suspense=True)
+        found = {each["what"]: each.get("charge_period") for each in answer.json()["missing"]}
+        assert (answer.status_code, found[what]) == (409, PERIOD)
+        proposal = await proposed(stand, agent, "unattributed")
+    await approved(stand, proposal)
+    assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 202
+    stand.clock.move(minutes=16)
+    assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 200
+    assert await pool(stand, "2027-01") == {"carried_in": 1, "carried": 1}
+    await is_proven(stand)
 
 
 # --- races ------------------------------------------------------------------------------------------------------------
