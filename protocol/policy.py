@@ -66,6 +66,8 @@ class RateAlgorithm(StrEnum):
     SLIDING_LOG = "sliding_log"
 
 
+# Those whose units may be given out later than they were taken: the others count by the moment.
+SLICED = {RateAlgorithm.TOKEN_BUCKET, RateAlgorithm.GCRA}
 WINDOWS = {RateAlgorithm.FIXED_WINDOW, RateAlgorithm.SLIDING_WINDOW, RateAlgorithm.SLIDING_LOG}
 
 
@@ -96,6 +98,7 @@ class QuotaSpec(Part, frozen=True):
     durability: str = "exact"
     algorithm: str = "token_bucket"
     sharing: str = "adaptive"
+    slices: bool = True  # of a hot rate an agent may take units ahead
     slot_ttl: str | None = None
 
 

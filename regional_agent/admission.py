@@ -24,6 +24,7 @@ from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Demanded, Policies, Subject, digest
+from regional_agent.slicing import Slicing
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import (
@@ -46,6 +47,8 @@ RETRY_WHEN_DEGRADED_MS = 1000
 RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which people may lift any time
 
 STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
+
+MOST_LOOKS = 4  # of one request: each but the last was followed by units that came back
 
 # What more units, or a renewed lease, may turn into an admission.
 WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
@@ -76,8 +79,17 @@ OnVerdict = Callable[[Verdict | Exception], None]
 class Admission:
     """Callbacks, not coroutines: a task for each request would cost as much as all that happens in it."""
 
-    def __init__(self, gatherer: Gatherer, life: LifeKeeper, leasing: Leasing, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        gatherer: Gatherer,
+        life: LifeKeeper,
+        leasing: Leasing,
+        slicing: Slicing,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
         self._gatherer = gatherer
+        self._slicing = slicing
         self._life = life
         self._leasing = leasing
         self._metrics = metrics
@@ -115,6 +127,8 @@ class Admission:
         """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
         if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
             on_verdict(self._denied(blocked))
+        elif (sliced := self._slicing.decide(asked.request)) is not None:
+            on_verdict(self._verdict(asked, sliced))
         elif (denied := self._denied_before(asked)) is not None:
             self._note_rates(asked.demanded)
             on_verdict(self._verdict(asked, denied))
@@ -175,13 +189,27 @@ class Admission:
     def decided(self, pending: "_Pending", decision: Decision | Exception) -> None:
         """The store's first answer to a check."""
         if isinstance(decision, Decision) and not decision.replayed:
+            if self._looks_again(pending, decision):
+                return
             self._note(pending.asked.demanded, decision)
             if not decision.allowed:
                 self._remember_denial(pending, decision)
+            decision = self._slicing.heard(pending.asked.request, decision, pending.asked_at_ms)
         if self._short(pending.asked, decision) is None:
             self._conclude(pending, decision)
         else:
             self._wait(pending, decision)
+
+    def _looks_again(self, pending: "_Pending", decision: Decision) -> bool:
+        """A slice that lay here might have helped: it is back by now, and the store is asked once more."""
+        if decision.allowed or pending.looks == MOST_LOOKS:
+            return False
+        if not self._slicing.give_back(pending.asked.request.charges):
+            return False
+        pending.looks += 1
+        pending.asked_at_ms = self._clock.monotonic_ms()
+        self._ask_store(pending.asked, pending)
+        return True
 
     def _conclude(self, pending: "_Pending", decision: Decision | Exception) -> None:
         self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
@@ -293,7 +321,7 @@ class Admission:
 class _Pending:
     """A check that the store was asked about. It is called with the answer."""
 
-    __slots__ = ("_admission", "asked", "asked_at_ms", "asked_in", "on_verdict", "started_s")
+    __slots__ = ("_admission", "asked", "asked_at_ms", "asked_in", "looks", "on_verdict", "started_s")
 
     def __init__(
         self, admission: Admission, asked: Asked, on_verdict: OnVerdict, now_ms: int, circumstances: object
@@ -303,6 +331,7 @@ class _Pending:
         self.asked_in = circumstances
         self.asked = asked
         self.on_verdict = on_verdict
+        self.looks = 1
         self.started_s = perf_counter()
 
     def __call__(self, decision: Decision | Exception) -> None:

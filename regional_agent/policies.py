@@ -17,6 +17,7 @@ from protocol.addresses import Network, parse_network
 from protocol.identifiers import quota_key, wider_keys
 from protocol.policy import (
     OTHER_CLASSES,
+    SLICED,
     Costs,
     LimitsDocument,
     LimitValue,
@@ -68,6 +69,7 @@ class CompiledPolicy:
     costs: Costs  # by route class
     is_plain: bool  # everything that it counts by stands in the subject as it is
     wait_ms: int
+    may_slice: bool
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     dimensions: str  # what finance groups usage by, beyond tenant, quota and region, which the lease already tells
@@ -155,7 +157,8 @@ class Policies:
         if quota.kind is QuotaKind.RATE:
             assert isinstance(limit, Rate)
             rate_micro, burst, window_ms = limit
-            return Demanded(policy, RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms))
+            charge = RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice)
+            return Demanded(policy, charge)
         raise KindNotServed(policy.spec.name, quota.kind)
 
     def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
@@ -230,6 +233,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         costs=costs,
         is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
+        may_slice=quota.slices and quota.algorithm in SLICED,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,
         dimensions=msgspec.json.encode({"policy": policy.name}).decode(),

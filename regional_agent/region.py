@@ -24,6 +24,7 @@ from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies, edges_ms
 from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
+from regional_agent.slicing import Slicing
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
@@ -55,7 +56,8 @@ class Region:
         self.life = LifeKeeper(self.store, self.scripts, self._coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)
         gatherer = Gatherer(self.scripts, self.guard)
-        self.admission = Admission(gatherer, self.life, self.leasing, self.metrics, clock)
+        self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
+        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, self.metrics, clock)
         self.conversation = Conversation(
             scripts=self.scripts,
             coordinator=self._coordinator,
@@ -105,6 +107,7 @@ class Region:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
             await self.admission.close()
+            self.slicing.close()
             self.guard.close()
             await self._last_words()
             await self._coordinator.close()
@@ -128,6 +131,7 @@ class Region:
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         self.admission.policies = Policies(bundle, age_ms)
+        self.slicing.give_back_all()
         self.leasing.hint(None)  # a limit may have been raised
         self._note_versions()
 

@@ -11,7 +11,7 @@ quota = typer.Typer(no_args_is_help=True, help="Look at quotas and the policies 
 ALWAYS = ("name", "kind", "limit")
 KINDS = {
     "allowance": ("period", "time_zone", "cap", "mode", "horizon", "durability"),
-    "rate": ("algorithm", "sharing"),
+    "rate": ("algorithm", "sharing", "slices"),
     "concurrency": ("slot_ttl",),
 }
 

@@ -10,8 +10,8 @@ local algorithm = require('parts/arrival')(mono)
 local tell = algorithm.tell
 
 function algorithm.tell(state, taken)
-  local limit, remaining, reset_ms = tell(state, taken)
-  return limit, remaining, reset_ms
+  local limit, remaining, reset_ms, there, rate_micro = tell(state, taken)
+  return limit, remaining, reset_ms, there, rate_micro
 end
 
 return algorithm

@@ -6,7 +6,7 @@
 -- KEYS  1 the packed state (parts/share)
 -- ARGV  1 rate_micro   2 burst: the safe share
 -- Gives the algorithm. In any time t it admits at most burst + rate × t. A bucket keeps its units when its limit
---       changes, up to the new burst.
+--       changes, up to the new burst. A cost below zero gives units back, up to the burst.
 
 local mono = ...
 local share = require('parts/share')
@@ -35,7 +35,9 @@ local function look(key, at)
   return state
 end
 
-local function parts_left(state, taken) return math.max(state.parts - taken * PARTS, -MAX_UNITS) end
+local function parts_left(state, taken)
+  return math.min(math.max(state.parts - taken * PARTS, -MAX_UNITS), state.full - state.extra)
+end
 
 local function refuse(state, cost, is_enforced)
   local needed = (state.taken + cost) * PARTS
@@ -56,7 +58,7 @@ local function tell(state, taken)
   local parts = parts_left(state, taken)
   local there = parts + state.extra
   local reset_ms = ms_to_gain(state.full - there, state.rate_micro, 1000)
-  return state.burst, math.max(0, math.floor(there / PARTS)), reset_ms
+  return state.burst, math.max(0, math.floor(there / PARTS)), reset_ms, there, state.rate_micro
 end
 
 return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}

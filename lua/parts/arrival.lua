@@ -6,7 +6,8 @@
 --
 -- The theoretical arrival time is kept as `due`, in microseconds, and `rest`, thousand-millionths of a unit (parts)
 -- that take less than a millisecond. A millisecond brings `rate_micro` parts, so no arrival is ever rounded. In any
--- time t at most burst + rate × t units are admitted. A key keeps its time when its limit changes.
+-- time t at most burst + rate × t units are admitted. A key keeps its time when its limit changes. A cost below zero
+-- gives units back, up to the burst.
 
 local share = require('parts/share')
 local MAX_UNITS, PARTS = 9007199254740991, 1000000000
@@ -41,22 +42,26 @@ return function(mono)
     if over > 0 and is_enforced then return 'rate_exceeded', math.ceil(over / state.rate_micro) end
   end
 
-  local function reset_ms(state, taken)
-    return math.ceil(math.min(state.ahead + taken * PARTS, MAX_UNITS) / state.rate_micro)
+  -- How far ahead with so much of it taken; less than nothing where units come back.
+  local function ahead_with(state, taken)
+    return math.min(math.max(0, state.ahead + taken * PARTS), MAX_UNITS)
   end
+
+  local function reset_ms(state, taken) return math.ceil(ahead_with(state, taken) / state.rate_micro) end
 
   local function keep(state, key)
     local parts = state.rest + state.taken * PARTS
     local rest = math.fmod(parts, state.rate_micro)
+    if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
     local due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
     share.keep(KEYS[key], state, struct.pack('<dd', due, rest), reset_ms(state, state.taken))
   end
 
   local function tell(state, taken)
-    local left = state.burst * PARTS - state.ahead - taken * PARTS
-    local delay_ms = math.ceil(state.ahead / state.rate_micro)
-    return state.burst, math.max(0, math.floor(left / PARTS)), reset_ms(state, taken), nil, nil, delay_ms
+    local left = state.burst * PARTS - ahead_with(state, taken)
+    local remaining, delay_ms = math.max(0, math.floor(left / PARTS)), math.ceil(state.ahead / state.rate_micro)
+    return state.burst, remaining, reset_ms(state, taken), left, state.rate_micro, delay_ms
   end
 
   return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}

@@ -69,6 +69,7 @@ class RateCharge(NamedTuple):
     burst: int  # of a window: its limit
     algorithm: str = "token_bucket"
     window_ms: int = 0  # of the algorithms that count in windows
+    may_slice: bool = False  # an agent may take more than one request needs, and give it out by itself
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         names = _rate_keys(self.quota, life.lanes)
@@ -133,8 +134,8 @@ class PolicyDecision(NamedTuple):
     remaining: int
     reset_ms: int
     retry_after_ms: int
-    available: int
-    last_grant: int
+    available: int  # of a bucket: what is in it, in parts
+    last_grant: int  # of a bucket: its rate, in millionths of a unit a second
     delay_ms: int
 
     @property

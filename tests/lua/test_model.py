@@ -186,6 +186,7 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 LANES = 2
 QUOTAS = ["exports:tenant=acme", "exports:tenant=globex", "exports:tenant=a%2Fb%22", "reads:user=%C3%A4"]
 RATES = {f"{algorithm}:tenant=acme": algorithm for algorithm in sorted(set(ALGORITHMS) - {"allowance"})}
+BUCKETS = {f"{algorithm}:tenant=acme": algorithm for algorithm in ("gcra", "leaky_bucket", "token_bucket")}
 PERIODS = {"2026-11": (1_000, 1_999), "2026-12": (2_000, 2_999), "2027-01": (3_000, 3_999)}
 
 few = st.integers(0, 12)
@@ -237,6 +238,16 @@ def rates(draw: st.DrawFn) -> RateCharge:
 
 
 SPOILT = RateCharge("spoilt:tenant=acme", 1, 1_000, 10)
+# Units that come back to a bucket: beside what is taken in the same call, as a slice does it.
+returns = st.builds(
+    lambda quota, cost, rate_micro, burst: Request(
+        "adjust", [RateCharge(quota, -cost, rate_micro, burst, BUCKETS[quota])]
+    ),
+    st.sampled_from(list(BUCKETS)),
+    st.integers(1, 12),
+    st.sampled_from([1, 833, 1_000_000, 10**12]),
+    st.sampled_from([1, 10, 900_000]),
+)
 operations = st.builds(
     Operation, st.sampled_from(["d1", "d2"]), st.sampled_from([BODY, OTHER]), st.sampled_from([60_000, 3_600_000])
 )
@@ -354,7 +365,7 @@ class Store(RuleBasedStateMachine):
     ) -> None:
         self.do(self.scripts.check(Life(fingerprint, epoch, LANES), mode, charges, operation))
 
-    @rule(requests=st.lists(requests, min_size=2, max_size=5))
+    @rule(requests=st.lists(st.one_of(requests, requests, returns), min_size=2, max_size=5))
     def check_many(self, requests: list[Request]) -> None:
         told: list[Any] = []
         self.scripts.send_check(Life("life-1", 7, LANES), requests, [told.append] * len(requests), lambda _: None)

@@ -122,11 +122,12 @@ class TokenBucket(Rate):
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         parts = self._left(s, taken)
         there = parts + s["extra"]
-        return s["burst"], max(0, there // PARTS), _ms_to_gain(s["full"] - there, s["rate_micro"], 1000)
+        reset_ms = _ms_to_gain(s["full"] - there, s["rate_micro"], 1000)
+        return s["burst"], max(0, there // PARTS), reset_ms, there, s["rate_micro"], 0
 
     @staticmethod
     def _left(s: State, taken: int) -> int:
-        return max(int(s["parts"]) - taken * PARTS, -MAX_UNITS)
+        return min(max(int(s["parts"]) - taken * PARTS, -MAX_UNITS), int(s["full"] - s["extra"]))
 
 
 def _ms_to_gain(parts: int, rate_micro: int, never_ms: int) -> int:
@@ -292,19 +293,21 @@ class LeakyBucket(Rate):
         self.write(store, names, s, [due, rest], self._reset_ms(s, s["taken"]))
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
-        left = s["burst"] * PARTS - s["ahead"] - taken * PARTS
+        left = s["burst"] * PARTS - self._ahead_with(s, taken)
         delay_ms = -(-s["ahead"] // s["rate_micro"])
-        remaining = max(0, left // PARTS)
-        return s["burst"], remaining, self._reset_ms(s, taken), remaining, 0, delay_ms
+        return s["burst"], max(0, left // PARTS), self._reset_ms(s, taken), left, s["rate_micro"], delay_ms
 
     @staticmethod
-    def _reset_ms(s: State, taken: int) -> int:
-        return -int(-min(s["ahead"] + taken * PARTS, MAX_UNITS) // s["rate_micro"])
+    def _ahead_with(s: State, taken: int) -> int:
+        return min(max(0, int(s["ahead"]) + taken * PARTS), MAX_UNITS)
+
+    def _reset_ms(self, s: State, taken: int) -> int:
+        return -int(-self._ahead_with(s, taken) // s["rate_micro"])
 
 
 class Gcra(LeakyBucket):
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
-        return super().tell(s, taken)[:3]
+        return *super().tell(s, taken)[:5], 0
 
 
 def _ms(us: int) -> int:

@@ -1,0 +1,176 @@
+"""Slices in the life of an agent: when one is taken, what is answered from it, when it goes back.
+
+Nothing here belongs to a request, and nothing is a coroutine: a slice is asked for by whoever finds that little is left
+of it, and comes to a callback, whether that request is still there or not. One is under way for each key at most.
+
+Whatever a slice cannot answer is asked of the store, and what lies here counts there, too: before a request is denied
+that it might have helped, it goes back, and the store is asked once more.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from functools import partial
+
+from protocol.clock import Clock
+from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice, put_back, taken_of
+from regional_agent.leasing import Leasing
+from regional_agent.life import LifeKeeper
+from regional_agent.store.gathering import Gatherer
+from regional_agent.store.scripts import Charge, Decision, Life, PolicyDecision, RateCharge, Request
+
+RateSlice = Slice[RateCharge]
+
+
+class Slicing:
+    def __init__(self, gatherer: Gatherer, life: LifeKeeper, leasing: Leasing, clock: Clock) -> None:
+        self._gatherer = gatherer
+        self._life = life
+        self._leasing = leasing
+        self._clock = clock
+        self._slices: dict[str, RateSlice] = {}
+        self._heat = Heat()
+        self._of: tuple[Life | None, int] = None, 0  # the life and the shares that they were taken in
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    # --- asked by admission ------------------------------------------------------------------------------------------
+
+    def decide(self, request: Request) -> Decision | None:
+        """From slices alone, if they hold all that the request takes. Nothing has happened otherwise."""
+        if not self._slices or request.operation is not None:
+            return None  # an operation may have been admitted before, and is known to the store only
+        self._look_around()
+        slices = [self._slices.get(charge.quota) for charge in request.charges]
+        costs = [charge.cost for charge in request.charges]
+        now_ms = self._clock.monotonic_ms()
+        if not taken_of(slices, costs, now_ms):
+            if request.mode == "adjust":  # it takes what is not there: also what is here
+                self.give_back(request.charges)
+            return None
+        if request.mode == "peek":
+            put_back(slices, costs)
+        return Decision(True, False, [self._answer(each, now_ms) for each in slices if each is not None])
+
+    def _answer(self, slice_: RateSlice, now_ms: int) -> PolicyDecision:
+        if slice_.left <= slice_.low_water and not slice_.is_under_way:
+            self._refill(slice_, slice_.of, now_ms)
+        remaining, reset_ms = slice_.told(now_ms)
+        return PolicyDecision(0, slice_.limit, remaining, reset_ms, 0, remaining, 0, 0)
+
+    def heard(self, request: Request, decision: Decision, asked_at_ms: int) -> Decision:
+        """What the store answered, with what lies here; and from now on, maybe, a slice of each of its rates."""
+        now_ms = self._clock.monotonic_ms()
+        is_usual = decision.allowed and request.mode != "peek" and request.operation is None
+        if is_usual and self._is_hot(request.charges, now_ms):
+            self._slice(request.charges, decision.policies, asked_at_ms, now_ms)
+        if not self._slices or not any(charge.quota in self._slices for charge in request.charges):
+            return decision
+        pairs = zip(request.charges, decision.policies, strict=True)
+        policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
+        return Decision(decision.allowed, decision.replayed, policies)
+
+    def _told(self, charge: Charge, policy: PolicyDecision, asked_at_ms: int, now_ms: int) -> PolicyDecision:
+        slice_ = self._slices.get(charge.quota)
+        if slice_ is None:
+            return policy
+        slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+        if not slice_.left:
+            return policy
+        remaining, reset_ms = slice_.told(now_ms)
+        return policy._replace(remaining=remaining, reset_ms=reset_ms)
+
+    def give_back(self, charges: Iterable[Charge]) -> bool:
+        """All that lies here of them. True if it was anything: the store may then decide otherwise."""
+        now_ms = self._clock.monotonic_ms()
+        slices = [self._slices[charge.quota] for charge in charges if charge.quota in self._slices]
+        return sum(self._return(slice_, now_ms) for slice_ in slices) > 0
+
+    def give_back_all(self) -> None:
+        """Limits or shares are others by now, or the agent leaves."""
+        slices, self._slices = self._slices, {}
+        for slice_ in slices.values():
+            self._return(slice_, self._clock.monotonic_ms())
+
+    def close(self) -> None:
+        self.give_back_all()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    # --- within ------------------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        """A store that lives another life knows nothing of what was taken; other shares are other rates."""
+        circumstances = self._life.current, self._leasing.shares_heard
+        if circumstances != self._of:
+            if circumstances[0] != self._of[0]:
+                self._slices.clear()
+            self.give_back_all()
+            self._of = circumstances
+
+    def _is_hot(self, charges: Iterable[Charge], now_ms: int) -> bool:
+        """All of them are: a request that needs the store for one of them needs it for all."""
+        may_slice = all(isinstance(charge, RateCharge) and charge.may_slice for charge in charges)
+        return may_slice and min(self._heat.note(charge.quota, now_ms) for charge in charges) >= HOT
+
+    def _slice(
+        self, charges: Iterable[Charge], policies: Iterable[PolicyDecision], asked_at_ms: int, now_ms: int
+    ) -> None:
+        self._look_around()
+        for charge, policy in zip(charges, policies, strict=True):
+            assert isinstance(charge, RateCharge)
+            slice_ = self._slices.get(charge.quota) or Slice(charge, now_ms)
+            slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+            if slice_.left <= slice_.low_water and not slice_.is_under_way:
+                self._refill(slice_, charge, now_ms)
+
+    def _refill(self, slice_: RateSlice, charge: RateCharge, now_ms: int) -> None:
+        life, units = self._life.current, slice_.wants(charge.cost, now_ms)
+        if life is None or not units:
+            slice_.low_water = max(0, slice_.left - 1) // 2  # looked at again then, and not at each request
+            return
+        self._leasing.note_rate(charge.quota, slice_.spent_since_asked(), charge.rate_micro // 1000)
+        self._slices[charge.quota] = slice_
+        slice_.is_under_way = True
+        taken = Request("enforce", (charge._replace(cost=units),))
+        self._gatherer.submit(life, taken, partial(self._came, slice_, units, life, now_ms))
+        if self._sweeping is None:
+            self._sweep_later()
+
+    def _came(
+        self, slice_: RateSlice, units: int, life: Life, asked_at_ms: int, decision: Decision | Exception
+    ) -> None:
+        slice_.is_under_way = False
+        if isinstance(decision, Exception) or not decision.allowed:
+            return
+        now_ms = self._clock.monotonic_ms()
+        (policy,) = decision.policies
+        slice_.add(units, now_ms)
+        slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+        if self._slices.get(slice_.of.quota) is not slice_ and life == self._life.current:
+            self._return(slice_, now_ms)  # nobody waits for it any more
+
+    def _return(self, slice_: RateSlice, now_ms: int) -> int:
+        """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
+        life, units = self._life.current, slice_.taken_back(now_ms)
+        charge = slice_.of
+        self._leasing.note_rate(charge.quota, slice_.spent_since_asked(), charge.rate_micro // 1000)
+        if life is None or not units:
+            return 0
+        self._gatherer.submit(life, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
+        return units
+
+    def _sweep_later(self) -> None:
+        self._sweeping = asyncio.get_running_loop().call_later(LIFE_MS / 1000, self._sweep)
+
+    def _sweep(self) -> None:
+        now_ms, self._sweeping = self._clock.monotonic_ms(), None
+        self._look_around()
+        for quota, slice_ in list(self._slices.items()):
+            if slice_.is_over(now_ms):
+                del self._slices[quota]
+                self._return(slice_, now_ms)
+        if self._slices:
+            self._sweep_later()
+
+
+def _nobody_hears(_: Decision | Exception) -> None:
+    """Lost with its call, it is missing in the bucket until the rate has brought it again."""

@@ -1,0 +1,245 @@
+"""Slices against the same agent without them: the same requests at the same moments, on virtual time, over a wire.
+
+The store is the model that test_model.py holds against the real one.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.policy import LimitsDocument, PolicyBundle, PolicySpec, QuotaKind, QuotaSpec, parse_rate
+from regional_agent.admission import Admission
+from regional_agent.answers import Check, CheckAnswer, Mode, Subject
+from regional_agent.domain.breaker import Breaker
+from regional_agent.domain.slices import HOT, LIFE_MS, PART
+from regional_agent.leasing import Leasing
+from regional_agent.metrics import Metrics
+from regional_agent.policies import Policies
+from regional_agent.slicing import Slicing
+from regional_agent.store.gathering import Gatherer
+from regional_agent.store.guard import Guard
+from regional_agent.store.scripts import Life, Scripts
+from tests.simulation.stores import Machine, VirtualConnection
+from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+
+START = datetime(2026, 11, 18, tzinfo=UTC)
+QUOTA = "api:tenant=acme"
+SLICED = ["gcra", "token_bucket"]
+
+
+class Asked(NamedTuple):
+    after_us: int
+    cost: int = 1
+    mode: Mode = "enforce"
+    agent: int = 0
+
+
+class Said(NamedTuple):
+    at_ms: Fraction
+    asked: Asked
+    answer: CheckAnswer
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        (policy,) = self.answer.policies
+        return policy.limit, policy.remaining, policy.reset_ms, policy.retry_after_ms
+
+
+class OneLife:
+    """A life that does not end, until somebody says so."""
+
+    def __init__(self, current: Life) -> None:
+        self.current: Life | None = current
+
+    def doubt(self) -> None:
+        raise AssertionError("nothing here ends a life")
+
+
+class Region:
+    """Agents on one store, and what comes of what they are asked."""
+
+    def __init__(self, loop: VirtualLoop, limit: str, algorithm: str, *, slices: bool) -> None:
+        self.clock = VirtualClock(loop, START)
+        self.machine = Machine("us-east", self.clock, random.Random(0), lambda _: None)
+        quota = QuotaSpec(name="api", kind=QuotaKind.RATE, limit=limit, algorithm=algorithm, slices=slices)
+        policies = [PolicySpec(name="search", quota="api", by=["tenant"])]
+        document = LimitsDocument(quotas=[quota], policies=policies)
+        self.bundle = PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1)
+        self.agents: list[Agent] = []
+        self._connections: list[VirtualConnection] = []
+
+    async def begin(self, agents: int) -> None:
+        connection = await self._connected()
+        scripts, fingerprint = Scripts(connection), await connection.read_fingerprint()
+        await scripts.begin_life(fingerprint, "a" * 16)
+        await scripts.adopt_epoch(fingerprint, "a" * 16, 7, 4)
+        for _ in range(agents):
+            self.agents.append(Agent(self, await self._connected(), Life(fingerprint, 7, 4)))
+
+    async def _connected(self) -> VirtualConnection:
+        connected = asyncio.Event()
+        connection = VirtualConnection(self.machine, lambda: True, timeout_ms=1_000, on_connected=connected.set)
+        self._connections.append(connection)
+        connection.keep()
+        await connected.wait()
+        return connection
+
+    async def end(self) -> None:
+        for agent in self.agents:
+            agent.slicing.close()
+        for connection in self._connections:
+            await connection.close()
+
+    async def run(self, asked: Sequence[Asked]) -> list[Said]:
+        tasks = []
+        for each in asked:
+            await asyncio.sleep(each.after_us / 1_000_000)
+            tasks.append(asyncio.create_task(self.agents[each.agent].ask(each)))
+        return list(await asyncio.gather(*tasks))
+
+
+class Agent:
+    def __init__(self, region: Region, connection: VirtualConnection, life: Life) -> None:
+        self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
+        self._clock = clock
+        gatherer = Gatherer(Scripts(connection), Guard(Breaker(5, 1000), clock, metrics))
+        leasing = Leasing(clock)
+        keeper: Any = self.life
+        self.slicing = Slicing(gatherer, keeper, leasing, clock)
+        self.admission = Admission(gatherer, keeper, leasing, self.slicing, metrics, clock)
+        self.admission.policies = Policies(region.bundle)
+
+    async def ask(self, asked: Asked) -> Said:
+        at_ms = Fraction(asyncio.get_running_loop().time()) * 1000
+        check = Check(subject=Subject(tenant="acme"), cost=asked.cost, mode=asked.mode)
+        return Said(at_ms, asked, (await self.admission.decide(check)).answer)
+
+
+def lived(
+    asked: Sequence[Asked],
+    limit: str,
+    algorithm: str,
+    *,
+    slices: bool = True,
+    agents: int = 1,
+) -> tuple[list[Said], int]:
+    """All that was said, and the calls that the store had for it."""
+
+    async def live() -> tuple[list[Said], int]:
+        region = Region(loop, limit, algorithm, slices=slices)
+        await region.begin(agents)
+        before = sum(agent.connection.calls for agent in region.agents)
+        said = await region.run(asked)
+        calls = sum(agent.connection.calls for agent in region.agents) - before
+        await region.end()
+        return said, calls
+
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(live())
+    finally:
+        loop.close()
+
+
+gaps_us = st.one_of(st.integers(0, 300), st.integers(0, 3_000), st.sampled_from([50_000, 150_000, 1_000_000]))
+crowds = st.lists(
+    st.tuples(
+        st.integers(1, 40),
+        gaps_us,
+        st.sampled_from([1, 1, 1, 2, 30]),
+        st.sampled_from(["enforce"] * 5 + ["peek", "adjust"]),
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+def asked_by(crowd: Sequence[tuple[int, int, int, Mode]]) -> list[Asked]:
+    """So many alike, each so long after the one before."""
+    return [Asked(gap_us, cost, mode) for times, gap_us, cost, mode in crowd for _ in range(times)]
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+@settings(deadline=None, max_examples=20)
+@given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/second, burst 900", "1/second, burst 100"]))
+def test_an_agent_alone_answers_as_if_it_had_no_slices(algorithm: str, crowd: Any, limit: str) -> None:
+    asked = [each._replace(after_us=max(1_000, each.after_us)) for each in asked_by(crowd)]  # each is answered first
+    sliced, plain = (lived(asked, limit, algorithm, slices=slices)[0] for slices in (True, False))
+    for one, other in zip(sliced, plain, strict=True):
+        assert one.answer.allowed == other.answer.allowed, one.at_ms
+        for said, alone in zip(one.numbers, other.numbers, strict=True):
+            assert abs(said - alone) <= 2, "but for a unit or a millisecond that has just come"
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+@settings(deadline=None, max_examples=10)
+@given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/hour, burst 900"]))
+def test_of_many_at_once_as_many_pass(algorithm: str, crowd: Any, limit: str) -> None:
+    asked = [each._replace(cost=1, mode="enforce") for each in asked_by(crowd)]
+    sliced, _ = lived(asked, limit, algorithm)
+    assert sum(each.answer.allowed for each in sliced) == min(len(asked), parse_rate(limit).burst)
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+@settings(deadline=None, max_examples=20)
+@given(crowd=crowds, limit=st.sampled_from(["100/second, burst 200", "5000/second, burst 1000", "1000/second"]))
+def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd: Any, limit: str) -> None:
+    asked = [each._replace(mode="enforce") for each in asked_by(crowd)]
+    said, _ = lived(asked, limit, algorithm)
+    conform(said, limit)
+
+
+def conform(said: Sequence[Said], limit: str) -> None:
+    """The burst and what the rate brings, in any time, but for the millisecond that an agent's clock counts in."""
+    rate_micro, burst, _ = parse_rate(limit)
+    admitted = [(each.at_ms, each.asked.cost) for each in said if each.answer.allowed]
+    full = Fraction(burst)
+    level, before_ms = full, Fraction(0)
+    for at_ms, cost in admitted:
+        level = min(full, level + (at_ms - before_ms) * rate_micro / 1_000_000_000)
+        level, before_ms = level - cost, at_ms
+        assert level >= -Fraction(rate_micro, 1_000_000_000), at_ms
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+def test_a_hot_key_costs_the_store_next_to_nothing(algorithm: str) -> None:
+    asked = [Asked(50)] * 20_000  # for a second
+    said, calls = lived(asked, "100000/second", algorithm)
+    assert all(each.answer.allowed for each in said)
+    assert calls <= 0.01 * len(asked)
+
+
+def test_a_key_that_is_not_hot_is_left_to_the_store() -> None:
+    """Too few requests in a life of a slice: it would not pay."""
+    asked = [Asked(LIFE_MS * 1_000 // (HOT - 2))] * 200
+    _, calls = lived(asked, "100000/second", "token_bucket")
+    assert calls == len(asked)
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+def test_what_is_not_used_goes_back_for_the_others(algorithm: str) -> None:
+    """One agent's crowd is gone; another finds all that is left, to the unit, a moment later."""
+    crowd = [Asked(20)] * 100
+    others = [Asked(3 * LIFE_MS * 1_000, cost=700, agent=1), Asked(0, agent=1)]
+    said, _ = lived([*crowd, *others], "1/hour, burst 800", algorithm, agents=2)
+    assert [each.answer.allowed for each in said] == [True] * 101 + [False]
+
+
+@pytest.mark.parametrize("algorithm", SLICED)
+def test_several_agents_admit_no_more_and_little_less(algorithm: str) -> None:
+    """Less by what lies with the others when the last is asked."""
+    chance = random.Random(7)
+    asked = [Asked(chance.choice([0, 10, 100]), agent=chance.randrange(3)) for _ in range(6_000)]
+    said, _ = lived(asked, "1/hour, burst 4000", algorithm, agents=3)
+    conform(said, "1/hour, burst 4000")
+    admitted = sum(each.answer.allowed for each in said)
+    assert admitted == 4_000, "and by the end all of it has gone back"
+    first_denied = next(place for place, each in enumerate(said) if not each.answer.allowed)
+    assert first_denied >= 4_000 - 2 * 4_000 // PART
