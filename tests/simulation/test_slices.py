@@ -23,6 +23,7 @@ from regional_agent.leasing import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies
 from regional_agent.slicing import Slicing
+from regional_agent.store.connection import OnReply
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Life, Scripts
@@ -105,11 +106,15 @@ class Region:
         return list(await asyncio.gather(*tasks))
 
 
+def _nobody_probes(_: OnReply) -> None:
+    raise AssertionError("nothing here fails the store")
+
+
 class Agent:
     def __init__(self, region: Region, connection: VirtualConnection, life: Life) -> None:
         self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
         self._clock = clock
-        gatherer = Gatherer(Scripts(connection), Guard(Breaker(5, 1000), clock, metrics))
+        gatherer = Gatherer(Scripts(connection), Guard(Breaker(5, 1000), clock, metrics, _nobody_probes, 1000))
         leasing = Leasing(clock)
         keeper: Any = self.life
         self.slicing = Slicing(gatherer, keeper, leasing, clock)
