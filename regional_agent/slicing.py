@@ -31,6 +31,7 @@ class Slicing:
         self._heat = Heat()
         self._of: tuple[Life | None, int] = None, 0  # the life and the shares that they were taken in
         self._sweeping: asyncio.TimerHandle | None = None
+        self.taken = 0  # slices, so far
 
     # --- asked by admission ------------------------------------------------------------------------------------------
 
@@ -143,6 +144,7 @@ class Slicing:
             return
         now_ms = self._clock.monotonic_ms()
         (policy,) = decision.policies
+        self.taken += 1
         slice_.add(units, now_ms)
         slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
         if self._slices.get(slice_.of.quota) is not slice_ and life == self._life.current:

@@ -312,6 +312,25 @@ def test_a_log_lets_go_of_each_request_in_its_own_time(store_server: Server) -> 
         assert clocked.take(2, limit).allowed
 
 
+@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("after_ms", [0, 7, 60, 5_000])
+def test_what_comes_back_was_never_taken_and_no_bucket_is_more_than_full(
+    store_server: Server, name: str, after_ms: int
+) -> None:
+    limit = Rate(100_000_000, 50)
+    with closing(Clocked(store_server, name)) as key:
+        key.take(3, limit)
+        key.take(20, limit)
+        key.advance(after_ms * 1_000)
+        back = key.take(-20, limit, "adjust")
+        assert back.remaining == min(50, 50 - 3 + after_ms // 10)
+        assert back.reset_ms == max(0, 30 - after_ms)
+        assert back.available == min(50 * 10**9, 47 * 10**9 + after_ms * 10**8), "what is in it, to the part"
+        assert back.last_grant == 100_000_000
+        assert key.take(back.remaining, limit).code == 0
+        assert key.take(1, limit).code != 0
+
+
 def test_a_leaky_bucket_tells_each_when_its_turn_is(store_server: Server) -> None:
     limit = Rate(4_000_000, 5)
     with closing(Clocked(store_server, "leaky_bucket")) as clocked:

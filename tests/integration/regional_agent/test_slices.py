@@ -1,0 +1,162 @@
+"""Slices on a real store, through every door: the same answers as without, for a fraction of the calls."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from leasehold.engine import Engine
+from tests.integration.regional_agent.conftest import Agent, World, until
+from tests.integration.regional_agent.test_fast_door import Doors, opened
+from tests.integration.regional_agent.test_middleware import engine_of, service
+
+pytestmark = pytest.mark.anyio
+
+BURST = 800  # of the region's third
+SEARCH = {"route": "/v1/search", "method": "GET"}
+Ask = Callable[[str, int], Awaitable[tuple[bool, int]]]
+
+
+def document(limit: str = f"3/hour, burst {3 * BURST}", **quota: Any) -> dict[str, Any]:
+    return {
+        "plans": {"free": {}},
+        "quotas": [{"name": "api", "kind": "rate", "limit": limit, **quota}],
+        "policies": [{"name": "search", "match": {"route": "/v1/search"}, "by": ["tenant"], "quota": "api"}],
+    }
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture
+async def doors(world: World) -> AsyncIterator[Doors]:
+    assert (await world.admin.put("/v1/limits", json=document())).is_success
+    async with opened(world, store_timeout_ms=5_000) as doors:
+        yield doors
+
+
+def said(answer: Any) -> tuple[bool, int]:
+    return answer["allowed"], answer["policies"][0]["remaining"]
+
+
+def over_http(client: httpx.AsyncClient) -> Ask:
+    async def ask(tenant: str, cost: int) -> tuple[bool, int]:
+        check = {"subject": {"tenant": tenant, **SEARCH}, "cost": cost}
+        return said((await client.post("/v1/check", json=check)).json())
+
+    return ask
+
+
+def in_batches(client: httpx.AsyncClient) -> Ask:
+    async def ask(tenant: str, cost: int) -> tuple[bool, int]:
+        check = {"subject": {"tenant": tenant, **SEARCH}, "cost": cost}
+        [item] = (await client.post("/v1/check:batch", json={"checks": [check]})).json()["items"]
+        return said(item.get("answer") or item["problem"])
+
+    return ask
+
+
+def in_process(engine: Engine) -> Ask:
+    async def ask(tenant: str, cost: int) -> tuple[bool, int]:
+        decision = await engine.check({"tenant": tenant, **SEARCH}, cost=cost)
+        return decision.allowed, decision.policies[0].remaining
+
+    return ask
+
+
+def in_middleware(engine: Engine, stack: AsyncExitStack) -> Ask:
+    cost_now = 0
+
+    async def asking(subject: Any) -> Any:
+        return await engine.check(subject, cost=cost_now)
+
+    async def ask(tenant: str, cost: int) -> tuple[bool, int]:
+        nonlocal cost_now
+        cost_now = cost
+        answer = await client.get("/v1/search", headers={"X-Tenant": tenant})
+        return answer.status_code == 200, int(answer.headers["x-ratelimit-remaining"])
+
+    client = service(asking)
+    stack.push_async_callback(client.aclose)
+    return ask
+
+
+async def test_every_door_gives_out_the_same_slice_by_slice(doors: Doors, world: World) -> None:
+    """Each to a tenant of its own, who asks for the same."""
+    async with engine_of(world, store_timeout_ms=5_000) as engine, AsyncExitStack() as stack:
+        ways = {
+            "fast": over_http(doors.fast),
+            "slow": over_http(doors.slow),
+            "many": in_batches(doors.fast),
+            "within": in_process(engine),
+            "before": in_middleware(engine, stack),
+        }
+        chance = random.Random(7)
+        costs = [chance.choice([1, 1, 1, 1, 2, 5, 40]) for _ in range(400)]
+        heard = {tenant: [await ask(tenant, cost) for cost in costs] for tenant, ask in ways.items()}
+    assert doors.agent.region.slicing.taken > 3
+    assert engine.region.slicing.taken > 1
+    left, expected = BURST, []
+    for cost in costs:  # nothing comes in so short a time
+        left -= cost if cost <= left else 0
+        expected.append(left)
+    assert expected[-1] == 0, "and the last unit is found"
+    for tenant, answers in heard.items():
+        assert [remaining for _, remaining in answers] == expected, tenant
+
+
+async def crowd(agent: Agent, times: int) -> int:
+    """How many of so many pass, fifty at a time."""
+    subject = {"tenant": "acme", **SEARCH}
+    passed = 0
+    for _ in range(times // 50):
+        answers = await asyncio.gather(*(agent.check(subject) for _ in range(50)))
+        passed += sum(answer.status_code == 200 for answer in answers)
+    return passed
+
+
+async def test_of_a_crowd_exactly_the_limit_passes_with_few_calls(doors: Doors) -> None:
+    before = doors.agent.region.guard.calls
+    assert await crowd(doors.agent, 1_200) == BURST
+    assert doors.agent.region.guard.calls - before < 400
+
+
+async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
+    before = doors.agent.region.admission.policies
+    assert (await world.admin.put("/v1/limits", json=document(slices=False))).is_success
+    await until(lambda: doors.agent.region.admission.policies is not before)
+    assert await crowd(doors.agent, 500) == 500
+    assert doors.agent.region.slicing.taken == 0
+
+
+async def test_what_lies_with_an_agent_goes_back_when_it_leaves_or_hears_of_other_limits(world: World) -> None:
+    assert (await world.admin.put("/v1/limits", json=document())).is_success
+    subject = {"tenant": "acme", **SEARCH}
+    other = await world.agent(store_timeout_ms=5_000)
+    async with opened(world, store_timeout_ms=5_000) as doors:
+        assert await crowd(doors.agent, 100) == 100
+        before = doors.agent.region.admission.policies
+        assert (await world.admin.put("/v1/limits", json=document(f"3/hour, burst {3 * BURST + 3}"))).is_success
+        await until(lambda: doors.agent.region.admission.policies is not before)
+        await until(lambda: other.region.admission.policies is not None and other.region.admission.policies.version > 1)
+        assert await crowd(doors.agent, 100) == 100
+    whole = await other.check(subject, cost=BURST - 200, mode="peek")
+    assert whole.status_code == 200, "all of it is there again"
+
+
+async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> None:
+    """The one whose request asks for a slice: it comes all the same, and the next does not ask for ever."""
+    subject = {"tenant": "acme", **SEARCH}
+    gone = [asyncio.create_task(doors.agent.check(subject)) for _ in range(30)]
+    await until(lambda: doors.agent.region.guard.calls > 0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    assert await crowd(doors.agent, 300) == 300
+    assert doors.agent.region.slicing.taken <= doors.agent.region.guard.calls < 330
