@@ -8,6 +8,7 @@ from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
 from leasehold.cli.migrate import migrate
 from leasehold.cli.override import override
+from leasehold.cli.period import period
 from leasehold.cli.quota import quota
 from leasehold.cli.subscription import subscription
 from leasehold.cli.token import token
@@ -33,6 +34,7 @@ app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")
 app.add_typer(override, name="override")
 app.add_typer(block, name="block")
+app.add_typer(period, name="period")
 app.add_typer(token, name="token")
 
 
