@@ -79,7 +79,10 @@ _PROVE_EPOCH = """
 UPDATE region_epoch SET lost_data = false, loss_is_assumed = false
 WHERE region = $1 AND epoch = $2 AND state = 'fenced' AND loss_is_assumed RETURNING epoch
 """
-_PROVE_LEASES = "UPDATE lease SET state = 'fenced' WHERE epoch = $1 AND state = 'lost'"
+# What was returned in its name meanwhile was not booked, and may have been said by a copy: the store says it again.
+_PROVE_LEASES = """
+UPDATE lease SET state = 'fenced', region_returned = returned WHERE epoch = $1 AND state = 'lost'
+"""
 _LOSE_EPOCHS = """
 UPDATE region_epoch SET lost_data = true, loss_is_assumed = false, fenced_at = coalesce(fenced_at, $3),
     state = CASE state WHEN 'current' THEN 'fenced' ELSE state END
