@@ -54,8 +54,11 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "ledger_loses": (1, (1, 12)),  # it had not
     "ledger_slow": (4, (2, 20)),  # for so many steps: exchanges pile up, and are gathered
     "limit": (7, (0, 300)),
+    "override": (4, (0, 300)),  # another limit, of one tenant or of all, for a few steps
     "document_changes": (2, (0, 2)),  # for a few steps
     "suspense_resolved": (4, (0, 2)),  # proposed now, and approved a few steps later
+    "period_closed": (6, (0, 3)),  # people ask for it, of each that is over; 0: they do not agree to carry suspense
+    "hours_pass": (2, (0, 9)),  # in which nobody does anything; 0: more days than late usage may take
     "strange_call": (2, (0, 9)),  # that is to be refused
     "region_drains": (2, (0, 0)),
     "region_returns": (3, (0, 0)),

@@ -3,14 +3,19 @@
 Each invariant is a function that yields what is wrong. Its name is what a run, and the table of mutants, is told by.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.domain.books import Key, Lease
-from coordinator.domain.period import period_of
+from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.period import is_over, period_of
+from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, reconcile
 from coordinator.domain.settlement import EpochState
 from protocol.lease import LeaseState
+from tests.simulation.people import GRACE
+from tests.simulation.reading import read_books
 from tests.simulation.world import World
 
 
@@ -24,13 +29,12 @@ class Watch:
     lost: dict[tuple[int, Key], int] = field(default_factory=dict)  # what lost leases had returned
     kept: dict[Any, tuple[int, ...]] = field(default_factory=dict)  # in the stores
     waiting: dict[Any, tuple[str, int]] = field(default_factory=dict)  # leases ahead: their period, and when it starts
+    closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their books as they stay
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
-_POOL = ("funded", "overage", "unallocated", "outstanding", "suspense", "estimated", "consumed", "written_off")
-_LEASE = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
-_SHARED = ("outstanding", "suspense", "consumed", "estimated", "written_off")
+_SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # what a pool has of its leases and corrections
 
 
 def nobody_raised(world: World, _: Watch) -> Iterator[str]:
@@ -38,17 +42,48 @@ def nobody_raised(world: World, _: Watch) -> Iterator[str]:
 
 
 def books_balance(world: World, watch: Watch) -> Iterator[str]:
-    """Both identities, nothing negative, and a pool is what its leases add up to."""
+    """All identities, nothing negative, and a pool is what its leases and corrections add up to."""
+    parts: list[tuple[Any, tuple[str, ...]]] = [(lease, LEASE) for lease in world.ledger.leases.values()]
+    parts += [(each, CORRECTION) for each in world.ledger.corrections.values()]
     sums: dict[Key, dict[str, int]] = {key: dict.fromkeys(_SHARED, 0) for key in world.ledger.pools}
-    for (_, key), lease in world.ledger.leases.items():
-        if not lease.balances or any(getattr(lease, name) < 0 for name in _LEASE):
-            yield f"{lease}"
+    for part, accounts in parts:
+        if not part.balances or any(getattr(part, name) < 0 for name in accounts):
+            yield f"{part}"
         for name in _SHARED:
-            sums[key][name] += getattr(lease, name)
+            sums[part.key][name] += getattr(part, name, 0)
     for key, pool in world.ledger.pools.items():
-        if not pool.balances or any(getattr(pool, name) < 0 for name in _POOL):
+        if not pool.balances or any(getattr(pool, name) < 0 for name in POOL):
             yield f"{pool}"
         yield from (f"{name} of {pool} is {total}" for name, total in sums[key].items() if getattr(pool, name) != total)
+
+
+def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
+    """Nothing is added to, changed in or removed from the books of a closed period."""
+    for period in [period for period, row in world.ledger.rows["period"].items() if row and row.state == "closed"]:
+        books = [
+            copy(row)
+            for table in ("pool", "lease", "correction")
+            for row in world.ledger.rows[table].values()
+            if row.key.period == period
+        ]
+        if watch.closed.setdefault(period, books) != books:
+            yield f"{period} was {watch.closed[period]}, is {books}"
+    reopened = [period for period in watch.closed if world.ledger.period(period).state != "closed"]
+    for period in reopened:
+        del watch.closed[period]
+        if not world.ledger_lost:
+            yield f"{period} is open again"
+
+
+def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
+    """Of a lease whose period is closed, one book is open: there, and nowhere else, is what comes late."""
+    books: dict[Any, list[Correction]] = defaultdict(list)
+    for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
+        if not world.ledger.is_closed(each.key):
+            books[epoch, quota, charge_period].append(each)
+        elif each.carried:
+            yield f"{each} still waits in a closed period"
+    yield from (f"{each}" for each in books.values() if len(each) > 1)
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
@@ -74,10 +109,14 @@ def within_its_lease(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_booked_twice(world: World, _: Watch) -> Iterator[str]:
+    booked: Counter[tuple[int, str, str]] = Counter()
     for (epoch, key), lease in world.ledger.leases.items():
-        if lease.consumed > world.truth.admitted.get((epoch, key.quota, key.period), 0):
-            admitted = world.truth.admitted.get((epoch, key.quota, key.period), 0)
-            yield f"{lease.consumed} booked in epoch {epoch}, {admitted} admitted"
+        booked[epoch, key.quota, key.period] += lease.consumed
+    for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
+        booked[epoch, quota, charge_period] += each.consumed
+    for about, units in booked.items():
+        if units > world.truth.admitted.get(about, 0):
+            yield f"{units} booked of {about}, {world.truth.admitted.get(about, 0)} admitted"
 
 
 def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
@@ -172,6 +211,9 @@ def no_quarantine(world: World, _: Watch) -> Iterator[str]:
     for lease in world.ledger.leases.values():
         if lease.state is LeaseState.QUARANTINED:
             yield f"{lease}"
+    for each in world.ledger.corrections.values():
+        if each.quarantined and not world.days_passed:
+            yield f"{each}"
 
 
 def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
@@ -189,6 +231,8 @@ def last_words_are_heard(world: World, _: Watch) -> Iterator[str]:
 ALWAYS: tuple[Invariant, ...] = (
     nobody_raised,
     books_balance,
+    closed_means_closed,
+    late_is_booked_once,
     never_oversold,
     within_its_lease,
     never_booked_twice,
@@ -215,9 +259,10 @@ def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
     for (epoch, quota, period), units in world.truth.admitted.items():
         region, is_retired = world.ledger.epochs[epoch].region, world.ledger.epochs[epoch].state is EpochState.RETIRED
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
-        booked = lease.consumed if lease else 0
-        if is_retired:
-            continue  # people decided that no more evidence counts
+        late = world.ledger.late_books(epoch, Key(quota, period))
+        booked = (lease.consumed if lease else 0) + sum(each.consumed for each in late)
+        if is_retired or any(each.quarantined for each in late):
+            continue  # people decided, or are to decide, what the rest of the evidence counts
         if region not in world.lossy_regions and region not in world.lost_regions and booked != units:
             yield f"{quota} in {period}, epoch {epoch} of {region}: {units} admitted, {booked} booked, {lease}"
 
@@ -228,11 +273,19 @@ def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
-        bound = (
-            lease.consumed + lease.outstanding + lease.suspense + lease.estimated + lease.written_off if lease else 0
-        )
+        bound = _bound(lease) if lease else 0
+        bound += sum(_bound_late(each) for each in world.ledger.late_books(epoch, Key(quota, period)))
         if units > bound:
             yield f"{quota} in {period}, epoch {epoch}: {units} admitted, at most {bound} in the books"
+
+
+def _bound(lease: Lease) -> int:
+    return lease.consumed + lease.outstanding + lease.suspense + lease.estimated + lease.written_off
+
+
+def _bound_late(late: Correction) -> int:
+    """What it replaces of the closed books is in them, too."""
+    return late.consumed + late.carried + late.estimated + late.written_off - late.replaced - late.recovered
 
 
 def both_sides_agree(world: World, _: Watch) -> Iterator[str]:
@@ -280,9 +333,29 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
             continue
         for (number, key), lease in world.ledger.leases.items():
             is_over = number == int(epoch) and period_of(key.period).ends_at < world.clock.now()
-            has_told = lease.region_consumed + lease.region_returned > 0
-            if is_over and has_told and lease.outstanding + lease.suspense:
-                yield f"{lease} in {name}"
+            late = world.ledger.late_books(number, key)
+            books: list[Lease | Correction] = [lease, *late]
+            has_told = any(book.region_consumed + book.region_returned > 0 for book in books)
+            waits = lease.outstanding + lease.suspense + sum(each.carried for each in late)
+            if is_over and has_told and waits and not any(each.quarantined for each in late):
+                yield f"{lease} in {name}, {late}"
+
+
+def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
+    """Transfers, projections and the regions' own totals, as finance lays them side by side."""
+    if world.unseen:
+        return
+    for period in sorted({key.period for key in world.ledger.pools}):
+        findings = reconcile(period, read_books(world.ledger, period), world.clock.now()).findings
+        yield from (f"{period}: {each}" for each in findings)
+
+
+def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
+    """Once people have seen to it, nothing keeps a period open."""
+    for period in sorted({key.period for key in world.ledger.pools}):
+        if is_over(period, world.clock.now()) and world.ledger.period(period).state != "closed":
+            asked = world.ledger.close_period(period, True, GRACE, world.clock.now())
+            yield f"{period}: {asked[0]}"
 
 
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
@@ -321,6 +394,8 @@ AT_THE_END: tuple[Invariant, ...] = (
     what_is_missing_is_bounded,
     both_sides_agree,
     an_ended_period_is_settled,
+    three_ways_agree,
+    what_is_over_is_closed,
     an_epoch_everywhere,
     a_ledger_that_lost_data_is_noticed,
     lanes_go_on,

@@ -12,20 +12,31 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
-from coordinator.domain.books import Correction, Entry, Key, Lease, Pool
-from coordinator.domain.closing import carry, close_lease, correction_of, open_key
+from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
+from coordinator.domain.closing import (
+    Late,
+    Missing,
+    carry,
+    close_lease,
+    correction_of,
+    late_of,
+    missing_for_close,
+    open_key,
+)
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
+from coordinator.domain.period import period_of
 from coordinator.domain.proof import genesis_head
 from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
-from coordinator.domain.resolution import EpochEnd, ResolutionRefusal, resolve
+from coordinator.domain.reconciliation import reconcile
+from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from protocol.identifiers import wider_keys
@@ -33,6 +44,7 @@ from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.policy import LimitsDocument, PolicyBundle
+from tests.simulation.reading import open_leases, read_books
 
 
 class Epoch(NamedTuple):
@@ -53,10 +65,19 @@ class LaneRow(NamedTuple):
 
 class PeriodRow(NamedTuple):
     state: str
+    closing_at: datetime | None = None
+    carries_suspense: bool = False
     closed_at: datetime | None = None
 
 
 OPEN = PeriodRow("open")
+
+
+class Proposal(NamedTuple):
+    """How people may end what is in suspense of one lease, until it is approved or another takes its place."""
+
+    id: str
+    terms: Agreed
 
 
 class Name(NamedTuple):
@@ -121,6 +142,19 @@ class LedgerModel:
         row: PeriodRow = self.rows["period"].get(period, OPEN)
         return row
 
+    def is_closed(self, key: Key) -> bool:
+        return self.period(key.period).closed_at is not None
+
+    def late_books(self, epoch: int, key: Key) -> list[Correction]:
+        """What became of a lease since its period was closed."""
+        about = (epoch, key.quota, key.period)
+        return [each for name, each in self.corrections.items() if name[:3] == about]
+
+    @property
+    def proposals(self) -> dict[tuple[int, Key], Proposal | None]:
+        """By lease; None where it was approved."""
+        return self.rows["proposal"]
+
     @property
     def epochs(self) -> dict[int, Epoch]:
         return self.rows["epoch"]
@@ -130,9 +164,9 @@ class LedgerModel:
         return self.rows["lane"]
 
     def commit(self, transaction: Transaction) -> None:
+        self._refuse_closed(transaction)
         undo: dict[Name, Any] = {}
         for name, row in transaction.writes.items():
-            self._refuse_closed(name, row)
             undo[name] = self.rows[name.table].get(name.key)
             self.rows[name.table][name.key] = row
             if name.table == "lease":
@@ -140,15 +174,29 @@ class LedgerModel:
                 was = undo[name]
                 if was is not None and was.state is LeaseState.LOST and row.state is not LeaseState.LOST:
                     self.proved.add(name.key)
+        self._move(transaction.entries, undo)
         self._undo.append(undo)
         del self._undo[:-200]
         self.on_commit(transaction)
 
-    def _refuse_closed(self, name: Name, row: Any) -> None:
-        """As the triggers do."""
-        is_in_a_period = name.table in ("pool", "lease", "correction")
-        if is_in_a_period and self.period(row.key.period).closed_at and row != self.rows[name.table].get(name.key):
-            raise Surprise(f"{name} is of a closed period")
+    def _refuse_closed(self, transaction: Transaction) -> None:
+        """As the triggers do. A close writes its period last, so what stood before it decides."""
+        for name, row in transaction.writes.items():
+            is_in_a_period = name.table in ("pool", "lease", "correction")
+            if is_in_a_period and self.is_closed(row.key) and row != self.rows[name.table].get(name.key):
+                raise Surprise(f"{name} is of a closed period")
+        for entry in transaction.entries:
+            if closed := [each for each in entry.transfers if self.is_closed(each.key)]:
+                raise Surprise(f"{closed} are of a closed period")
+
+    def _move(self, entries: Iterable[Entry], undo: dict[Name, Any]) -> None:
+        """Of the transfers only what they come to: people lay it beside the projections."""
+        moved = self.rows["moved"]
+        for entry in entries:
+            for each in entry.transfers:
+                about = (each.key, entry.epoch, each.charge_period, each.src, each.dst, each.cause)
+                undo.setdefault(Name("moved", about), moved.get(about))
+                moved[about] = moved.get(about, 0) + each.units
 
     def everything_is_replicated(self) -> None:
         self._undo.clear()
@@ -245,6 +293,9 @@ class LedgerModel:
         if epoch.state is EpochState.FENCED:
             transaction.writes[Name("epoch", number)] = epoch._replace(lost_data=False, loss_is_assumed=False)
             self._end(number, LeaseEvent.PROVE, transaction, None)
+            for name, lease in transaction.writes.items():
+                if name.table == "lease" and name.key[0] == number:
+                    lease.region_returned = lease.returned
 
     def rebind_epoch(
         self, region: str, number: int, request: RebindEpoch
@@ -285,8 +336,8 @@ class LedgerModel:
     def _end(self, number: int, by: LeaseEvent, transaction: Transaction, now: datetime | None) -> None:
         """`now`: nobody may spend of it any more."""
         for (epoch, key), lease in self.leases.items():
-            state = after(lease.state, by)
-            if epoch == number and state is not None and state is not lease.state:
+            state = after(lease.state, by) if epoch == number else None
+            if state is not None and state is not lease.state:
                 ended = copy(lease)
                 ended.state = state
                 ended.expires_at = min(lease.expires_at, now) if now else lease.expires_at
@@ -294,17 +345,69 @@ class LedgerModel:
 
     # --- resolve_suspense ---------------------------------------------------------------------------------------------
 
-    def resolve(
+    def propose(
+        self, name: tuple[int, Key], kind: ResolutionKind, units: int, id_: str, now: datetime
+    ) -> tuple[ResolutionRefusal | None, Transaction]:
+        """It takes the place of the one before."""
+        transaction = Transaction()
+        book = self._book_of(name, now, transaction)
+        terms = propose(book, kind, units) if book else ResolutionRefusal.NO_SUCH_LEASE
+        if isinstance(terms, ResolutionRefusal):
+            return terms, transaction
+        transaction.writes[Name("proposal", name)] = Proposal(id_, terms)
+        return None, transaction
+
+    def approve(self, name: tuple[int, Key], id_: str, now: datetime) -> tuple[ResolutionRefusal | None, Transaction]:
+        proposal = self.proposals.get(name)
+        if proposal is None or proposal.id != id_:
+            return ResolutionRefusal.NO_SUCH_PROPOSAL, Transaction()
+        refusal, transaction = self._resolve(name, proposal.terms, id_, now)
+        if refusal is None:
+            transaction.writes[Name("proposal", name)] = None
+        return refusal, transaction
+
+    def _book_of(self, name: tuple[int, Key], now: datetime, transaction: Transaction) -> Lease | Correction | None:
+        """Where units of a lease wait: in itself, or if its period is closed, in what is open for it since."""
+        if not self.is_closed(name[1]):
+            return self.leases.get(name)
+        late = self._late_of(name, now, transaction)
+        return late.book if late else None
+
+    def _late_of(self, name: tuple[int, Key], now: datetime, transaction: Transaction) -> Late | None:
+        (number, key), epoch = name, self.epochs[name[0]]
+        known = self.leases.get(name)
+        lease, closed_at = (
+            copy(known) if known else Lease(key, number, epoch.region, now, now),
+            self.period(key.period)[-1],
+        )
+        assert closed_at
+        closed = LockedPool(Pool(key), period_is_open=False, closed_at=closed_at)
+        pools, corrections = self._lock_late({key: closed}, [number], now, transaction)
+        if not corrections and not lease.granted:
+            return None
+        open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
+        return late_of(lease, closed_at, corrections, open_pools, now, returns_count=not epoch.lost_data)
+
+    def _resolve(
         self, name: tuple[int, Key], terms: Agreed, resolution: object, now: datetime
     ) -> tuple[ResolutionRefusal | None, Transaction]:
-        """What was proposed is approved."""
-        lease, epoch = copy(self.leases[name]), self.epochs[name[0]]
-        pool = copy(self.pools[lease.key])
-        entry = resolve(pool, lease, terms, EpochEnd(epoch.state, epoch.lost_data), resolution, now)
+        transaction = Transaction()
+        entry: Movement | ResolutionRefusal
+        if self.is_closed(name[1]):
+            late = self._late_of(name, now, transaction)
+            assert late
+            entry = resolve_late(late, terms, resolution, now)
+            writes: dict[Name, Any] = {Name("pool", late.pool.key): late.pool, _correction(late.book): late.book}
+        else:
+            lease, epoch = copy(self.leases[name]), self.epochs[name[0]]
+            pool = copy(self.pools[lease.key])
+            entry = resolve(pool, lease, terms, EpochEnd(epoch.state, epoch.lost_data), resolution, now)
+            writes = {Name("pool", pool.key): pool, Name("lease", name): lease}
         if isinstance(entry, ResolutionRefusal):
-            return entry, Transaction()
-        writes: dict[Name, Any] = {Name("pool", pool.key): pool, Name("lease", name): lease}
-        return None, Transaction(writes, entries=[entry])
+            return entry, transaction
+        transaction.writes |= writes
+        transaction.entries.append(entry)
+        return None, transaction
 
     # --- rebase_lane --------------------------------------------------------------------------------------------------
 
@@ -359,16 +462,42 @@ class LedgerModel:
 
     # --- close_period -------------------------------------------------------------------------------------------------
 
-    def begin_close(self, period: str) -> Transaction:
-        is_open = self.period(period).state == "open"
-        return Transaction({Name("period", period): PeriodRow("closing")} if is_open else {})
+    def close_period(
+        self, period: str, carries: bool | None, grace: timedelta, now: datetime
+    ) -> tuple[list[Missing] | None, Transaction]:
+        """`carries`: somebody asks for it, and agrees to carry suspense or does not. None: it goes on by itself.
 
-    def close(self, period: str, now: datetime) -> Transaction:
-        """What is in suspense is carried. Nothing, as long as something is outstanding or people look at it."""
-        transaction = Transaction()
+        Gives what is missing; None if there is nothing to be done.
+        """
+        row, transaction = self.period(period), Transaction()
+        if row.state == "closed" or (carries is None and row.state != "closing"):
+            return None, transaction
+        wanted = row._replace(
+            state="closing", closing_at=row.closing_at or now, carries_suspense=row.carries_suspense or bool(carries)
+        )
+        missing = self._missing(period, row, wanted.carries_suspense, grace, now)
+        if any(each.is_for_people for each in missing):
+            return missing, transaction
+        transaction.writes[Name("period", period)] = wanted
+        if not missing:
+            self._close(period, wanted, transaction, now)
+        return missing, transaction
+
+    def _missing(
+        self, period: str, row: PeriodRow, carries_suspense: bool, grace: timedelta, now: datetime
+    ) -> list[Missing]:
+        findings = reconcile(period, read_books(self, period), now).findings
+        return missing_for_close(
+            period_of(period),
+            open_leases(self, period),
+            findings,
+            (row.closing_at or now) + grace,
+            now,
+            carries_suspense=carries_suspense,
+        )
+
+    def _close(self, period: str, row: PeriodRow, transaction: Transaction, now: datetime) -> None:
         leases = {name: copy(lease) for name, lease in self.leases.items() if lease.key.period == period}
-        if self.period(period).state != "closing" or not may_close(leases.values()):
-            return transaction
         late = [copy(each) for each in self.corrections.values() if each.key.period == period]
         parts: list[Lease | Correction] = [*leases.values(), *late]
         for part in parts:
@@ -377,8 +506,7 @@ class LedgerModel:
         for name, lease in leases.items():
             close_lease(lease)
             transaction.writes[Name("lease", name)] = lease
-        transaction.writes[Name("period", period)] = PeriodRow("closed", now)
-        return transaction
+        transaction.writes[Name("period", period)] = row._replace(state="closed", closed_at=now)
 
     def _carry(self, part: Lease | Correction, transaction: Transaction, now: datetime) -> None:
         there = open_key(part.key, now)
@@ -387,7 +515,7 @@ class LedgerModel:
             for key in (part.key, there)
         }
         arrives = correction_of(part, there.period)
-        carry(pools[part.key], part, pools[there], arrives)
+        transaction.entries.append(carry(pools[part.key], part, pools[there], arrives))
         changed = [arrives, part] if isinstance(part, Correction) else [arrives]
         transaction.writes |= {_correction(each): each for each in changed}
 
@@ -452,6 +580,10 @@ class LedgerModel:
         locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
         return locked | {key: self._locked(Pool(key)) for key in set(must_exist) - locked.keys()}
 
+    def _locked(self, pool: Pool) -> LockedPool:
+        row = self.period(pool.key.period)
+        return LockedPool(copy(pool), row.state == "open", row.closed_at)
+
     def _lock_late(
         self, pools: dict[Key, LockedPool], epochs: Collection[int], now: datetime, transaction: Transaction
     ) -> tuple[dict[Key, LockedPool], list[Correction]]:
@@ -459,10 +591,6 @@ class LedgerModel:
         corrections = self._read_corrections(closed, epochs)
         missing = deciding.late_pools(closed, corrections, now) - pools.keys()
         return pools | self._lock_pools(missing, missing, transaction), corrections
-
-    def _locked(self, pool: Pool) -> LockedPool:
-        state, closed_at = self.period(pool.key.period)
-        return LockedPool(copy(pool), state == "open", closed_at)
 
     def _read_corrections(self, closed: Collection[Key], epochs: Collection[int]) -> list[Correction]:
         return [
@@ -519,8 +647,3 @@ class LedgerModel:
 
 def _correction(each: Correction) -> Name:
     return Name("correction", (each.epoch, each.key.quota, each.charge_period, each.key.period))
-
-
-def may_close(leases: Iterable[Lease]) -> bool:
-    """As `missing_for_close` has it, where suspense is carried and no grace is given."""
-    return not any(lease.outstanding or lease.state is LeaseState.QUARANTINED for lease in leases)

@@ -123,12 +123,15 @@ class Coordinators:
             response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
             self._count(response)
             return transaction
-        opened, transaction = self.ledger.open_epoch(
-            region, msgspec.json.decode(body, type=OpenEpoch), self.clock.now()
-        )
+        opened, transaction = self._opened(kind, region, body)
         if isinstance(opened, EpochRefusal):
             self.outcomes[f"EpochRefusal.{opened.name}"] += 1
         return transaction
+
+    def _opened(self, kind: str, region: str, body: bytes) -> tuple[EpochOpened | EpochRefusal | None, Transaction]:
+        if kind == "rebind_epoch":
+            return self.ledger.rebind_epoch(region, 10**6, _decoded(body, RebindEpoch))
+        return self.ledger.open_epoch(region, _decoded(body, OpenEpoch), self.clock.now())
 
     async def open_epoch(self, region: str, body: bytes) -> bytes | EpochRefusal | None:
         if not self.is_up:

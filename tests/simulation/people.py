@@ -2,23 +2,27 @@
 
 import functools
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.domain.books import Key, Lease
-from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal, Terms, propose
+from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.period import is_over
+from coordinator.domain.resolution import ResolutionKind
 from coordinator.domain.settlement import EpochState
-from protocol.identifiers import lane_of
-from protocol.lease import LeaseState
-from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, Versions
+from protocol.identifiers import lane_of, subject_key
+from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.policy import LimitsDocument, Part, QuotaSpec
 from tests.simulation.faults import Event
+from tests.simulation.ledger_model import Override
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CHANGED_FOR = 8  # steps
+GRACE = timedelta(seconds=1)  # between asking for a close and the close
+LATER_THAN_LATE = timedelta(days=36)
 APPROVED_AFTER = 12  # steps: evidence may come between what was proposed and what is approved
 KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE)
 
@@ -28,24 +32,31 @@ KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMAT
 
 def resolve(world: "World", event: Event) -> None:
     """One person proposes how the region's suspense, or its quarantine, ends; later another approves."""
-    for name, lease in world.ledger.leases.items():
-        if lease.region == event.region and (terms := _proposed(lease, KINDS[event.number])):
-            approve = functools.partial(_approve, world, name, terms, f"{event.step} {name}")
+    for book in _books(world):
+        name = (book.epoch, Key(book.key.quota, book.charge_period))
+        if book.region == event.region and propose(world, name, KINDS[event.number], f"{event.step} {name}"):
+            approve = functools.partial(_approve, world, name, f"{event.step} {name}")
             world.until[event.step + APPROVED_AFTER].append(approve)
             return
 
 
-def _proposed(lease: Lease, kind: ResolutionKind) -> Terms | None:
-    if lease.state is LeaseState.QUARANTINED:
-        kind = ResolutionKind.UNATTRIBUTED
-    terms = propose(lease, kind, lease.suspense // 2)
-    return None if isinstance(terms, ResolutionRefusal) else terms
+def _books(world: "World") -> list[Lease | Correction]:
+    return [*world.ledger.leases.values(), *world.ledger.corrections.values()]
 
 
-def _approve(world: "World", name: tuple[int, Key], terms: Terms, resolution: str) -> None:
-    refusal, transaction = world.ledger.resolve(name, terms, resolution, world.clock.now())
-    if refusal is None:
+def propose(world: "World", name: tuple[int, Key], kind: ResolutionKind, id_: str) -> bool:
+    """Of a quarantine only what the totals say can be proposed."""
+    for each in (kind, ResolutionKind.UNATTRIBUTED):
+        refusal, transaction = world.ledger.propose(name, each, 1, id_, world.clock.now())
         world.commit(transaction)
+        if refusal is None:
+            return True
+    return False
+
+
+def _approve(world: "World", name: tuple[int, Key], id_: str) -> None:
+    _, transaction = world.ledger.approve(name, id_, world.clock.now())
+    world.commit(transaction)
 
 
 def rebase(world: "World") -> None:
@@ -59,7 +70,67 @@ def rebase(world: "World") -> None:
                 world.commit(transaction)
 
 
+# --- periods ----------------------------------------------------------------------------------------------------------
+
+
+def close(world: "World", event: Event) -> None:
+    """Somebody asks to close whatever is over, and now and then what is not."""
+    now = world.clock.now()
+    for period in _periods(world):
+        if is_over(period, now) or event.number == 1:
+            _close(world, period, carries=event.number > 0)
+
+
+def go_on_closing(world: "World") -> None:
+    """What coordinators do of what was asked for before."""
+    for period, row in list(world.ledger.rows["period"].items()):
+        if row.state == "closing":
+            _close(world, period, carries=None)
+
+
+def close_at_last(world: "World") -> None:
+    """What is in the way of a close is seen to, and it is asked for."""
+    for name, proposal in list(world.ledger.proposals.items()):
+        if proposal is not None:
+            _approve(world, name, proposal.id)
+    for name in _in_the_way(world):
+        if propose(world, name, ResolutionKind.WRITE_OFF, f"at last {world.step} {name}"):
+            _approve(world, name, f"at last {world.step} {name}")
+    for period in _periods(world):
+        if is_over(period, world.clock.now()):
+            _close(world, period, carries=True)
+
+
+def _in_the_way(world: "World") -> list[tuple[int, Key]]:
+    names = [(each.epoch, Key(each.key.quota, each.charge_period)) for each in _books(world) if each.is_quarantined]
+    return [*names, *(name for name, proposal in world.ledger.proposals.items() if proposal)]
+
+
+def _periods(world: "World") -> list[str]:
+    return sorted({key.period for key in world.ledger.pools})
+
+
+def _close(world: "World", period: str, *, carries: bool | None) -> None:
+    missing, transaction = world.ledger.close_period(period, carries, GRACE, world.clock.now())
+    world.coordinators.outcomes.update(f"Obstacle.{each.what.name}" for each in missing or ())
+    world.commit(transaction)
+
+
+def let_hours_pass(world: "World", event: Event) -> None:
+    """For everybody alike: stores and coordinators find another time on their clocks."""
+    world.clock.slept += timedelta(hours=event.number % 3 + 1) if event.number else LATER_THAN_LATE
+    world.days_passed |= not event.number
+
+
 # --- documents --------------------------------------------------------------------------------------------------------
+
+
+def override(world: "World", event: Event) -> None:
+    """It comes and goes below running agents, and may be over before the lease that it was granted for."""
+    subject = {"tenant": "acme"} if event.number % 2 else {}
+    now = world.clock.now()
+    until = now + timedelta(seconds=1 + event.number % 5)
+    world.commit(world.ledger.add_override(Override(subject_key("exports", subject), event.number, now, until)))
 
 
 def change_document(world: "World", event: Event) -> None:
@@ -100,6 +171,10 @@ def strange_call(world: "World", event: Event) -> None:
 
 def _strange_calls(world: "World", region: str) -> Iterator[tuple[str, bytes]]:
     yield "exchange", _exchange(10**6, 0, 1, "nobody")
+    yield (
+        "rebind_epoch",
+        msgspec.json.encode(RebindEpoch(nonce="0" * 32, previous="a store", fingerprint="its copy", seqs=[])),
+    )
     for number, epoch in world.ledger.epochs.items():
         if epoch.region == region and epoch.state is EpochState.CURRENT:
             last = world.ledger.lane_rows[number, 0].last_seq

@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from protocol import lease as lease_module
+from tests.simulation import people
 from tests.simulation.faults import DEPTHS, REGIONS, Event, draw
 from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
 from tests.simulation.virtual_time import VirtualLoop
@@ -185,6 +186,7 @@ class _Run:
             for region in sorted(world.told_and_lost.keys() - world.coordinators.alarmed):
                 world.ask(region, world.random, "adjust", 1)  # only who says something shows what the ledger lost
             await asyncio.sleep(1)
+            people.close_at_last(world)
             self._look(ALWAYS)
             if second >= QUIET_S and self._is_in_order():
                 return

@@ -73,8 +73,8 @@ class Machine:
         self.tick()
 
     def tick(self) -> None:
-        now_us = self.clock.us()
-        self.model.now_us = now_us + (now_us - self.clock.start_us) * self.drift_ppm // 1_000_000 + self.offset_us
+        drift_us = self.clock.run_us() * self.drift_ppm // 1_000_000
+        self.model.now_us = self.clock.us() + drift_us + self.offset_us
 
     def execute(self, arguments: tuple[Argument, ...]) -> Any:
         self.tick()

@@ -17,13 +17,15 @@ import pytest
 from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.database.ledger import _TRANSFER_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, _record
+from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, _record
 from coordinator.domain.audit import Actor
-from coordinator.domain.books import Lease
+from coordinator.domain.books import Correction, Key, Lease
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import apply_exchange
+from coordinator.operations.close_period import CloseRequest, close_period, look
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
@@ -31,7 +33,9 @@ from coordinator.operations.put_region import put_region
 from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
+from coordinator.operations.resolve_suspense import Proposal, approve_resolution, propose_resolution
 from protocol.identifiers import lane_of, subject_key
+from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
 from tests.simulation import ledger_model
@@ -43,6 +47,8 @@ LANES = 2
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
 QUOTAS = ("exports:tenant=acme", "mails:tenant=acme")
+GRACE = timedelta(seconds=1)
+KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE, ResolutionKind.UNATTRIBUTED)
 
 
 class Both:
@@ -56,7 +62,7 @@ class Both:
         self.transfers: Counter[tuple[object, ...]] = Counter()
         self.quarantined: list[tuple[object, ...]] = []
         self.model.on_commit = self._note
-        self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
+        self.now = datetime(2026, 11, 18, 12, 59, 30, tzinfo=UTC)
         self.epochs: dict[str, list[tuple[int, str]]] = {region: [] for region in REGIONS}
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
         self.nonces: dict[int, str] = {}
@@ -136,6 +142,63 @@ class Both:
         self.rebased += bool(transaction.writes)
         self.model.commit(transaction)
 
+    async def propose(self) -> None:
+        """Somebody proposes how a lease's suspense, or its quarantine, ends; somebody else may approve it later."""
+        books: list[Lease | Correction] = [*self.model.leases.values(), *self.model.corrections.values()]
+        if names := [(each.epoch, Key(each.key.quota, each.charge_period)) for each in books if each.to_carry]:
+            await self._propose(self.chance.choice(names), self.chance.choice(KINDS))
+
+    async def _propose(self, name: tuple[int, Key], kind: ResolutionKind) -> None:
+        async with self.real.transaction():
+            proposal = Proposal(*name, kind, 1, "a test")
+            real = await propose_resolution(self.real, proposal, Actor(str(UUID(int=1))), self.now)
+        id_ = "" if isinstance(real, ResolutionRefusal) else str(real.id)
+        refusal, transaction = self.model.propose(name, kind, 1, id_, self.now)
+        assert refusal == (real if isinstance(real, ResolutionRefusal) else None)
+        self.model.commit(transaction)
+
+    async def approve(self) -> None:
+        if names := [name for name, proposal in self.model.proposals.items() if proposal]:
+            await self._approve(self.chance.choice(names))
+
+    async def _approve(self, name: tuple[int, Key]) -> None:
+        if (proposal := self.model.proposals.get(name)) is None:
+            return
+        async with self.real.transaction():
+            real = await approve_resolution(self.real, UUID(proposal.id), Actor(str(UUID(int=2))), self.now)
+        refusal, transaction = self.model.approve(name, proposal.id, self.now)
+        assert refusal == (real if isinstance(real, ResolutionRefusal) else None)
+        self.model.commit(transaction)
+
+    async def close(self) -> None:
+        """Somebody asks for it, or it goes on by itself."""
+        periods = sorted({key.period for key in self.model.pools})
+        await self._close(self.chance.choice(periods), self.chance.choice([None, True, True, False]))
+
+    async def _close(self, period: str, carries: bool | None) -> None:
+        request = None if carries is None else CloseRequest(Actor("test"), carry_suspense=carries)
+        async with self.real.transaction():
+            settled = await look(self.real, period)
+            real = await close_period(self.real, period, request, settled, GRACE, self.now)
+        missing, transaction = self.model.close_period(period, carries, GRACE, self.now)
+        if missing is not None:
+            assert real is not None
+            assert sorted(map(repr, real.missing)) == sorted(map(repr, missing))
+        self.model.commit(transaction)
+
+    async def close_at_last(self, period: str) -> None:
+        """What is in the way is seen to."""
+        await self.expire()
+        for name, lease in list(self.model.leases.items()):
+            if name[1].period == period and lease.state is not LeaseState.CLOSED:
+                for kind in (ResolutionKind.WRITE_OFF, ResolutionKind.UNATTRIBUTED):
+                    await self._approve(name)
+                    if lease.state is LeaseState.QUARANTINED or self.model.proposals.get(name):
+                        await self._propose(name, kind)
+        await self._close(period, True)
+        self.now += GRACE
+        await self._close(period, None)
+
     async def say(self) -> None:
         region = self.chance.choice(REGIONS)
         epoch, fingerprint = self.chance.choice(self.epochs[region][-2:])
@@ -185,7 +248,9 @@ class Both:
 
     def _lease(self, lease: Lease) -> dict[str, Any]:
         """Of this period, or of the next one."""
-        left = lease.unaccounted
+        late = self.model.late_books(lease.epoch, lease.key)
+        said = max(late, key=lambda each: each.key.period) if late else lease
+        left = lease.unaccounted + lease.carried_out
         used = self.chance.randint(0, left + self.chance.choice([0, 0, 0, 4]))
         returned = self.chance.randint(0, max(0, left - used)) if self.chance.random() < 0.4 else 0
         lie = self.chance.choices([0, -1, 1], [40, 1, 1])[0]
@@ -195,8 +260,8 @@ class Both:
             "period": lease.key.period,
             "granted": lease.granted + (self.chance.random() < 0.02),
             "overage": lease.overage,
-            "consumed": max(0, lease.region_consumed + used + min(0, lie)),
-            "returned": lease.region_returned + returned,
+            "consumed": max(0, said.region_consumed + used + min(0, lie)),
+            "returned": said.region_returned + returned,
             "lines": [line] if line["units"] else [],
         }
 
@@ -216,6 +281,7 @@ class Both:
             for (epoch, key), lease in self.model.leases.items()
         }
         await self._compare_what_is_booked()
+        await self._compare_periods()
         lanes = {
             (row["epoch"], row["lane"]): (row["last_seq"], row["last_hash"], row["head"])
             for row in await self.real.fetch("SELECT * FROM lane")
@@ -238,6 +304,16 @@ class Both:
         assert transfers == self.transfers
         kept = await self.real.fetch("SELECT epoch, lane, seq, quota, period, reason FROM quarantine")
         assert sorted(map(tuple, kept)) == sorted(self.quarantined)
+
+    async def _compare_periods(self) -> None:
+        rows = await self.real.fetch("SELECT id, state, closing_at, carries_suspense, closed_at FROM period")
+        assert {id_: tuple(row) for id_, *row in rows} == {row["id"]: self.model.period(row["id"]) for row in rows}
+        names = ("region", *CORRECTION_COLUMNS)
+        corrections = {
+            (row["epoch"], row["quota"], row["charge_period"], row["period"]): {name: row[name] for name in names}
+            for row in await self.real.fetch("SELECT * FROM correction")
+        }
+        assert corrections == {name: _columns(each, names) for name, each in self.model.corrections.items()}
 
     def _note(self, transaction: Transaction) -> None:
         self.quarantined += transaction.quarantined
@@ -275,20 +351,31 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         await both.open(region, lost_data=True)
     for _ in range(120):
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
-        await _something(both)
+        await _something(both, both.chance.random())
+        await both.compare()
+    both.now += timedelta(hours=1)
+    await both.close_at_last("2026-11-18T12")
+    await both.compare()
+    for _ in range(80):
+        both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
+        await _something(both, both.chance.uniform(NO_NEW_EPOCHS, 1))
         await both.compare()
     assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
     assert both.model.rows["override"]
     consumed = {key.period for (_, key), lease in both.model.leases.items() if lease.consumed}
     assert consumed >= {"2026-11-18T12", "2026-11-18T13", "2026-11-18"}
     assert both.rebased
+    assert both.model.period("2026-11-18T12").closed_at
+    assert both.model.corrections
 
 
-async def _something(both: Both) -> None:
-    what = both.chance.random()
+NO_NEW_EPOCHS = 0.06
+
+
+async def _something(both: Both, what: float) -> None:
     if what < 0.03:
         await both.limit(both.chance.choice([20, 120, 300]))
-    elif what < 0.06:
+    elif what < NO_NEW_EPOCHS:
         await both.open(both.chance.choice(REGIONS), lost_data=both.chance.random() < 0.5)
     elif what < 0.08:
         await both.region(both.chance.choice(REGIONS), both.chance.choice(["active", "draining"]))
@@ -300,5 +387,11 @@ async def _something(both: Both) -> None:
         await both.expire()
     elif what < 0.28:
         await both.rebase()
+    elif what < 0.33:
+        await both.close()
+    elif what < 0.36:
+        await both.propose()
+    elif what < 0.40:
+        await both.approve()
     else:
         await both.say()

@@ -106,13 +106,18 @@ class VirtualClock:
         self._loop = loop
         self.start = start.astimezone(UTC)
         self.start_us = int(start.timestamp()) * 1_000_000
+        self.slept = timedelta()  # so much went by while everything stood still
 
     def now(self) -> datetime:
-        return self.start + timedelta(seconds=self._loop.time())
+        return self.start + self.slept + timedelta(seconds=self._loop.time())
 
     def monotonic_ms(self) -> int:
         return round(self._loop.time() * 1000)
 
+    def run_us(self) -> int:
+        """Microseconds in which something could happen."""
+        return round(self._loop.time() * 1_000_000)
+
     def us(self) -> int:
         """Microseconds since 1970."""
-        return self.start_us + round(self._loop.time() * 1_000_000)
+        return self.start_us + self.slept // timedelta(microseconds=1) + self.run_us()

@@ -104,6 +104,7 @@ class World:
         self.lossy_regions: set[str] = set()  # whose store lost data
         self.unseen = False
         self.ledger_lost = False
+        self.days_passed = False  # so many that what is late by then waits for people
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
         self.admissions: deque[Admission] = deque()  # since the last look
@@ -236,7 +237,11 @@ class World:
             await asyncio.sleep(1)
             if self.coordinators.is_up:
                 self.coordinators.expire()
-                people.rebase(self)
+                try:
+                    people.rebase(self)
+                    people.go_on_closing(self)
+                except Exception as error:
+                    self._bug("a loop of a coordinator raised", error)
 
     def ask(self, region: str, chance: random.Random, mode: str = "enforce", cost: int | None = None) -> None:
         agents = [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
@@ -557,7 +562,10 @@ _HAPPENS: dict[str, Any] = {
     "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
     "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
     "document_changes": people.change_document,
+    "override": people.override,
     "suspense_resolved": people.resolve,
+    "period_closed": people.close,
+    "hours_pass": people.let_hours_pass,
     "strange_call": people.strange_call,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),

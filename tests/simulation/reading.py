@@ -1,0 +1,94 @@
+"""What is read of the simulated books before a period is closed: as `operations` read it with SQL."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.closing import OpenLease
+from coordinator.domain.reconciliation import (
+    CORRECTION,
+    LEASE,
+    POOL,
+    Books,
+    CorrectionRow,
+    LaneRow,
+    LeaseRow,
+    Moved,
+    PoolRow,
+)
+
+if TYPE_CHECKING:
+    from tests.simulation.ledger_model import LedgerModel
+
+
+def open_leases(ledger: "LedgerModel", period: str) -> Iterator[OpenLease]:
+    parts: list[Lease | Correction] = [*ledger.leases.values(), *ledger.corrections.values()]
+    for part in [part for part in parts if part.key.period == period]:
+        outstanding = part.outstanding if isinstance(part, Lease) else 0
+        is_proposed = ledger.proposals.get((part.epoch, Key(part.key.quota, part.charge_period))) is not None
+        if outstanding or part.to_carry or part.is_quarantined or is_proposed:
+            yield OpenLease(
+                part.key.quota,
+                part.region,
+                part.epoch,
+                part.charge_period,
+                outstanding,
+                part.to_carry,
+                part.is_quarantined,
+                is_proposed,
+            )
+
+
+def read_books(ledger: "LedgerModel", period: str) -> Books:
+    leases = [lease for lease in ledger.leases.values() if lease.key.period == period]
+    corrections = [each for each in ledger.corrections.values() if each.key.period == period]
+    epochs = {lease.epoch for lease in leases} | {each.epoch for each in corrections}
+    return Books(
+        pools=[
+            PoolRow(key.quota, key.quota, None, {account: getattr(pool, account) for account in POOL})
+            for key, pool in ledger.pools.items()
+            if key.period == period
+        ],
+        leases=[
+            LeaseRow(
+                lease.key.quota,
+                lease.epoch,
+                lease.region,
+                lease.state,
+                ledger.epochs[lease.epoch].lanes,
+                {account: getattr(lease, account) for account in LEASE},
+                lease.region_consumed,
+                lease.region_returned,
+                lease.reported_at,
+            )
+            for lease in leases
+        ],
+        moved=[
+            Moved(key.quota, epoch, charge_period, src, dst, cause, units)
+            for (key, epoch, charge_period, src, dst, cause), units in ledger.rows["moved"].items()
+            if key.period == period and units
+        ],
+        lanes=list(_lanes(ledger, epochs)),
+        corrections=[_correction(ledger, each) for each in corrections],
+    )
+
+
+def _lanes(ledger: "LedgerModel", epochs: set[int]) -> Iterator[LaneRow]:
+    for (epoch, lane), row in ledger.lane_rows.items():
+        if epoch in epochs:
+            receipts = {
+                seq: receipt for (e, n, seq), receipt in ledger.rows["receipt"].items() if (e, n) == (epoch, lane)
+            }
+            last_head = bytes.fromhex(receipts[max(receipts)].head) if receipts else None
+            yield LaneRow(epoch, lane, row.last_seq, row.head, len(receipts), last_head)
+
+
+def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:
+    """A region has one total for all the periods in which its lease is booked: the newest of them tells it."""
+    about = Key(each.key.quota, each.charge_period)
+    every, lease = ledger.late_books(each.epoch, about), ledger.leases.get((each.epoch, about))
+    is_newest = max(other.key.period for other in every) == each.key.period
+    booked = (lease.consumed if lease else 0) + sum(other.consumed for other in every)
+    accounts = {account: getattr(each, account) for account in CORRECTION}
+    drift = each.region_consumed - booked if is_newest else 0
+    return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift)
