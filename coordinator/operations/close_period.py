@@ -82,9 +82,10 @@ class CloseRequest(NamedTuple):
 async def close(
     database: Database, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
 ) -> PeriodClose | CloseRefused | None:
-    """Looked at first, and then held."""
+    """Looked at first, and then held; who only wants to be told sees one moment, and holds nothing."""
     settled = await database.run(lambda c: look(c, period), snapshot=True)
-    return await database.run(lambda c: close_period(c, period, request, settled, grace, now))
+    is_dry_run = request is not None and request.dry_run
+    return await database.run(lambda c: close_period(c, period, request, settled, grace, now), snapshot=is_dry_run)
 
 
 async def look(connection: Connection, period: str) -> Settled:
