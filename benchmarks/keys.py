@@ -24,7 +24,7 @@ KEYS_A_SECOND = 1_700
 BATCH = 500
 LONGEST_MS = 11 * 60_000  # what an operation is remembered for, and some
 # Accounting and configuration (lua/README.md): all else has a time to live.
-KEPT = re.compile(rb"lh:fence|lh:epochs|lh:\{\d+\}:(lane|dirty|lease|lines):.*")
+KEPT = re.compile(rb"lh:fence|lh:epochs|lh:\{\d+\}:(lane|dirty|lease|lines|holds|due):.*")
 
 LIMITS: dict[str, Any] = {
     "plans": PLANS,

@@ -108,9 +108,12 @@ local function read_request()
   return request
 end
 
--- All policies agree: what each takes is written.
+-- All policies agree: what each takes is written. No part of a hold outlasts another.
 local function take(policies, hold)
   local parts = 0
+  for _, policy in ipairs(policies) do
+    if hold then hold.due = math.min(hold.due, mono + (policy.state.longest_us or math.huge)) end
+  end
   for _, policy in ipairs(policies) do
     local algorithm = policy.algorithm
     if hold and algorithm.hold then

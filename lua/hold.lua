@@ -9,7 +9,8 @@
 --
 -- The epoch is the hold's own: work that was done is booked on the lease that it was set aside of, whichever epoch is
 -- the store's now. So only the fingerprint is compared; and an older epoch is known again, for it has evidence again.
--- All parts of a hold end together. What may follow what is one table; what is not in it is refused.
+-- All parts of a hold end together. What may follow what is one table; what is not in it is refused. A part that is no
+-- accounting (`is_passing`) is no evidence, and may be forgotten while others are known.
 
 local MAY_BECOME = {
   open = {commit = 'committed', release = 'released', extend = 'open', look = 'open'},
@@ -25,7 +26,7 @@ local mono, now = require('parts/clock')(fence[3], fence[4])
 
 local action, amount = ARGV[5], tonumber(ARGV[6])
 local named = require('algorithms/*')
-local algorithms, parts = {}, {}
+local algorithms, parts, is_evidence = {}, {}, false
 local key, at = 3, 8
 
 for i = 1, tonumber(ARGV[7]) do
@@ -33,15 +34,20 @@ for i = 1, tonumber(ARGV[7]) do
   algorithms[name] = algorithms[name] or named(name, mono, now)
   local algorithm = algorithms[name]
   local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
-  if not part then return {'unknown'} end
-  part.algorithm, parts[i] = algorithm, part
+  if part then
+    part.algorithm, parts[#parts + 1] = algorithm, part
+  elseif not algorithm.is_passing then return {'unknown'} end
+  is_evidence = is_evidence or not algorithm.is_passing
   key, at = key + algorithm.keys, at + 2 + algorithm.arguments
 end
+if #parts == 0 then return {'unknown'} end
 
--- Of parts that ran out some may have been charged: then the hold was.
+-- Of parts that ran out some may have been charged: then the hold was. Accounting is told before what is none.
 local function told(outcome)
   local first = parts[1]
-  for _, part in ipairs(parts) do if part.state == 'charged' then first = part end end
+  for _, part in ipairs(parts) do
+    if part.state == 'charged' or first.algorithm.is_passing and not part.algorithm.is_passing then first = part end
+  end
   local left_ms = first.state == 'open' and math.ceil((first.due - mono) / 1000) or 0
   return {outcome, first.state, first.units, first.committed, left_ms}
 end
@@ -53,10 +59,13 @@ for _, part in ipairs(parts) do
   if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return told('too_many') end
 end
 
+local due = mono + amount * 1000
+for _, part in ipairs(parts) do due = math.min(due, mono + (part.longest_us or math.huge)) end
+
 -- From here on nothing may fail: everything was checked above.
 for _, part in ipairs(parts) do
-  if action == 'extend' then part.algorithm.extend(part, mono + amount * 1000)
+  if action == 'extend' then part.algorithm.extend(part, due)
   elseif part.becomes ~= part.state then part.algorithm.finish(part, part.becomes, amount) end
 end
-if fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
+if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
 return told('done')

@@ -40,6 +40,7 @@ class DenialReason(StrEnum):
     LEASE_SPENT = "lease_spent"
     RATE_EXCEEDED = "rate_exceeded"
     COST_ABOVE_LIMIT = "cost_above_limit"
+    SLOTS_TAKEN = "slots_taken"
 
 
 class HoldOutcome(StrEnum):

@@ -10,4 +10,5 @@ return {
   lease_spent = 3,
   rate_exceeded = 4,
   cost_above_limit = 5,
+  slots_taken = 6,
 }

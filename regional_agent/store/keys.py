@@ -42,5 +42,17 @@ def log(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:log:%s" % (lane, quota.encode())
 
 
+def slots(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:slots:%s" % (lane, quota.encode())
+
+
+def slots_due(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:slots_due:%s" % (lane, quota.encode())
+
+
+def slots_over(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:slots_over:%s" % (lane, quota.encode())
+
+
 def operation(lane: int, digest: str) -> bytes:
     return b"lh:{%d}:op:%s" % (lane, digest.encode())

@@ -14,7 +14,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, RateAlgorithm
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.domain.hold_ids import HoldId, HoldPart
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
 from regional_agent.store.sources import sources
@@ -80,9 +80,29 @@ class RateCharge(NamedTuple):
         return names if is_logged else names[:1], (*arguments, max(1, self.window_ms))
 
 
-Charge = AllowanceCharge | RateCharge
+class SlotCharge(NamedTuple):
+    quota: str
+    cost: int
+    limit: int
+    slot_ttl_ms: int
+
+    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+        return _slot_keys(self.quota, life.lanes), ("concurrency", self.cost, self.limit, self.slot_ttl_ms)
+
+
+Charge = AllowanceCharge | RateCharge | SlotCharge
 # By algorithm, of those that can hold: what names the keys of a part.
-_HOLDING: dict[str, Callable[[str], Charge]] = {"allowance": lambda quota: AllowanceCharge(quota, 0, 0, "")}
+_HOLDING: dict[str, Callable[[str], Charge]] = {
+    "allowance": lambda quota: AllowanceCharge(quota, 0, 0, ""),
+    "concurrency": lambda quota: SlotCharge(quota, 0, 0, 0),
+}
+
+
+def part_of(charge: Charge) -> HoldPart | None:
+    """What a hold sets aside for it; nothing of a rate, which is spent at once."""
+    if isinstance(charge, RateCharge):
+        return None
+    return HoldPart("allowance" if isinstance(charge, AllowanceCharge) else "concurrency", charge.quota)
 
 
 @lru_cache(KEYS_KEPT)
@@ -102,6 +122,12 @@ def _rate_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
     """The state, and the log of those that keep one."""
     lane = lane_of(quota, lanes)
     return keys.rate(lane, quota), keys.log(lane, quota)
+
+
+@lru_cache(KEYS_KEPT)
+def _slot_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
+    lane = lane_of(quota, lanes)
+    return keys.slots(lane, quota), keys.slots_due(lane, quota), keys.slots_over(lane, quota)
 
 
 class Operation(NamedTuple):

@@ -8,7 +8,7 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.domain.breaker import Breaker
-from regional_agent.domain.hold_ids import HoldId, HoldPart
+from regional_agent.domain.hold_ids import HoldId
 from regional_agent.metrics import Metrics
 from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import (
@@ -21,6 +21,7 @@ from regional_agent.store.scripts import (
     RateCharge,
     Request,
     Scripts,
+    part_of,
 )
 
 QUOTA = quota_key("exports", [("tenant", "acme")])
@@ -80,7 +81,7 @@ def hold_request(
     life: Life, *charges: Charge, name: str = "once", ttl_ms: int = 60_000, remembered_ms: int = 3_600_000
 ) -> Request:
     """For an operation of that name: of all charges that can be, units are set aside."""
-    parts = [HoldPart("allowance", charge.quota) for charge in charges if isinstance(charge, AllowanceCharge)]
+    parts = [part for charge in charges if (part := part_of(charge)) is not None]
     terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), ttl_ms)
     return Request("hold", charges, Operation(name, "body", remembered_ms), terms)
 

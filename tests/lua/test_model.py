@@ -21,7 +21,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from protocol.units import MAX_UNITS
-from regional_agent.domain.hold_ids import HoldId, HoldPart
+from regional_agent.domain.hold_ids import HoldId
 from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import (
     AllowanceCharge,
@@ -35,6 +35,8 @@ from regional_agent.store.scripts import (
     RateCharge,
     Request,
     Scripts,
+    SlotCharge,
+    part_of,
 )
 from regional_agent.store.sources import LUA, sources
 from tests.conftest import Server
@@ -147,9 +149,9 @@ class Both(ModelConnection):
             left_ms, expected_ms = self._wire.ask("PTTL", name) - LATER_MS, self.model.ttl_ms(key)
             is_kept = expected_ms < 0
             assert left_ms < -LATER_MS if is_kept else expected_ms - SLACK_MS <= left_ms <= expected_ms, key
-            assert is_kept or b":rate:" in name or b":log:" in name or b":op:" in name, (
-                f"accounting must not be forgotten: {key}"
-            )
+            passing = (b":rate:", b":log:", b":op:", b":slots:", b":slots_due:", b":slots_over:")
+            is_passing = any(kind in name for kind in passing) and b":spoilt:" not in name
+            assert is_kept != is_passing, f"accounting is kept, and nothing else: {key}"
 
 
 def _pairs(flat: list[bytes]) -> dict[str, str]:
@@ -185,8 +187,9 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 LANES = 2
 QUOTAS = ["exports:tenant=acme", "exports:tenant=globex", "exports:tenant=a%2Fb%22", "reads:user=%C3%A4"]
-RATES = {f"{algorithm}:tenant=acme": algorithm for algorithm in sorted(set(ALGORITHMS) - {"allowance"})}
+RATES = {f"{algorithm}:tenant=acme": algorithm for algorithm in sorted(set(ALGORITHMS) - {"allowance", "concurrency"})}
 BUCKETS = {f"{algorithm}:tenant=acme": algorithm for algorithm in ("gcra", "leaky_bucket", "token_bucket")}
+SLOTS = ["reports:tenant=acme", "reports:tenant=globex"]
 PERIODS = {"2026-11": (1_000, 1_999), "2026-12": (2_000, 2_999), "2027-01": (3_000, 3_999)}
 
 few = st.integers(0, 12)
@@ -212,6 +215,13 @@ small_allowances = st.builds(
     st.just(1_000),
     dimensions,
     st.sampled_from(["release", "charge"]),
+)
+slots = st.builds(
+    SlotCharge,
+    st.sampled_from(SLOTS),
+    st.integers(1, 4),
+    st.sampled_from([0, 3, 5, 5]),
+    st.sampled_from([1_000, 90_000, 3_600_000]),
 )
 words = st.one_of(
     st.tuples(st.just("commit"), st.one_of(few, few, st.sampled_from([1_000, MAX_UNITS]))),
@@ -281,7 +291,7 @@ def lease_replies(draw: st.DrawFn) -> LeaseReply:
 
 
 def hold_of(charges: Sequence[Charge], ttl_ms: int, epoch: int = 7) -> HoldTerms:
-    parts = [HoldPart("allowance", charge.quota) for charge in charges if isinstance(charge, AllowanceCharge)]
+    parts = [part for charge in charges if (part := part_of(charge)) is not None]
     return HoldTerms(HoldId.fresh(epoch, LANES, parts), ttl_ms)
 
 
@@ -365,6 +375,10 @@ class Store(RuleBasedStateMachine):
     ) -> None:
         self.do(self.scripts.check(Life(fingerprint, epoch, LANES), mode, charges, operation))
 
+    @rule(charges=st.lists(st.one_of(slots, slots, rates()), min_size=1, max_size=2))
+    def peek_at_slots(self, charges: list[Charge]) -> None:
+        self.do(self.scripts.check(Life("life-1", 7, LANES), "peek", charges))
+
     @rule(requests=st.lists(st.one_of(requests, requests, returns), min_size=2, max_size=5))
     def check_many(self, requests: list[Request]) -> None:
         told: list[Any] = []
@@ -394,8 +408,8 @@ class Store(RuleBasedStateMachine):
         self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], [], 0)
 
     @rule(
-        charges=st.lists(small_allowances, min_size=1, max_size=2),
-        others=st.lists(st.one_of(allowances, rates()), max_size=1),
+        charges=st.lists(st.one_of(small_allowances, slots), min_size=1, max_size=2),
+        others=st.lists(st.one_of(allowances, rates(), slots), max_size=1),
         period=st.one_of(st.none(), periods),
         ttl_ms=ttls_ms,
         digest=st.sampled_from(["d1", "d2", "h1", "h2", "h3", "h4"]),
@@ -410,7 +424,7 @@ class Store(RuleBasedStateMachine):
         digest: str,
         body: str,
     ) -> None:
-        if period is not None:
+        if period is not None and isinstance(charges[0], AllowanceCharge):
             self.grant(charges[0].quota, period, 2_000)
         charges = charges + others
         told: list[Any] = []

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.simulation.slots_model import Place, Slots
+
 if TYPE_CHECKING:
     from tests.simulation.store_model import StoreModel
 
@@ -68,6 +70,38 @@ class Allowance:
     @staticmethod
     def _reset_ms(s: State) -> int:
         return max(0, -int((s["mono"] - s["ends"]) // 1000))
+
+
+class Concurrency:
+    """How slots are looked at; slots_model.py has what holds do with them."""
+
+    keys, arguments = 3, 2
+
+    def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
+        limit, slot_ttl_ms = map(int, arguments)
+        return Slots(store, mono).look(Place(*names)) | {"limit": limit, "longest_us": slot_ttl_ms * 1000}
+
+    def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
+        units = s["taken"] + cost
+        if (units > s["limit"] and is_enforced) or s["used"] + units > MAX_UNITS:
+            return "cost_above_limit", 0
+        if s["used"] + units > s["limit"] and is_enforced:
+            return "slots_taken", self._ms_to_free(s, s["used"] + units - s["limit"])
+        return "", 0
+
+    @staticmethod
+    def _ms_to_free(s: State, units: int) -> int:
+        for due, freed in s["slots"]:
+            units -= freed
+            if units <= 0:
+                return _ms(due - s["mono"])
+        raise AssertionError("a cost within the limit fits when nothing is taken")
+
+    def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
+        raise AssertionError("what comes back needs somebody to bring it")
+
+    def tell(self, s: State, taken: int) -> tuple[int, ...]:
+        return s["limit"], max(0, s["limit"] - s["used"] - taken), max(0, _ms(s["last"] - s["mono"]))
 
 
 class Rate:
@@ -316,6 +350,7 @@ def _ms(us: int) -> int:
 
 ALGORITHMS: dict[str, Algorithm] = {
     "allowance": Allowance(),
+    "concurrency": Concurrency(),
     "fixed_window": FixedWindow(),
     "gcra": Gcra(),
     "leaky_bucket": LeakyBucket(),

@@ -20,6 +20,8 @@ from regional_agent.store.scripts import REASONS, Scripts
 from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
+from tests.simulation.slots_model import Place as SlotPlace
+from tests.simulation.slots_model import Slot, Slots
 
 POLICY_BYTES = 57
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -316,6 +318,7 @@ class StoreModel:
             if reason:
                 self.note_denial(reason)
         if is_taken:
+            hold = hold and _shortened(hold, states, mono)
             self._take(policies, states, mode, hold, holds)
         said = b""
         for policy, (reason, retry_ms) in zip(policies, refusals, strict=True):
@@ -338,13 +341,18 @@ class StoreModel:
         parts = 0
         for policy in policies:
             state = states[policy.names[0]]
-            if hold is not None and policy.algorithm is ALGORITHMS["allowance"]:
+            if hold is not None and policy.algorithm is ALGORITHMS["concurrency"]:
+                parts += 1
+                numbers = ("open", policy.cost, 0, hold.due, state["longest_us"])
+                Slots(self, holds.mono).take(Slot(SlotPlace(*policy.names), f"{hold.name}/{parts}", *numbers))
+                state["last"] = max(state["last"], hold.due)
+            elif hold is not None and policy.algorithm is ALGORITHMS["allowance"]:
                 parts += 1
                 _, quota, dimensions, on_expiry = policy.arguments
                 last_minute, period = state["last_minute"], state["period"]
                 place, name = place_of(policy.names, quota), f"{hold.name}/{parts}"
-                numbers = ("open", policy.cost, 0, hold.due, last_minute)
-                holds.set_aside(Part(place, name, *numbers, on_expiry, period, dimensions))
+                units = ("open", policy.cost, 0, hold.due, last_minute)
+                holds.set_aside(Part(place, name, *units, on_expiry, period, dimensions))
             else:
                 policy.algorithm.keep(self, policy.names, policy.arguments, state, policy.cost)
                 self._note(policy, state, mode)
@@ -407,21 +415,28 @@ class StoreModel:
             return [b"fenced"]
         _, epoch, lanes, name, action, amount, count, *arguments = argv
         mono = self._tick(keys[0])
-        holds, names, rest = Holds(self, mono), iter(keys[2:]), iter(arguments)
+        holds, slots, names, rest = Holds(self, mono), Slots(self, mono), iter(keys[2:]), iter(arguments)
         policies = [self._policy(names, rest) for _ in range(int(count))]
-        parts = list[Part]()
+        parts, booked = list[Part | Slot](), list[Part]()
         for i, policy in enumerate(policies, 1):
+            if policy.algorithm is ALGORITHMS["concurrency"]:
+                slot = slots.find(SlotPlace(*policy.names), f"{name}/{i}")
+                parts += [slot] if slot else []
+                continue
             part = holds.find(place_of(policy.names, policy.arguments[1]), f"{name}/{i}")
             if part is None:
                 return [b"unknown"]
             parts.append(part)
+            booked.append(part)
+        if not parts:
+            return [b"unknown"]
         refused = [_refused(part, len(parts), action, int(amount)) for part in parts]
         outcome = next((each for each in refused if each), b"done")
         if outcome == b"done":
-            _tell(holds, parts, action, int(amount))
-            if fence.get("epoch") != epoch:
+            _tell(holds, slots, parts, action, int(amount))
+            if booked and fence.get("epoch") != epoch:
                 self._write(keys[1], {epoch: lanes})
-        first = next((part for part in parts if part.state == "charged"), parts[0])
+        first = next((part for part in booked if part.state == "charged"), (booked or parts)[0])
         left_ms = math.ceil((first.due - mono) / 1000) if first.state == "open" else 0
         return [outcome, first.state.encode(), first.units, first.committed, left_ms]
 
@@ -662,16 +677,25 @@ def _head(hold: Hold | None, mono: int) -> bytes:
     return struct.pack("<qH", max(0, -((mono - hold.due) // 1000)), len(hold.id)) + hold.id.encode()
 
 
-def _tell(holds: Holds, parts: Sequence[Part], action: str, amount: int) -> None:
+def _shortened(hold: Hold, states: dict[str, State], mono: int) -> Hold:
+    """No part of it outlasts another."""
+    return hold._replace(due=min([hold.due, *(mono + s["longest_us"] for s in states.values() if "longest_us" in s)]))
+
+
+def _tell(holds: Holds, slots: Slots, parts: Sequence[Part | Slot], action: str, amount: int) -> None:
+    longest_us = [part.longest_us for part in parts if isinstance(part, Slot)]
+    due = holds.mono + min([amount * 1000, *longest_us])
     for part in parts:
         becomes = MAY_BECOME[part.state][action]
-        if action == "extend":
-            holds.extend(part, holds.mono + amount * 1000)
-        elif becomes != part.state:
-            holds.finish(part, becomes, amount)
+        if action != "extend" and becomes == part.state:
+            continue
+        if isinstance(part, Slot):
+            slots.extend(part, due) if action == "extend" else slots.finish(part, becomes, amount)
+        else:
+            holds.extend(part, due) if action == "extend" else holds.finish(part, becomes, amount)
 
 
-def _refused(part: Part, parts: int, action: str, amount: int) -> bytes:
+def _refused(part: Part | Slot, parts: int, action: str, amount: int) -> bytes:
     becomes = MAY_BECOME[part.state].get(action)
     is_committed = part.state == "committed"
     if becomes is None or (is_committed and action == "commit" and part.committed != amount):

@@ -1,0 +1,140 @@
+-- Slots: so many units at once. Each is taken by a hold, and comes back with it; a hold that nobody ends loses its own.
+--
+-- Keeps  `used`, the units that are taken, and by the name of its holder each slot: its state, units, what was said to
+--        be committed, when it runs out, and how far ahead that may be. A slot that ended or ran out is remembered for
+--        ten minutes, so that the holder may say so twice; all is forgotten with the last of them.
+-- KEYS  1 the slots, a hash   2 when each that is taken runs out   3 when each may be forgotten
+-- ARGV  1 limit: the region's part of it   2 slot_ttl: how long one is held at most unless it is extended, ms
+-- Gives the algorithm, which can `hold` and cannot `keep`: what comes back needs somebody to bring it. The units that
+--       are taken are never above the limit that was in force when the last of them was taken; a limit that is lowered
+--       takes nothing away. Whatever has run out is free at that microsecond, though nobody looks at it. A denial says
+--       when enough has run out if nobody gives back or extends: mostly it comes sooner.
+
+local mono = ...
+local MAX_UNITS, REMEMBERED_US, AT_ONCE = 9007199254740991, 600000000, 64
+local SLOT = '^(%a+) (%d+) (%d+) (%d+) (%d+)$'
+
+local function whole(number) return string.format('%.0f', number) end
+local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
+local function place(key) return {slots = KEYS[key], due = KEYS[key + 1], over = KEYS[key + 2]} end
+
+local function read(text)
+  local state, units, committed, due, longest_us = string.match(text, SLOT)
+  return {state = state, units = tonumber(units), committed = tonumber(committed), due = tonumber(due),
+    longest_us = tonumber(longest_us)}
+end
+
+-- The slots that are taken, the first to run out before all others: {name, when, …}, so many of them.
+local function taken(at, from, most)
+  return redis.call('ZRANGE', at.due, from, from + most - 1, 'WITHSCORES')
+end
+
+local function units_of(at, names)
+  local units = 0
+  for _, text in ipairs(redis.call('HMGET', at.slots, unpack(names))) do units = units + read(text).units end
+  return units
+end
+
+-- There are never more of them than the largest limit there was.
+local function run_out(at)
+  while true do
+    local names = redis.call('ZRANGEBYSCORE', at.due, '-inf', whole(mono), 'LIMIT', 0, AT_ONCE)
+    if #names == 0 then return end
+    redis.call('HINCRBY', at.slots, 'used', whole(-units_of(at, names)))
+    redis.call('ZREMRANGEBYRANK', at.due, 0, #names - 1)
+  end
+end
+
+local function forget(at)
+  local names = redis.call('ZRANGEBYSCORE', at.over, '-inf', whole(mono), 'LIMIT', 0, AT_ONCE)
+  if #names == 0 then return end
+  redis.call('HDEL', at.slots, unpack(names))
+  redis.call('ZREMRANGEBYRANK', at.over, 0, #names - 1)
+end
+
+local function write(at, name, slot, remembered_until)
+  local text = table.concat({slot.state, whole(slot.units), whole(slot.committed), whole(slot.due),
+    whole(slot.longest_us)}, ' ')
+  redis.call('HSET', at.slots, name, text)
+  redis.call('ZADD', at.over, whole(remembered_until), name)
+  local last = redis.call('ZRANGE', at.over, -1, -1, 'WITHSCORES')[2]
+  local ttl_ms = whole(ms_until(tonumber(last)) + 1)
+  for _, key in pairs(at) do
+    redis.call('PEXPIRE', key, ttl_ms)
+  end
+end
+
+local function write_taken(at, name, slot)
+  redis.call('ZADD', at.due, whole(slot.due), name)
+  write(at, name, slot, slot.due + REMEMBERED_US)
+end
+
+local function look(key, at)
+  local here = place(key)
+  run_out(here)
+  forget(here)
+  local last = redis.call('ZRANGE', here.due, -1, -1, 'WITHSCORES')[2]
+  return {here = here, limit = tonumber(ARGV[at]), longest_us = ARGV[at + 1] * 1000, last = tonumber(last or 0),
+    used = tonumber(redis.call('HGET', here.slots, 'used') or 0)}
+end
+
+-- When so many units have run out.
+local function ms_to_free(at, units)
+  local passed = 0
+  while true do
+    local slots = taken(at, passed, AT_ONCE)
+    for i = 1, #slots, 2 do
+      units = units - units_of(at, {slots[i]})
+      if units <= 0 then return ms_until(tonumber(slots[i + 1])) end
+    end
+    passed = passed + AT_ONCE
+  end
+end
+
+local function refuse(state, cost, is_enforced)
+  local units = state.taken + cost
+  if units > state.limit and is_enforced or state.used + units > MAX_UNITS then return 'cost_above_limit' end
+  if state.used + units > state.limit and is_enforced then
+    return 'slots_taken', ms_to_free(state.here, state.used + units - state.limit)
+  end
+end
+
+local function hold(state, _, _, cost, name, due)
+  redis.call('HINCRBY', state.here.slots, 'used', whole(cost))
+  state.last = math.max(state.last, due)
+  local slot = {state = 'open', units = cost, committed = 0, due = due, longest_us = state.longest_us}
+  write_taken(state.here, name, slot)
+end
+
+local function tell(state, units)
+  return state.limit, math.max(0, state.limit - state.used - units), ms_until(state.last)
+end
+
+local function find(key, _, name)
+  local here = place(key)
+  run_out(here)
+  forget(here)
+  local text = redis.call('HGET', here.slots, name)
+  if not text then return nil end
+  local slot = read(text)
+  if slot.state == 'open' and slot.due <= mono then slot.state = 'lapsed' end
+  slot.here, slot.name, slot.most = here, name, MAX_UNITS
+  return slot
+end
+
+local function finish(slot, state, units)
+  if slot.state == 'open' then
+    redis.call('HINCRBY', slot.here.slots, 'used', whole(-slot.units))
+    redis.call('ZREM', slot.here.due, slot.name)
+  end
+  slot.state, slot.committed = state, units
+  write(slot.here, slot.name, slot, mono + REMEMBERED_US)
+end
+
+local function extend(slot, due)
+  slot.due = math.max(slot.due, due)
+  write_taken(slot.here, slot.name, slot)
+end
+
+return {keys = 3, arguments = 2, is_passing = true, look = look, refuse = refuse, tell = tell, hold = hold, find = find,
+  finish = finish, extend = extend}

@@ -1,0 +1,326 @@
+"""Slots on a real store: never more at once than the limit, never fewer than it promises, and none is lost for long.
+
+The oracle is a list of who has what and until when. The store runs the real scripts on the test's clock.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from protocol.identifiers import lane_of, quota_key
+from protocol.outcomes import HoldOutcome
+from regional_agent.domain.hold_ids import HoldId
+from regional_agent.store import keys
+from regional_agent.store.connection import Argument, OnReply, StoreConnection
+from regional_agent.store.scripts import (
+    Charge,
+    Decision,
+    HoldState,
+    HoldTerms,
+    Life,
+    Operation,
+    PolicyDecision,
+    RateCharge,
+    Request,
+    Scripts,
+    SlotCharge,
+    part_of,
+)
+from tests.conftest import Server
+from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
+from tests.lua.test_algorithms import LIFE, Clocked, Straight
+from tests.lua.test_model import LATER_MS, at_once
+
+REPORTS = quota_key("reports", [("tenant", "acme")])
+TTL_MS, REMEMBERED_MS = 60_000, 600_000
+
+
+class Direct(Straight):
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+        on_reply(at_once(self._ask(*arguments)))
+
+
+class Slots(Clocked):
+    """One quota's slots on a real store, at times that the test says."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server, "")
+        self.scripts = Scripts(Direct(self.wire))
+        self._operations = 0
+
+    def hold(self, *charges: Charge, ttl_ms: int = TTL_MS) -> Decision:
+        self._operations += 1
+        told: list[Decision | Exception] = []
+        hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(part_of, charges))), ttl_ms)
+        request = Request("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
+        self.scripts.send_check(LIFE, [request], [told.append], lambda _: None)
+        assert isinstance(told[0], Decision), told
+        return told[0]
+
+    def slot(self, units: int = 1, limit: int = 5, ttl_ms: int = TTL_MS) -> HoldId:
+        held = self.hold(slots(units, limit), ttl_ms=ttl_ms).hold
+        assert held is not None
+        return held.id
+
+    def tell(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
+        return at_once(self.scripts.tell_hold(LIFE.fingerprint, hold, action, amount))
+
+    def look(self, limit: int = 5) -> PolicyDecision:
+        return at_once(self.scripts.check(LIFE, "peek", [slots(1, limit)])).policies[0]
+
+    def names(self) -> list[bytes]:
+        found: list[bytes] = self.wire.ask("KEYS", "*:slots*")
+        return found
+
+
+def slots(units: int = 1, limit: int = 5, slot_ttl_ms: int = TTL_MS) -> SlotCharge:
+    return SlotCharge(REPORTS, units, limit, slot_ttl_ms)
+
+
+@pytest.fixture
+def store_of_slots(store_server: Server) -> Iterator[Slots]:
+    with closing(Slots(store_server)) as found:
+        yield found
+
+
+# --- the promise ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Taken:
+    id: HoldId
+    units: int
+    until_us: int
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), st.integers(1, 4), st.sampled_from([1, 500, 2_000, TTL_MS, 10 * TTL_MS])),
+        st.tuples(st.just("take"), st.integers(1, 4), st.just(TTL_MS)),
+        st.tuples(st.sampled_from(["release", "commit", "extend"]), st.integers(0, 9), st.sampled_from([1, 5_000])),
+        st.tuples(st.just("pass"), st.just(0), st.sampled_from([1, 999, 1_000, 500_000, 30_000_000, -60_000_000])),
+        st.tuples(st.just("limit"), st.integers(0, 8), st.just(0)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@given(steps=steps)
+def test_what_is_taken_is_what_the_promise_says(store_server: Server, steps: list[tuple[str, int, int]]) -> None:
+    with closing(Slots(store_server)) as store:
+        taken: list[Taken] = []
+        limit, now_us, latest_us = 5, store.now_us, store.now_us
+        for step, number, amount in steps:
+            if step == "pass":
+                store.advance(amount)
+                now_us += max(0, amount)  # a clock that goes back stands still
+                latest_us = max(latest_us, store.now_us)
+            elif step == "limit":
+                limit = number
+            elif step == "take":
+                _takes(store, taken, number, limit, now_us, amount)
+            elif taken:
+                _ends(store, taken[number % len(taken)], step, amount, now_us)
+            in_use = sum(each.units for each in taken if each.until_us > now_us)
+            assert store.look(limit).remaining == max(0, limit - in_use)
+
+
+def _takes(store: Slots, taken: list[Taken], units: int, limit: int, now_us: int, ttl_ms: int) -> None:
+    there = sorted((each.until_us, each.units) for each in taken if each.until_us > now_us)
+    in_use = sum(each for _, each in there)
+    decision = store.hold(slots(units, limit), ttl_ms=ttl_ms)
+    assert decision.allowed == (in_use + units <= limit)
+    if decision.hold is not None and decision.allowed:
+        assert decision.hold.ttl_ms == min(ttl_ms, TTL_MS)
+        taken.append(Taken(decision.hold.id, units, now_us + decision.hold.ttl_ms * 1000))
+    elif units <= limit:
+        assert decision.policies[0].reason == "slots_taken"
+        retry_us = now_us + decision.policies[0].retry_after_ms * 1000
+        assert sum(each for until_us, each in there if until_us > retry_us) + units <= limit
+        assert sum(each for until_us, each in there if until_us > retry_us - 1_000) + units > limit
+    else:
+        assert decision.policies[0].reason == "cost_above_limit"
+
+
+def _ends(store: Slots, slot: Taken, word: str, amount: int, now_us: int) -> None:
+    told = store.tell(slot.id, word, amount if word == "extend" else slot.units)
+    if slot.until_us <= now_us:
+        assert told.outcome in ("done", "ended")
+        assert (word, told.outcome) != ("extend", "done"), "somebody else may have it by now"
+    elif word == "extend":
+        slot.until_us = max(slot.until_us, now_us + amount * 1000)
+        assert (told.outcome, told.expires_in_ms) == ("done", -((now_us - slot.until_us) // 1000))
+    else:
+        assert told.outcome == "done"
+        slot.until_us = now_us
+
+
+@pytest.mark.anyio
+async def test_of_200_clients_at_once_exactly_the_limit_takes_a_slot(scripts: Scripts, life: Life) -> None:
+    asked = (ask_for_hold(scripts, life, slots(1, 120), name=f"client-{number}") for number in range(200))
+    decisions = await asyncio.gather(*asked)
+    assert sum(decision.allowed for decision in decisions) == 120
+    assert {decision.policies[0].reason for decision in decisions} == {"", "slots_taken"}
+
+
+# --- the traps --------------------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_is_given_back_is_free_and_giving_it_back_again_changes_nothing(store_of_slots: Slots) -> None:
+    first, second = store_of_slots.slot(3), store_of_slots.slot(2)
+    assert not store_of_slots.hold(slots()).allowed
+    for _ in range(3):
+        assert store_of_slots.tell(first, "release").state == "released"
+        assert store_of_slots.look().remaining == 3
+    for _ in range(3):
+        assert store_of_slots.tell(second, "commit", 2).outcome is HoldOutcome.DONE
+        assert store_of_slots.look().remaining == 5
+    assert store_of_slots.tell(second, "commit", 1).outcome is HoldOutcome.ENDED, "another commit"
+    assert store_of_slots.tell(first, "commit", 1).outcome is HoldOutcome.ENDED, "it was released"
+
+
+def test_a_holder_that_is_gone_loses_its_slot_in_its_ttl_and_not_before(store_of_slots: Slots) -> None:
+    gone = store_of_slots.slot(5)
+    store_of_slots.advance(TTL_MS * 1000 - 1)
+    denied = store_of_slots.hold(slots())
+    assert (denied.allowed, denied.policies[0].retry_after_ms, denied.policies[0].reset_ms) == (False, 1, 1)
+    store_of_slots.advance(1)
+    assert store_of_slots.hold(slots(5)).allowed
+    assert store_of_slots.tell(gone, "extend", TTL_MS).outcome is HoldOutcome.ENDED
+    assert store_of_slots.tell(gone, "look").state == "lapsed"
+    assert store_of_slots.tell(gone, "release").outcome is HoldOutcome.DONE
+    assert store_of_slots.look().remaining == 0, "what somebody else has is not given back"
+
+
+def test_a_holder_that_goes_on_keeps_its_slot(store_of_slots: Slots) -> None:
+    slot = store_of_slots.slot(5)
+    for _ in range(20):
+        store_of_slots.advance(TTL_MS * 1000 - 1)
+        told = store_of_slots.tell(slot, "extend", 24 * 3_600_000)
+        assert (told.outcome, told.expires_in_ms) == (HoldOutcome.DONE, TTL_MS), "its quota says how far"
+    assert not store_of_slots.hold(slots()).allowed
+
+
+def test_a_limit_that_is_lowered_takes_nothing_away_and_holds_for_the_next(store_of_slots: Slots) -> None:
+    first, second = store_of_slots.slot(2), store_of_slots.slot(3)
+    lowered = store_of_slots.hold(slots(1, 2))
+    assert (lowered.allowed, lowered.policies[0].remaining) == (False, 0)
+    store_of_slots.tell(second, "release")
+    assert not store_of_slots.hold(slots(1, 2)).allowed, "two of two"
+    assert store_of_slots.hold(slots(6, 8)).allowed, "raised"
+    store_of_slots.tell(first, "release")
+    assert store_of_slots.look(8).remaining == 2
+
+
+def test_a_cost_above_the_limit_is_told_from_a_denial(store_of_slots: Slots) -> None:
+    for limit in (5, 0):
+        decision = store_of_slots.hold(slots(6, limit))
+        policy = decision.policies[0]
+        assert (policy.reason, policy.remaining, policy.retry_after_ms) == ("cost_above_limit", limit, 0)
+
+
+def test_a_clock_that_goes_back_frees_nothing_and_holds_nothing_longer(store_of_slots: Slots) -> None:
+    store_of_slots.slot(5)
+    store_of_slots.advance(-3_600_000_000)
+    assert not store_of_slots.hold(slots()).allowed
+    store_of_slots.advance(TTL_MS * 1000)
+    assert store_of_slots.hold(slots()).allowed
+
+
+def test_two_policies_of_one_request_share_the_slots_or_none_is_taken(store_of_slots: Slots) -> None:
+    assert not store_of_slots.hold(slots(3), slots(3)).allowed
+    assert store_of_slots.look().remaining == 5
+    both = store_of_slots.hold(slots(3), slots(2))
+    assert both.hold is not None
+    assert [policy.remaining for policy in both.policies] == [0, 0]
+    store_of_slots.tell(both.hold.id, "release")
+    assert store_of_slots.look().remaining == 5
+
+
+def test_peek_takes_nothing_and_leaves_nothing(store_of_slots: Slots) -> None:
+    assert [store_of_slots.look().remaining for _ in range(2)] == [5, 5]
+    assert store_of_slots.names() == []
+
+
+def test_thousands_that_run_out_at_once_are_free_at_once(store_of_slots: Slots) -> None:
+    for _ in range(300):
+        store_of_slots.slot(10, 3_000)
+    store_of_slots.advance(TTL_MS * 1000)
+    assert store_of_slots.hold(slots(3_000, 3_000)).allowed
+
+
+def test_all_is_forgotten_ten_minutes_after_the_last_slot(store_of_slots: Slots) -> None:
+    before_ms = store_of_slots.real_ms()
+    slot = store_of_slots.slot()
+    expected_ms = TTL_MS + REMEMBERED_MS + 1
+    for _ in range(2):
+        after_ms = store_of_slots.real_ms()
+        names = store_of_slots.names()
+        assert len(names) > 1
+        for name in names:
+            at_ms = store_of_slots.wire.ask("PEXPIRETIME", name) - LATER_MS
+            assert before_ms <= at_ms - expected_ms <= after_ms
+        store_of_slots.tell(slot, "release")
+        expected_ms = REMEMBERED_MS + 1
+    store_of_slots.advance(REMEMBERED_MS * 1000)
+    assert store_of_slots.tell(slot, "look").outcome is HoldOutcome.UNKNOWN
+
+
+def test_what_is_remembered_of_a_key_in_use_is_swept(store_of_slots: Slots) -> None:
+    for _ in range(50):
+        store_of_slots.tell(store_of_slots.slot(), "release")
+    store_of_slots.advance(REMEMBERED_MS * 1000)
+    store_of_slots.slot()
+    assert store_of_slots.wire.ask("HLEN", keys.slots(lane_of(REPORTS, LIFE.lanes), REPORTS)) == 2, "it, and `used`"
+
+
+# --- with others ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, lease_reply(granted=10))
+    rate, allowance = RateCharge(RATE, 1, 1_000, 3), charge_of(4)
+
+    async def left() -> tuple[int, int, int]:
+        peek = await scripts.check(life, "peek", [rate, slots(1, 2)])
+        return peek.policies[0].remaining, await available(scripts, life), peek.policies[1].remaining
+
+    first = await ask_for_hold(scripts, life, rate, allowance, slots(1, 2), name="first")
+    assert first.allowed
+    assert await left() == (2, 6, 1)
+    for name, charges in {
+        "slots": (rate, allowance, slots(2, 2)),
+        "allowance": (rate, charge_of(7), slots(1, 2)),
+        "rate": (RateCharge(RATE, 3, 1_000, 3), allowance, slots(1, 2)),
+    }.items():
+        assert not (await ask_for_hold(scripts, life, *charges, name=name)).allowed, name
+        assert await left() == (2, 6, 1), name
+    assert first.hold is not None
+    told = await scripts.tell_hold(life.fingerprint, first.hold.id, "commit", 3)
+    assert (told.outcome, told.units, told.committed) == (HoldOutcome.DONE, 4, 3)
+    assert await left() == (2, 7, 2), "a rate is spent, of the allowance three were used, and the slot is back"
+
+
+@pytest.mark.anyio
+async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, lease_reply(granted=10))
+    decision = await ask_for_hold(scripts, life, slots(), charge_of(4), name="first")
+    assert decision.hold is not None
+    lane = lane_of(REPORTS, life.lanes)
+    for name in (keys.slots(lane, REPORTS), keys.slots_due(lane, REPORTS), keys.slots_over(lane, REPORTS)):
+        await connection.call("DEL", name)
+    told = await scripts.tell_hold(life.fingerprint, decision.hold.id, "commit", 3)
+    assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 3)
+    assert await available(scripts, life, QUOTA) == 7
