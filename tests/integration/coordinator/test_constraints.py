@@ -426,6 +426,30 @@ async def test_there_is_no_guard_without_a_trial(owner: Connection) -> None:
     assert there == tried
 
 
+async def test_nothing_may_be_missing_but_this(owner: Connection) -> None:
+    """A column that may be NULL lets every CHECK pass that speaks of it."""
+    found = {row["of"]: set(row["columns"]) for row in await owner.fetch(NULLABLE_COLUMNS)}
+    assert found == MAY_BE_MISSING
+
+
+MAY_BE_MISSING = {
+    "audit": {"request_id"},
+    "block": {"valid_until"},
+    "first_answer": {"body", "headers", "status"},
+    "lane": {"last_hash"},
+    "limit_override": {"valid_until"},
+    "period": {"closed_at", "closing_at", "closing_by", "position", "root", "transfers"},
+    "pool": {"tenant"},
+    "region_epoch": {"fenced_at", "retired_at", "retired_because", "retired_by"},
+    "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
+    "token": {"revoked_at"},
+    "transfer": {"dimensions", "epoch", "lane", "line", "movement_id", "region", "reverses", "seq", "window_at"},
+    "usage_day": {"policy", "tenant"},
+    "usage_hour": {"policy", "tenant"},
+    "verification": {"finished_at", "result"},
+}
+
+
 async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) -> None:
     await owner.execute(row("period", {"id": "'2026-12-01T09'", "kind": "'hour'"}))
     for partition in ("transfer_2026-11", "transfer_2026-12-01T09"):
@@ -509,6 +533,13 @@ SELECT key.relname, 'index', pg_class.relname FROM pg_index
 JOIN pg_class key ON key.oid = indexrelid JOIN pg_class ON pg_class.oid = indrelid
 WHERE indisunique AND key.relnamespace = current_schema()::regnamespace AND NOT pg_class.relispartition
     AND NOT EXISTS (SELECT FROM pg_constraint WHERE conindid = indexrelid)
+"""
+NULLABLE_COLUMNS = """
+SELECT relname AS of, array_agg(attname::text ORDER BY attname) AS columns
+FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
+WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+    AND attnum > 0 AND NOT attisdropped AND NOT attnotnull
+GROUP BY relname
 """
 # What fires once for a statement on the whole is not repeated on a part, and nobody may name a part to insert into it.
 GUARDS_OF_TABLE = """

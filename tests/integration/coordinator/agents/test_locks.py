@@ -149,7 +149,7 @@ async def test_what_changes_a_regions_epochs_is_done_one_after_the_other(
     """Each may change several of them: the region's row comes first, so none waits for another in a circle."""
     async with connected(stand.url) as busy:
         async with busy.transaction():
-            await busy.execute("SELECT FROM region FOR UPDATE")
+            await busy.execute("SELECT FROM region FOR NO KEY UPDATE")  # as they do: whoever refers to it goes on
             waiting = asyncio.create_task(committed(stand, does(stand, agent)))
             await until_it_waits(stand.owner, waiting)
         await asyncio.wait_for(waiting, 20)

@@ -72,6 +72,9 @@ def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
             yield from (f"{name} was granted to: {why}" for why in _faults_of_grant(was, lease, after.pools[name.key]))
         if was:
             yield from (f"{name}: {why}" for why in _faults_of_change(was, lease, now))
+    for place, lane in before.lanes.items():
+        if lane["is_shown_lost"] and not after.lanes[place]["is_shown_lost"]:
+            yield f"the store of {place} was shown to have lost data, and that is forgotten"
     yield from (f"{kept} is gone or another" for kept, what in before.kept.items() if after.kept.get(kept) != what)
 
 
@@ -218,7 +221,10 @@ LEFT JOIN transfer USING (epoch, quota, period)
 GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
 """
 _POOLS = "SELECT * FROM pool"
-_LANES = "SELECT lane.*, region, state, fingerprint FROM lane JOIN region_epoch USING (epoch)"
+_LANES = """
+SELECT lane.*, region, state, fingerprint, lost_data AND NOT loss_is_assumed AS is_shown_lost
+FROM lane JOIN region_epoch USING (epoch)
+"""
 _KEPT = "SELECT epoch, lane, seq, quota, period, reason || evidence::text FROM quarantine"
 _RECEIPT = "SELECT position, head FROM report WHERE (epoch, lane, seq) = ($1, $2, $3)"
 _USAGE = """

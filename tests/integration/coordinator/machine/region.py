@@ -80,6 +80,7 @@ class Life:
     backup: Memory = field(default_factory=Memory)
     sent: list[tuple[int, str]] = field(default_factory=list)
     is_over: bool = False
+    forgot: bool = False
 
     # --- what services do --------------------------------------------------------------------------------------------
 
@@ -109,7 +110,7 @@ class Life:
         self.backup = deepcopy(self.memory)
 
     def end(self, *, lost_data: bool) -> None:
-        self.is_over = True
+        self.is_over, self.forgot = True, lost_data
         if lost_data:
             self.memory = self.backup
 

@@ -50,6 +50,7 @@ from protocol.messages import (
     Exchange,
     ExchangeRequest,
     FrozenBatch,
+    FrozenLease,
     LeaseWant,
     LiveState,
     OpenEpoch,
@@ -156,7 +157,7 @@ class Ledger(RuleBasedStateMachine):
         self.put_limits(limit)
         for region in REGIONS:
             self.put_region(region, "active")
-            self.a_store_begins(region, kept=False)
+            self.a_store_begins(region, kept=False, older=None)
         for _ in range(2):
             self.speak(set(REGIONS), waiting=10, demand_milli=5_000, is_heard=True)
 
@@ -182,15 +183,16 @@ class Ledger(RuleBasedStateMachine):
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    @rule(region=regions, kept=st.booleans())
-    def a_store_begins(self, region: str, kept: bool) -> None:
-        """Another life, in the place of the one before."""
+    @rule(region=regions, kept=st.booleans(), older=st.none() | nth)
+    def a_store_begins(self, region: str, kept: bool, older: int | None) -> None:
+        """Another life, in the place of the one before; it may know that its store has kept all of one of them."""
         before = self.lives[region][-1] if self.lives[region] else None
+        known = self.life(region, older) if before and older is not None else None
+        is_whole = known is not None and (kept if known is before else not known.forgot)
         self.nonces += 1
         nonce, fingerprint = f"{self.nonces:032x}", f"{region}-{self.nonces}"
-        kept = kept and before is not None
-        previous = before.epoch if before else None
-        request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=previous, lost_data=not kept)
+        previous = known.epoch if known else None
+        request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=previous, lost_data=not is_whole)
         opened = self.refused_or(EpochOpened, open_epoch(self.connection, region, request, LANES, self.now))
         if opened:
             assert self.status(region) != "down"
@@ -256,11 +258,12 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, older=nth, gives_back=st.booleans())
     def look_back(self, region: str, older: int, gives_back: bool) -> None:
-        """The evidence of an epoch that is over is told by the region's next life."""
+        """The evidence of an epoch that is over is told by the next life, which may also want more in its name."""
         life = self.life(region, 1 + older)
         if gives_back and life.is_over:
             life.give_back()
-        (applied,) = self.deliver([self.call(life, LiveState(), fingerprint=self.life(region).fingerprint)])
+        wants, fingerprint = self.live(waiting=10, demand_milli=5_000), self.life(region).fingerprint
+        (applied,) = self.deliver([self.call(life, wants, fingerprint=fingerprint)])
         self.hear(life, applied, is_heard=True)
 
     @rule(region=regions, older=nth, which=nth)
@@ -282,16 +285,25 @@ class Ledger(RuleBasedStateMachine):
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
         self.deliver([self.request(region, "another life", [exchange])])
 
-    @rule(region=regions, lane=st.integers(0, LANES - 1))
-    def tell_the_last_one_otherwise(self, region: str, lane: int) -> None:
-        """The store went back: its epoch is over."""
+    @rule(region=regions, lane=st.integers(0, LANES - 1), forgot=st.sampled_from(["bytes", "consumed", "returned"]))
+    def go_back(self, region: str, lane: int, forgot: str) -> None:
+        """The store tells its last number otherwise, or less than it has told: its epoch is over."""
         life = self.life(region)
         batch = self.batch(life, lane)
-        if batch.seq > 1 and self.state(life) == "current":
-            other = replace(batch, seq=batch.seq - 1, leases=[])
-            frozen = " " + msgspec.json.encode(other).decode()
-            (applied,) = self.deliver([self.saying(life, frozen)])
-            assert applied.lost == [life.epoch]
+        less = [each for each in batch.leases if self.has_told(life, each, forgot)]
+        if batch.seq == 1 or self.state(life) != "current" or not (forgot == "bytes" or less):
+            return
+        if forgot == "bytes":
+            said = " " + msgspec.json.encode(replace(batch, seq=batch.seq - 1, leases=[])).decode()
+        else:
+            leases = [replace(each, **{forgot: 0}) for each in less]
+            said = msgspec.json.encode(replace(batch, leases=leases)).decode()
+        (applied,) = self.deliver([self.saying(life, said)])
+        assert applied.lost == [life.epoch]
+
+    def has_told(self, life: Life, lease: FrozenLease, total: str) -> bool:
+        known = self.seen.leases.get(Name(life.epoch, Key(lease.quota, lease.period)))
+        return total != "bytes" and known is not None and known[f"region_{total}"] > 0
 
     @rule(region=regions, quota=quotas, units=units)
     def work(self, region: str, quota: str, units: int) -> None:
