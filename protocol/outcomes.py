@@ -29,6 +29,7 @@ class GrantRefusal(StrEnum):
     REGION_NOT_ACTIVE = "region_not_active"  # draining, or down
     QUARANTINED = "quarantined"
     LEASE_EXPIRED = "lease_expired"  # it first returns what is left of it; there is hope
+    TOTAL_TOO_LARGE = "total_too_large"  # the lease was granted all that a store can count; the next period has another
     EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back
 
 

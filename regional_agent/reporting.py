@@ -53,6 +53,8 @@ EVIDENCE_OF_LOSS = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
 # A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
 # another: who waits goes on waiting.
 HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
+# There will be no more, but what there is may be spent.
+SPENDABLE = (None, GrantRefusal.EXHAUSTED, GrantRefusal.TOTAL_TOO_LARGE)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
 
 
@@ -363,7 +365,7 @@ def renewal_of(leases: Sequence[LeaseReply]) -> int | None:
 
     Half-way to where one ends with nothing after it; never for what is over or has nothing left to lose.
     """
-    good = [lease for lease in leases if not lease.final and lease.refusal in (None, GrantRefusal.EXHAUSTED)]
+    good = [lease for lease in leases if not lease.final and lease.refusal in SPENDABLE]
     continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}
     ends = {lease.ends_in_ms if lease.refusal else lease.expires_in_ms for lease in good} - continued
     return min(ends) // 2 if ends else None

@@ -7,7 +7,8 @@ from coordinator.domain.period import period_of
 from doors.bodies import decode
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key
-from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, body_hash
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, body_hash
+from protocol.units import MAX_UNITS
 
 
 def call_of(region: str, request: ExchangeRequest) -> Call:
@@ -38,6 +39,7 @@ def _faults(index: int, incoming: Incoming) -> Iterable[InvalidParameter]:
     yield from _bad_keys(wants, [want.quota for want in live.wants])
     yield from _bad_keys(rates, [rate.quota for rate in live.rates])
     yield from _bad_periods(frozen, [lease.period for lease in leases])
+    yield from _bad_sums(frozen, leases)
     twice = "it is named twice"
     yield from _twice(frozen + "[{}].quota", [(lease.quota, lease.period) for lease in leases], twice)
     yield from _twice(wants + "[{}].quota", [want.quota for want in live.wants], twice)
@@ -58,6 +60,15 @@ def _bad_periods(where: str, periods: Iterable[str]) -> Iterable[InvalidParamete
             period_of(period)
         except ValueError as error:
             yield InvalidParameter(f"{where}[{index}].period", "period", str(error))
+
+
+def _bad_sums(where: str, leases: Iterable[FrozenLease]) -> Iterable[InvalidParameter]:
+    """A store adds them up, and beyond what it can count it rounds. So nothing that is booked makes a larger total."""
+    for index, lease in enumerate(leases):
+        if lease.granted + lease.overage > MAX_UNITS:
+            yield InvalidParameter(f"{where}[{index}].overage", "sum", f"granted and overage make over {MAX_UNITS}")
+        if lease.consumed + lease.returned > MAX_UNITS:
+            yield InvalidParameter(f"{where}[{index}].returned", "sum", f"consumed and returned make over {MAX_UNITS}")
 
 
 def _twice(where: str, names: Iterable[object], reason: str) -> Iterable[InvalidParameter]:

@@ -211,11 +211,15 @@ def correction_of_row(row: asyncpg.Record) -> Correction:
 
 
 async def share_current_epochs(connection: Connection, epochs: Collection[int]) -> set[int]:
-    """Those that are current, and stay so until the transaction ends. Never waits, as it comes out of the order."""
+    """Those that are current, and stay so until the transaction ends. Never waits, as it comes out of the order.
+
+    Without those of which a lane stands because the ledger lost data: it is to get nothing.
+    """
     if not epochs:
         return set()
     rows = await connection.fetch(_SHARE_EPOCHS, sorted(epochs))
-    return {row["epoch"] for row in rows if row["state"] == "current"}
+    stopped = {row["epoch"] for row in await connection.fetch(_STOPPED, sorted(epochs))}
+    return {row["epoch"] for row in rows if row["state"] == "current"} - stopped
 
 
 async def read_receipts(
@@ -514,6 +518,10 @@ WHERE outstanding > 0 AND expires_at <= $1 ORDER BY expires_at LIMIT $2
 """
 _SHARE_EPOCHS = """
 SELECT epoch, state FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY epoch FOR SHARE SKIP LOCKED
+"""
+_STOPPED = """
+SELECT DISTINCT epoch FROM quarantine JOIN lane USING (epoch, lane)
+WHERE epoch = ANY ($1::bigint[]) AND quarantine.quota = '' AND quarantine.seq > lane.last_seq
 """
 _LOCK_FREE_POOLS = """
 SELECT pool.*, period.state, period.closed_at

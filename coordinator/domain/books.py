@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID, uuid5
 
 from protocol.lease import LeaseState
+from protocol.units import MAX_UNITS
 
 
 class Account(StrEnum):
@@ -132,6 +133,11 @@ class Lease:
     @property
     def is_quarantined(self) -> bool:
         return self.state is LeaseState.QUARANTINED
+
+    @property
+    def room(self) -> int:
+        """So much more may be granted: a store adds both totals up, and rounds beyond what it can count."""
+        return max(0, MAX_UNITS - self.granted - self.overage)
 
     @property
     def unaccounted(self) -> int:

@@ -99,7 +99,8 @@ def serve(
         return refusal
     want, pool = wanted.want, shelf.pool
     fund(report, pool, wanted.entitlement.limit)
-    units = grant_units(pool.grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf, regions, now))
+    ask = _ask(wanted, lease, shelf, regions, now)
+    units = min(lease.room, grant_units(pool.grantable, wanted.entitlement.limit, ask))
     grant(report, pool, lease, units)
     lease.demand_milli, lease.waiting = want.demand_milli, max(0, wanted.waiting - units)
     is_unmet = lease.waiting > 0 or units + wanted.unheard == 0
@@ -109,7 +110,9 @@ def serve(
 def _refusal(lease: Lease, shelf: Shelf) -> GrantRefusal | None:
     if not shelf.period_is_open:
         return GrantRefusal.PERIOD_NOT_OPEN
-    return None if after(lease.state, LeaseEvent.GRANT) else refusal_of(lease)
+    if after(lease.state, LeaseEvent.GRANT) is None:
+        return refusal_of(lease)
+    return None if lease.room else GrantRefusal.TOTAL_TOO_LARGE
 
 
 def refusal_of(lease: Lease) -> GrantRefusal | None:
@@ -158,7 +161,7 @@ def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: da
     waiting = [lease for lease in shelf.others if lease.epoch in epochs and _waits(lease, now)]
     pushed = []
     for lease in sorted(waiting, key=lambda each: (each.reported_at, each.epoch)):
-        units = min(lease.waiting, shelf.pool.grantable) if shelf.period_is_open else 0
+        units = min(lease.waiting, lease.room, shelf.pool.grantable) if shelf.period_is_open else 0
         entry = movement(lease, "pushed", *cause)
         grant(entry, shelf.pool, lease, units)
         lease.waiting -= units

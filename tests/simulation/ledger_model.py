@@ -540,7 +540,8 @@ class LedgerModel:
         pools, corrections = self._lock_late(pools, epochs, now, transaction)
         books = deciding.books_of(works, pools, self._read_leases(pools, epochs), corrections, now)
         waiting = deciding.waiting_epochs(works, books, now)
-        books.pushable = {number for number in waiting if self.epochs[number].state is EpochState.CURRENT}
+        stopped = {name[0] for name in self.regressed()}
+        books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
         decision = deciding.decide(works, books, catalogue, terms, now)
         receipts = self._write(transaction, decision)
         receipts |= {

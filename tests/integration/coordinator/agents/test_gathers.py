@@ -95,6 +95,18 @@ async def test_nothing_is_pushed_to_who_does_not_wait_any_more(stand: Stand, age
     assert (await stand.pool())["unallocated"] == 5
 
 
+async def test_nothing_is_pushed_to_a_lane_that_stands_because_the_ledger_lost_data(stand: Stand, agent: Agent) -> None:
+    """It waited, a moment ago; and then it showed that it knows more than the ledger."""
+    await scarce(stand, 10)
+    other = await stand.agent("eu-west")
+    await agent.say(1, wants=[want(waiting=10)])
+    await other.say(1, wants=[want(waiting=4)])
+    assert (await other.say(5)).outcome is ExchangeOutcome.GAP
+    await agent.say(2, lease(granted=10, returned=5))
+    assert (await stand.lease(other))["granted"] == 0
+    assert (await stand.pool())["unallocated"] == 5
+
+
 async def test_an_epoch_that_is_being_fenced_is_not_pushed_to(stand: Stand, agent: Agent) -> None:
     """And nobody waits for it: the units stay free for the next who asks."""
     await scarce(stand, 10)

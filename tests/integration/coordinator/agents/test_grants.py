@@ -7,6 +7,7 @@ import pytest
 
 from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.units import MAX_UNITS
 from tests.integration.coordinator.agents.conftest import (
     API,
     EXPORTS,
@@ -84,6 +85,20 @@ async def test_nothing_is_left_and_nobody_holds_any(stand: Stand, agent: Agent) 
     await agent.say(1, wants=[want(waiting=5)])
     spent = leased(await agent.say(2, lease(granted=5, consumed=5), wants=[want(waiting=1)]))
     assert (spent.granted, spent.refusal) == (5, GrantRefusal.EXHAUSTED)
+
+
+async def test_a_total_never_grows_beyond_what_a_store_can_count(stand: Stand, agent: Agent) -> None:
+    """Not by one grant, and not by what came back and is given again; all that there is may be spent."""
+    await stand.limit([allowance(MAX_UNITS)])
+    most = leased(await agent.say(1, wants=[want(waiting=MAX_UNITS - 3)]))
+    assert most.granted == MAX_UNITS - 3
+    back = lease(granted=MAX_UNITS - 3, returned=MAX_UNITS - 10)
+    reply = leased(await agent.say(2, back, wants=[want(waiting=20)]))
+    assert (reply.granted, reply.refusal) == (MAX_UNITS, None)
+    reply = leased(await agent.say(3, back | {"granted": MAX_UNITS}, wants=[want(waiting=20)]))
+    assert (reply.granted, reply.refusal, reply.final) == (MAX_UNITS, GrantRefusal.TOTAL_TOO_LARGE, False)
+    spent = await agent.say(4, lease(granted=MAX_UNITS, consumed=10, returned=MAX_UNITS - 10))
+    assert (spent.outcome, leased(spent).overage) == (ExchangeOutcome.APPLIED, 0)
 
 
 async def test_overage_is_paid_back_before_anything_is_granted(stand: Stand, agent: Agent) -> None:

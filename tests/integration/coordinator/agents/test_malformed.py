@@ -41,6 +41,8 @@ async def test_a_revoked_token_is_refused_at_once(stand: Stand, agent: Agent) ->
 MALFORMED: list[tuple[list[Any], dict[str, Any], dict[str, Any], str]] = [
     ([lease(granted=-1)], {}, {}, "frozen.leases[0].granted"),
     ([lease(granted=2**53)], {}, {}, "frozen.leases[0].granted"),
+    ([lease(granted=2**53 - 1, overage=1)], {}, {}, "frozen.leases[0].overage"),
+    ([lease(consumed=2**53 - 1, returned=1)], {}, {}, "frozen.leases[0].returned"),
     ([lease(consumed=1.5, units=1)], {}, {}, "frozen.leases[0].consumed"),
     ([lease(consumed=1, units=-1)], {}, {}, "frozen.leases[0].lines[0].units"),
     ([lease("exports")], {}, {}, "frozen.leases[0].quota"),
