@@ -45,6 +45,7 @@ class OpenEpoch(Message, frozen=True):
     fingerprint: Fingerprint
     previous: Epoch | None = None  # the epoch that this store had before, if it is known
     lost_data: bool = True  # did the store lose any of that epoch's? Who does not know assumes the worst
+    journal: bool = False  # what an agent admitted by itself: over from its beginning, and only told of
 
 
 class RebindEpoch(Message, frozen=True):

@@ -1,7 +1,7 @@
 """The hot path: may this request happen now?
 
-One script in the region's store decides all policies of a request at once. This is also the one place that decides
-what a failure means: where the store cannot be asked, each policy's `on_store_failure` answers, and the answer says so.
+One script in the region's store decides all policies of a request at once. Where it cannot be asked, `without_store`
+decides what that means.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ import structlog
 
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
-from protocol.policy import QuotaKind, StoreFailure
-from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict
+from protocol.policy import QuotaKind
+from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict, answer_of
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
-from regional_agent.domain.local_rates import Ask, LocalAnswer, LocalRates, fraction_of
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
-from regional_agent.policies import Demanded, HoldNeeded, Policies, Subject, digest
+from regional_agent.policies import Demanded, Policies, Subject, digest
 from regional_agent.slicing import Slicing
-from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
+from regional_agent.store.guard import says_that_it_cannot
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Decision,
@@ -37,17 +37,14 @@ from regional_agent.store.scripts import (
     PolicyDecision,
     RateCharge,
     Request,
-    SlotCharge,
 )
+from regional_agent.without_store import RETRY_WHEN_DEGRADED_MS, WithoutStore
 
 log = structlog.get_logger()
 
 ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
 OTHER_WINDOW_MS = 10 * 60 * 1000
-RETRY_WHEN_DEGRADED_MS = 1000
 RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which people may lift any time
-
-STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
 
 MOST_LOOKS = 4  # of one request: each but the last was followed by units that came back
 
@@ -86,6 +83,7 @@ class Admission:
         life: LifeKeeper,
         leasing: Leasing,
         slicing: Slicing,
+        without_store: WithoutStore,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
@@ -95,7 +93,7 @@ class Admission:
         self._leasing = leasing
         self._metrics = metrics
         self._clock = clock
-        self._local_rates = LocalRates()
+        self._without_store = without_store
         self._waiting: set[asyncio.Task[None]] = set()
         self._denials: Denials[Decision] = Denials()
         self._denials_of: tuple[Life | None, int] = None, 0  # the life and the shares that they are certain in
@@ -112,14 +110,7 @@ class Admission:
         return outcome
 
     def asked(self, check: Check) -> Asked:
-        """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing has happened then."""
-        asked = self._asked(check)
-        for each in asked.demanded:
-            if isinstance(each.charge, SlotCharge) and check.mode != "peek":
-                raise HoldNeeded(each.policy.spec.name)
-        return asked
-
-    def _asked(self, check: Check) -> Asked:
+        """Raises NoPoliciesYet, UnknownSubjectField or KindNotServed; nothing has happened then."""
         if self.policies is None:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
@@ -135,6 +126,8 @@ class Admission:
         """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
         if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
             on_verdict(self._denied(blocked))
+        elif (known := self._without_store.answered_before(asked.demanded, asked.request)) is not None:
+            _tell_answer(on_verdict, asked, known)
         elif (sliced := self._slicing.decide(asked.request)) is not None:
             on_verdict(self._verdict(asked, sliced))
         elif (denied := self._denied_before(asked)) is not None:
@@ -159,7 +152,7 @@ class Admission:
         self._metrics.blocked.labels(blocked.field.value).inc()
         ends_at_ms = blocked.ends_at_ms
         retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
-        answer = _answer(False, None, [])
+        answer = answer_of(False, None, [])
         return Verdict(msgspec.structs.replace(answer, retry_after_ms=max(1, retry_ms), blocked_by=blocked.field), [])
 
     # --- with the store ----------------------------------------------------------------------------------------------
@@ -226,7 +219,13 @@ class Admission:
         elif isinstance(decision, (StoreUnavailable, StoreError, Fenced)):
             if isinstance(decision, Fenced):
                 self._life.doubt()
-            pending.on_verdict(self._decide_without_store(pending.asked))
+            asked = pending.asked
+            self._without_store.decide(
+                asked.demanded,
+                asked.request,
+                partial(_tell_answer, pending.on_verdict, asked),
+                may_be_spent=isinstance(decision, NoAnswer) or _is_about(decision),
+            )
         else:
             pending.on_verdict(decision)
 
@@ -271,6 +270,7 @@ class Admission:
             grantable = policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if grantable and isinstance(each.charge, AllowanceCharge):
                 self._leasing.note(each.charge.quota, each.charge.cost, policy)
+        self._without_store.note(demanded, decision)
         self._note_rates(demanded)
 
     def _note_rates(self, demanded: list[Demanded]) -> None:
@@ -283,7 +283,7 @@ class Admission:
         for answer in answers:
             counts = self._metrics.checks.allowed if answer.allowed else self._metrics.checks.denied
             counts[answer.policy] += 1
-        return Verdict(_answer(decision.allowed, None, answers), asked.windows_s)
+        return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
         return PolicyAnswer(
@@ -299,36 +299,11 @@ class Admission:
         )
 
     def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:
-        """An allowance that is used up comes back with its period; one that is only elsewhere may come any moment.
-
-        So may a slot, though only who is gone loses it at a time that is known.
-        """
-        if isinstance(each.charge, SlotCharge):
-            return min(policy.retry_after_ms, RETRY_WHEN_DEGRADED_MS)
+        """An allowance that is used up comes back with its period; one that is only elsewhere may come any moment."""
         if policy.allowed or not isinstance(each.charge, AllowanceCharge):
             return policy.retry_after_ms
         final = policy.reason == DenialReason.COST_ABOVE_LIMIT or self._leasing.is_exhausted(each.charge.quota)
         return policy.retry_after_ms if final and policy.retry_after_ms else RETRY_WHEN_DEGRADED_MS
-
-    # --- without the store -------------------------------------------------------------------------------------------
-
-    def _decide_without_store(self, asked: Asked) -> Verdict:
-        """Each policy's failure mode answers, and the strictest of them the request: all or nothing here, too."""
-        modes = [each.policy.spec.on_store_failure for each in asked.demanded]
-        for each, own in zip(asked.demanded, modes, strict=True):
-            self._metrics.degraded.labels(each.policy.spec.name, own.value).inc()
-        mode = next(each for each in STRICTEST_FIRST if each in modes)
-        answers = self._counted_here(asked) if mode is StoreFailure.LOCAL else list(map(_degraded, asked.demanded))
-        return Verdict(_answer(all(answer.allowed for answer in answers), mode.value, answers), asked.windows_s)
-
-    def _counted_here(self, asked: Asked) -> list[PolicyAnswer]:
-        """What is local passes as far as this agent's part of it goes, and the rest is open."""
-        asks = {place: ask for place, each in enumerate(asked.demanded) if (ask := _local_ask(each)) is not None}
-        told = self._local_rates.decide(list(asks.values()), self._clock.monotonic_ms(), asked.request.mode)
-        answers = list(map(_degraded, asked.demanded))
-        for (place, ask), local in zip(asks.items(), told, strict=True):
-            answers[place] = _locally(answers[place], ask, local)
-        return answers
 
 
 class _Pending:
@@ -353,6 +328,15 @@ class _Pending:
             self._admission.decided(self, decision)
         except Exception:
             log.exception("a decision could not be told")
+
+
+def _tell_answer(on_verdict: OnVerdict, asked: Asked, answer: CheckAnswer | Exception) -> None:
+    on_verdict(answer if isinstance(answer, Exception) else Verdict(answer, asked.windows_s))
+
+
+def _is_about(decision: Exception) -> bool:
+    """A script that failed over this request may have spent some of it; a store that cannot has spent nothing."""
+    return isinstance(decision, StoreError) and not says_that_it_cannot(decision)
 
 
 def _may_be_certain(request: Request) -> bool:
@@ -388,55 +372,7 @@ def _operation(check: Check, subject: dict[str, str], demanded: list[Demanded]) 
     return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, window_ms)
 
 
-def _degraded(each: Demanded) -> PolicyAnswer:
-    is_open = each.policy.spec.on_store_failure is not StoreFailure.CLOSED
-    charge = each.charge
-    return PolicyAnswer(
-        policy=each.policy.spec.name,
-        quota=each.policy.quota.name,
-        kind=each.policy.quota.kind.value,
-        allowed=is_open,
-        limit=charge.burst if isinstance(charge, RateCharge) else charge.limit,
-        remaining=0,
-        reset_ms=0,
-        retry_after_ms=0 if is_open else RETRY_WHEN_DEGRADED_MS,
-    )
-
-
-def _local_ask(each: Demanded) -> Ask | None:
-    """This agent's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
-    charge, spec = each.charge, each.policy.spec
-    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
-        return None
-    micro = round(spec.local_fraction * 1_000_000)
-    burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
-    return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
-
-
-def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer:
-    return msgspec.structs.replace(
-        answer,
-        allowed=local.allowed,
-        limit=ask.burst,
-        remaining=local.remaining,
-        reset_ms=local.reset_ms,
-        retry_after_ms=0 if local.allowed else local.retry_after_ms or RETRY_WHEN_DEGRADED_MS,
-    )
-
-
-def _answer(allowed: bool, degraded: str | None, answers: list[PolicyAnswer]) -> CheckAnswer:
-    denials = [answer for answer in answers if not answer.allowed]
-    last = max(denials, key=lambda answer: answer.retry_after_ms, default=None)
-    return CheckAnswer(
-        allowed=allowed,
-        degraded=degraded,  # type: ignore[arg-type]  # the modes of StoreFailure
-        policies=answers,
-        denied_by=None if last is None else last.policy,
-        retry_after_ms=0 if last is None else last.retry_after_ms,
-    )
-
-
-MEETS_NO_POLICY = Verdict(_answer(True, None, []), [])
+MEETS_NO_POLICY = Verdict(answer_of(True, None, []), [])
 
 
 def _window_s(each: Demanded) -> int:

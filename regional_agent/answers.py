@@ -64,6 +64,19 @@ class CheckAnswer(Struct, frozen=True, kw_only=True):
     blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
 
 
+def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
+    """Denied by the policy that is asked again last."""
+    denials = [policy for policy in policies if not policy.allowed]
+    last = max(denials, key=lambda policy: policy.retry_after_ms, default=None)
+    return CheckAnswer(
+        allowed=allowed,
+        degraded=degraded,  # type: ignore[arg-type]  # the modes of StoreFailure
+        policies=policies,
+        denied_by=None if last is None else last.policy,
+        retry_after_ms=0 if last is None else last.retry_after_ms,
+    )
+
+
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a check alone would have been answered: its status, and its answer or the problem instead of one."""
 

@@ -37,6 +37,22 @@ class CheckCounts(Collector):
         yield seconds
 
 
+class JournalMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.units = Counter(
+            "leasehold_journal_units", "Units of allowances admitted without the store.", registry=registry
+        )
+        self.booked = Counter("leasehold_journal_booked_units", "Of these, units that are booked.", registry=registry)
+        self.flushes = Counter(
+            "leasehold_journal_flushes", "Times that the journal was written and flushed.", registry=registry
+        )
+        self.failures = Counter(
+            "leasehold_journal_failures",
+            "Times that the journal took nothing, so that allowances failed closed.",
+            registry=registry,
+        )
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -48,6 +64,7 @@ class Metrics:
             ["policy", "mode"],
             registry=self.registry,
         )
+        self.journal = JournalMetrics(self.registry)
         self.degraded_entries = Counter(
             "leasehold_degraded_entries", "Times that the store began to be left alone.", registry=self.registry
         )

@@ -14,21 +14,24 @@ from protocol.messages import Versions
 from protocol.policy import PolicyBundle
 from regional_agent.admission import Admission
 from regional_agent.blocks import Blocks
+from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import Breaker
 from regional_agent.feeds import Feed
 from regional_agent.hearing import SignalListener
+from regional_agent.journal import Journal, JournalDirectory
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies, edges_ms
 from regional_agent.reporting import FAILURES, Conversation
-from regional_agent.settings import AgentSettings
+from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Fenced, Scripts
+from regional_agent.without_store import WithoutStore
 
 log = structlog.get_logger()
 
@@ -57,16 +60,10 @@ class Region:
         self.leasing = Leasing(clock)
         gatherer = Gatherer(self.scripts, self.guard)
         self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
-        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, self.metrics, clock)
-        self.conversation = Conversation(
-            scripts=self.scripts,
-            coordinator=self._coordinator,
-            leasing=self.leasing,
-            life=self.life,
-            metrics=self.metrics,
-            clock=clock,
-            interval_ms=settings.report_interval_ms,
-        )
+        self.journal = _journal(settings, clock, self.metrics)
+        without_store = WithoutStore(self.journal, self.metrics, clock)
+        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, self.metrics, clock)
+        self.conversation = self._new_conversation(without_store)
         self._signals = SignalListener(
             coordinator=self._coordinator,
             scripts=self.scripts,
@@ -94,9 +91,23 @@ class Region:
         )
         self.conversation.heard_of = self._hear_of
 
+    def _new_conversation(self, without_store: WithoutStore) -> Conversation:
+        allowances = without_store.allowances
+        return Conversation(
+            scripts=self.scripts,
+            coordinator=self._coordinator,
+            leasing=self.leasing,
+            life=self.life,
+            journal=JournalBooking(self.journal, allowances, self._coordinator, self.scripts, self.guard, self._clock),
+            metrics=self.metrics,
+            clock=self._clock,
+            interval_ms=self.settings.report_interval_ms,
+        )
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """From the first connection to the last words."""
+        self.journal.recover()
         self.store.keep()
         parts: list[Part] = [self.life, self.conversation, self._signals, self._policies, self._blocks]
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
@@ -162,6 +173,13 @@ class Region:
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.guard.state)
         self.metrics.degraded_seconds.set(self.guard.degraded_ms() / 1000)
+
+
+def _journal(settings: AgentSettings, clock: Clock, metrics: Metrics) -> Journal:
+    path = journal_of(settings)
+    disk = JournalDirectory(path) if path is not None else None
+    limits = {"most_bytes": settings.journal_max_bytes, "most_ms": settings.journal_max_ms}
+    return Journal(disk, clock, metrics.journal, **limits)
 
 
 class Part(Protocol):

@@ -29,6 +29,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.policy import Rate
+from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.domain.refill import LONGEST_PAUSE_MS as LONGEST_REFUSAL_MS
 from regional_agent.leasing import Leasing
@@ -76,6 +77,7 @@ class Conversation:
         coordinator: CoordinatorClient,
         leasing: Leasing,
         life: LifeKeeper,
+        journal: JournalBooking,
         metrics: Metrics,
         clock: Clock,
         interval_ms: int,
@@ -84,6 +86,7 @@ class Conversation:
         self._coordinator = coordinator
         self._leasing = leasing
         self._life = life
+        self._journal = journal
         self._metrics = metrics
         self._clock = clock
         self._interval_ms = interval_ms
@@ -114,6 +117,7 @@ class Conversation:
     async def finish(self, *, return_unspent: bool) -> None:
         """The last words: what was spent is booked and, where the agent is told to, the rest returned."""
         life = self._life.current
+        await self._journal.book_last(life)
         if life is None:
             return
         if return_unspent:
@@ -149,8 +153,10 @@ class Conversation:
     async def _speak(self) -> None:
         life = self._life.current
         try:
+            await self._journal.book(life)
             if life is None:
                 await self._wait_for_life()
+                self._pause_ms = 0
             else:
                 await self._look_back(life)
                 await self._say_what_is_due(life)

@@ -39,6 +39,9 @@ class AgentSettings(Settings):
     breaker_pause_ms: int = Field(default=1000, ge=1, le=60_000, examples=[1000])
     return_on_stop: bool = Field(default=False, examples=["false"])
     state_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold"])
+    journal_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold/journal"])
+    journal_max_bytes: int = Field(default=16 * 1024 * 1024, ge=4096, examples=[16_777_216])
+    journal_max_ms: int = Field(default=15 * 60_000, ge=1000, examples=[900_000])
     max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
     log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
@@ -61,6 +64,12 @@ class AgentSettings(Settings):
                 " others can reach asks them for a token. Example: LEASEHOLD_AGENT_SERVICE_TOKEN=<a long random text>"
             )
         return self
+
+
+def journal_of(settings: AgentSettings) -> Path | None:
+    """Where its journal is, if it has one: with its state, unless it is told otherwise."""
+    own = settings.state_dir / "journal" if settings.state_dir is not None else None
+    return settings.journal_dir or own
 
 
 def is_loopback(host: str) -> bool:

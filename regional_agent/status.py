@@ -95,6 +95,8 @@ def faults_of(region: Region) -> list[str]:
         faults.append("the region has no epoch")
     elif any(epoch == region.life.current.epoch for epoch, _ in region.conversation.stopped_lanes):
         faults.append("a lane has stopped; see /v1/status")
+    if region.journal.fault is not None:
+        faults.append(f"allowances fail closed: {region.journal.fault}")
     if region.admission.policies is None:
         faults.append("no policies have been heard yet")
     if region.admission.blocks is None:

@@ -1,17 +1,12 @@
-"""Periods follow the calendar: an hour, a day or a month in UTC. The id says which, and is what leases are named by.
-
-    2026-11-18T09   hour        2026-11-18   day        2026-11   month
-
-The shape of an id tells its kind, so one table of formats serves both ways.
-"""
+"""Periods follow the calendar: an hour, a day or a month in UTC. The id says which, and is what leases are named by."""
 
 import functools
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from protocol.periods import PERIOD_FORMATS, period_id
 from protocol.policy import PeriodKind
 
-_FORMATS = {PeriodKind.HOUR: "%Y-%m-%dT%H", PeriodKind.DAY: "%Y-%m-%d", PeriodKind.MONTH: "%Y-%m"}
 _MINUTE = timedelta(minutes=1)
 _MILLISECOND = timedelta(milliseconds=1)
 PERIODS_REMEMBERED = 1_000  # parsed: the same few are named again and again
@@ -55,12 +50,12 @@ def period_at(kind: PeriodKind, moment: datetime) -> Period:
 
 @functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def _period(kind: PeriodKind, starts_at: datetime) -> Period:
-    return Period(starts_at.strftime(_FORMATS[kind]), kind, starts_at, _end(kind, starts_at))
+    return Period(period_id(kind, starts_at), kind, starts_at, _end(kind, starts_at))
 
 
 def current_ids(now: datetime) -> set[str]:
     """Of the periods that hold the moment, of each kind."""
-    return {period_at(kind, now).id for kind in _FORMATS}
+    return {period_at(kind, now).id for kind in PERIOD_FORMATS}
 
 
 def is_over(period_id: str, now: datetime) -> bool:
@@ -74,7 +69,7 @@ def next_period(period: Period) -> Period:
 @functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def period_of(period_id: str) -> Period:
     """The period that an id names. Raises ValueError for what `period_at` would never name."""
-    for kind, shape in _FORMATS.items():
+    for kind, shape in PERIOD_FORMATS.items():
         period = _parsed(kind, shape, period_id)
         if period is not None:
             return period

@@ -28,10 +28,11 @@ class Dimension(StrEnum):
     REGION = "region"
     POLICY = "policy"
     PERIOD = "period"  # in which it is booked, and billed
+    DEGRADED = "degraded"  # by which failure mode it was admitted, where the region's store could not be asked
     CHARGE_PERIOD = "charge_period"  # in which it was used: another one if that was closed when it was reported
 
 
-_NOT_ROLLED_UP = {Dimension.PERIOD, Dimension.CHARGE_PERIOD}
+_NOT_ROLLED_UP = {Dimension.PERIOD, Dimension.CHARGE_PERIOD, Dimension.DEGRADED}
 
 
 class Granularity(StrEnum):

@@ -4,6 +4,9 @@ Whether the store lost data decides what the old epoch's returns are worth. The 
 all of one epoch: the current one, or one that another store's had replaced and that was believed lost since. Without
 its word, or with evidence to the contrary, data was lost.
 
+What an agent admitted by itself while its store was down is told of in an epoch of its own. That one is over from its
+beginning: it is granted nothing, and takes nobody's place.
+
 An agent that asks twice with the same nonce and fingerprint gets the same epoch; so do two agents that found the same
 nonce in their store. The region's row puts those that ask at once in a row. Its key stays free: whoever inserts a lease
 refers to it, and an exchange that does is waited for.
@@ -27,13 +30,16 @@ async def open_epoch(
     status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if status is None:
         return None
-    if status == "down":
+    if status == "down" and not request.journal:
         return EpochRefusal.REGION_DOWN
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
         return _again(known, region, request)
-    await fence(connection, region, None if request.lost_data else request.previous, now)
-    epoch: int = await connection.fetchval(_INSERT_EPOCH, region, request.nonce, request.fingerprint, lanes, now)
+    if not request.journal:
+        await fence(connection, region, None if request.lost_data else request.previous, now)
+    ended_at = now if request.journal else None
+    names = (region, request.nonce, request.fingerprint, lanes)
+    epoch: int = await connection.fetchval(_INSERT_EPOCH, *names, now, ended_at)
     heads = [genesis_head(epoch, lane) for lane in range(lanes)]
     await connection.execute(_INSERT_LANES, epoch, list(range(lanes)), heads)
     return EpochOpened(epoch=epoch, lanes=lanes)
@@ -95,6 +101,7 @@ UPDATE lease SET state = 'lost', expires_at = least(expires_at, $2)
 WHERE epoch = ANY ($1::bigint[]) AND state IN ('active', 'expired', 'fenced')
 """
 _INSERT_EPOCH = """
-INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at) VALUES ($1, $2, $3, $4, $5) RETURNING epoch
+INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at, fenced_at, state)
+VALUES ($1, $2, $3, $4, $5, $6::timestamptz, CASE WHEN $6 IS NULL THEN 'current' ELSE 'fenced' END) RETURNING epoch
 """
 _INSERT_LANES = "INSERT INTO lane (epoch, lane, head) SELECT $1, * FROM unnest($2::int[], $3::bytea[])"

@@ -90,7 +90,7 @@ _LINE = """
     transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
     transfer.region, transfer.dimensions ->> 'policy' AS policy,"""
 _BOOKED = f"""
-SELECT {_LINE} transfer.period, transfer.charge_period, transfer.units
+SELECT {_LINE} transfer.dimensions ->> 'degraded' AS degraded, transfer.period, transfer.charge_period, transfer.units
 FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
 WHERE transfer.dst = 'consumed'
     AND (report.position <= $2 OR (transfer.seq IS NULL AND ($5::bigint IS NULL OR transfer.id <= $5)))"""  # noqa: S608

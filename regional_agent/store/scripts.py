@@ -307,6 +307,11 @@ class Scripts:
         """A write: a store without memory, or that may not write to its disk, answers reads."""
         self._store.send(("SET", keys.PROBE, "1", "PX", PROBE_KEPT_MS), on_reply)
 
+    async def remember_operation(self, life: Life, digest: str, body: str, remembered_ms: int) -> None:
+        """It was admitted without the store. What it would be answered is told anew."""
+        name = keys.operation(lane_of(digest, life.lanes), digest)
+        await self._store.call("SET", name, body, "PX", remembered_ms, "NX")
+
     # --- holds -------------------------------------------------------------------------------------------------------
 
     async def tell_hold(self, fingerprint: str, hold: HoldId, action: str, amount: int = 0) -> HoldState:

@@ -108,12 +108,48 @@ def within_its_lease(world: World, _: Watch) -> Iterator[str]:
             yield f"{units} admitted in epoch {epoch}, of {lease}"
 
 
+def _of_a_journal(world: World, epoch: int) -> bool:
+    return world.ledger.epochs[epoch].fingerprint.startswith("journal:")
+
+
+def a_journal_is_booked_once(world: World, _: Watch) -> Iterator[str]:
+    """Of what was on disk, and by whichever epochs it is told."""
+    for (quota, period), (booked, kept) in _journals(world).items():
+        if booked > kept:
+            yield f"{quota} in {period}: {kept} in journals, {booked} booked"
+
+
+def _journals(world: World) -> dict[tuple[str, str], tuple[int, int]]:
+    booked: Counter[tuple[str, str]] = Counter()
+    for (epoch, key), lease in world.ledger.leases.items():
+        if _of_a_journal(world, epoch):
+            booked[key.quota, key.period] += lease.consumed
+    for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
+        if _of_a_journal(world, epoch):
+            booked[quota, charge_period] += each.consumed
+    kept: Counter[tuple[str, str]] = Counter()
+    for disk in world.disks.values():
+        kept.update(disk.kept())
+    return {name: (booked[name], kept[name]) for name in booked.keys() | kept.keys()}
+
+
+def what_was_told_without_the_store_is_on_disk(world: World, _: Watch) -> Iterator[str]:
+    kept: Counter[str] = Counter()
+    for (quota, _period), (_booked, units) in _journals(world).items():
+        kept[quota] += units
+    for quota, units in world.truth.heard_without.items():
+        if units > kept[quota]:
+            yield f"{quota}: {units} told, {kept[quota]} on disk"
+
+
 def never_booked_twice(world: World, _: Watch) -> Iterator[str]:
     booked: Counter[tuple[int, str, str]] = Counter()
     for (epoch, key), lease in world.ledger.leases.items():
-        booked[epoch, key.quota, key.period] += lease.consumed
+        if not _of_a_journal(world, epoch):
+            booked[epoch, key.quota, key.period] += lease.consumed
     for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
-        booked[epoch, quota, charge_period] += each.consumed
+        if not _of_a_journal(world, epoch):
+            booked[epoch, quota, charge_period] += each.consumed
     for about, units in booked.items():
         if units > world.truth.admitted.get(about, 0):
             yield f"{units} booked of {about}, {world.truth.admitted.get(about, 0)} admitted"
@@ -236,6 +272,8 @@ ALWAYS: tuple[Invariant, ...] = (
     never_oversold,
     within_its_lease,
     never_booked_twice,
+    a_journal_is_booked_once,
+    what_was_told_without_the_store_is_on_disk,
     totals_only_grow,
     a_store_only_moves_forward,
     no_period_begins_early,
@@ -250,6 +288,23 @@ ALWAYS: tuple[Invariant, ...] = (
 
 
 # --- when all is healed and quiet -------------------------------------------------------------------------------------
+
+
+def every_journal_is_booked(world: World, _: Watch) -> Iterator[str]:
+    """But for those of a region that is lost for ever, and what people gave up."""
+    if world.ledger_lost:
+        return
+    for region, disk in world.disks.items():
+        if region not in world.lost_regions and disk.files:
+            yield f"{sorted(disk.files)} of {region} are not booked"
+    if world.lost_regions or any(
+        _of_a_journal(world, number) and epoch.state is EpochState.RETIRED
+        for number, epoch in world.ledger.epochs.items()
+    ):
+        return
+    for (quota, period), (booked, kept) in _journals(world).items():
+        if booked != kept:
+            yield f"{quota} in {period}: {kept} in journals, {booked} booked"
 
 
 def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
@@ -390,6 +445,7 @@ def lanes_go_on(world: World, _: Watch) -> Iterator[str]:
 
 
 AT_THE_END: tuple[Invariant, ...] = (
+    every_journal_is_booked,
     booked_is_admitted,
     what_is_missing_is_bounded,
     both_sides_agree,

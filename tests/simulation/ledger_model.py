@@ -257,15 +257,17 @@ class LedgerModel:
         share = self.rows["region"].get(region)
         if share is None:
             return None, transaction
-        if share.status == "down":
+        if share.status == "down" and not request.journal:
             return EpochRefusal.REGION_DOWN, transaction
         for number, epoch in self.epochs.items():
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
-        self._fence(region, None if request.lost_data else request.previous, transaction)
+        if not request.journal:
+            self._fence(region, None if request.lost_data else request.previous, transaction)
         self._epochs += 1
         opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
-        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, EpochState.CURRENT)
+        state = EpochState.FENCED if request.journal else EpochState.CURRENT
+        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, state)
         transaction.writes[Name("epoch", self._epochs)] = epoch
         for lane in range(self.lanes):
             row = LaneRow(0, None, genesis_head(self._epochs, lane))

@@ -21,12 +21,17 @@ from coordinator.domain.books import Account, Cause, movement, post
 from coordinator.domain.granting import lease_reply
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
-from protocol.messages import EpochOpened, body_hash
+from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
+from regional_agent import booking
+from regional_agent.booking import JournalBooking
+from regional_agent.coordinator_client import CoordinatorUnavailable
+from regional_agent.journal import Journal
 from regional_agent.life import LifeKeeper
 from regional_agent.reporting import Conversation
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
+from tests.simulation.disks import VirtualSegment
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.network import Coordinators
 from tests.simulation.store_model import StoreModel
@@ -523,3 +528,54 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
 
 # What the design names and this version has no guard for, so that there is nothing to remove.
 WITHOUT_A_GUARD: dict[str, str] = {}
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+STORES_AWAY = ("store_down", "store_slow", "store_hangs_up", "kill_agent", "start_agent", "coordinator_dies_after")
+
+
+@mutant
+@drawn_from(*STORES_AWAY)
+def journal_booked_twice(world: World) -> Iterator[Any]:
+    """Each time that a journal is told of, it opens an epoch of its own."""
+    nonces = world.chance("other nonces")
+
+    def open_epoch(nonce: str, **rest: Any) -> Any:
+        return OpenEpoch(nonce=nonces.randbytes(16).hex(), **rest)
+
+    yield patch.object(booking, "OpenEpoch", open_epoch)
+
+
+@mutant
+@drawn_from(*STORES_AWAY)
+def journal_not_flushed(world: World) -> Iterator[Any]:
+    """Services are answered while the disk is at work: what is not there yet goes with its agent."""
+    real = VirtualSegment.append
+
+    async def append(self: VirtualSegment, data: bytes) -> None:
+        world.loop.create_task(real(self, data))
+
+    yield patch.object(VirtualSegment, "append", append)
+
+
+@mutant
+@drawn_from(*STORES_AWAY)
+def journal_dropped_before_its_receipt(world: World) -> Iterator[Any]:
+    """A journal is removed when it is told, whatever is answered."""
+    real = JournalBooking._book
+
+    async def book(self: JournalBooking, segment: Any, life: Any) -> None:
+        try:
+            await real(self, segment, life)
+        except CoordinatorUnavailable:
+            self._journal.drop(segment, segment.read())
+
+    yield patch.object(JournalBooking, "_book", book)
+
+
+@mutant
+@drawn_from(*STORES_AWAY)
+def leftover_journals_forgotten(world: World) -> Iterator[Any]:
+    """An agent that starts does not look for what a killed one has left."""
+    yield patch.object(Journal, "recover", lambda self: None)

@@ -38,6 +38,7 @@ from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
+from regional_agent.domain.journal import Entry, batches
 from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.world import document
@@ -96,13 +97,33 @@ class Both:
         nonce = f"{self.chance.getrandbits(128):032x}"
         previous = self.chance.choice(self.epochs[region][-2:])[0] if self.epochs[region] else None
         request = OpenEpoch(nonce=nonce, fingerprint=f"{region}-{number}", previous=previous, lost_data=lost_data)
+        epoch = await self._open(region, request)
+        self.epochs[region].append((epoch, request.fingerprint))
+        self.nonces[epoch] = nonce
+
+    async def _open(self, region: str, request: OpenEpoch) -> int:
         real = await open_epoch(self.real, region, request, LANES, self.now)
         model, transaction = self.model.open_epoch(region, request, self.now)
         self.model.commit(transaction)
         assert real == model
         assert isinstance(real, EpochOpened)
-        self.epochs[region].append((real.epoch, request.fingerprint))
-        self.nonces[real.epoch] = nonce
+        return real.epoch
+
+    async def tell_journal(self, number: int) -> None:
+        """Of what the region has leases of, and of what it has not; opened and told twice."""
+        region, fingerprint = REGIONS[number % len(REGIONS)], f"journal:{number}"
+        request = OpenEpoch(nonce=f"{number:032x}", fingerprint=fingerprint, lost_data=False, journal=True)
+        epoch = await self._open(region, request)
+        assert await self._open(region, request) == epoch
+        period = f"{self.now:%Y-%m-%dT%H}"
+        minute = int(self.now.timestamp()) // 60
+        entries = [Entry(quota, period, minute, '{"degraded":"open"}', 1 + number % 9) for quota in QUOTAS]
+        for batch in [*batches(entries, epoch, LANES)] * 2:
+            exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
+            told = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
+            await self._apply(call_of(region, told))
+        consumed = {key.quota: lease.consumed for (number, key), lease in self.model.leases.items() if number == epoch}
+        assert consumed == {entry.quota: entry.units for entry in entries}
 
     async def rebind(self, region: str) -> None:
         """Mostly as an honest store would ask; now and then it is behind, or of another life, or the epoch is over."""
@@ -349,8 +370,10 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     for region in REGIONS:
         await both.region(region, "active")
         await both.open(region, lost_data=True)
-    for _ in range(120):
+    for step in range(120):
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
+        if step % 20 == 10:
+            await both.tell_journal(step)
         await _something(both, both.chance.random())
         await both.compare()
     both.now += timedelta(hours=1)

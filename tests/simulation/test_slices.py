@@ -19,6 +19,7 @@ from regional_agent.admission import Admission
 from regional_agent.answers import Check, CheckAnswer, Mode, Subject
 from regional_agent.domain.breaker import Breaker
 from regional_agent.domain.slices import HOT, LIFE_MS, PART
+from regional_agent.journal import Journal
 from regional_agent.leasing import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies
@@ -27,6 +28,7 @@ from regional_agent.store.connection import OnReply
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Life, Scripts
+from regional_agent.without_store import WithoutStore
 from tests.simulation.stores import Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -118,7 +120,8 @@ class Agent:
         leasing = Leasing(clock)
         keeper: Any = self.life
         self.slicing = Slicing(gatherer, keeper, leasing, clock)
-        self.admission = Admission(gatherer, keeper, leasing, self.slicing, metrics, clock)
+        without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
+        self.admission = Admission(gatherer, keeper, leasing, self.slicing, without_store, metrics, clock)
         self.admission.policies = Policies(region.bundle)
 
     async def ask(self, asked: Asked) -> Said:
@@ -199,16 +202,6 @@ def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd:
     asked = [each._replace(mode="enforce") for each in asked_by(crowd)]
     said, _ = lived(asked, limit, algorithm)
     conform(said, limit)
-
-
-@pytest.mark.parametrize("algorithm", SLICED)
-def test_a_slice_melts_as_its_bucket_fills(algorithm: str) -> None:
-    """A slice of a hundred milliseconds' worth is taken from a full bucket; then comes a crowd for all there is."""
-    warm = [Asked(5_000)] * HOT
-    said, _ = lived([*warm, Asked(90_000, cost=30), *[Asked(0, cost=10)] * 120], "1000/second", algorithm)
-    conform(said, "1000/second")
-    admitted = sum(each.asked.cost for each in said[HOT + 1 :] if each.answer.allowed)
-    assert 960 <= admitted <= 1_000, "and hardly less"
 
 
 def conform(said: Sequence[Said], limit: str) -> None:

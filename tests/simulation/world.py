@@ -31,6 +31,7 @@ from regional_agent.answers import Check, Subject
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
+from tests.simulation.disks import VirtualDirectory, VirtualDisk
 from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
@@ -52,8 +53,20 @@ def document(limit: int) -> LimitsDocument:
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
     ]
     policies = [
-        {"name": "export", "quota": "exports", "by": ["tenant"], "match": {"route": "/exports"}},
-        {"name": "mail", "quota": "mails", "by": ["tenant"], "match": {"route": "/mails"}},
+        {
+            "name": "export",
+            "quota": "exports",
+            "by": ["tenant"],
+            "match": {"route": "/exports"},
+            "on_store_failure": "local",
+        },
+        {
+            "name": "mail",
+            "quota": "mails",
+            "by": ["tenant"],
+            "match": {"route": "/mails"},
+            "on_store_failure": "open",
+        },
         {"name": "export-too", "quota": "exports", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "mail-too", "quota": "mails", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "calls", "quota": "api", "by": ["tenant"], "match": {"route": "/both"}},
@@ -70,6 +83,7 @@ class Truth:
     total: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))  # enforced, by quota and period
     heard: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what services were told
     executed: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by quota
+    heard_without: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # told without the store, by quota
 
 
 @dataclass
@@ -98,6 +112,7 @@ class World:
         self.coordinators = Coordinators(self.ledger, self.clock, TERMS, self._bug)
         self.machines = {name: self._machine(name) for name in REGIONS}
         self.weather = {name: Weather(self.chance(f"weather {name}")) for name in REGIONS}
+        self.disks = {name: VirtualDisk(self.chance(f"disk {name}")) for name in REGIONS}
         self.agents: list[Agent] = []
         self.demand = dict.fromkeys(REGIONS, 0)
         self.lost_regions: set[str] = set()
@@ -172,6 +187,9 @@ class World:
             decision_timeout_ms=250,
             return_on_stop=False,
             state_dir=None,
+            journal_dir=agent.name,
+            journal_max_bytes=2_000_000,
+            journal_max_ms=900_000,
             name=agent.name,
         )
         agent.real = Region(settings, self.clock)
@@ -271,10 +289,11 @@ class World:
             return
         if not agent.is_alive:
             return
-        if verdict.answer.allowed and verdict.answer.degraded is None:
+        if verdict.answer.allowed:
+            heard = self.truth.heard if verdict.answer.degraded is None else self.truth.heard_without
             for policy in verdict.answer.policies:
                 if policy.kind == "allowance":
-                    self.truth.heard[f"{policy.quota}:tenant=acme"] += cost
+                    heard[f"{policy.quota}:tenant=acme"] += cost
 
     # --- the composition ----------------------------------------------------------------------------------------------
 
@@ -292,6 +311,7 @@ class World:
             patches.enter_context(patch.object(region_module, "StoreConnection", self._connection))
             patches.enter_context(patch.object(region_module, "CoordinatorClient", self._client))
             patches.enter_context(patch.object(life_module, "secrets", Tokens))
+            patches.enter_context(patch.object(region_module, "JournalDirectory", self._disk))
             with heard_by(self._log):
                 yield
 
@@ -301,6 +321,13 @@ class World:
     def _connection(self, url: str, **options: Any) -> VirtualConnection:
         agent = self._agent(url)
         return VirtualConnection(self.machines[agent.region], lambda: self._may_act(agent), **options)
+
+    def _disk(self, name: str) -> VirtualDirectory:
+        agent = self._agent(name)
+        return VirtualDirectory(self.disks[agent.region], agent.name, lambda: self._may_act(agent), self._lives)
+
+    def _lives(self, name: str) -> bool:
+        return self._agent(name).is_alive
 
     def _client(self, url: str, token: str, region: str) -> VirtualClient:
         agent = self._agent(token)

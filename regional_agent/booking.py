@@ -1,0 +1,126 @@
+"""A journal's way into the ledger: through the same exchange as everything else, in an epoch of its own.
+
+The segment's name opens the epoch, and its batches are the same each time they are told, so it is booked once, however
+often its agent dies on the way. The store that was away is not needed for it. If it is there, what was admitted without
+it is first put out of its reach: else its leases would admit the same units again.
+"""
+
+import msgspec
+import structlog
+
+from protocol.clock import Clock
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch, Versions
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused
+from regional_agent.domain.journal import Read, batches
+from regional_agent.domain.local_allowances import LocalAllowances
+from regional_agent.journal import Journal, Segment, units_of
+from regional_agent.store.guard import Guard
+from regional_agent.store.scripts import Life, Scripts
+
+log = structlog.get_logger()
+
+OFFER_AGAIN_MS = 30_000
+# Booked now or before; or kept for people to judge, for its epoch was retired.
+BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.STALE, ExchangeOutcome.RETIRED}
+
+
+class JournalBooking:
+    def __init__(
+        self,
+        journal: Journal,
+        allowances: LocalAllowances,
+        coordinator: CoordinatorClient,
+        scripts: Scripts,
+        guard: Guard,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._allowances = allowances
+        self._coordinator = coordinator
+        self._scripts = scripts
+        self._guard = guard
+        self._clock = clock
+        self._look_again_at_ms = clock.monotonic_ms() + OFFER_AGAIN_MS
+        self._stopped: set[str] = set()  # segments whose units the store does not have any more
+        self._again_at_ms: dict[str, int] = {}  # those that were refused: they stay on disk, for people
+
+    async def book(self, life: Life | None) -> None:
+        """All that is sealed; and what is not, once the store decides again."""
+        if self._clock.monotonic_ms() >= self._look_again_at_ms:
+            self._look_again_at_ms = self._clock.monotonic_ms() + OFFER_AGAIN_MS
+            self._journal.recover()
+        is_back = life is not None and self._guard.may_ask()
+        if is_back:
+            self._journal.seal()
+        for segment in list(self._journal.sealed):
+            if self._clock.monotonic_ms() >= self._again_at_ms.get(segment.name, 0):
+                await self._book(segment, life if is_back else None)
+
+    async def book_last(self, life: Life | None) -> None:
+        """The agent leaves."""
+        await self._journal.settle()
+        await self.book(life)
+
+    async def _book(self, segment: Segment, life: Life | None) -> None:
+        content = await segment.content()
+        try:
+            refusal = await self._tell_all(segment, content, life)
+        except CoordinatorRefused as refused:
+            refusal = str(refused)
+        if refusal is not None:
+            self._again_at_ms[segment.name] = self._clock.monotonic_ms() + OFFER_AGAIN_MS
+            log.error("a journal is refused", segment=segment.name, reason=refusal)
+            return
+        if life is not None:
+            await self._remember(content, life)
+        if self._journal.drop(segment, content):
+            for entry in content.entries:
+                self._allowances.take_back(entry.quota, entry.units)
+
+    async def _tell_all(self, segment: Segment, content: Read, life: Life | None) -> str | None:
+        """Gives why it was refused."""
+        if not content.records:
+            return None  # begun, and then the disk took nothing
+        opening = OpenEpoch(nonce=segment.name, fingerprint=f"journal:{segment.name}", lost_data=False, journal=True)
+        opened = await self._coordinator.open_epoch(opening)
+        if life is not None:
+            await self._stop(segment, content, life)
+        for batch in batches(content.entries, opened.epoch, opened.lanes):
+            outcome = await self._tell(batch, opening.fingerprint)
+            if outcome not in BOOKED:
+                return outcome.value
+        log.info("a journal is booked", segment=segment.name, epoch=opened.epoch, units=units_of(content))
+        return None
+
+    async def _tell(self, batch: FrozenBatch, fingerprint: str) -> ExchangeOutcome:
+        exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
+        request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
+        [reply] = (await self._coordinator.exchange(request)).replies
+        return reply.outcome
+
+    async def _stop(self, segment: Segment, content: Read, life: Life) -> None:
+        """Give back as much as was admitted, once. The conversation tells of it after this booking."""
+        if segment.name in self._stopped:
+            return
+        for (quota, period), units in _by_lease(content).items():
+            await self._put_out_of_reach(life, quota, period, units)
+        self._stopped.add(segment.name)
+
+    async def _put_out_of_reach(self, life: Life, quota: str, period: str, units: int) -> None:
+        fields = await self._scripts.lease_fields(life, quota)
+        if fields.get("period") == period:
+            numbers = (int(fields.get(name, 0)) for name in ("consumed", "returned", "held"))
+            available = int(fields["granted"]) + int(fields.get("overage", 0)) - sum(numbers)
+            await self._scripts.give_back(life, quota, max(0, available - units))
+
+    async def _remember(self, content: Read, life: Life) -> None:
+        for known in content.operations:
+            await self._scripts.remember_operation(life, known.digest, known.body, known.remembered_ms)
+
+
+def _by_lease(content: Read) -> dict[tuple[str, str], int]:
+    units: dict[tuple[str, str], int] = {}
+    for entry in content.entries:
+        units[entry.quota, entry.period] = units.get((entry.quota, entry.period), 0) + entry.units
+    return units

@@ -1,0 +1,116 @@
+"""What an agent admitted of allowances by itself: records that prove themselves, and the batches that tell of them.
+
+A journal is written in segments. Each is booked as a whole, in an epoch of its own: the segment's name is the nonce
+that opens it. So it does not matter how often it is told, nor whether the store that was away ever comes back.
+
+A record is a line: the checksum of its text, and the text. Records do not depend on each other, so a damaged one costs
+itself and no other. The last one may be torn, for its writer was killed: then nobody was answered.
+"""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from protocol.identifiers import lane_of
+from protocol.messages import FrozenBatch, FrozenLease, UsageLine
+
+MOST_LEASES = 400  # a message carries 500
+_CHECKSUM_BYTES = 8
+
+
+class Entry(Struct, array_like=True, frozen=True):
+    """Units of one policy's requests in one minute."""
+
+    quota: str
+    period: str
+    minute: int
+    dimensions: str  # JSON, keys in order
+    units: int
+
+
+class Known(Struct, array_like=True, frozen=True):
+    """An operation that was admitted: its retry is not charged again."""
+
+    digest: str
+    body: str
+    remembered_ms: int
+
+
+class Record(Struct, array_like=True, frozen=True):
+    """What was admitted together."""
+
+    entries: list[Entry]
+    operations: list[Known]
+
+
+class Read(NamedTuple):
+    records: list[Record]
+    damaged: int  # records that are not what was written; a torn end is none of them
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        return (entry for record in self.records for entry in record.entries)
+
+    @property
+    def operations(self) -> Iterator[Known]:
+        return (operation for record in self.records for operation in record.operations)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Record).decode
+
+
+def packed(record: Record) -> bytes:
+    return _checked(_encode(record)) + b"\n"
+
+
+def read(raw: bytes) -> Read:
+    *lines, torn = raw.split(b"\n")
+    records = [_record(line) for line in lines]
+    while records and records[-1] is None and not torn:
+        records.pop()  # its end was written before its beginning: a disk may do that
+    whole = [record for record in records if record is not None]
+    return Read(whole, damaged=len(records) - len(whole))
+
+
+def _record(line: bytes) -> Record | None:
+    text = line[_CHECKSUM_BYTES + 1 :]
+    return _decode(text) if line == _checked(text) else None
+
+
+def _checked(text: bytes) -> bytes:
+    return b"%08x %s" % (zlib.crc32(text), text)
+
+
+def summed(entries: Iterable[Entry]) -> list[Entry]:
+    """One for each line of usage, in order."""
+    units: dict[tuple[str, str, int, str], int] = defaultdict(int)
+    for entry in entries:
+        units[entry.quota, entry.period, entry.minute, entry.dimensions] += entry.units
+    return [Entry(*line, total) for line, total in sorted(units.items())]
+
+
+def batches(entries: Iterable[Entry], epoch: int, lanes: int) -> Iterator[FrozenBatch]:
+    """What the coordinator is told, the same each time; of each lane, numbered from 1 on."""
+    lines: dict[tuple[str, str], list[UsageLine]] = defaultdict(list)
+    for entry in summed(entries):
+        dimensions = msgspec.json.decode(entry.dimensions, type=dict[str, str])
+        lines[entry.quota, entry.period].append(
+            UsageLine(minute=entry.minute, dimensions=dimensions, units=entry.units)
+        )
+    by_lane: dict[int, list[FrozenLease]] = defaultdict(list)
+    for (quota, period), told in lines.items():
+        by_lane[lane_of(quota, lanes)].append(_lease(quota, period, told))
+    for lane, leases in sorted(by_lane.items()):
+        for seq, at in enumerate(range(0, len(leases), MOST_LEASES), start=1):
+            yield FrozenBatch(epoch=epoch, lane=lane, seq=seq, leases=leases[at : at + MOST_LEASES])
+
+
+def _lease(quota: str, period: str, lines: list[UsageLine]) -> FrozenLease:
+    """Nothing was granted to it: the coordinator covers what was consumed."""
+    consumed = sum(line.units for line in lines)
+    return FrozenLease(quota=quota, period=period, granted=0, overage=0, consumed=consumed, returned=0, lines=lines)

@@ -1,0 +1,257 @@
+"""What an agent admits of allowances while it cannot ask its store: on disk before anybody is answered.
+
+What is admitted in one turn, and while the disk is at work, is written together and flushed once. When the store
+decides again the segment is *sealed*: nothing is added to it any more, and it is booked (`booking.py`). What an agent
+that was killed has left is found by whichever agent starts in that directory, or lives there.
+"""
+
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from protocol.clock import Clock
+from regional_agent.domain.journal import Entry, Known, Read, Record, packed, read, summed
+from regional_agent.domain.remembered import Remembered
+from regional_agent.metrics import JournalMetrics
+
+log = structlog.get_logger()
+
+MOST_WAITING = 10_000
+MOST_OPERATIONS = 10_000
+NAME_BYTES = 16
+SUFFIX, DAMAGED = ".journal", ".damaged"
+
+OnKept = Callable[[bool], None]
+
+
+class Segment(Protocol):
+    name: str
+
+    async def append(self, data: bytes) -> None:
+        """When it returns the data are durable. Raises OSError; then none of them are."""
+
+    async def content(self) -> Read: ...
+
+    def read(self) -> Read:
+        """The same, at once: before there is anybody to wait for."""
+
+    def remove(self, *, keep_a_copy: bool) -> None: ...
+
+
+class Disk(Protocol):
+    def left(self) -> Sequence[Segment]:
+        """Segments that nobody writes to any more."""
+
+    async def begin(self) -> Segment: ...
+
+
+class Journal:
+    def __init__(
+        self, disk: Disk | None, clock: Clock, metrics: JournalMetrics, *, most_bytes: int, most_ms: int
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._metrics = metrics
+        self._most_bytes = most_bytes
+        self._most_ms = most_ms
+        self._segment: Segment | None = None
+        self._bytes = 0
+        self._began_at_ms = 0
+        self._waiting: list[tuple[list[Entry], Known | None, OnKept]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._operations: Remembered[str, str] = Remembered(MOST_OPERATIONS)
+        self._left: set[str] = set()  # by another agent, or an earlier life of this one
+        self.sealed: list[Segment] = []
+        self.fault: str | None = None
+
+    def recover(self) -> None:
+        """What was left here by who is gone is booked, and its operations are known again."""
+        found = [] if self._disk is None else list(self._disk.left())
+        for segment in found:
+            self._left.add(segment.name)
+            self.sealed.append(segment)
+            for operation in segment.read().operations:
+                self._operations.put(operation.digest, operation.body)
+        if found:
+            log.warning("a journal was left here, and is booked now", segments=len(found))
+
+    # --- admitting ---------------------------------------------------------------------------------------------------
+
+    def keep(self, entries: list[Entry], operation: Known | None, on_kept: OnKept) -> None:
+        """Told True once it is durable. False: it is not there, and never will be."""
+        reason = self._why_not()
+        if reason is not None:
+            self._failed(reason)
+            on_kept(False)
+            return
+        self._waiting.append((entries, operation, on_kept))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="journal")
+
+    def body_of(self, operation: str) -> str | None:
+        """Of an operation that was admitted here; None if it is not known."""
+        return self._operations.get(operation)
+
+    def _why_not(self) -> str | None:
+        if self._disk is None:
+            return "this agent has no journal: LEASEHOLD_AGENT_JOURNAL_DIR is not set"
+        if len(self._waiting) >= MOST_WAITING:
+            return "too many requests wait for the journal's disk"
+        if self._segment is not None and self._clock.monotonic_ms() >= self._began_at_ms + self._most_ms:
+            return "the store has been away for longer than the journal is kept"
+        return None
+
+    async def _write(self) -> None:
+        await asyncio.sleep(0)  # the rest of this turn goes along
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                is_kept = await self._flush(waiting)
+                for entries, operation, on_kept in waiting:
+                    if is_kept:
+                        self._kept(entries, operation)
+                    on_kept(is_kept)
+        finally:
+            self._writer = None
+
+    async def _flush(self, waiting: Sequence[tuple[list[Entry], Known | None, OnKept]]) -> bool:
+        entries = summed(entry for entries, _, _ in waiting for entry in entries)
+        data = packed(Record(entries, [operation for _, operation, _ in waiting if operation is not None]))
+        try:
+            await self._append(data)
+        except OSError as error:
+            self._failed(f"the journal cannot be written: {error}")
+            return False
+        self.fault = None
+        self._metrics.flushes.inc()
+        return True
+
+    async def _append(self, data: bytes) -> None:
+        assert self._disk is not None
+        if self._segment is None:
+            self._segment, self._bytes, self._began_at_ms = await self._disk.begin(), 0, self._clock.monotonic_ms()
+        if self._bytes + len(data) > self._most_bytes:
+            raise OSError(f"it is full: more than {self._most_bytes} bytes since the store went away")
+        await self._segment.append(data)
+        self._bytes += len(data)
+
+    def _kept(self, entries: list[Entry], operation: Known | None) -> None:
+        self._metrics.units.inc(sum(entry.units for entry in entries))
+        if operation is not None:
+            self._operations.put(operation.digest, operation.body)
+
+    def _failed(self, reason: str) -> None:
+        self._metrics.failures.inc()
+        if reason != self.fault:
+            log.error("allowances fail closed", reason=reason)
+        self.fault = reason
+
+    # --- booking -----------------------------------------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """The store decides: what was admitted until now is booked, and what comes goes into another segment."""
+        self.fault = None
+        if self._segment is not None and self._writer is None:
+            self.sealed.append(self._segment)
+            self._segment = None
+
+    async def settle(self) -> None:
+        """Wait for what is being written: the agent leaves."""
+        while self._writer is not None:
+            await asyncio.wait([self._writer])
+        self.seal()
+
+    def drop(self, segment: Segment, content: Read) -> bool:
+        """All of it is booked. True if it was admitted in this life."""
+        self.sealed.remove(segment)
+        self._metrics.booked.inc(units_of(content))
+        if content.damaged:
+            log.error("records of a journal are damaged", segment=segment.name, records=content.damaged)
+        segment.remove(keep_a_copy=content.damaged > 0)
+        return segment.name not in self._left
+
+
+def units_of(content: Read) -> int:
+    return sum(entry.units for entry in content.entries)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class FileSegment:
+    """Locked as long as its agent lives: who finds it unlocked may have it."""
+
+    def __init__(self, path: Path, file: int, end: int) -> None:
+        self.name = path.stem
+        self._path = path
+        self._file = file
+        self._end = end
+
+    async def append(self, data: bytes) -> None:
+        await asyncio.to_thread(self._append, data)
+
+    def _append(self, data: bytes) -> None:
+        """What was written in part is taken back, so that nothing is found there later that nobody was told of."""
+        try:
+            written = 0
+            while written < len(data):  # a disk that takes a part only says at the next try why
+                written += os.pwrite(self._file, data[written:], self._end + written)
+            os.fdatasync(self._file)
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            os.fdatasync(self._file)
+            raise
+        self._end += len(data)
+
+    async def content(self) -> Read:
+        return await asyncio.to_thread(self.read)
+
+    def read(self) -> Read:
+        return read(self._path.read_bytes())
+
+    def remove(self, *, keep_a_copy: bool) -> None:
+        if keep_a_copy:
+            self._path.rename(self._path.with_suffix(DAMAGED))
+        else:
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+
+class JournalDirectory:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def left(self) -> list[FileSegment]:
+        self._path.mkdir(parents=True, exist_ok=True)
+        return [segment for path in sorted(self._path.glob(f"*{SUFFIX}")) if (segment := _taken_over(path))]
+
+    async def begin(self) -> FileSegment:
+        return await asyncio.to_thread(self._begin)
+
+    def _begin(self) -> FileSegment:
+        path = self._path / f"{secrets.token_hex(NAME_BYTES)}{SUFFIX}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        directory = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        return FileSegment(path, file, 0)
+
+
+def _taken_over(path: Path) -> FileSegment | None:
+    """None if another agent lives that writes to it."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return None
+    return FileSegment(path, file, os.fstat(file).st_size)

@@ -1,0 +1,200 @@
+"""What a failure means: where the store cannot be asked, each policy's `on_store_failure` answers, and it is said so.
+
+The strictest of a request's policies decides: all or nothing here, too. Rates are counted in memory. Of an allowance
+nothing is admitted that is not in the journal, on disk, before the answer; and nothing for a request that the store was
+asked about and did not answer: it may have been spent there.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from protocol.clock import Clock
+from protocol.periods import period_id
+from protocol.policy import PeriodKind, StoreFailure
+from regional_agent.answers import CheckAnswer, PolicyAnswer, answer_of
+from regional_agent.domain.journal import Entry, Known
+from regional_agent.domain.local_allowances import Ask as AllowanceAsk
+from regional_agent.domain.local_allowances import LocalAllowances
+from regional_agent.domain.local_rates import Ask, LocalAnswer, LocalRates, fraction_of
+from regional_agent.journal import Journal
+from regional_agent.metrics import Metrics
+from regional_agent.policies import Demanded
+from regional_agent.store.scripts import AllowanceCharge, Decision, OperationConflict, RateCharge, Request
+
+RETRY_WHEN_DEGRADED_MS = 1000
+STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
+
+OnAnswer = Callable[[CheckAnswer | Exception], None]
+
+
+class WithoutStore:
+    def __init__(self, journal: Journal, metrics: Metrics, clock: Clock) -> None:
+        self._journal = journal
+        self.allowances = LocalAllowances()
+        self._metrics = metrics
+        self._clock = clock
+        self._rates = LocalRates()
+
+    def note(self, demanded: Sequence[Demanded], decision: Decision) -> None:
+        """What the store says of allowances, for the time when it does not."""
+        now_ms = self._clock.monotonic_ms()
+        for each, policy in zip(demanded, decision.policies, strict=True):
+            if _mode(each) is StoreFailure.LOCAL and isinstance(each.charge, AllowanceCharge):
+                self.allowances.note(each.charge.quota, policy.available, now_ms + policy.reset_ms)
+
+    def decide(
+        self, demanded: Sequence[Demanded], request: Request, on_answer: OnAnswer, *, may_be_spent: bool
+    ) -> None:
+        """At once, or when the journal's disk has it."""
+        for each in demanded:
+            spec = each.policy.spec
+            self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
+        mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
+        counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
+        if mode is StoreFailure.CLOSED or (counted and may_be_spent):
+            on_answer(_closed(demanded))
+            return
+        answers = self._answers(demanded, request.mode)
+        answer = answer_of(all(each.allowed for each in answers), mode.value, answers)
+        if counted and answer.allowed and request.mode != "peek":
+            self._keep(demanded, counted, request, answer, on_answer)
+        else:
+            on_answer(answer)
+
+    def answered_before(self, demanded: Sequence[Demanded], request: Request) -> CheckAnswer | Exception | None:
+        """What this agent's journal knows of the request's operation, whether the store is there or not."""
+        operation = request.operation
+        body = None if operation is None else self._journal.body_of(operation.digest)
+        if operation is None or body is None:
+            return None
+        if body != operation.body:
+            return OperationConflict()
+        mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
+        return answer_of(True, mode.value, [_answer(each, allowed=True) for each in demanded])
+
+    def _answers(self, demanded: Sequence[Demanded], mode: str) -> list[PolicyAnswer]:
+        """What is local passes as far as this agent's part of it goes, and the rest is open."""
+        answers = [_answer(each, allowed=True) for each in demanded]
+        self._count_allowances(demanded, answers, mode)
+        if all(answer.allowed for answer in answers):
+            self._count_rates(demanded, answers, mode)
+        return answers
+
+    def _count_allowances(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
+        asks = {place: ask for place, each in enumerate(demanded) if (ask := _allowance_ask(each)) is not None}
+        now_ms = self._clock.monotonic_ms()
+        for (place, ask), left in zip(asks.items(), self.allowances.left(asks.values(), now_ms), strict=True):
+            fits = left >= 0 or mode == "adjust"
+            answers[place] = msgspec.structs.replace(
+                answers[place],
+                allowed=fits,
+                limit=self.allowances.budget(ask, now_ms),
+                remaining=max(0, left if fits else left + ask.cost),
+                retry_after_ms=0 if fits else RETRY_WHEN_DEGRADED_MS,
+            )
+
+    def _count_rates(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
+        asks = {place: ask for place, each in enumerate(demanded) if (ask := _rate_ask(each)) is not None}
+        told = self._rates.decide(list(asks.values()), self._clock.monotonic_ms(), mode)
+        for (place, ask), local in zip(asks.items(), told, strict=True):
+            answers[place] = _locally(answers[place], ask, local)
+
+    # --- on disk -----------------------------------------------------------------------------------------------------
+
+    def _keep(
+        self,
+        demanded: Sequence[Demanded],
+        counted: Sequence[Demanded],
+        request: Request,
+        answer: CheckAnswer,
+        on_answer: OnAnswer,
+    ) -> None:
+        entries = [self._entry(each) for each in counted]
+        for entry in entries:
+            self.allowances.give(entry.quota, entry.units)
+        known = None if request.operation is None else Known(*request.operation)
+        self._journal.keep(entries, known, partial(self._kept, demanded, entries, answer, on_answer))
+
+    def _kept(
+        self,
+        demanded: Sequence[Demanded],
+        entries: Sequence[Entry],
+        answer: CheckAnswer,
+        on_answer: OnAnswer,
+        is_kept: bool,
+    ) -> None:
+        if is_kept:
+            on_answer(answer)
+            return
+        for entry in entries:
+            self.allowances.take_back(entry.quota, entry.units)
+        on_answer(_closed(demanded))
+
+    def _entry(self, each: Demanded) -> Entry:
+        """By this machine's calendar: who could say otherwise is away."""
+        now, quota = self._clock.now(), each.policy.quota
+        dimensions = msgspec.json.decode(each.policy.dimensions, type=dict[str, str])
+        told = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
+        period = period_id(PeriodKind(str(quota.period)), now)
+        minute = int(now.timestamp()) // 60
+        return Entry(each.charge.quota, period, minute, msgspec.json.encode(told).decode(), each.charge.cost)
+
+
+def _mode(each: Demanded) -> StoreFailure:
+    return each.policy.spec.on_store_failure
+
+
+def _closed(demanded: Sequence[Demanded]) -> CheckAnswer:
+    """Denied by the policies that fail closed, or else by the allowances, of which nothing can be kept now."""
+    is_closed = any(_mode(each) is StoreFailure.CLOSED for each in demanded)
+    answers = [
+        _answer(
+            each, allowed=_mode(each) is not StoreFailure.CLOSED if is_closed else isinstance(each.charge, RateCharge)
+        )
+        for each in demanded
+    ]
+    return answer_of(False, StoreFailure.CLOSED.value, answers)
+
+
+def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
+    charge = each.charge
+    return PolicyAnswer(
+        policy=each.policy.spec.name,
+        quota=each.policy.quota.name,
+        kind=each.policy.quota.kind.value,
+        allowed=allowed,
+        limit=charge.burst if isinstance(charge, RateCharge) else charge.limit,
+        remaining=0,
+        reset_ms=0,
+        retry_after_ms=0 if allowed else RETRY_WHEN_DEGRADED_MS,
+    )
+
+
+def _allowance_ask(each: Demanded) -> AllowanceAsk | None:
+    charge, spec = each.charge, each.policy.spec
+    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, AllowanceCharge):
+        return None
+    return AllowanceAsk(charge.quota, charge.cost, round(spec.local_fraction * 1_000_000))
+
+
+def _rate_ask(each: Demanded) -> Ask | None:
+    """This agent's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
+    charge, spec = each.charge, each.policy.spec
+    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
+        return None
+    micro = round(spec.local_fraction * 1_000_000)
+    burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
+    return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
+
+
+def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer:
+    return msgspec.structs.replace(
+        answer,
+        allowed=local.allowed,
+        limit=ask.burst,
+        remaining=local.remaining,
+        reset_ms=local.reset_ms,
+        retry_after_ms=0 if local.allowed else local.retry_after_ms or RETRY_WHEN_DEGRADED_MS,
+    )

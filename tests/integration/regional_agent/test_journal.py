@@ -1,0 +1,278 @@
+"""Allowances that are admitted without the store: on disk before the answer, and booked exactly once afterwards."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from leasehold import embedded
+from leasehold.processes import spawn
+from regional_agent.domain.breaker import BreakerState
+from regional_agent.domain.journal import read
+from tests.conftest import free_port
+from tests.integration.regional_agent.conftest import Agent, World, until
+from tests.integration.regional_agent.test_failures import FAILURES, Store, a_small_disk, a_store, fill
+from tests.integration.regional_agent.test_topology import PASSWORD
+
+pytestmark = pytest.mark.anyio
+
+OPEN, LOCAL, SHUT = ({"tenant": "acme", "route": f"/{route}"} for route in ("open", "local", "local/shut"))
+DOCUMENT: dict[str, Any] = {
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"},
+        {"name": "mails", "kind": "allowance", "limit": 100, "period": "month"},
+        {"name": "calls", "kind": "rate", "limit": "1000/second"},
+    ],
+    "policies": [
+        {"name": "open", "match": {"route": "/open"}, "by": ["tenant"], "quota": "exports", "on_store_failure": "open"},
+        {
+            "name": "local",
+            "match": {"route": "/local*"},
+            "by": ["tenant"],
+            "quota": "mails",
+            "on_store_failure": "local",
+            "local_fraction": 0.5,
+        },
+        {"name": "shut", "match": {"route": "/local/shut"}, "by": ["tenant"], "quota": "calls"},
+    ],
+}
+
+
+@pytest.fixture
+def its_store(tmp_path: Path) -> Iterator[Store]:
+    with a_store(tmp_path, free_port()) as store:
+        yield store
+
+
+def settings(its_store: Store, journal: Path | None, **changed: Any) -> dict[str, Any]:
+    return {
+        "store_url": its_store.url,
+        "journal_dir": journal,
+        "decision_timeout_ms": 250,
+        "breaker_failures": FAILURES,
+        "breaker_pause_ms": 20,
+    } | changed
+
+
+async def an_agent(world: World, its_store: Store, journal: Path | None, **changed: Any) -> Agent:
+    """With a lease of both allowances."""
+    assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
+    agent = await world.agent(**settings(its_store, journal, **changed))
+    for subject in (OPEN, LOCAL):
+        await until_allowed(agent.http, subject)
+        assert (await agent.check(subject, cost=40, mode="peek")).status_code == 200
+    await all_is_booked(world, 1, quota="exports")
+    return agent
+
+
+async def until_allowed(http: httpx.AsyncClient, subject: dict[str, str], degraded: str | None = None) -> int:
+    """How many were told that they may have been spent before."""
+    for refused in range(2_000):
+        try:
+            answer = await http.post("/v1/check", json={"subject": subject})
+        except httpx.TransportError:
+            await asyncio.sleep(0.02)
+            continue
+        if answer.status_code == 200 and answer.json()["policies"] and answer.json()["degraded"] == degraded:
+            return refused
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never allowed: {answer.text}")
+
+
+async def stalled(agent: Agent, its_store: Store) -> int:
+    """Gives how many requests were asked of a store that does not answer: it will decide them when it goes on."""
+    its_store.stall()
+    asked = 0
+    while agent.region.guard.state is BreakerState.CLOSED:
+        answer = await agent.check(OPEN)
+        assert (answer.status_code, answer.json()["degraded"]) == (503, "closed"), "it may have been spent"
+        asked += 1
+    assert asked == FAILURES
+    return asked
+
+
+async def all_is_booked(world: World, expected: int, **filters: str) -> None:
+    for _ in range(300):
+        if await world.usage(**filters) == expected:
+            break
+        await asyncio.sleep(0.02)
+    assert await world.usage(**filters) == expected
+
+
+async def test_what_is_open_is_booked_once_and_marked_when_the_store_is_back(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    agent = await an_agent(world, its_store, journal)
+    asked = await stalled(agent, its_store)
+    answers = await asyncio.gather(*(agent.check(OPEN, cost=2) for _ in range(20)))
+    assert {(answer.status_code, answer.json()["degraded"]) for answer in answers} == {(200, "open")}
+    [segment] = journal.iterdir()
+    assert sum(entry.units for entry in read(segment.read_bytes()).entries) == 40, "before anybody was answered"
+    flushes = agent.region.metrics.registry.get_sample_value("leasehold_journal_flushes_total")
+    assert flushes is not None
+    assert flushes <= 3, "those that wait are flushed together"
+    its_store.go_on()
+    await all_is_booked(world, 1 + asked + 40, quota="exports")
+    await until(lambda: not list(journal.iterdir()))
+    await all_is_booked(world, 40, quota="exports", degraded="open")
+    assert await agent.check(OPEN)
+    await all_is_booked(world, 2 + asked + 40, quota="exports")
+    quota = await world.quota()
+    assert quota["overage"] == 0, "what was admitted without the store was put out of its reach"
+
+
+async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    seen = (await agent.check(LOCAL, mode="peek")).json()
+    life = agent.region.life.current
+    assert seen["allowed"]
+    assert life is not None
+    fields = await agent.region.scripts.lease_fields(life, "mails:tenant=acme")
+    left = int(fields["granted"]) - int(fields["consumed"]) - int(fields.get("returned", 0))
+    await stalled(agent, its_store)
+    answers = [await agent.check(LOCAL) for _ in range(left // 2 + 3)]
+    assert [answer.status_code for answer in answers] == [200] * (left // 2) + [429] * 3
+    assert {answer.json()["degraded"] for answer in answers} == {"local"}
+    assert (await agent.check(LOCAL | {"tenant": "unseen"})).status_code == 429, "of a lease it knows nothing of"
+    assert (await agent.check(SHUT)).json()["denied_by"] == "shut"
+    peek = await agent.check(OPEN, mode="peek")
+    assert peek.json()["degraded"] == "open"
+    its_store.go_on()
+    await all_is_booked(world, 1 + left // 2, quota="mails")
+
+
+async def test_without_a_journal_an_allowance_fails_closed(world: World, its_store: Store) -> None:
+    agent = await an_agent(world, its_store, None)
+    await stalled(agent, its_store)
+    answer = await agent.check(OPEN)
+    assert (answer.status_code, answer.json()["denied_by"]) == (503, "open")
+    its_store.go_on()
+    await until_allowed(agent.http, OPEN)
+
+
+async def test_a_journal_whose_disk_is_full_takes_nothing_and_says_why(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    with a_small_disk(tmp_path / "disk") as disk:
+        agent = await an_agent(world, its_store, disk / "journal")
+        asked = await stalled(agent, its_store)
+        assert (await agent.check(OPEN)).status_code == 200
+        fill(disk / "others")
+        taken = 1
+        while (answer := await agent.check(OPEN)).status_code == 200:  # what was left of a block
+            taken += 1
+        assert (answer.status_code, answer.json()["degraded"]) == (503, "closed")
+        assert "No space left on device" in (await agent.http.get("/readyz")).text
+        (disk / "others").unlink()
+        assert (await agent.check(OPEN)).status_code == 200, "it is tried again"
+        its_store.go_on()
+        await all_is_booked(world, 1 + asked + taken + 1, quota="exports")
+        await until(lambda: not list((disk / "journal").iterdir()))
+        await world.agents.aclose()
+
+
+async def test_an_operation_that_was_admitted_without_the_store_is_charged_once(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """While the store is away, after it is back, and by another agent of the region."""
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    other = await world.agent(**settings(its_store, tmp_path / "journal"))
+    asked = await stalled(agent, its_store)
+    for _ in range(3):
+        assert (await agent.check(OPEN, operation_id="once")).json()["degraded"] == "open"
+    assert (await agent.check(OPEN, operation_id="once", cost=2)).status_code == 422
+    its_store.go_on()
+    await all_is_booked(world, 1 + asked + 1, quota="exports")
+    await until(lambda: not list((tmp_path / "journal").iterdir()))
+    for each in (agent, other):
+        await until(lambda each=each: each.region.guard.may_ask())  # type: ignore[misc]
+        assert (await each.check(OPEN, operation_id="once")).status_code == 200
+    assert (await other.check(OPEN, operation_id="once", cost=2)).status_code == 422
+    await other.check(OPEN)
+    await all_is_booked(world, 1 + asked + 1 + 1, quota="exports")
+
+
+async def test_a_journal_whose_receipt_was_lost_is_told_again_and_booked_once(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    asked = await stalled(agent, its_store)
+    for _ in range(5):
+        assert (await agent.check(OPEN)).status_code == 200
+    world.weather.swallows_replies_to = {"/exchanges"}
+    its_store.go_on()
+    await until(lambda: world.weather.swallowed >= 3)
+    assert list((tmp_path / "journal").iterdir()), "nobody knows here that it is booked"
+    world.weather.swallows_replies_to = set()
+    await until(lambda: not list((tmp_path / "journal").iterdir()))
+    await all_is_booked(world, 1 + asked + 5, quota="exports")
+
+
+@asynccontextmanager
+async def a_process(
+    world: World, its_store: Store, journal: Path, log: Path
+) -> AsyncIterator[tuple[subprocess.Popen[bytes], httpx.AsyncClient]]:
+    port = free_port()
+    environ = {
+        "REGION": "us-east",
+        "COORDINATOR_URL": world.url,
+        "COORDINATOR_TOKEN": world.tokens["us-east"],
+        "STORE_URL": embedded.store_url(its_store.port, PASSWORD),
+        "PORT": str(port),
+        "JOURNAL_DIR": str(journal),
+        "DECISION_TIMEOUT_MS": "250",
+        "BREAKER_FAILURES": "1",
+        "BREAKER_PAUSE_MS": "60000",
+    }
+    named = {f"LEASEHOLD_AGENT_{name}": value for name, value in environ.items()}
+    program = [sys.executable, "-m", "leasehold.cli", "agent"]
+    process = spawn(program, log=log, environ=os.environ | named)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{embedded.LOOPBACK}:{port}", timeout=30) as http:
+            yield process, http
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.wait)
+
+
+@pytest.mark.parametrize("dies", ["before it is told", "after it is booked"])
+async def test_an_agent_that_is_killed_tells_of_it_at_its_next_start(
+    world: World, its_store: Store, tmp_path: Path, dies: str
+) -> None:
+    assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
+    journal, log = tmp_path / "journal", tmp_path / "agent.log"
+    async with a_process(world, its_store, journal, log) as (process, http):
+        await until_allowed(http, OPEN)
+        await until(lambda: not list(journal.iterdir()))  # what was admitted before there was an epoch
+        before = await world.usage(quota="exports", degraded="open")
+        its_store.stall()
+        await until_allowed(http, OPEN, "open")
+        burst = [asyncio.create_task(http.post("/v1/check", json={"subject": OPEN})) for _ in range(200)]
+        await asyncio.wait(burst, return_when=asyncio.FIRST_COMPLETED)
+        os.kill(process.pid, signal.SIGKILL)  # some are answered, some on disk, some neither
+        answers = await asyncio.gather(*burst, return_exceptions=True)
+    heard = 1 + sum(isinstance(answer, httpx.Response) and answer.status_code == 200 for answer in answers)
+    [segment] = journal.iterdir()
+    kept = sum(entry.units for entry in read(segment.read_bytes()).entries)
+    assert heard <= kept <= 201, "nobody was told of what is not there"
+    with segment.open("ab") as torn:
+        torn.write(b"0badc0de [[[")
+    copy = shutil.copy(segment, tmp_path)
+    its_store.go_on()
+    for _ in range(1 + (dies == "after it is booked")):
+        async with a_process(world, its_store, journal, log):
+            await until(lambda: not list(journal.iterdir()), turns=6_000)
+        await all_is_booked(world, before + kept, quota="exports", degraded="open")
+        shutil.copy(copy, journal)  # as if it had died before it was dropped

@@ -1,0 +1,85 @@
+"""The disk of a region's agents: what was flushed outlives a kill; what was not is there, or in part, or not at all.
+
+Here is also the ground truth of journals: what is on disk was admitted, and is to be booked once, whoever comes after.
+"""
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from regional_agent.domain.journal import Read, read
+
+FLUSH_S = 0.003
+
+
+@dataclass
+class VirtualDisk:
+    random: random.Random
+    files: dict[str, bytes] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)  # the agent that has it locked
+    everything: dict[str, bytes] = field(default_factory=dict)  # those that are removed by now, too
+
+    def kept(self) -> dict[tuple[str, str], int]:
+        """Units by quota and period, of all that was ever durable."""
+        units: dict[tuple[str, str], int] = defaultdict(int)
+        for content in self.everything.values():
+            for entry in read(content).entries:
+                units[entry.quota, entry.period] += entry.units
+        return units
+
+    def write(self, name: str, data: bytes) -> None:
+        self.files[name] += data
+        self.everything[name] = self.files[name]
+
+
+class VirtualSegment:
+    def __init__(self, disk: VirtualDisk, name: str, may_act: Callable[[], bool]) -> None:
+        self.name = name
+        self._disk = disk
+        self._may_act = may_act
+
+    async def append(self, data: bytes) -> None:
+        """Its agent may be killed while the disk is at work."""
+        await asyncio.sleep(FLUSH_S)
+        if self._may_act():
+            self._disk.write(self.name, data)
+            return
+        self._disk.write(self.name, data[: self._disk.random.choice([0, len(data) // 2, len(data)])])
+        await asyncio.get_running_loop().create_future()  # the dead hear nothing
+
+    async def content(self) -> Read:
+        return self.read()
+
+    def read(self) -> Read:
+        return read(self._disk.files[self.name])
+
+    def remove(self, *, keep_a_copy: bool) -> None:
+        if self._may_act():
+            assert not keep_a_copy, "this disk damages nothing that was flushed"
+            del self._disk.files[self.name]
+
+
+class VirtualDirectory:
+    def __init__(
+        self, disk: VirtualDisk, agent: str, may_act: Callable[[], bool], lives: Callable[[str], bool]
+    ) -> None:
+        self._disk = disk
+        self._agent = agent
+        self._may_act = may_act
+        self._lives = lives
+
+    def left(self) -> list[VirtualSegment]:
+        free = [name for name in sorted(self._disk.files) if not self._lives(self._disk.owners[name])]
+        return [self._segment(name) for name in free]
+
+    async def begin(self) -> VirtualSegment:
+        await asyncio.sleep(FLUSH_S)
+        name = self._disk.random.randbytes(16).hex()
+        self._disk.files[name] = self._disk.everything[name] = b""
+        return self._segment(name)
+
+    def _segment(self, name: str) -> VirtualSegment:
+        self._disk.owners[name] = self._agent
+        return VirtualSegment(self._disk, name, self._may_act)

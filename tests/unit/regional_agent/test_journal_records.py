@@ -1,0 +1,88 @@
+"""What is in a journal after its writer was killed in the middle, or its disk was."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regional_agent.domain.journal import MOST_LEASES, Entry, Known, Record, batches, packed, read, summed
+from regional_agent.domain.local_allowances import Ask, LocalAllowances
+
+entries = st.builds(
+    Entry,
+    st.sampled_from(["exports:tenant=acme", "exports:tenant=%C3%A4", "mails:user=1"]),
+    st.sampled_from(["2026-11", "2026-12"]),
+    st.integers(29_000_000, 29_000_002),
+    st.sampled_from(['{"degraded":"open","policy":"export"}', '{"degraded":"local","policy":"a\\nb"}']),
+    st.integers(1, 2**40),
+)
+operations = st.builds(Known, st.text(max_size=8), st.text(max_size=8), st.integers(1, 10**9))
+records = st.builds(Record, st.lists(entries, min_size=1, max_size=4), st.lists(operations, max_size=2))
+
+
+@given(st.lists(records, min_size=1, max_size=5), st.data())
+def test_a_torn_end_costs_only_itself(written: list[Record], data: st.DataObject) -> None:
+    raw = b"".join(map(packed, written))
+    whole = len(raw) - len(packed(written[-1]))
+    cut = data.draw(st.integers(whole, len(raw) - 1))
+    assert read(raw) == (written, 0)
+    assert read(raw[:cut]) == (written[:-1], 0)
+
+
+@given(st.lists(records, min_size=2, max_size=5), st.data())
+def test_a_damaged_record_costs_only_itself_and_is_told_of(written: list[Record], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(written) - 2))
+    packs = list(map(packed, written))
+    at = data.draw(st.integers(0, len(packs[place]) - 2))
+    spoilt = bytearray(packs[place])
+    spoilt[at] ^= 0x41 if spoilt[at] ^ 0x41 != ord("\n") else 0x42
+    packs[place] = bytes(spoilt)
+    assert read(b"".join(packs)) == (written[:place] + written[place + 1 :], 1)
+
+
+@given(st.lists(entries, max_size=20), st.integers(1, 8))
+def test_batches_tell_every_unit_once_and_the_same_each_time(told: list[Entry], lanes: int) -> None:
+    made = list(batches(told, 7, lanes))
+    assert made == list(batches(reversed(told), 7, lanes))
+    leases = [lease for batch in made for lease in batch.leases]
+    assert len({(lease.quota, lease.period) for lease in leases}) == len(leases)
+    for lease in leases:
+        assert lease.consumed == sum(line.units for line in lease.lines)
+        mine = [entry for entry in told if (entry.quota, entry.period) == (lease.quota, lease.period)]
+        assert lease.consumed == sum(entry.units for entry in mine)
+    assert sum(lease.consumed for lease in leases) == sum(entry.units for entry in told)
+
+
+def test_a_lane_with_many_leases_is_told_in_several_numbers() -> None:
+    many = [Entry(f"exports:user={number}", "2026-11", 29_000_000, "{}", 1) for number in range(2 * MOST_LEASES + 1)]
+    assert [(batch.lane, batch.seq, len(batch.leases)) for batch in batches(many, 7, 1)] == [
+        (0, 1, MOST_LEASES),
+        (0, 2, MOST_LEASES),
+        (0, 3, 1),
+    ]
+
+
+@given(st.lists(entries, max_size=20))
+def test_what_is_written_together_is_one_line_for_each_line_of_usage(told: list[Entry]) -> None:
+    once = summed(told)
+    assert sum(entry.units for entry in once) == sum(entry.units for entry in told)
+    assert summed(once) == once
+
+
+@given(st.integers(-5, 100), st.lists(st.integers(1, 30), max_size=10))
+def test_all_that_is_given_of_an_allowance_is_at_most_its_fraction(available: int, costs: list[int]) -> None:
+    allowances = LocalAllowances()
+    allowances.note("mails", available, until_ms=1_000)
+    given_units = 0
+    for cost in costs:
+        [left] = allowances.left([Ask("mails", cost, 200_000)], now_ms=999)
+        if left >= 0:
+            allowances.give("mails", cost)
+            given_units += cost
+        else:
+            assert given_units + cost > max(0, available) // 5, "it would have fitted"
+    assert given_units <= max(0, available) // 5
+    allowances.take_back("mails", given_units)
+    assert allowances.left([Ask("mails", 1, 200_000)] * 2, 999) == [
+        max(0, available) // 5 - 1,
+        max(0, available) // 5 - 2,
+    ]
+    assert allowances.left([Ask("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
