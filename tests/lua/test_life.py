@@ -97,3 +97,20 @@ async def test_a_store_that_stalls_is_unavailable_and_its_late_reply_is_nobody_e
         pytest.fail("the store never came back")
     finally:
         await connection.close()
+
+
+async def test_an_epoch_goes_on_in_another_life_of_a_store_that_is_exempt_and_in_no_other(
+    scripts: Scripts, connection: StoreConnection
+) -> None:
+    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
+    fence = await scripts.read_fence()
+    assert not await scripts.rebind_epoch(fence, "life-2"), "it may have forgotten something"
+    await connection.call("HSET", keys.FENCE, "exempt", 1)
+    fence = await scripts.read_fence()
+    for other in ({"fingerprint": "life-0"}, {"nonce": "b" * 16}, {"epoch": 6}):
+        assert not await scripts.rebind_epoch(fence._replace(**other), "life-2"), other
+    assert await scripts.read_fence() == fence, "nothing was changed"
+    for _ in range(2):
+        assert await scripts.rebind_epoch(fence, "life-2")
+    assert await scripts.read_fence() == fence._replace(fingerprint="life-2")
