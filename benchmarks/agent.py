@@ -41,6 +41,7 @@ NUMBERS_OF_POLICIES = (10, 1_000, 10_000)
 MATCHES = 20_000
 POLICIES_IN_FORCE = {
     "/benchmark": ["plenty"],
+    "/sliced": ["sliced"],
     "/three": ["plenty", "plenty-too", "plenty-three"],
     "/denied": ["exhausted"],
     "/abused": ["abused"],
@@ -51,7 +52,7 @@ POLICIES_IN_FORCE = {
 def limits() -> dict[str, object]:
     plenty = f"{PLENTY_PER_SECOND}/second"
     by_name = {
-        **dict.fromkeys(("plenty", "plenty-too", "plenty-three"), (plenty, RateAlgorithm.TOKEN_BUCKET)),
+        **dict.fromkeys(("plenty", "plenty-too", "plenty-three", "sliced"), (plenty, RateAlgorithm.TOKEN_BUCKET)),
         "exhausted": ("1/hour", RateAlgorithm.FIXED_WINDOW),
         "abused": (f"{ABUSED_PER_SECOND}/second", RateAlgorithm.TOKEN_BUCKET),
         **{algorithm.value: ("10/hour", algorithm) for algorithm in RateAlgorithm},
@@ -59,7 +60,7 @@ def limits() -> dict[str, object]:
     return {
         "plans": PLANS,
         "quotas": [
-            {"name": name, "kind": "rate", "limit": limit, "algorithm": algorithm}
+            {"name": name, "kind": "rate", "limit": limit, "algorithm": algorithm, "slices": name == "sliced"}
             for name, (limit, algorithm) in by_name.items()
         ],
         "policies": [
@@ -116,6 +117,7 @@ class _Bench:
                 "EVALSHA check.lua, by our load generator": partial(by_hand, resp(*self._by_hand)),
                 "EVAL of nothing": partial(nothing, resp("EVAL", "return 1", "0")),
                 "POST /v1/check": partial(checked, "/benchmark"),
+                "of a hot key, by slices": partial(checked, "/sliced"),
                 "of three policies": partial(checked, "/three"),
                 "denied, and known to be": partial(checked, "/denied", accepted=b"HTTP/1.1 429"),
                 abuser: partial(checked, "/abused", accepted=b"HTTP/1.1"),
@@ -124,15 +126,16 @@ class _Bench:
         )
 
     async def batched(self) -> list[Row]:
-        body = json.dumps({"checks": [check("/benchmark")] * BATCH}).encode()
-        request = post("/v1/check:batch", body)
         asked = partial(load, connections=BATCHED_CONNECTIONS, seconds=self._seconds)
 
-        async def checks() -> Load:
+        async def checks(route: str) -> Load:
+            request = post("/v1/check:batch", json.dumps({"checks": [check(route)] * BATCH}).encode())
             return times(await asked(self._agent, request, accepted=b"HTTP/1.1 200"), BATCH)
 
         turns = self._reference(BATCHED_CONNECTIONS, pipeline=64)
-        return await compare(turns | {"POST /v1/check:batch": partial(self._counted, checks)}, self._repeats)
+        ours = {"POST /v1/check:batch": "/benchmark", "of a hot key, by slices": "/sliced"}
+        counted = {name: partial(self._counted, partial(checks, route)) for name, route in ours.items()}
+        return await compare(turns | counted, self._repeats)
 
     async def draw_latencies(self) -> None:
         """Under load that comes on a schedule, up to more than can be borne."""

@@ -75,6 +75,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     "idempotency-key-reused": ProblemKind(
         422, "Idempotency-Key used twice", "This Idempotency-Key was used before, with another body."
     ),
+    "hold-needed": ProblemKind(
+        422,
+        "Hold needed",
+        "What is limited is how much runs at once: take a slot with POST /v1/holds, and give it back.",
+    ),
     "quota-exceeded": ProblemKind(
         429, "Quota exceeded", "A quota of this subject is spent. `retry_after_ms` says when to ask again."
     ),
@@ -86,9 +91,6 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     "internal-error": ProblemKind(
         500, "Internal error", "Something went wrong here. The log has it under the request id."
-    ),
-    "quota-kind-unsupported": ProblemKind(
-        501, "Kind of quota not served", "This version does not serve this kind of quota, and will not pretend to."
     ),
     "store-unavailable": ProblemKind(
         503, "Store unavailable", "The region's store does not answer, and the policy fails closed."

@@ -22,6 +22,9 @@ MAX_PLANS = 100
 MAX_BURST = 9_000_000
 MAX_RATE_MICRO = MAX_BURST * 1_000_000
 MAX_LOG = 10_000  # what remembers every request is bounded
+MAX_SLOTS = 10_000  # and what remembers every holder
+DEFAULT_SLOT_TTL_MS = 600_000
+MAX_SLOT_TTL_MS = 24 * 3_600_000
 MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
@@ -99,7 +102,7 @@ class QuotaSpec(Part, frozen=True):
     algorithm: str = "token_bucket"
     sharing: str = "adaptive"
     slices: bool = True  # of a hot rate an agent may take units ahead
-    slot_ttl: str | None = None
+    slot_ttl: str | None = None  # of a concurrency; DEFAULT_SLOT_TTL_MS unless it says otherwise
 
 
 class RouteMatch(Part, frozen=True):
@@ -236,8 +239,13 @@ def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
     """
     if weight <= 0 or limit.burst == 0:
         return Rate(0, 0)
-    burst = max(1, limit.burst * weight // total_weight)
+    burst = share_of(limit.burst, weight, total_weight)
     return Rate(limit.rate_micro * weight // total_weight, burst, limit.window_ms)
+
+
+def share_of(units: int, weight: int, total_weight: int) -> int:
+    """A region's part of what may be taken at once: one unit at least, where there is any."""
+    return max(1, units * weight // total_weight) if units and weight > 0 else 0
 
 
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
@@ -321,7 +329,7 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     if quota.kind is QuotaKind.ALLOWANCE:
         yield from _faults_of_allowance(where, quota)
     elif quota.kind is QuotaKind.CONCURRENCY and quota.slot_ttl is not None:
-        yield from _faults_of_duration(f"{where}.slot_ttl", quota.slot_ttl)
+        yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
     elif quota.kind is QuotaKind.RATE:
         yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
         yield from _unserved(f"{where}.sharing", quota.sharing, served=("adaptive", "strict"), planned=())
@@ -353,8 +361,10 @@ def faults_of_value(where: str, quota: QuotaSpec, value: LimitValue) -> Iterator
     """One limit, in the document or in an override."""
     if quota.kind is QuotaKind.RATE:
         yield from _faults_of_rate(where, value, quota.algorithm)
-    elif not isinstance(value, int) or not 0 <= value <= MAX_UNITS:
-        yield Fault(where, "units", f"a whole number from 0 to {MAX_UNITS} is needed, not {value!r}")
+        return
+    most = MAX_SLOTS if quota.kind is QuotaKind.CONCURRENCY else MAX_UNITS
+    if not isinstance(value, int) or not 0 <= value <= most:
+        yield Fault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
 
 
 def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[Fault]:
@@ -362,6 +372,13 @@ def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[F
         parse_rate(value, algorithm)
     except ValueError as error:
         yield Fault(where, "rate", str(error))
+
+
+def _faults_of_slot_ttl(where: str, text: str) -> Iterator[Fault]:
+    faults = list(_faults_of_duration(where, text))
+    if not faults and not 1000 <= parse_duration_ms(text) <= MAX_SLOT_TTL_MS:
+        faults = [Fault(where, "range", f"a slot is held from 1s to 24h unless it is extended, not {text!r}")]
+    yield from faults
 
 
 def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:

@@ -22,7 +22,7 @@ from regional_agent.domain.denials import Denials
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
-from regional_agent.policies import Demanded, Policies, Subject, digest
+from regional_agent.policies import Demanded, HoldNeeded, Policies, Subject, digest
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
@@ -37,6 +37,7 @@ from regional_agent.store.scripts import (
     PolicyDecision,
     RateCharge,
     Request,
+    SlotCharge,
 )
 from regional_agent.without_store import RETRY_WHEN_DEGRADED_MS, WithoutStore
 
@@ -110,7 +111,14 @@ class Admission:
         return outcome
 
     def asked(self, check: Check) -> Asked:
-        """Raises NoPoliciesYet, UnknownSubjectField or KindNotServed; nothing has happened then."""
+        """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing has happened then."""
+        asked = self._asked(check)
+        for each in asked.demanded:
+            if isinstance(each.charge, SlotCharge) and check.mode != "peek":
+                raise HoldNeeded(each.policy.spec.name)
+        return asked
+
+    def _asked(self, check: Check) -> Asked:
         if self.policies is None:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
@@ -299,7 +307,12 @@ class Admission:
         )
 
     def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:
-        """An allowance that is used up comes back with its period; one that is only elsewhere may come any moment."""
+        """An allowance that is used up comes back with its period; one that is only elsewhere may come any moment.
+
+        So may a slot, though only who is gone loses it at a time that is known.
+        """
+        if isinstance(each.charge, SlotCharge):
+            return min(policy.retry_after_ms, RETRY_WHEN_DEGRADED_MS)
         if policy.allowed or not isinstance(each.charge, AllowanceCharge):
             return policy.retry_after_ms
         final = policy.reason == DenialReason.COST_ABOVE_LIMIT or self._leasing.is_exhausted(each.charge.quota)

@@ -42,9 +42,7 @@ services = APIRouter(tags=["services"], dependencies=[Depends(ask_for_token)])
 health = APIRouter(tags=["health"])
 
 
-@services.post(
-    HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 501: None, 503: CheckAnswer})
-)
+@services.post(HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 503: CheckAnswer}))
 async def check(request: Request, region: TheRegion) -> Response:
     """May this happen now? Consumes when it may."""
     try:

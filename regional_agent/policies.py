@@ -16,6 +16,7 @@ import msgspec
 from protocol.addresses import Network, parse_network
 from protocol.identifiers import quota_key, wider_keys
 from protocol.policy import (
+    DEFAULT_SLOT_TTL_MS,
     OTHER_CLASSES,
     SLICED,
     Costs,
@@ -33,11 +34,12 @@ from protocol.policy import (
     parse_duration_ms,
     parse_rate,
     safe_share,
+    share_of,
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
 from regional_agent.domain.subjects import NO_CLASS, PLAIN_FIELDS, RouteClasses, is_within, value_of
-from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge
+from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge, SlotCharge
 
 Subject = dict[str, str]
 
@@ -52,11 +54,13 @@ class UnknownSubjectField(Exception):
         self.field = field
 
 
-class KindNotServed(Exception):
-    """A policy's quota is of a kind that this version does not serve."""
+class HoldNeeded(Exception):
+    """A policy limits how much runs at once: who takes a slot has to give it back, which a check never does."""
 
-    def __init__(self, policy: str, kind: QuotaKind) -> None:
-        super().__init__(f"policy {policy!r} limits {kind.value}, which this version does not serve")
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"policy {policy!r} limits how much runs at once: ask with POST /v1/holds, or with mode 'peek'"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class CompiledPolicy:
     costs: Costs  # by route class
     is_plain: bool  # everything that it counts by stands in the subject as it is
     wait_ms: int
+    slot_ttl_ms: int
     may_slice: bool
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
@@ -154,15 +159,18 @@ class Policies:
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
             return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions), policy.wait_ms)
-        if quota.kind is QuotaKind.RATE:
-            assert isinstance(limit, Rate)
-            rate_micro, burst, window_ms = limit
-            charge = RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice)
-            return Demanded(policy, charge)
-        raise KindNotServed(policy.spec.name, quota.kind)
+        if quota.kind is QuotaKind.CONCURRENCY:
+            assert isinstance(limit, int)
+            return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms))
+        assert isinstance(limit, Rate)
+        rate_micro, burst, window_ms = limit
+        return Demanded(policy, RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice))
 
     def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
-        """An override's, of whichever is for the narrowest subject; else the plan's. Of a rate, this region's share."""
+        """An override's, of whichever is for the narrowest subject; else the plan's.
+
+        Of a rate, and of what runs at once, this region's share.
+        """
         if quota.name in self._overridden:
             for wider in wider_keys(key):
                 if wider in self._overrides:
@@ -187,7 +195,10 @@ class Policies:
         if quota.kind is QuotaKind.RATE:
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
-        return limit if isinstance(limit, int) else 0
+        units = limit if isinstance(limit, int) else 0
+        if quota.kind is QuotaKind.CONCURRENCY:
+            return share_of(units, self._bundle.weight, self._bundle.total_weight)
+        return units
 
 
 def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
@@ -223,7 +234,7 @@ def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
 
 
 def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> CompiledPolicy:
-    match = policy.match
+    match, is_slots = policy.match, quota.kind is QuotaKind.CONCURRENCY
     return CompiledPolicy(
         spec=policy,
         quota=quota,
@@ -233,6 +244,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         costs=costs,
         is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
+        slot_ttl_ms=parse_duration_ms(quota.slot_ttl) if is_slots and quota.slot_ttl else DEFAULT_SLOT_TTL_MS,
         may_slice=quota.slices and quota.algorithm in SLICED,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,

@@ -3,10 +3,10 @@
 from doors.problems import InvalidParameter, Problem
 from regional_agent.admission import NoPoliciesYet
 from regional_agent.domain.subjects import InvalidAddress
-from regional_agent.policies import KindNotServed, UnknownSubjectField
+from regional_agent.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.store.scripts import OperationConflict
 
-REFUSALS = (UnknownSubjectField, InvalidAddress, OperationConflict, KindNotServed, NoPoliciesYet)
+REFUSALS = (UnknownSubjectField, InvalidAddress, OperationConflict, HoldNeeded, NoPoliciesYet)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -21,8 +21,8 @@ def problem_of(error: Exception) -> Problem:
         case OperationConflict():
             fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")
             return Problem("operation-conflict", fault.reason, invalid_parameters=[fault])
-        case KindNotServed():
-            return Problem("quota-kind-unsupported", str(error))
+        case HoldNeeded():
+            return Problem("hold-needed", str(error))
         case NoPoliciesYet():
             return Problem("not-ready", "the agent has no policies yet", headers={"Retry-After": "1"})
         case _:

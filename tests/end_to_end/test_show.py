@@ -140,7 +140,7 @@ def _bad_calls(stack: dict[str, Any]) -> list[tuple[int, str, str, dict[str, Any
         (431, "POST", check, {"json": {"subject": EXPORT}, "headers": {"X-Long": "x" * 20_000}}),
         (404, "GET", f"{agent}/v1/nothing", {}),
         (405, "DELETE", check, {}),
-        (501, "POST", check, {"json": {"subject": EXPORT | {"route": "/v1/reports"}}}),
+        (422, "POST", check, {"json": {"subject": EXPORT | {"route": "/v1/reports"}}}),
     ]
 
 

@@ -204,6 +204,16 @@ def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd:
     conform(said, limit)
 
 
+@pytest.mark.parametrize("algorithm", SLICED)
+def test_a_slice_melts_as_its_bucket_fills(algorithm: str) -> None:
+    """A slice of a hundred milliseconds' worth is taken from a full bucket; then comes a crowd for all there is."""
+    warm = [Asked(5_000)] * HOT
+    said, _ = lived([*warm, Asked(90_000, cost=30), *[Asked(0, cost=10)] * 120], "1000/second", algorithm)
+    conform(said, "1000/second")
+    admitted = sum(each.asked.cost for each in said[HOT + 1 :] if each.answer.allowed)
+    assert 960 <= admitted <= 1_000, "and hardly less"
+
+
 def conform(said: Sequence[Said], limit: str) -> None:
     """The burst and what the rate brings, in any time, but for the millisecond that an agent's clock counts in."""
     rate_micro, burst, _ = parse_rate(limit)

@@ -35,7 +35,7 @@ DOCUMENT: dict[str, Any] = {
     "quotas": [
         {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"},
         {"name": "api", "kind": "rate", "limit": "3/hour, burst 30"},
-        {"name": "reports", "kind": "concurrency", "limit": 5},
+        {"name": "reports", "kind": "concurrency", "limit": 6, "slot_ttl": "5m"},
     ],
     "policies": [
         {"name": "export", "match": {"route": "/v1/exports"}, "by": ["tenant"], "quota": "exports", "wait": "5s"},

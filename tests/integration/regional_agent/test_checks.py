@@ -58,9 +58,18 @@ async def test_a_rate_admits_its_regions_share_of_the_burst(world: World) -> Non
     assert await world.usage() == 0, "a rate is not money: the ledger does not know it"
 
 
-async def test_a_kind_that_is_not_served_is_refused_and_not_faked(world: World) -> None:
-    answer = await (await world.agent()).check({"tenant": "acme", "route": "/v1/reports"})
-    assert problem(answer) == (501, "/problems/quota-kind-unsupported", [])
+async def test_a_check_of_what_may_run_at_once_may_look_and_is_sent_to_the_holds(world: World) -> None:
+    """Nobody would give back what a check took."""
+    agent = await world.agent()
+    report = {"tenant": "acme", "route": "/v1/reports"}
+    for mode in ("enforce", "adjust"):
+        answer = await agent.check(report, mode=mode)
+        assert problem(answer) == (422, "/problems/hold-needed", [])
+        assert "'report'" in answer.json()["detail"]
+    peek = await agent.check(report, mode="peek")
+    [policy] = peek.json()["policies"]
+    assert (policy["kind"], policy["limit"], policy["remaining"]) == ("concurrency", 2, 2), "a third of six"
+    assert peek.headers["RateLimit-Policy"] == '"report";q=2;qu="concurrent-requests"'
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from protocol.policy import (
     parse_duration_ms,
     parse_rate,
     safe_share,
+    share_of,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -131,7 +132,8 @@ def test_what_remembers_every_request_is_bounded() -> None:
 
 
 def test_every_algorithm_of_a_rate_has_its_file() -> None:
-    assert {path.stem for path in (ROOT / "lua" / "algorithms").glob("*.lua")} - {"allowance"} == set(RateAlgorithm)
+    others = {"allowance", "concurrency"}
+    assert {path.stem for path in (ROOT / "lua" / "algorithms").glob("*.lua")} - others == set(RateAlgorithm)
 
 
 def test_durations_as_people_write_them() -> None:
@@ -200,3 +202,4 @@ def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, 
     assert sum(share.burst for share in shares) <= max(burst, burst + len(weights) - 1)
     assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
     assert safe_share(Rate(0, 0), 1, 1) == Rate(0, 0)
+    assert share_of(0, 1, 1) == 0

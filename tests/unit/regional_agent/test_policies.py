@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from protocol.policy import LimitsDocument, PolicyBundle, faults_of
-from regional_agent.policies import KindNotServed, Policies, UnknownSubjectField
-from regional_agent.store.scripts import AllowanceCharge, RateCharge
+from regional_agent.policies import Policies, UnknownSubjectField
+from regional_agent.store.scripts import AllowanceCharge, RateCharge, SlotCharge
 
 DOCUMENT: dict[str, Any] = {
     "plans": {"free": {}, "pro": {}},
@@ -16,7 +16,7 @@ DOCUMENT: dict[str, Any] = {
         {"name": "exports", "kind": "allowance", "period": "month", "limit": {"free": 10, "pro": 1000}},
         {"name": "api", "kind": "rate", "limit": "100/second, burst 200"},
         {"name": "vip", "kind": "rate", "limit": {"pro": "5/second"}},
-        {"name": "reports", "kind": "concurrency", "limit": 5},
+        {"name": "reports", "kind": "concurrency", "limit": 11},
     ],
     "policies": [
         {"name": "search", "quota": "api", "by": ["tenant"], "match": {"route": "/v1/search*"}, "cost": 5},
@@ -73,8 +73,11 @@ def test_the_requests_cost_replaces_the_policys(policies: Policies) -> None:
     ]
 
 
-def test_a_missing_field_and_an_unserved_kind_are_refused_by_name(policies: Policies) -> None:
+def test_what_may_run_at_once_is_shared_by_weight_too(policies: Policies) -> None:
+    charge = policies.demand({"tenant": "acme", "route": "/v1/reports"}, None)[0].charge
+    assert charge == SlotCharge("reports:tenant=acme", 1, 3, 600_000), "a third of eleven"
+
+
+def test_a_missing_field_is_refused_by_name(policies: Policies) -> None:
     with pytest.raises(UnknownSubjectField, match="'search' counts by 'tenant'"):
         policies.demand({"route": "/v1/search"}, None)
-    with pytest.raises(KindNotServed, match="'report' limits concurrency"):
-        policies.demand({"tenant": "acme", "route": "/v1/reports"}, None)
