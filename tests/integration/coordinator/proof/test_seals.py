@@ -129,7 +129,8 @@ async def test_a_sealer_gives_up_before_it_holds_up_everybody(database: str) -> 
         async with slow.transaction():
             await book(slow, 0)
             with pytest.raises(asyncpg.LockNotAvailableError):
-                await sealed_by(owner)
+                async with asyncio.timeout(15):
+                    await sealed_by(owner)
         assert (await sealed_by(owner)).number == 1
 
 
