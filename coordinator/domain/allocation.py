@@ -30,13 +30,13 @@ def grant_units(grantable: int, limit: int, ask: Ask) -> int:
     target = _target(limit, ask)
     if not ask.waiting and ask.available > max(target, ask.last_grant) // 2:
         return 0  # far from its low water mark: more would only lie idle
-    soon = _units_in(ask.demand_milli, 150)
+    soon = units_in(ask.demand_milli, 150)
     return min(grantable, max(min(target, _cap(grantable, ask)), ask.waiting, soon))
 
 
 def _target(limit: int, ask: Ask) -> int:
-    within_horizon = max(_units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
-    return min(within_horizon, max(limit // 200, _units_in(ask.demand_milli, 1_000)))
+    within_horizon = max(units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
+    return min(within_horizon, max(limit // 200, units_in(ask.demand_milli, 1_000)))
 
 
 def _cap(grantable: int, ask: Ask) -> int:
@@ -44,7 +44,7 @@ def _cap(grantable: int, ask: Ask) -> int:
     return max(by_demand, grantable // (8 * max(ask.regions, 1)))
 
 
-def _units_in(demand_milli: int, duration_ms: int) -> int:
+def units_in(demand_milli: int, duration_ms: int) -> int:
     return demand_milli * duration_ms // 1_000_000
 
 

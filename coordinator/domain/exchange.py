@@ -447,7 +447,7 @@ def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]
         if work.is_applied:
             for lease in books.of(work).values():
                 shelf = books.shelf(lease)
-                notices += recalls(lease, shelf)
+                notices += recalls(lease, shelf, books.grantable[lease.key], now)
                 notices += came_free(shelf, books.grantable[lease.key], now)
     return notices
 

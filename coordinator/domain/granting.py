@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units
+from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units, units_in
 from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
@@ -18,6 +18,7 @@ from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
 
 WAITS_AT_MOST = timedelta(seconds=5)
+LAST_KEPT_MS = 300
 
 
 class Wanted(NamedTuple):
@@ -178,12 +179,38 @@ def waits(lease: Lease, now: datetime) -> bool:
 # --- hints to other regions -------------------------------------------------------------------------------------------
 
 
-def recalls(lease: Lease, shelf: Shelf) -> list[Notice]:
-    """Somebody waits and nothing is left: whoever holds some is asked for what lies idle."""
-    if not lease.waiting or shelf.pool.grantable:
+def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> list[Notice]:
+    """Others are asked for what lies idle there: when nothing is left and somebody waits, and long before that each
+    time that the pool has fallen to a quarter. What a region will need itself in so short a time it keeps.
+    """
+    keep_ms = _keep_ms(lease, shelf, was_grantable)
+    if keep_ms is None:
         return []
-    signal = Signal(kind="recall", quota=lease.key.quota, keep=0)
-    return [Notice(signal, other.region) for other in _holders(shelf.others)]
+    keeps = [(other, units_in(demand_milli_of(other, now), keep_ms)) for other in shelf.others]
+    quota = lease.key.quota
+    return [
+        Notice(Signal(kind="recall", quota=quota, keep=keep), other.region)
+        for other, keep in keeps
+        if other.outstanding > keep
+    ]
+
+
+def _keep_ms(lease: Lease, shelf: Shelf, was_grantable: int) -> int | None:
+    """Half of what is left lasts so long for all; of nothing, what is spent before a grant could come."""
+    grantable = shelf.pool.grantable
+    if not grantable:
+        return LAST_KEPT_MS if lease.waiting else None
+    if not shelf.demand_milli or not has_fallen(was_grantable, grantable, shelf.pool.funded):
+        return None
+    return grantable * 1_000_000 // (2 * shelf.demand_milli)
+
+
+def has_fallen(was: int, units: int, limit: int) -> bool:
+    """Through a quarter of the limit, or a quarter of that, and so on."""
+    mark = limit // 4
+    while mark > was:
+        mark //= 4
+    return units < mark
 
 
 def came_free(shelf: Shelf, was_grantable: int, now: datetime) -> list[Notice]:

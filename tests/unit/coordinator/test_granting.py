@@ -1,10 +1,10 @@
-"""When the next period's lease is given ahead."""
+"""When the next period's lease is given ahead, and when a pool has fallen so far that idle units are asked for."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordinator.domain.granting import Terms
+from coordinator.domain.granting import Terms, has_fallen
 from coordinator.domain.period import period_at
 from protocol.policy import PeriodKind
 
@@ -23,3 +23,22 @@ def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease
     terms, period = Terms(lease_ms, 5_000), period_at(kind, NOW)
     assert terms.is_near_its_end(period, period.ends_at - lead)
     assert not terms.is_near_its_end(period, period.ends_at - lead - timedelta(microseconds=1))
+
+
+@pytest.mark.parametrize(
+    ("was", "units", "fell"),
+    [
+        (1000, 251, False),
+        (1000, 250, False),
+        (251, 249, True),
+        (250, 249, True),
+        (249, 63, False),
+        (249, 61, True),  # a sixteenth
+        (1000, 1, True),
+        (249, 260, False),
+        (1, 0, False),  # an empty pool is another matter
+        (0, 0, False),
+    ],
+)
+def test_a_pool_falls_through_a_quarter_and_a_quarter_of_that(was: int, units: int, fell: bool) -> None:
+    assert has_fallen(was, units, 1000) is fell

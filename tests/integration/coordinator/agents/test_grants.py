@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from protocol.messages import ExchangeReply
+from protocol.messages import ExchangeReply, Signal
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MAX_UNITS
 from tests.integration.coordinator.agents.conftest import (
@@ -122,6 +122,18 @@ async def test_regions_that_race_for_the_last_units_get_exactly_these(stand: Sta
     assert sum(totals) == 50
     pool = await stand.pool()
     assert (pool["unallocated"], pool["outstanding"], pool["overage"]) == (0, 50, 0)
+
+
+async def test_idle_units_are_asked_for_as_the_pool_falls_through_a_quarter(stand: Stand, agent: Agent) -> None:
+    """A region keeps what it needs for as long as half of what is left lasts for all: 100 of 200 units, at 100/s."""
+    idle, busy = await stand.agent("eu-west"), await stand.agent("ap-south")
+    await idle.say(1, wants=[want(waiting=300)])
+    await busy.say(1, wants=[want(waiting=300, demand_milli=80_000)])
+    with stand.hub.subscribe("eu-west") as idle_hears, stand.hub.subscribe("ap-south") as busy_hears:
+        await agent.say(1, wants=[want(waiting=140)])
+        await agent.say(2, lease(granted=140), wants=[want(waiting=60, demand_milli=20_000)])
+        assert await idle_hears.take(10) == [Signal(kind="recall", quota=EXPORTS, keep=0)]
+        assert await busy_hears.take(10) == [Signal(kind="recall", quota=EXPORTS, keep=80)]
 
 
 async def test_whoever_missed_the_recall_hears_it_in_the_reply(stand: Stand, agent: Agent) -> None:
