@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from protocol.clock import Clock
-from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice, put_back, taken_of
+from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.store.gathering import Gatherer
@@ -40,16 +40,26 @@ class Slicing:
         if not self._slices or request.operation is not None:
             return None  # an operation may have been admitted before, and is known to the store only
         self._look_around()
-        slices = [self._slices.get(charge.quota) for charge in request.charges]
-        costs = [charge.cost for charge in request.charges]
         now_ms = self._clock.monotonic_ms()
-        if not taken_of(slices, costs, now_ms):
+        slices = self._take(request.charges, now_ms)
+        if slices is None:
             if request.mode == "adjust":  # it takes what is not there: also what is here
                 self.give_back(request.charges)
             return None
         if request.mode == "peek":
-            put_back(slices, costs)
-        return Decision(True, False, [self._answer(each, now_ms) for each in slices if each is not None])
+            _put_back(slices, request.charges)
+        return Decision(True, False, [self._answer(each, now_ms) for each in slices])
+
+    def _take(self, charges: Iterable[Charge], now_ms: int) -> list[RateSlice] | None:
+        """All of them, or none."""
+        slices: list[RateSlice] = []
+        for charge in charges:
+            slice_ = self._slices.get(charge.quota)
+            if slice_ is None or not slice_.take(charge.cost, now_ms):
+                _put_back(slices, charges)
+                return None
+            slices.append(slice_)
+        return slices
 
     def _answer(self, slice_: RateSlice, now_ms: int) -> PolicyDecision:
         if slice_.left <= slice_.low_water and not slice_.is_under_way:
@@ -67,7 +77,7 @@ class Slicing:
             return decision
         pairs = zip(request.charges, decision.policies, strict=True)
         policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
-        return Decision(decision.allowed, decision.replayed, policies)
+        return decision._replace(policies=policies)
 
     def _told(self, charge: Charge, policy: PolicyDecision, asked_at_ms: int, now_ms: int) -> PolicyDecision:
         slice_ = self._slices.get(charge.quota)
@@ -100,12 +110,13 @@ class Slicing:
 
     def _look_around(self) -> None:
         """A store that lives another life knows nothing of what was taken; other shares are other rates."""
-        circumstances = self._life.current, self._leasing.shares_heard
-        if circumstances != self._of:
-            if circumstances[0] != self._of[0]:
-                self._slices.clear()
-            self.give_back_all()
-            self._of = circumstances
+        life, shares = self._life.current, self._leasing.shares_heard
+        if life is not self._of[0] and life != self._of[0]:
+            self._slices.clear()
+        elif shares == self._of[1]:
+            return
+        self.give_back_all()
+        self._of = life, shares
 
     def _is_hot(self, charges: Iterable[Charge], now_ms: int) -> bool:
         """All of them are: a request that needs the store for one of them needs it for all."""
@@ -172,6 +183,11 @@ class Slicing:
                 self._return(slice_, now_ms)
         if self._slices:
             self._sweep_later()
+
+
+def _put_back(slices: Iterable[RateSlice], charges: Iterable[Charge]) -> None:
+    for slice_, charge in zip(slices, charges, strict=False):  # those that were taken, from the first on
+        slice_.put_back(charge.cost)
 
 
 def _nobody_hears(_: Decision | Exception) -> None:

@@ -12,7 +12,6 @@ Units of a window belong to the window in which they were counted, a log remembe
 gives each request its own turn: none of them can be handed out later than it was taken.
 """
 
-from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 PARTS = 1_000_000_000  # of a unit, as the store counts a bucket
@@ -146,21 +145,6 @@ class Slice(Generic[C]):
     def _demand(self, now_ms: int) -> int:
         """What would be spent in a life if it went on like this."""
         return self._spent * LIFE_MS // max(1, now_ms - self._since_ms)
-
-
-def taken_of(slices: Sequence[Slice[C] | None], costs: Sequence[int], now_ms: int) -> bool:
-    """Each cost from its slice, or none of them."""
-    for done, (each, cost) in enumerate(zip(slices, costs, strict=True)):
-        if each is None or not each.take(cost, now_ms):
-            put_back(slices[:done], costs[:done])
-            return False
-    return True
-
-
-def put_back(slices: Sequence[Slice[C] | None], costs: Sequence[int]) -> None:
-    for each, cost in zip(slices, costs, strict=True):
-        assert each is not None
-        each.put_back(cost)
 
 
 class Heat:

@@ -6,7 +6,6 @@ lua/ has the scripts; the header of each is its contract.
 import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -173,8 +172,7 @@ class PolicyDecision(NamedTuple):
         return REASONS[self.code]
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     allowed: bool
     replayed: bool
     policies: list[PolicyDecision]
