@@ -37,6 +37,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
     "forbidden": ProblemKind(403, "Not permitted", "The token is valid, but has not the scope that this takes."),
     "not-found": ProblemKind(404, "Not found", "There is nothing at this path."),
+    "hold-unknown": ProblemKind(
+        404, "Hold not known", "No such hold was made in this region, or it ended so long ago that it is forgotten."
+    ),
     "method-not-allowed": ProblemKind(405, "Method not allowed", "The header Allow names the methods of this path."),
     "idempotency-key-in-flight": ProblemKind(
         409, "Still being worked on", "The first request with this Idempotency-Key has no answer yet. Ask again."
@@ -53,6 +56,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     "period-not-closable": ProblemKind(
         409, "Period not closable", "People have something to do first: `missing` lists it. Nothing was changed."
+    ),
+    "hold-ended": ProblemKind(
+        409, "Hold ended otherwise", "`state` says how, and `committed` how many units were. Nothing was changed."
     ),
     "region-down": ProblemKind(409, "Region is down", "A region whose status is `down` opens no epoch."),
     "resolution-refused": ProblemKind(

@@ -51,7 +51,7 @@ class Engine:
         """May this happen now? Raises Refused for a question that an agent would refuse."""
         check = _check(subject, cost, operation_id, mode)
         try:
-            answer, windows_s = await self.region.admission.decide(check)
+            answer, windows_s, _ = await self.region.admission.decide(check)
         except REFUSALS as error:
             problem = problem_of(error)
             raise Refused(problem.status, problem_document(problem, "", "")) from None

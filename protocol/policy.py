@@ -58,6 +58,13 @@ class StoreFailure(StrEnum):
     LOCAL = "local"
 
 
+class HoldExpiry(StrEnum):
+    """What becomes of units that were set aside when nobody has said what became of the work."""
+
+    RELEASE = "release"
+    CHARGE = "charge"
+
+
 class RateAlgorithm(StrEnum):
     """How a rate is counted: one file each in lua/algorithms."""
 
@@ -148,6 +155,7 @@ class PolicySpec(Part, frozen=True):
     ip_prefix: IpPrefix = IpPrefix()
     on_store_failure: StoreFailure = StoreFailure.CLOSED
     local_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.2  # of its region's share: what an agent gives by itself
+    on_hold_expiry: HoldExpiry = HoldExpiry.RELEASE
     wait: str = "400ms"  # at the very end of an allowance, how long a request may wait for a last unit
     shadow: bool = False
 
@@ -416,6 +424,8 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if policy.shadow:
         yield Fault(f"{where}.shadow", "supported", "shadow policies are not served by this version")
     yield from _faults_of_failure(where, policy, quota)
+    if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
+        yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
 
 
 def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:

@@ -16,9 +16,10 @@ import structlog
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
 from protocol.policy import QuotaKind
-from regional_agent.answers import Check, CheckAnswer, PolicyAnswer, Verdict, answer_of
+from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, answer_of
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
+from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -38,6 +39,7 @@ from regional_agent.store.scripts import (
     RateCharge,
     Request,
     SlotCharge,
+    part_of,
 )
 from regional_agent.without_store import RETRY_WHEN_DEGRADED_MS, WithoutStore
 
@@ -65,6 +67,7 @@ class Asked(NamedTuple):
     request: Request
     windows_s: list[int]
     blocked: Blocked | None = None  # then nothing else is known of it
+    hold_ms: int | None = None  # of a hold: how long it shall last
 
     @property
     def lasts(self) -> bool:
@@ -103,8 +106,15 @@ class Admission:
 
     async def decide(self, check: Check) -> Verdict:
         """Raises what the store's answer or the request itself makes impossible."""
+        return await self._decide(self.asked(check))
+
+    async def hold(self, hold: Hold) -> Verdict:
+        """A check, but that allowances set units aside and consume none."""
+        return await self._decide(self.asked_to_hold(hold))
+
+    async def _decide(self, asked: Asked) -> Verdict:
         told: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
-        self.submit(self.asked(check), partial(tell, told))
+        self.submit(asked, partial(tell, told))
         outcome = await told
         if isinstance(outcome, Exception):
             raise outcome
@@ -129,6 +139,16 @@ class Admission:
         operation = _operation(check, subject, demanded)
         windows_s = [_window_s(each) for each in demanded]
         return Asked(subject, demanded, Request(check.mode, charges, operation), windows_s)
+
+    def asked_to_hold(self, hold: Hold) -> Asked:
+        asked = self._asked(Check(subject=hold.subject, operation_id=hold.operation_id))
+        demanded = [each.holding(hold.units) for each in asked.demanded]
+        charges = tuple(each.charge for each in demanded)
+        operation = asked.request.operation
+        if operation is not None:
+            operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
+        request = Request("hold", charges, operation)
+        return asked._replace(demanded=demanded, request=request, hold_ms=hold.ttl_ms)
 
     def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
         """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
@@ -169,8 +189,12 @@ class Admission:
         life = self._life.current
         if life is None:
             on_decision(StoreUnavailable("the region has no epoch yet"))
-        else:
+        elif asked.hold_ms is None:
             self._gatherer.submit(life, asked.request, on_decision)
+        else:
+            parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
+            terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), asked.hold_ms)
+            self._gatherer.submit(life, asked.request._replace(hold=terms), on_decision)
 
     def _denied_before(self, asked: Asked) -> Decision | None:
         """What the store is certain to say, with its times as they are by now."""
@@ -278,6 +302,8 @@ class Admission:
             grantable = policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if grantable and isinstance(each.charge, AllowanceCharge):
                 self._leasing.note(each.charge.quota, each.charge.cost, policy)
+                if decision.hold is not None:
+                    self._leasing.note_held(each.charge.quota, each.charge.cost)
         self._without_store.note(demanded, decision)
         self._note_rates(demanded)
 
@@ -291,7 +317,7 @@ class Admission:
         for answer in answers:
             counts = self._metrics.checks.allowed if answer.allowed else self._metrics.checks.denied
             counts[answer.policy] += 1
-        return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s)
+        return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s, decision.hold)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
         return PolicyAnswer(

@@ -12,11 +12,14 @@ from msgspec import Meta, Struct
 
 from doors.problems import MEDIA_TYPE, PROBLEMS
 from protocol.blocks import BlockField
-from protocol.units import PositiveUnits
+from protocol.units import PositiveUnits, Units
+from regional_agent.domain.hold_ids import HoldId, HoldTerms
 
 MAX_BATCH = 1000
+MOST_HOLD_MS = 24 * 3600 * 1000
 
 SubjectValue = Annotated[str, Meta(min_length=1, max_length=256)]
+HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust"]
 
@@ -37,6 +40,38 @@ class Check(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_
     cost: PositiveUnits | None = None
     operation_id: OperationId | None = None
     mode: Mode = "enforce"
+
+
+class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Units to set aside of every allowance that the subject meets; of a rate each policy's own cost is spent."""
+
+    subject: Subject
+    units: PositiveUnits
+    ttl_ms: HoldMilliseconds
+    operation_id: OperationId
+
+
+class HoldCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    units: Units
+
+
+class HoldExtension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ttl_ms: HoldMilliseconds
+
+
+class HoldRelease(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class HoldStatus(Struct, frozen=True, kw_only=True):
+    """A hold as it is now. `lapsed` and `charged`: it ran out, and its policy says which. `nothing_held`: nothing
+    limits what it is for, or it was granted without the store."""
+
+    hold_id: str
+    state: Literal["open", "committed", "released", "lapsed", "charged", "nothing_held"]
+    units: int
+    committed: int
+    expires_in_ms: int
 
 
 class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +126,14 @@ class BatchAnswer(Struct, frozen=True, kw_only=True):
     items: list[BatchItem]
 
 
+class HoldAnswer(Struct, frozen=True, kw_only=True):
+    hold_id: str
+    units: int
+    expires_in_ms: int
+    degraded: Literal["open", "closed", "local"] | None
+    policies: list[PolicyAnswer]
+
+
 class Denial(CheckAnswer, frozen=True, kw_only=True):
     """A problem document (RFC 9457) that has the answer's fields, too. Its type leads to an explanation."""
 
@@ -107,6 +150,7 @@ class Verdict(NamedTuple):
 
     answer: CheckAnswer
     windows_s: Sequence[int]
+    hold: HoldTerms | None = None  # where units were set aside
 
 
 class Answered(NamedTuple):
@@ -117,6 +161,22 @@ class Answered(NamedTuple):
 
 
 _encode = msgspec.json.Encoder().encode
+
+
+def hold_answered(verdict: Verdict, hold: Hold, path: str, request_id: str) -> Answered:
+    """A denial is that of a check. Where nothing could be set aside, and the work may be done, the id says so."""
+    answer = verdict.answer
+    if not answer.allowed:
+        return answered(verdict, path, request_id)
+    held = verdict.hold or HoldTerms(HoldId.of_nothing(), hold.ttl_ms)
+    told = HoldAnswer(
+        hold_id=str(held.id),
+        units=hold.units,
+        expires_in_ms=held.ttl_ms,
+        degraded=answer.degraded,
+        policies=answer.policies,
+    )
+    return Answered(201, "application/json", headers_of(answer.policies, verdict.windows_s), _encode(told))
 
 
 def answered(verdict: Verdict, path: str, request_id: str) -> Answered:

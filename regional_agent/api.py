@@ -12,7 +12,20 @@ from doors.problems import Problem
 from doors.request_ids import request_id_of
 from doors.tokens import bearer_token, same_token
 from regional_agent.admission import tell
-from regional_agent.answers import BatchAnswer, Check, CheckAnswer, CheckBatch, answered
+from regional_agent.answers import (
+    BatchAnswer,
+    Check,
+    CheckAnswer,
+    CheckBatch,
+    Hold,
+    HoldAnswer,
+    HoldCommit,
+    HoldExtension,
+    HoldRelease,
+    HoldStatus,
+    answered,
+    hold_answered,
+)
 from regional_agent.batches import Batch, asked_of
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
@@ -61,6 +74,53 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     batch = Batch(request.url.path, request_id_of(request.scope), partial(tell, answer))
     batch.submit(region.admission, [asked_of(region.admission, check) for check in checks])
     return reply(await answer)
+
+
+@services.post(
+    "/v1/holds",
+    **described(body=Hold, answers={201: HoldAnswer, 429: CheckAnswer, 503: CheckAnswer}),
+)
+async def hold(request: Request, region: TheRegion) -> Response:
+    """Set units aside for work whose cost is not known yet."""
+    wanted = await read_body(request, Hold)
+    try:
+        verdict = await region.admission.hold(wanted)
+    except REFUSALS as refusal:
+        raise problem_of(refusal) from None
+    told = hold_answered(verdict, wanted, request.url.path, request_id_of(request.scope))
+    return Response(told.body, told.status, told.headers, told.media_type)
+
+
+@services.get("/v1/holds/{hold_id}", **described(answers={200: HoldStatus, 503: None}))
+async def look_at_hold(hold_id: str, region: TheRegion) -> Response:
+    """A hold as it is now."""
+    return reply(await region.holds.tell(hold_id, "look"))
+
+
+@services.post(
+    "/v1/holds/{hold_id}:commit", **described(body=HoldCommit, answers={200: HoldStatus, 409: None, 503: None})
+)
+async def commit_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+    """So many units were used; what is beyond the hold is booked as well. Another number later is refused."""
+    return reply(await region.holds.tell(hold_id, "commit", (await read_body(request, HoldCommit)).units))
+
+
+@services.post(
+    "/v1/holds/{hold_id}:extend", **described(body=HoldExtension, answers={200: HoldStatus, 409: None, 503: None})
+)
+async def extend_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+    """It lasts at least so long from now on."""
+    return reply(await region.holds.tell(hold_id, "extend", (await read_body(request, HoldExtension)).ttl_ms))
+
+
+@services.post(
+    "/v1/holds/{hold_id}:release", **described(body=HoldRelease, answers={200: HoldStatus, 409: None, 503: None})
+)
+async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+    """Nothing was used."""
+    if await request.body():
+        await read_body(request, HoldRelease)
+    return reply(await region.holds.tell(hold_id, "release"))
 
 
 @services.get("/v1/status", **described(answers={200: Status, 503: None}))

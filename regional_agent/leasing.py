@@ -17,6 +17,7 @@ from regional_agent.domain.remembered import Remembered
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
+LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
 
 
 @dataclass(slots=True)
@@ -29,17 +30,22 @@ class Want:
     exhausted_until_ms: int = 0  # nothing will come back by itself before that
     retry_at_ms: int = 0
     renew_at_ms: int | None = None  # while there is a lease
+    held: int = 0  # units that services have set aside, as far as is known here
+    look_at_ms: int = 0  # at what is held
     patience: Patience = field(default_factory=Patience)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def idle(self) -> bool:
-        return not self.wanted and not self.waiting and self.renew_at_ms is None
+        return not self.wanted and not self.waiting and not self.held and self.renew_at_ms is None
 
     @property
     def due_at_ms(self) -> int | None:
         """When to ask for it: for more, or to go on with what there is."""
-        return self.retry_at_ms if self.wanted else self.renew_at_ms
+        if self.wanted:
+            return self.retry_at_ms
+        moments = [self.renew_at_ms, self.look_at_ms if self.held else None]
+        return min((moment for moment in moments if moment is not None), default=None)
 
 
 class Leasing:
@@ -51,6 +57,7 @@ class Leasing:
         self.shares_heard = 0  # how often one was another than before
         self.round_trip_ms = 0
         self.refresh_ms = 5_000
+        self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
 
     # --- told by admission -------------------------------------------------------------------------------------------
@@ -73,6 +80,12 @@ class Leasing:
         self._rates.move_to_end(quota)
         if len(self._rates) > MOST_KEYS:
             self._rates.popitem(last=False)
+
+    def note_held(self, quota: str, units: int) -> None:
+        want = self._want(quota)
+        if not want.held:
+            want.look_at_ms = self._clock.monotonic_ms() + self.look_at_held_ms
+        want.held += units
 
     def may_wait(self, quota: str) -> bool:
         """True while there is hope: nobody has said lately that nothing is left."""
@@ -114,7 +127,12 @@ class Leasing:
     def want_of(self, quota: str) -> LeaseWant:
         want = self._want(quota)
         demand_milli = want.demand.per_second_milli(self._clock.monotonic_ms())
-        return LeaseWant(quota=quota, demand_milli=demand_milli, waiting=want.waiting)
+        return LeaseWant(quota=quota, demand_milli=demand_milli, waiting=want.waiting, held=want.held)
+
+    def held(self, quota: str, units: int) -> None:
+        """So many are, as the store says: it is looked at again after a while, for what runs out is to be reported."""
+        want = self._want(quota)
+        want.held, want.look_at_ms = units, self._clock.monotonic_ms() + self.look_at_held_ms
 
     def contended_rates(self) -> list[RateDemand]:
         """Rates whose demand is above half of the safe share: below it, a key costs no message at all."""
@@ -142,6 +160,7 @@ class Leasing:
         """Nothing is left, and nothing will come back before the period ends: whoever waits is denied."""
         want, now_ms = self._want(quota), self._clock.monotonic_ms()
         want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
+        want.look_at_ms = now_ms + self.look_at_held_ms
         want.patience.lost(now_ms, ends_in_ms)
         self._tell(want)
 

@@ -77,6 +77,12 @@ class Metrics:
             states=list(BreakerState),
             registry=self.registry,
         )
+        self.holds = Counter(
+            "leasehold_holds",
+            "What services said of holds, and what came of it.",
+            ["action", "outcome"],
+            registry=self.registry,
+        )
         self.waits = Counter("leasehold_waits", "Requests that waited for a lease.", registry=self.registry)
         self.exchanges = Counter(
             "leasehold_exchanges", "Exchanges with the coordinator, by outcome.", ["outcome"], registry=self.registry

@@ -8,7 +8,7 @@ thrown away with it; whoever lets something else change an answer (an override t
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -110,6 +110,12 @@ class Demanded:
     charge: Charge
     wait_ms: int = 0
 
+    def holding(self, units: int) -> "Demanded":
+        """The same for a hold: its units are those of allowances. What is spent at once costs what a check does."""
+        if not isinstance(self.charge, AllowanceCharge):
+            return self
+        return replace(self, charge=self.charge._replace(cost=units))
+
 
 class Policies:
     """One bundle, at an age: overrides count that have begun by then and not ended."""
@@ -158,7 +164,8 @@ class Policies:
         limit = self._limit(quota, subject, key)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
-            return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions), policy.wait_ms)
+            on_expiry = policy.spec.on_hold_expiry.value
+            return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions, on_expiry), policy.wait_ms)
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
             return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms))

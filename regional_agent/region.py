@@ -19,6 +19,7 @@ from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import Breaker
 from regional_agent.feeds import Feed
 from regional_agent.hearing import SignalListener
+from regional_agent.holds import Holds
 from regional_agent.journal import Journal, JournalDirectory
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
@@ -64,6 +65,7 @@ class Region:
         without_store = WithoutStore(self.journal, self.metrics, clock)
         self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, self.metrics, clock)
         self.conversation = self._new_conversation(without_store)
+        self.holds = Holds(self.scripts, self.life, self.metrics, self.conversation.look_back_again)
         self._signals = SignalListener(
             coordinator=self._coordinator,
             scripts=self.scripts,

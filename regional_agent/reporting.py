@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 FIRST_PAUSE_MS = 400
 LONGEST_PAUSE_MS = 5_000
+HELD_PAUSE_S = 0.2
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
 OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused, in case people have resolved it
@@ -96,7 +97,9 @@ class Conversation:
         self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
         self._looked_back: Life | None = None
-        self._older_holds = False  # an epoch that is over has holds that are not
+        self._older_news = 0  # how often there was a reason to look at older epochs
+        self._older_seen = -1
+        self._drains = False
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
         self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
         self._offered_at_ms = clock.monotonic_ms()
@@ -114,15 +117,24 @@ class Conversation:
         self._report_at_ms = 0
         self._leasing.wake.set()
 
+    def look_back_again(self) -> None:
+        """An epoch that is over has evidence again: work was committed to a hold of it."""
+        self._older_news += 1
+        self.report_now()
+
     async def finish(self, *, return_unspent: bool) -> None:
         """The last words: what was spent is booked and, where the agent is told to, the rest returned."""
         life = self._life.current
         await self._journal.book_last(life)
         if life is None:
             return
-        if return_unspent:
-            await self._return_everything(life)
-        await self._report_everything(life)
+        while True:
+            if return_unspent:
+                await self._return_everything(life)
+            await self._report_everything(life)
+            if not return_unspent or not await self._scripts.held(life):
+                return
+            await asyncio.sleep(HELD_PAUSE_S)
 
     async def _return_everything(self, life: Life) -> int:
         """Gives the units that were."""
@@ -174,23 +186,28 @@ class Conversation:
                 await self._life.established.wait()
 
     async def _look_back(self, life: Life) -> None:
-        """Once in each life: evidence of older epochs is still true, and is reported before anything else."""
+        """Evidence of older epochs is true, and comes before anything else; in a new life the leases come after it."""
         self._offer_again(life)
+        news = self._older_news
+        if news != self._older_seen or self._looked_back != life:
+            await self._report_older(life)
+            self._older_seen = news
         if self._looked_back == life:
             return
-        self._older_holds = False
-        for older in await self._scripts.older_epochs(life):
-            await self._close(older)
-            if any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
-                continue
-            if await self._scripts.held(older):
-                self._older_holds = True  # reserved until each hold has ended
-            else:
-                await self._scripts.forget_epoch(older.epoch)
         for quota in await self._scripts.leased(life):
             self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
         self._resend = set(range(life.lanes))
         self._looked_back = life
+
+    async def _report_older(self, life: Life) -> None:
+        """What is held of an epoch stays reserved until each hold has ended, which is looked at before it is closed."""
+        for older in await self._scripts.older_epochs(life):
+            held = await self._scripts.held(older)
+            await self._close(older)
+            if not held and not any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
+                await self._scripts.forget_epoch(older)
+        if self._drains:
+            await self._return_everything(life)
 
     async def _close(self, older: Life) -> None:
         """Its final totals: no script admits on it any more, so what is not held is returned, and then told.
@@ -209,8 +226,7 @@ class Conversation:
         if now_ms >= self._offered_at_ms + self.offer_again_ms:
             self._offered_at_ms = now_ms
             self._resend = set(range(life.lanes))
-            if self._older_holds or any(epoch != life.epoch for epoch, _ in self._resting):
-                self._looked_back = None
+            self._older_news += 1
             self._resting.clear()
 
     async def _say_what_is_due(self, life: Life) -> None:
@@ -254,7 +270,11 @@ class Conversation:
         if not dirty and not asked and not rates and not await self._must_resend(life, lane):
             return None
         quotas = [*dirty, *(quota for quota in asked if quota not in dirty)]
-        return Spoken(lane, await self._scripts.freeze(life, lane, quotas), asked, rates)
+        frozen = await self._scripts.freeze(life, lane, quotas)
+        if life == self._life.current:
+            for quota, units in frozen.held.items():
+                self._leasing.held(quota, units)
+        return Spoken(lane, frozen, asked, rates)
 
     async def _must_resend(self, life: Life, lane: int) -> bool:
         waits = lane in self._resend and await self._scripts.frozen_seq(life, lane) is not None
@@ -286,6 +306,7 @@ class Conversation:
             if reply is not None:
                 await self._settle(life, part, reply)
         self.heard_of(response.versions)
+        self._drains = response.drain
         if response.drain:
             await self._return_everything(life)
 

@@ -34,6 +34,11 @@ class HoldId(NamedTuple):
         return cls(_text(secrets.token_bytes(NAME_BYTES)), epoch, lanes, tuple(parts))
 
     @classmethod
+    def of_nothing(cls) -> Self:
+        """For work that may be done with nothing set aside."""
+        return cls.fresh(0, 0, ())
+
+    @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError for what `str` never makes."""
         found = _ID.fullmatch(text) if len(text) <= LONGEST else None
@@ -48,6 +53,13 @@ class HoldId(NamedTuple):
     def __str__(self) -> str:
         parts = "\n".join(f"{part.algorithm} {part.quota}" for part in self.parts)
         return f"{self.name}.{self.epoch}.{self.lanes}.{_text(parts.encode())}"
+
+
+class HoldTerms(NamedTuple):
+    """A hold, and for how long it lasts: as it is asked for, or from now on."""
+
+    id: HoldId
+    ttl_ms: int
 
 
 def _parts(packed: str) -> Iterator[HoldPart]:

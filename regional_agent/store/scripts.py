@@ -13,7 +13,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, RateAlgorithm
-from regional_agent.domain.hold_ids import HoldId, HoldPart
+from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
 from regional_agent.store.sources import sources
@@ -133,13 +133,6 @@ class Operation(NamedTuple):
     digest: str  # of its id, within its tenant
     body: str  # digest of what was asked
     remembered_ms: int
-
-
-class HoldTerms(NamedTuple):
-    """What a request would like to hold: its id, and for how long."""
-
-    id: HoldId
-    ttl_ms: int
 
 
 class Request(NamedTuple):
@@ -262,8 +255,15 @@ class Scripts:
         known = {int(pairs[i]): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
         return [Life(life.fingerprint, epoch, lanes) for epoch, lanes in sorted(known.items()) if epoch < life.epoch]
 
-    async def forget_epoch(self, epoch: int) -> None:
-        await self._store.call("HDEL", keys.EPOCHS, epoch)
+    async def forget_epoch(self, older: Life) -> bool:
+        """False if there is something to report of it after all."""
+        dirty = [keys.dirty(lane, older.epoch) for lane in range(older.lanes)]
+        forgotten: int = await self._run(
+            "forget_epoch", [keys.FENCE, keys.EPOCHS, *dirty], older.fingerprint, older.epoch
+        )
+        if forgotten < 0:
+            raise Fenced
+        return bool(forgotten)
 
     # --- the hot path ------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,11 @@ DOORS = {
         "GET /readyz",
         "POST /v1/check",
         "POST /v1/check:batch",
+        "POST /v1/holds",
+        "GET /v1/holds/{hold_id}",
+        "POST /v1/holds/{hold_id}:commit",
+        "POST /v1/holds/{hold_id}:extend",
+        "POST /v1/holds/{hold_id}:release",
         "GET /v1/status",
     },
 }

@@ -8,14 +8,13 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.domain.breaker import Breaker
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
 from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
     Decision,
-    HoldTerms,
     Life,
     Operation,
     RateCharge,

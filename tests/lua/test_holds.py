@@ -318,10 +318,15 @@ async def test_a_hold_outlives_its_epoch_and_is_booked_in_it(
     await install(scripts, life, lasting(granted=10))
     hold = await set_aside(scripts, life, 7)
     newer = await _next_epoch(scripts, life)
-    await scripts.forget_epoch(life.epoch)
     assert await scripts.give_back(life, QUOTA, 0) == 3
+    assert not await scripts.forget_epoch(life), "what was given back is not told yet"
+    await freeze(scripts, life)
+    await install(scripts, life, lease_reply(granted=10))
+    assert await scripts.forget_epoch(life)
+    assert await scripts.older_epochs(newer) == []
     assert (await tell(scripts, life, hold, "commit", 5)).state == "committed"
     assert await scripts.older_epochs(newer) == [life], "it has something to report again"
+    assert not await scripts.forget_epoch(life)
     assert await scripts.give_back(life, QUOTA, 0) == 2
     [lease] = batch_of(await freeze(scripts, life)).leases
     assert (lease.consumed, lease.returned) == (5, 5)

@@ -54,7 +54,7 @@ async def test_older_epochs_stay_known_until_they_are_forgotten(scripts: Scripts
         await scripts.adopt_epoch(life, f"{number:016x}", number, 4)
     current = Life("life-3", 9, 4)
     assert [older.epoch for older in await scripts.older_epochs(current)] == [7, 8]
-    await scripts.forget_epoch(7)
+    await scripts.forget_epoch(Life("life-3", 7, 4))
     assert [older.epoch for older in await scripts.older_epochs(current)] == [8]
 
 

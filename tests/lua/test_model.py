@@ -21,14 +21,13 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply, RateReply
 from protocol.outcomes import ExchangeOutcome
 from protocol.units import MAX_UNITS
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
     Fence,
     Fenced,
-    HoldTerms,
     Life,
     Operation,
     OperationConflict,
@@ -358,6 +357,10 @@ class Store(RuleBasedStateMachine):
     def rebind_epoch(self, previous: str, fingerprint: str, nonce: str, epoch: int) -> None:
         fence = Fence(previous, nonce, epoch, LANES)
         self.do(self.scripts.rebind_epoch(fence, fingerprint))
+
+    @rule(fingerprint=fingerprints, epoch=epochs)
+    def forget_epoch(self, fingerprint: str, epoch: int) -> None:
+        self.do(self.scripts.forget_epoch(Life(fingerprint, epoch, LANES)))
 
     @rule()
     def end_exemption(self) -> None:

@@ -219,6 +219,14 @@ class StoreModel:
         self._write(keys[1], {argv[2]: argv[3]})
         return 1
 
+    def forget_epoch(self, keys: Names, argv: Names) -> int:
+        if self.hash(keys[0]).get("fingerprint") != argv[0]:
+            return -1
+        if any(self.members(dirty) for dirty in keys[2:]):
+            return 0
+        self._remove(keys[1], argv[1])
+        return 1
+
     def rebind_epoch(self, keys: Names, argv: Names) -> int:
         fence = self.hash(keys[0])
         if fence.get("fingerprint") not in (argv[0], argv[3]):

@@ -1,0 +1,89 @@
+"""What services say of holds: committed, released, extended, or what it is now.
+
+Nothing is remembered here. A hold's id names what it was set aside of, and the store's script has the last word: so any
+agent of the region can be told, of a hold whose period or epoch is over as well.
+"""
+
+from collections.abc import Callable
+
+import structlog
+
+from doors.problems import InvalidParameter, Problem
+from protocol.outcomes import HoldOutcome
+from regional_agent.answers import HoldStatus
+from regional_agent.domain.hold_ids import HoldId
+from regional_agent.life import LifeKeeper
+from regional_agent.metrics import Metrics
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.scripts import Fenced, HoldState, Scripts
+
+log = structlog.get_logger()
+
+
+class Holds:
+    def __init__(
+        self, scripts: Scripts, life: LifeKeeper, metrics: Metrics, on_older_epoch: Callable[[], None]
+    ) -> None:
+        self._scripts = scripts
+        self._life = life
+        self._metrics = metrics
+        self._on_older_epoch = on_older_epoch
+
+    async def tell(self, hold_id: str, action: str, amount: int = 0) -> HoldStatus:
+        """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be."""
+        hold = _parsed(hold_id)
+        if not hold.parts:
+            return HoldStatus(hold_id=hold_id, state="nothing_held", units=0, committed=0, expires_in_ms=0)
+        told = await self._ask_store(hold, action, amount)
+        self._metrics.holds.labels(action, told.outcome.value).inc()
+        if told.outcome is not HoldOutcome.DONE:
+            raise self._refusal(hold, told, action, amount)
+        return HoldStatus(
+            hold_id=hold_id,
+            state=told.state,  # type: ignore[arg-type]  # the states of lua/hold.lua
+            units=told.units,
+            committed=told.committed,
+            expires_in_ms=told.expires_in_ms,
+        )
+
+    async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
+        life = self._life.current
+        try:
+            if life is None:
+                raise StoreUnavailable("the region has no epoch yet")
+            told = await self._scripts.tell_hold(life.fingerprint, hold, action, amount)
+        except Fenced:
+            self._life.doubt()
+            raise _unavailable("the region's store began another life; ask again") from None
+        except (StoreUnavailable, StoreError) as error:
+            raise _unavailable(str(error)) from error
+        if hold.epoch != life.epoch:
+            self._on_older_epoch()
+        return told
+
+    def _refusal(self, hold: HoldId, told: HoldState, action: str, amount: int) -> Problem:
+        if told.outcome is HoldOutcome.ENDED:
+            state = {"state": told.state, "committed": told.committed}
+            return Problem("hold-ended", f"the hold is {told.state}: it cannot {action} now", extra=state)
+        if told.outcome is HoldOutcome.TOO_MANY:
+            fault = InvalidParameter("units", "maximum", "more units than can be counted in a period")
+            return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
+        if action == "commit":  # the units are in suspense if the store lost them: people decide, and have this
+            quotas = [part.quota for part in hold.parts]
+            log.warning("a commit to a hold that is not known", epoch=hold.epoch, quotas=quotas, units=amount)
+        return _unknown()
+
+
+def _parsed(hold_id: str) -> HoldId:
+    try:
+        return HoldId.parse(hold_id)
+    except ValueError:
+        raise _unknown() from None
+
+
+def _unknown() -> Problem:
+    return Problem("hold-unknown", "this region has no such hold, or not any more")
+
+
+def _unavailable(reason: str) -> Problem:
+    return Problem("store-unavailable", reason, headers={"Retry-After": "1"})

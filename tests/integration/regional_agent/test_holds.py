@@ -1,0 +1,278 @@
+"""Holds, with everything real behind them: reserved here, and billed for what was used."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from regional_agent.store import keys
+from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
+
+pytestmark = pytest.mark.anyio
+
+POLICIES: list[dict[str, Any]] = [
+    {"name": "charged", "match": {"route": "/v1/renders"}, "by": ["tenant"], "quota": "exports"}
+    | {"on_hold_expiry": "charge"},
+    {"name": "calls", "match": {"route": "/v1/exports"}, "by": ["tenant"], "quota": "api", "cost": 2},
+]
+RENDER = EXPORT | {"route": "/v1/renders"}
+
+
+@pytest.fixture
+async def agent(world: World) -> Agent:
+    document = DOCUMENT | {"policies": [*DOCUMENT["policies"], *POLICIES]}
+    assert (await world.admin.put("/v1/limits", json=document)).is_success
+    agent = await world.agent()
+    await until(lambda: agent.region.admission.policies is not None and agent.region.admission.policies.version >= 2)
+    return agent
+
+
+async def hold(agent: Agent, units: int = 7, **changed: Any) -> httpx.Response:
+    body = {"subject": EXPORT, "units": units, "ttl_ms": 60_000, "operation_id": "once"} | changed
+    return await agent.http.post("/v1/holds", json=body)
+
+
+async def held(agent: Agent, units: int = 7, **changed: Any) -> str:
+    answer = await hold(agent, units, **changed)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["hold_id"])
+
+
+async def say(agent: Agent, hold_id: str, action: str, **body: int) -> httpx.Response:
+    return await agent.http.post(f"/v1/holds/{hold_id}:{action}", json=body)
+
+
+async def becomes(look: Callable[[], Awaitable[object]], wanted: object) -> None:
+    for _ in range(600):
+        if await look() == wanted:
+            return
+        await asyncio.sleep(0.02)
+    assert await look() == wanted
+
+
+async def pass_ms(agent: Agent, ms: int) -> None:
+    """On the store's clock."""
+    await agent.region.store.call("HINCRBY", keys.FENCE, "mono", ms * 1000)
+
+
+async def test_what_was_reserved_is_billed_for_what_was_used(world: World, agent: Agent) -> None:
+    answer = await hold(agent, 40)
+    body = answer.json()
+    assert (answer.status_code, body["units"], body["expires_in_ms"], body["degraded"]) == (201, 40, 60_000, None)
+    assert [(each["policy"], each["remaining"]) for each in body["policies"]] == [("export", 60), ("calls", 8)]
+    assert answer.headers["X-RateLimit-Remaining"] == "8"
+    [lease] = (await agent.http.get("/v1/status")).json()["leases"]
+    assert (lease["held"], lease["consumed"]) == (40, 0)
+    assert (await agent.check(cost=61)).status_code == 429
+    look = await agent.http.get(f"/v1/holds/{body['hold_id']}")
+    assert (look.json()["state"], look.json()["units"]) == ("open", 40)
+    told = await say(agent, body["hold_id"], "commit", units=25)
+    assert (told.status_code, told.json()["state"], told.json()["committed"]) == (200, "committed", 25)
+    await becomes(world.usage, 25)
+    [lease] = (await agent.http.get("/v1/status")).json()["leases"]
+    assert (lease["held"], lease["consumed"]) == (0, 25)
+
+
+async def test_the_same_operation_holds_once_and_another_body_is_refused(agent: Agent) -> None:
+    first, again = await held(agent), await held(agent)
+    assert first == again
+    [lease] = (await agent.http.get("/v1/status")).json()["leases"]
+    assert lease["held"] == 7
+    for changed in ({"units": 8}, {"ttl_ms": 5}, {"subject": RENDER}):
+        refused = await hold(agent, **changed)
+        assert (refused.status_code, refused.json()["type"]) == (422, "/problems/operation-conflict")
+    check = await agent.check(operation_id="once")
+    assert check.json()["type"] == "/problems/operation-conflict", "a check is another operation"
+
+
+async def test_a_hold_ends_once(world: World, agent: Agent) -> None:
+    hold_id = await held(agent)
+    assert (await say(agent, hold_id, "extend", ttl_ms=90_000)).json()["expires_in_ms"] == 90_000
+    for _ in range(2):
+        assert (await say(agent, hold_id, "commit", units=9)).status_code == 200
+    for action, body in (("commit", {"units": 8}), ("release", {}), ("extend", {"ttl_ms": 5})):
+        refused = await say(agent, hold_id, action, **body)
+        assert (refused.status_code, refused.json()["type"]) == (409, "/problems/hold-ended")
+        assert (refused.json()["state"], refused.json()["committed"]) == ("committed", 9)
+    await becomes(world.usage, 9)
+    other = await held(agent, operation_id="other")
+    for _ in range(2):
+        assert (await agent.http.post(f"/v1/holds/{other}:release")).json()["state"] == "released"
+    assert (await say(agent, other, "commit", units=1)).status_code == 409
+
+
+async def test_what_is_used_beyond_the_limit_is_overage(world: World, agent: Agent) -> None:
+    hold_id = await held(agent, 40)
+    assert (await say(agent, hold_id, "commit", units=130)).status_code == 200
+    await becomes(world.usage, 130)
+    quota = await world.quota()
+    assert (quota["funded"], quota["overage"], quota["consumed"]) == (100, 30, 130)
+
+
+async def test_a_denial_is_that_of_a_check(agent: Agent) -> None:
+    denied, check = (await hold(agent, 101)).json(), (await agent.check(cost=101)).json()
+    assert denied["type"] == check["type"] == "/problems/quota-exceeded"
+    assert denied["denied_by"] == "export"
+    assert {*denied} == {*check}
+    assert [each["allowed"] for each in denied["policies"]] == [False, True]
+
+
+async def test_slots_are_taken_and_given_back_with_holds(agent: Agent) -> None:
+    report = EXPORT | {"route": "/v1/reports"}
+    first = await hold(agent, 500, subject=report)
+    slots = first.json()["policies"][0]["limit"]  # the region's part of five
+    for number in range(1, slots):
+        await held(agent, 500, subject=report, operation_id=f"hold {number}")
+    denied = await hold(agent, 500, subject=report, operation_id="last")
+    assert (denied.status_code, denied.json()["denied_by"]) == (429, "report")
+    assert (await say(agent, first.json()["hold_id"], "commit", units=500)).json()["state"] == "committed"
+    assert (await hold(agent, 500, subject=report, operation_id="last")).status_code == 201
+
+
+async def test_a_block_is_told_as_to_a_check(world: World, agent: Agent) -> None:
+    block = {"field": "tenant", "value": "acme", "reason": "test"}
+    headers = {"Idempotency-Key": "block"}
+    assert (await world.admin.post("/v1/blocks", json=block, headers=headers)).is_success
+
+    async def type_of_hold() -> str:
+        return str((await hold(agent)).json().get("type"))
+
+    await becomes(type_of_hold, "/problems/blocked")
+
+
+@pytest.mark.parametrize(
+    ("changed", "field", "rule"),
+    [
+        ({"units": 0}, "units", "minimum"),
+        ({"units": 2**53}, "units", "maximum"),
+        ({"units": "7"}, "units", "type"),
+        ({"ttl_ms": 0}, "ttl_ms", "minimum"),
+        ({"ttl_ms": 86_400_001}, "ttl_ms", "maximum"),
+        ({"operation_id": ""}, "operation_id", "min_length"),
+        ({"operation_id": None}, "operation_id", "type"),
+        ({"cost": 3}, "cost", "unknown"),
+        ({"subject": {"route": "/v1/exports"}}, "subject.tenant", "required"),
+    ],
+)
+async def test_bad_input_is_named(agent: Agent, changed: dict[str, Any], field: str, rule: str) -> None:
+    answer = await hold(agent, **changed)
+    [fault] = answer.json()["invalid_parameters"]
+    assert (answer.status_code, fault["field"], fault["rule"]) == (422, field, rule)
+    assert (await agent.http.get("/v1/status")).json()["leases"] == []
+
+
+@pytest.mark.parametrize(
+    ("action", "body", "field"),
+    [
+        ("commit", {}, "units"),
+        ("commit", {"units": -1}, "units"),
+        ("commit", {"units": 2**53 - 1}, "units"),
+        ("extend", {"ttl_ms": 86_400_001}, "ttl_ms"),
+        ("release", {"units": 1}, "units"),
+    ],
+)
+async def test_bad_words_about_a_hold_are_named(agent: Agent, action: str, body: dict[str, int], field: str) -> None:
+    hold_id = await held(agent)
+    answer = await say(agent, hold_id, action, **body)
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["invalid_parameters"]] == [field]
+    assert (await agent.http.get(f"/v1/holds/{hold_id}")).json()["state"] == "open"
+
+
+@pytest.mark.parametrize("strange", ["none", "a.b.c.d", "AAAAAAAAAAAAAAAAAAAAAA.1.1.!", "A" * 9_000])
+async def test_what_is_no_hold_is_not_known(agent: Agent, strange: str) -> None:
+    hold_id = await held(agent)
+    name, epoch, rest = hold_id.split(".", 2)
+    for text in (strange, f"{'A' * 22}.{epoch}.{rest}", f"{name}.{int(epoch) + 1}.{rest}"):
+        answer = await say(agent, text, "commit", units=1)
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/hold-unknown")
+
+
+async def test_where_nothing_is_limited_nothing_is_held_and_the_id_says_so(agent: Agent) -> None:
+    answer = await hold(agent, subject={"tenant": "acme", "route": "/v1/other"})
+    assert (answer.status_code, answer.json()["policies"]) == (201, [])
+    for action, body in (("extend", {"ttl_ms": 5}), ("commit", {"units": 5}), ("release", {})):
+        told = await say(agent, answer.json()["hold_id"], action, **body)
+        assert (told.status_code, told.json()["state"]) == (200, "nothing_held")
+
+
+async def test_what_runs_out_is_free_again_or_charged_though_nobody_asks(world: World, agent: Agent) -> None:
+    agent.region.leasing.look_at_held_ms = 20
+    await held(agent, 30)
+    charged = await held(agent, 20, subject=RENDER, operation_id="charged")
+    await pass_ms(agent, 60_000)
+    await becomes(world.usage, 20)
+
+    async def of_the_lease() -> tuple[int, int]:
+        [lease] = (await agent.http.get("/v1/status")).json()["leases"]
+        return lease["held"], lease["consumed"]
+
+    assert await of_the_lease() == (0, 20)
+    assert (await say(agent, charged, "commit", units=25)).json()["state"] == "committed"
+    await becomes(world.usage, 25)
+
+
+async def test_a_commit_finds_its_epoch_when_the_region_has_another(world: World, agent: Agent) -> None:
+    hold_id = await held(agent, 30)
+    older = agent.region.life.current
+    assert older is not None
+    agent.region.life.ended(older)
+    await until(lambda: agent.region.life.current not in (None, older))
+    await becomes(lambda: left_of(world, older.epoch), (30, 0, 0))
+    assert (await say(agent, hold_id, "commit", units=12)).status_code == 200
+    await becomes(lambda: left_of(world, older.epoch), (0, 12, 18))
+    assert await world.usage() == 12
+
+
+async def left_of(world: World, epoch: int) -> tuple[int, int, int]:
+    [lease] = await world.leases(epoch)
+    return lease["outstanding"], lease["consumed"], lease["returned"]
+
+
+async def test_any_agent_of_the_region_is_told(world: World, agent: Agent) -> None:
+    hold_id = await held(agent)
+    other = await world.agent()
+    assert (await say(other, hold_id, "commit", units=5)).status_code == 200
+    elsewhere = await world.agent("eu-west")
+    assert (await say(elsewhere, hold_id, "commit", units=5)).status_code == 404
+
+
+async def test_without_the_store_nothing_is_held_and_nothing_is_lost(agent: Agent) -> None:
+    hold_id = await held(agent)
+    agent.region.life.current = None
+    assert (await hold(agent, operation_id="other")).status_code == 503
+    answer = await say(agent, hold_id, "commit", units=5)
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable")
+    assert answer.headers["Retry-After"] == "1"
+    agent.region.life.doubt()
+    await agent.ready()
+    assert (await say(agent, hold_id, "commit", units=5)).status_code == 200
+
+
+async def test_a_region_that_drains_gives_back_what_is_held_when_its_hold_has_ended(world: World, agent: Agent) -> None:
+    agent.region.conversation.offer_again_ms = 20
+    hold_id = await held(agent, 30)
+    epoch = agent.region.life.current.epoch if agent.region.life.current else 0
+    assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
+    await agent.check(mode="peek")
+    await becomes(lambda: outstanding(world, epoch), 30)
+    await say(agent, hold_id, "release")
+    await becomes(lambda: outstanding(world, epoch), 0)
+
+
+async def outstanding(world: World, epoch: int) -> int:
+    return sum(lease["outstanding"] for lease in await world.leases(epoch))
+
+
+async def test_who_leaves_and_returns_all_waits_for_holds(world: World, agent: Agent) -> None:
+    hold_id = await held(agent, 30)
+    epoch = agent.region.life.current.epoch if agent.region.life.current else 0
+    leaving = asyncio.create_task(agent.region.conversation.finish(return_unspent=True))
+    await becomes(lambda: outstanding(world, epoch), 30)
+    assert not leaving.done()
+    await say(agent, hold_id, "commit", units=30)
+    await leaving
+    await becomes(world.usage, 30)
+    assert await outstanding(world, epoch) == 0
