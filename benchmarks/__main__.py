@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from benchmarks import agent, coordinator, keys
+from benchmarks import agent, coordinator, failures, keys
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
 from benchmarks.peers import run as peers
@@ -18,10 +18,11 @@ Run = Callable[[int, float, int], Coroutine[None, None, Mapping[str, Lines]]]  #
 BENCHMARKS: Mapping[str, Run] = {
     "agent": agent.run,
     "coordinator": coordinator.run,
+    "failures": failures.run,
     "keys": keys.run,
     "peers": peers.run,
 }
-PINNED = {"agent", "peers"}  # to cores of their own, where there are two
+PINNED = {"agent", "failures", "peers"}  # to cores of their own, where there are two
 
 
 def main() -> None:

@@ -247,14 +247,13 @@ class _Urls:
             "HOST": embedded.LOOPBACK,
             "PORT": self._plan.agent_port(region),
             "RETURN_ON_STOP": "true",
-            "DECISION_TIMEOUT_MS": DECISION_TIMEOUT_MS,
         }
-        return {f"LEASEHOLD_AGENT_{name}": str(value) for name, value in settings.items()}
+        patience = {} if _TIMEOUT in os.environ else {_TIMEOUT: DECISION_TIMEOUT_MS}
+        return {f"LEASEHOLD_AGENT_{name}": str(value) for name, value in settings.items()} | patience
 
 
-DECISION_TIMEOUT_MS = (
-    250  # a dozen processes share the cores of one machine: a store that waits for its turn is not down
-)
+_TIMEOUT = "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS"
+DECISION_TIMEOUT_MS = "250"  # a dozen processes share the cores: a store that waits for its turn is not down
 _PREPARE = ["-m", "leasehold.local_stack.prepare"]
 _RELAY = ["-m", "leasehold.relay"]
 _WHEN_TOLD = "from {}.main import run; import sys; sys.stdin.readline() and run()"  # no word: the launcher is gone

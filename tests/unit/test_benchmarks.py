@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks.failures import decisions, latencies
 from benchmarks.frame import Figure, Load, Row, cells, compare, facts, figure, publish
 from benchmarks.load import RefusedError, Server, http_is_whole, post, resp, resp_is_whole
 from benchmarks.open_loop import Sample, open_load, percentile_us
@@ -137,3 +138,14 @@ def test_a_picture_is_whole_and_names_its_lines() -> None:
     assert {"Latency <of> a check", "p50", "p99 & more", "0.1", "1,000", "ms", "a second"} <= texts
     lines = tree.findall("{http://www.w3.org/2000/svg}polyline")
     assert len(lines) == 2
+
+
+def test_an_outage_is_drawn_by_what_each_request_that_was_due_then_was_told() -> None:
+    allowed = [Sample(0.001 * number, 1_000.0 * (1 + number), b"HTTP/1.1 200") for number in range(50)]
+    closed = [Sample(0.05 + 0.01 * number, 6_000.0, b"HTTP/1.1 503") for number in range(5)]
+    drawn = decisions([*allowed, *closed])
+    assert {name: [round(height) for _, height in points] for name, points in drawn.items()} == {
+        "allowed": [1000],
+        "closed": [100],
+    }
+    assert latencies([*allowed, *closed])["latest"] == [(0.0, 50.0), (0.05, 6.0)]
