@@ -51,6 +51,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.ACTIVE, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.ACTIVE, LeaseEvent.CLOSE): LeaseState.CLOSED,
     (LeaseState.EXPIRED, LeaseEvent.REPORT): LeaseState.EXPIRED,
+    (LeaseState.EXPIRED, LeaseEvent.EXPIRE): LeaseState.EXPIRED,  # of what a rebase gave it again
     (LeaseState.EXPIRED, LeaseEvent.RENEW): LeaseState.ACTIVE,
     (LeaseState.EXPIRED, LeaseEvent.FENCE): LeaseState.FENCED,
     (LeaseState.EXPIRED, LeaseEvent.LOSE): LeaseState.LOST,
@@ -72,6 +73,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.LOST, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.LOST, LeaseEvent.RETIRE): LeaseState.RETIRED,
     (LeaseState.LOST, LeaseEvent.CLOSE): LeaseState.CLOSED,
+    (LeaseState.QUARANTINED, LeaseEvent.EXPIRE): LeaseState.QUARANTINED,  # likewise
     (LeaseState.QUARANTINED, LeaseEvent.FENCE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.LOSE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,

@@ -77,10 +77,8 @@ def _show_sum(total: Sum) -> None:
     print("faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(total.faults.items())))
     for what, missing in unreached(total.reached).items():
         print(f"{what} not reached: {', '.join(missing) or 'none'}")
-    print(
-        f"reached: {sum(bool(total.reached[name]) for name in OUTCOMES)} of {len(OUTCOMES)} outcomes, "
-        f"{sum(bool(total.reached[name]) for name in CELLS)} of {len(CELLS)} cells"
-    )
+    outcomes, cells = (sum(bool(total.reached[name]) for name in names) for names in (OUTCOMES, CELLS))
+    print(f"{outcomes} of {len(OUTCOMES)} outcomes and {cells} of {len(CELLS)} reachable cells visited")
     wrong = [f"{each.seed} ({each.invariant})" for each in total.violations]
     print(f"{len(wrong)} violations, in seeds {', '.join(wrong)}" if wrong else "no violation")
 

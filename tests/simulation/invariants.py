@@ -66,6 +66,8 @@ def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
             for row in world.ledger.rows[table].values()
             if row.key.period == period
         ]
+        if period not in watch.closed:
+            yield from (f"{each} in a closed period" for each in books if getattr(each, "outstanding", 0))
         if watch.closed.setdefault(period, books) != books:
             yield f"{period} was {watch.closed[period]}, is {books}"
     reopened = [period for period in watch.closed if world.ledger.period(period).state != "closed"]
@@ -379,6 +381,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
     """Of a period that is over nothing is left with a region that is there: it has returned what it did not spend.
 
     But for what it has never heard of: a first grant whose reply was lost, with nothing said before the period ended.
+    And where all slept over the end, a store that nobody asks does not know of it, nor is it asked after the close.
     """
     if world.ledger_lost or world.unseen:
         return
@@ -392,7 +395,8 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
             books: list[Lease | Correction] = [lease, *late]
             has_told = any(book.region_consumed + book.region_returned > 0 for book in books)
             waits = lease.outstanding + lease.suspense + sum(each.carried for each in late)
-            if is_over and has_told and waits and not any(each.quarantined for each in late):
+            is_asleep = lease.state is LeaseState.CLOSED and world.clock.slept
+            if is_over and has_told and waits and not is_asleep and not any(each.quarantined for each in late):
                 yield f"{lease} in {name}, {late}"
 
 
@@ -450,9 +454,9 @@ AT_THE_END: tuple[Invariant, ...] = (
     what_is_missing_is_bounded,
     both_sides_agree,
     an_ended_period_is_settled,
-    three_ways_agree,
-    what_is_over_is_closed,
     an_epoch_everywhere,
     a_ledger_that_lost_data_is_noticed,
     lanes_go_on,
+    three_ways_agree,
+    what_is_over_is_closed,
 )

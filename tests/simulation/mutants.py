@@ -14,10 +14,11 @@ from unittest.mock import patch
 import msgspec
 
 from coordinator.api import frozen as frozen_module
+from coordinator.domain import closing, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
-from coordinator.domain import granting, resolution, settlement
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, movement, post
+from coordinator.domain.closing import Obstacle
 from coordinator.domain.granting import lease_reply
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
@@ -31,6 +32,7 @@ from regional_agent.life import LifeKeeper
 from regional_agent.reporting import Conversation
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
+from tests.simulation import ledger_model
 from tests.simulation.disks import VirtualSegment
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.network import Coordinators
@@ -410,6 +412,7 @@ def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
 
 
 @mutant
+@drawn_from("store_loses_a_moment", "store_rolls_back", "burst", "stop_agent", "start_agent")
 def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
     """Every store says that it has kept all of its older epoch."""
     real = LifeKeeper._kept
@@ -522,8 +525,58 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
     yield patch.object(
         settlement,
         "_judge_lease",
-        lambda *about: believed(judge_lease(*about), ExchangeOutcome.LEDGER_REGRESSED),
+        lambda *about, **more: believed(judge_lease(*about, **more), ExchangeOutcome.LEDGER_REGRESSED),
     )
+
+
+@mutant
+def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
+    """A period is closed while a region still has units of it."""
+    real = closing.missing_for_close
+
+    def missing(*about: Any, **more: Any) -> list[Any]:
+        return [each for each in real(*about, **more) if each.what is not Obstacle.OUTSTANDING]
+
+    def close_lease(lease: Any) -> None:
+        lease.state = LeaseState.CLOSED
+
+    yield patch.object(ledger_model, "missing_for_close", missing)
+    yield patch.object(ledger_model, "close_lease", close_lease)
+
+
+@mutant
+def late_usage_booked_in_the_closed_period(world: World) -> Iterator[Any]:
+    """What comes after the close is booked as if there had been none."""
+    yield patch.object(exchange_module, "_lates", lambda *_: {})
+
+
+@mutant
+@drawn_from("partition", "region_is_mute", "period_closed", "hours_pass", "later")
+def late_usage_booked_beside_what_was_carried(world: World) -> Iterator[Any]:
+    """It goes to the period that runs, wherever what was carried of it waits."""
+    real = closing.late_of
+
+    def late_of(lease: Any, closed_at: Any, corrections: Any, open_pools: Any, now: Any, **more: Any) -> Any:
+        running = closing.open_key(lease.key, now)
+        return real(lease, closed_at, corrections, {running: open_pools[running]}, now, **more)
+
+    yield patch.object(exchange_module, "late_of", late_of)
+
+
+@mutant
+@drawn_from("store_usurped", "store_fails_over", "store_fails_back", "burst")
+def what_a_copy_said_is_remembered(world: World) -> Iterator[Any]:
+    """What was said to be returned in the name of an epoch that was believed lost stands when it is proved."""
+    real = LedgerModel._prove
+
+    def prove(self: LedgerModel, number: int, epoch: Any, transaction: Transaction) -> None:
+        said = {name: lease.region_returned for name, lease in self.leases.items() if name[0] == number}
+        real(self, number, epoch, transaction)
+        for name, lease in transaction.writes.items():
+            if name.table == "lease" and name.key in said:
+                lease.region_returned = said[name.key]
+
+    yield patch.object(LedgerModel, "_prove", prove)
 
 
 # What the design names and this version has no guard for, so that there is nothing to remove.

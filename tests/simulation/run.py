@@ -15,12 +15,13 @@ from unittest.mock import patch
 
 from protocol import lease as lease_module
 from tests.simulation import people
+from tests.simulation.coverage import wrongly_impossible
 from tests.simulation.faults import DEPTHS, REGIONS, Event, draw
 from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
 from tests.simulation.virtual_time import VirtualLoop
 from tests.simulation.world import World, document, happen
 
-HEALED_S = 45  # longer than the longest time-out, back-off and long poll together
+HEALED_S = 75  # longer than the longest time-out, back-off, long poll and pause of a refused lane together
 QUIET_S = 16  # longer than a message may be late and a lease lasts: what is in order by then stays so
 
 
@@ -59,7 +60,7 @@ def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: An
         world = World(seed, loop)
         with world.composed(), reached(world) as cells, mutant(world) if mutant else nullcontext():
             try:
-                return loop.run_until_complete(_Run(world, steps, chosen).result(cells))
+                return loop.run_until_complete(_Run(world, steps, chosen, mutant is None).result(cells))
             finally:
                 _end(world)
     finally:
@@ -93,8 +94,9 @@ def reached(world: World) -> Iterator[Counter[str]]:
 
 
 class _Run:
-    def __init__(self, world: World, steps: int, events: list[Event]) -> None:
+    def __init__(self, world: World, steps: int, events: list[Event], is_as_it_should_be: bool) -> None:
         self.world, self.steps, self.events = world, steps, events
+        self.is_as_it_should_be = is_as_it_should_be  # no mutant: one may do what is impossible
         self.watch = Watch()
         self.hash = hashlib.sha256()
         self.pace = world.chance("pace")
@@ -112,6 +114,9 @@ class _Run:
             violation = violated.violation
         except Exception as error:  # one seed that breaks down is no reason not to try the others
             violation = Violation(world.seed, world.step, type(error).__name__, traceback.format_exc())
+        if violation is None and self.is_as_it_should_be:
+            wrong = "; ".join(wrongly_impossible(cells))
+            violation = Violation(world.seed, world.step, "impossible_cells", wrong) if wrong else None
         return Result(
             violation,
             self.hash.hexdigest(),

@@ -529,7 +529,8 @@ def _lose_region(world: World, event: Event) -> None:
 
 def _retire(world: World, event: Event) -> None:
     for number, epoch in world.ledger.epochs.items():
-        if epoch.region == event.region and epoch.state is EpochState.FENCED:
+        is_given_up = epoch.state is EpochState.CURRENT and event.region in world.lost_regions
+        if epoch.region == event.region and (epoch.state is EpochState.FENCED or is_given_up):
             world.commit(world.ledger.retire_epoch(number, world.clock.now()))
             return
 
