@@ -46,6 +46,7 @@ __all__ = ["AgentUnavailable", "AsyncClient", "Breaker", "Client", "Decision", "
 
 DEFAULT_URL = "http://127.0.0.1:8411"
 DEFAULT_TTL_MS = 60_000
+SLOT_TTL_MS = 600_000  # at most: the quota says how long a slot is held
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +109,19 @@ class Client:
         finally:
             if not holding.is_committed:
                 self.release(held)
+
+    @contextmanager
+    def slot(
+        self, subject: Subject, *, units: int = 1, ttl_ms: int = SLOT_TTL_MS, operation_id: str | None = None
+    ) -> Iterator["Holding"]:
+        """A place among those who may run at once, while the block runs. Raises Denied where there is none.
+
+        Where an allowance limits the subject as well, the block uses so many `units` of it, and none if it fails.
+        """
+        with self.holding(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id) as holding:
+            yield holding
+            if not holding.is_committed:
+                holding.commit(units)
 
     def limited(
         self, subject: Callable[P, Subject], *, cost: int | None = None
@@ -190,6 +204,15 @@ class AsyncClient:
             if not holding.is_committed:
                 await self.release(held)
 
+    @asynccontextmanager
+    async def slot(
+        self, subject: Subject, *, units: int = 1, ttl_ms: int = SLOT_TTL_MS, operation_id: str | None = None
+    ) -> AsyncIterator["AsyncHolding"]:
+        async with self.holding(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id) as holding:
+            yield holding
+            if not holding.is_committed:
+                await holding.commit(units)
+
     def limited(
         self, subject: Callable[P, Subject], *, cost: int | None = None
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
@@ -245,6 +268,10 @@ class Holding:
         self._client.commit(self.held, units)
         self.is_committed = True
 
+    def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:
+        """It lasts at least so long from now on; with a slot in it, at most as long as its quota says."""
+        self._client.extend(self.held, ttl_ms)
+
 
 class AsyncHolding:
     def __init__(self, client: AsyncClient, held: Held) -> None:
@@ -255,6 +282,9 @@ class AsyncHolding:
     async def commit(self, units: int) -> None:
         await self._client.commit(self.held, units)
         self.is_committed = True
+
+    async def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:
+        await self._client.extend(self.held, ttl_ms)
 
 
 def _insist(decision: Decision) -> None:

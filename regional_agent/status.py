@@ -22,6 +22,14 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     demand_milli: Units
 
 
+class SlotStatus(Struct, frozen=True, kw_only=True):
+    """What runs at once here."""
+
+    quota: str
+    in_use: Units
+    holders: Units
+
+
 class Status(Struct, frozen=True, kw_only=True):
     region: str
     agent: str
@@ -35,11 +43,14 @@ class Status(Struct, frozen=True, kw_only=True):
     faults: list[str]
     leases: list[LeaseStatus]
     more_leases: Units
+    slots: list[SlotStatus]
+    more_slots: Units
 
 
 async def status_of(region: Region) -> Status:
     life = region.life.current
     quotas = [] if life is None else await region.scripts.leased(life)
+    slotted = [] if life is None else await region.scripts.slotted()
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
@@ -55,6 +66,8 @@ async def status_of(region: Region) -> Status:
         faults=faults_of(region),
         leases=await _leases(region, quotas[:MOST_LEASES]),
         more_leases=max(0, len(quotas) - MOST_LEASES),
+        slots=await _slots(region, slotted[:MOST_LEASES]),
+        more_slots=max(0, len(slotted) - MOST_LEASES),
     )
 
 
@@ -64,6 +77,15 @@ async def _leases(region: Region, quotas: list[str]) -> list[LeaseStatus]:
         return []
     mono_us = await region.scripts.mono_us()
     return [_lease(region, quota, await region.scripts.lease_fields(life, quota), mono_us) for quota in quotas]
+
+
+async def _slots(region: Region, quotas: list[str]) -> list[SlotStatus]:
+    life = region.life.current
+    if life is None:
+        return []
+    mono_us = await region.scripts.mono_us()
+    found = [await region.scripts.slots_in_use(life, quota, mono_us) for quota in quotas]
+    return [SlotStatus(quota=each.quota, in_use=each.units, holders=each.holders) for each in found if each.units]
 
 
 def _lease(region: Region, quota: str, fields: dict[str, str], mono_us: int) -> LeaseStatus:

@@ -201,6 +201,12 @@ def _hold_state(fields: Sequence[Any]) -> tuple[Any, ...]:
     return (fields[0].decode(), *fields[1:]) if fields else ()
 
 
+class SlotsInUse(NamedTuple):
+    quota: str
+    units: int
+    holders: int
+
+
 class Scripts:
     def __init__(self, store: StoreConnection) -> None:
         self._store = store
@@ -390,14 +396,28 @@ class Scripts:
 
     async def leased(self, life: Life) -> list[str]:
         """Every quota that this epoch has a lease of. It walks all keys: for leaving and for people only."""
+        return sorted({name.split(":", 4)[4] for name in await self._names(b"lh:{*}:lease:%d:*" % life.epoch)})
+
+    async def _names(self, pattern: bytes) -> set[str]:
         found: set[str] = set()
         cursor = b"0"
         while True:
-            pattern = b"lh:{*}:lease:%d:*" % life.epoch
             cursor, names = await self._store.call("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            found |= {name.decode().split(":", 4)[4] for name in names}
+            found |= {name.decode() for name in names}
             if cursor == b"0":
-                return sorted(found)
+                return found
+
+    async def slotted(self) -> list[str]:
+        """Every quota of which slots are taken, or were lately. It walks all keys: for people only."""
+        return sorted({name.split(":", 3)[3] for name in await self._names(b"lh:{*}:slots:*")})
+
+    async def slots_in_use(self, life: Life, quota: str, mono_us: int) -> SlotsInUse:
+        """As it is by now: who has run out is free, though no script has swept it yet."""
+        slots, due, _ = _slot_keys(quota, life.lanes)
+        names = await self._store.call("ZRANGEBYSCORE", due, f"({mono_us}", "+inf")
+        texts = await self._store.call("HMGET", slots, *names) if names else []
+        units = [int(text.split()[1]) for text in texts if text is not None]
+        return SlotsInUse(quota, sum(units), len(units))
 
     async def held(self, life: Life) -> int:
         """Units that holds of this epoch have set aside."""

@@ -70,9 +70,9 @@ def test_the_pages_have_examples() -> None:
         "docs/auditing.md": 2,
         "docs/finance.md": 4,
         "docs/limits.md": 4,
-        "docs/operations.md": 5,
+        "docs/operations.md": 6,
         "docs/performance.md": 0,
-        "docs/services.md": 2,
+        "docs/services.md": 3,
         "docs/simulation.md": 0,
     }
 

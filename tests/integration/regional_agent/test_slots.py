@@ -1,0 +1,106 @@
+"""How much runs at once, through the doors: taken with all else or not at all, and given back by whoever has it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from leasehold import AsyncClient, Client, Denied
+from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World
+from tests.integration.regional_agent.test_clients import served_agent
+from tests.integration.regional_agent.test_holds import hold, pass_ms, say
+
+pytestmark = pytest.mark.anyio
+
+REPORT = {"tenant": "acme", "route": "/v1/reports", "method": "POST"}
+BIG = REPORT | {"route": "/v1/big/reports"}
+SLOT_TTL_MS = 300_000  # as the document says; a region has two slots of the six
+POLICIES: list[dict[str, Any]] = [
+    {"name": f"{quota}-big", "match": {"route": "/v1/big/reports"}, "by": ["tenant"], "quota": quota, "cost": cost}
+    for quota, cost in (("api", 1), ("exports", 1), ("reports", 2))
+]
+
+
+@pytest.fixture
+async def agent(world: World) -> Agent:
+    document = DOCUMENT | {"policies": [*DOCUMENT["policies"], *POLICIES]}
+    assert (await world.admin.put("/v1/limits", json=document)).is_success
+    return await world.agent()
+
+
+async def left(agent: Agent, subject: dict[str, str] = REPORT) -> dict[str, int]:
+    answer = (await agent.check(subject, mode="peek")).json()
+    return {policy["quota"]: policy["remaining"] for policy in answer["policies"]}
+
+
+async def in_use(agent: Agent) -> list[dict[str, Any]]:
+    slots: list[dict[str, Any]] = (await agent.http.get("/v1/status")).json()["slots"]
+    return slots
+
+
+async def test_as_many_as_the_regions_share_run_at_once_through_whichever_agent(world: World, agent: Agent) -> None:
+    other = await world.agent()
+    asked = (hold(each, 1, subject=REPORT, operation_id=f"{n}") for n in range(20) for each in (agent, other))
+    answers = await asyncio.gather(*asked)
+    taken = {answer.json()["hold_id"] for answer in answers if answer.status_code == 201}
+    assert len(taken) == 2
+    denied = next(answer for answer in answers if answer.status_code == 429).json()
+    assert (denied["denied_by"], denied["retry_after_ms"]) == ("report", 1000)
+    assert await in_use(agent) == [{"quota": "reports:tenant=acme", "in_use": 2, "holders": 2}]
+    for hold_id in taken:
+        assert (await say(other, hold_id, "release")).json()["state"] == "released"
+    assert (await left(agent), await in_use(agent)) == ({"reports": 2}, [])
+
+
+async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(agent: Agent) -> None:
+    await agent.lease(80)
+    first = await hold(agent, 30, subject=BIG, operation_id="first")
+    assert first.status_code == 201, first.text
+    after = await left(agent, BIG)
+    assert after == {"api": 9, "exports": 70, "reports": 0}
+    denied = await hold(agent, 30, subject=BIG, operation_id="second")
+    assert (denied.status_code, denied.json()["denied_by"]) == (429, "reports-big")
+    assert await left(agent, BIG) == after
+    done = await say(agent, first.json()["hold_id"], "commit", units=12)
+    assert (done.json()["state"], done.json()["committed"]) == ("committed", 12)
+    assert await left(agent, BIG) == {"api": 9, "exports": 88, "reports": 2}
+
+
+async def test_who_is_gone_loses_the_slot_in_its_ttl_and_who_goes_on_keeps_it(agent: Agent) -> None:
+    gone, goes_on = [
+        (await hold(agent, 1, subject=REPORT, operation_id=name, ttl_ms=3_600_000)).json() for name in ("a", "b")
+    ]
+    assert gone["expires_in_ms"] == SLOT_TTL_MS, "its quota says how long at most"
+    await pass_ms(agent, SLOT_TTL_MS - 1_000)
+    extended = await say(agent, goes_on["hold_id"], "extend", ttl_ms=3_600_000)
+    assert 0 <= SLOT_TTL_MS - extended.json()["expires_in_ms"] < 1_000
+    assert await left(agent) == {"reports": 0}
+    await pass_ms(agent, 1_000)
+    assert await left(agent) == {"reports": 1}
+    assert [each["holders"] for each in await in_use(agent)] == [1]
+    late = await say(agent, gone["hold_id"], "extend", ttl_ms=1_000)
+    assert (late.status_code, late.json()["type"], late.json()["state"]) == (409, "/problems/hold-ended", "lapsed")
+    assert (await say(agent, gone["hold_id"], "release")).status_code == 200
+    assert await left(agent) == {"reports": 1}, "what it had lost is not given back again"
+
+
+async def test_a_client_has_a_slot_while_its_block_runs(world: World, agent: Agent) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        async with client.slot(REPORT) as slot, client.slot(REPORT):
+            assert await left(agent) == {"reports": 0}
+            await slot.extend()
+            with pytest.raises(Denied):
+                async with client.slot(REPORT):
+                    raise AssertionError("there were two")
+        with pytest.raises(ZeroDivisionError):
+            async with client.slot(BIG, units=5):
+                raise ZeroDivisionError
+        assert await left(agent, BIG) == {"api": 9, "exports": 100, "reports": 2}, "what failed has used nothing"
+        with Client(url) as blocking:
+            await asyncio.to_thread(_work, blocking)
+        assert await left(agent, BIG) == {"api": 8, "exports": 95, "reports": 2}
+
+
+def _work(client: Client) -> None:
+    with client.slot(BIG, units=5) as slot:
+        slot.extend(1_000)
