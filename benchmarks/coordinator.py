@@ -43,6 +43,7 @@ from coordinator.operations.read_usage import read_usage
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
+from doors.serving import collect_garbage_rarely
 from leasehold import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
@@ -250,6 +251,7 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
         ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
             coordinator = Coordinator(settings, SystemClock(), database, SignalHub(), Metrics())
+            collect_garbage_rarely()  # as a coordinator does
             yield Bench(url, owner, coordinator, [one, another], seconds)
         await owner.close()
 

@@ -37,7 +37,7 @@ def decode(raw: bytes, type_: type[T], within: str = "") -> T:
     try:
         text = str(raw, "utf-8")
         value: T = _decoder(type_).decode(text)
-        _refuse_repeated(raw, text)
+        _refuse_repeated(value, raw, text)
     except msgspec.ValidationError as error:
         raise invalid(error, within) from None
     except UnicodeDecodeError as error:
@@ -76,8 +76,10 @@ def _refuse_other_media(request: Request) -> None:
 _decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)
 
 
-def _refuse_repeated(raw: bytes, text: str) -> None:
+def _refuse_repeated(value: object, raw: bytes, text: str) -> None:
     """What is written as its own value would be names nothing twice. Only of the rest is each object looked at."""
+    if msgspec.json.encode(value) == raw:
+        return
     with contextlib.suppress(msgspec.DecodeError):  # of numbers that only a type makes sense of
         if msgspec.json.encode(msgspec.json.decode(raw)) == raw:
             return

@@ -17,8 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 from uuid import UUID, uuid5
+
+from msgspec import Struct
 
 from protocol.lease import LeaseState
 from protocol.units import MAX_UNITS
@@ -192,7 +196,7 @@ class Correction:
         return self.carried_in + self.correction == self.carried + ended
 
 
-class Line(NamedTuple):
+class Line(Struct, frozen=True):
     """Units that evidence accounts for: usage of one minute and kind, or what was given back."""
 
     units: int
@@ -200,7 +204,7 @@ class Line(NamedTuple):
     dimensions: dict[str, str] | None = None
 
 
-class Transfer(NamedTuple):
+class Transfer(Struct, frozen=True):
     """Units on their way from one account to another, as it is booked."""
 
     line: int  # of a report
@@ -283,8 +287,8 @@ def post(
     """Move units; moving none leaves no trace. Raises Overdrawn, with nothing changed, if they are not there."""
     if units:
         _move(pool, book, src, dst, units)
-        late_for = book.charge_period if isinstance(book, Correction) else None
-        _note(entry, pool.key, dst, _Part(Line(units), 0, Source(src, units, cause), units), late_for)
+        number, part = _following(entry, 0)
+        entry.transfers.append(Transfer(number, pool.key, src, dst, units, cause, part=part, late_for=_late_for(book)))
 
 
 def _move(pool: Pool, book: Lease | Correction | None, src: Account, dst: Account, units: int) -> None:
@@ -338,28 +342,20 @@ def take(
 ) -> Counter[Cause]:
     """From one source after the other, which must have enough. Gives how many units were moved for each cause."""
     parts = list(_parts(lines, sources))
-    taken, causes = Counter[Account](), Counter[Cause]()
-    for part in parts:
-        taken[part.source.src] += part.units
-        causes[part.source.cause] += part.units
-    for src, units in taken.items():
-        _move(pool, book, src, dst, units)
-    late_for = book.charge_period if isinstance(book, Correction) else None
-    for part in parts:
-        _note(entry, pool.key, dst, part, late_for)
+    taken = [(source, sum(part[-1] for part in run)) for source, run in groupby(parts, itemgetter(2))]
+    for source, units in taken:
+        _move(pool, book, source.src, dst, units)
+    _note(entry, pool.key, dst, parts, _late_for(book))
+    causes = Counter[Cause]()
+    for source, units in taken:
+        causes[source.cause] += units
     return causes
 
 
-class _Part(NamedTuple):
-    """Of a line: what of it one source gives."""
-
-    line: Line
-    number: int
-    source: Source
-    units: int
+Part: TypeAlias = tuple[Line, int, Source, int]  # of a line, numbered: so many units one source gives
 
 
-def _parts(lines: Iterable[Line], sources: Iterable[Source]) -> Iterator[_Part]:
+def _parts(lines: Iterable[Line], sources: Iterable[Source]) -> Iterator[Part]:
     """The lines laid end to end along what the sources have, one source after the other."""
     following = iter(sources)
     source = next(following)
@@ -372,19 +368,27 @@ def _parts(lines: Iterable[Line], sources: Iterable[Source]) -> Iterator[_Part]:
                 here = source.units
                 continue
             units = min(left, here)
-            yield _Part(line, number, source, units)
+            yield line, number, source, units
             number, left, here = number + 1, left - units, here - units
 
 
-def _note(entry: Entry, key: Key, dst: Account, part: _Part, late_for: str | None) -> None:
+def _note(entry: Entry, key: Key, dst: Account, parts: Iterable[Part], late_for: str | None) -> None:
+    for line, number, (src, _, cause), units in parts:
+        of_entry, part = _following(entry, number)
+        moved = Transfer(of_entry, key, src, dst, units, cause, line.minute, line.dimensions, part, late_for)
+        entry.transfers.append(moved)
+
+
+def _following(entry: Entry, number: int) -> tuple[int, int]:
     """A report's lines are numbered, and the parts of each; a movement has parts only."""
     transfers = entry.transfers
     if isinstance(entry, Movement):
-        line, number = 0, len(transfers)
-    else:
-        line, number = (transfers[-1].line + (not part.number) if transfers else 0), part.number
-    (_, minute, dimensions), (src, _, cause) = part.line, part.source
-    transfers.append(Transfer(line, key, src, dst, part.units, cause, minute, dimensions, number, late_for))
+        return 0, len(transfers)
+    return (transfers[-1].line + (not number) if transfers else 0), number
+
+
+def _late_for(book: Lease | Correction | None) -> str | None:
+    return book.charge_period if isinstance(book, Correction) else None
 
 
 Change = tuple[Pool | Lease | Correction, str, int]

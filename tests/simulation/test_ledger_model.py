@@ -17,11 +17,12 @@ import pytest
 from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
-from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS, _record
+from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
 from coordinator.domain.audit import Actor
-from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.domain.period import moment_of
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import apply_exchange
@@ -339,7 +340,30 @@ class Both:
     def _note(self, transaction: Transaction) -> None:
         self.quarantined += transaction.quarantined
         for entry in transaction.entries:
-            self.transfers.update(_record(entry, each, self.now)[:-1] for each in entry.transfers)
+            self.transfers.update(_booked(entry, each) for each in entry.transfers)
+
+
+def _booked(entry: Report | Movement, transfer: Transfer) -> tuple[object, ...]:
+    """Its row, but for the moment at which it was made."""
+    if isinstance(entry, Movement):
+        origin: tuple[object, ...] = (entry.movement_id, None, None, None)
+    else:
+        origin = (None, entry.lane, entry.seq, transfer.line)
+    return (
+        transfer.key.period,
+        transfer.key.quota,
+        transfer.src,
+        transfer.dst,
+        transfer.units,
+        transfer.cause,
+        entry.region,
+        entry.epoch,
+        *origin,
+        transfer.part,
+        None if transfer.minute is None else moment_of(transfer.minute),
+        None if transfer.dimensions is None else msgspec.json.encode(transfer.dimensions).decode(),
+        transfer.charge_period,
+    )
 
 
 def _columns(row: Any, names: Any) -> dict[str, Any]:

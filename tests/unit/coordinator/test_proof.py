@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.domain.books import Account, Cause, Key, Report, Transfer
 from coordinator.domain.proof import genesis_head, next_head
@@ -45,17 +46,17 @@ def test_the_format_is_fixed() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        TRANSFER._replace(units=8),
-        TRANSFER._replace(line=1),
-        TRANSFER._replace(part=1),
-        TRANSFER._replace(minute=29_891_521),
-        TRANSFER._replace(dimensions={"a": "c"}),
-        TRANSFER._replace(dimensions=None),
-        TRANSFER._replace(cause=Cause.GRANT),
-        TRANSFER._replace(src=Account.SUSPENSE),
-        TRANSFER._replace(dst=Account.SUSPENSE),
-        TRANSFER._replace(key=Key("exports:tenant=globex", "2026-11")),
-        TRANSFER._replace(key=Key("exports:tenant=acme", "2026-12")),
+        replace(TRANSFER, units=8),
+        replace(TRANSFER, line=1),
+        replace(TRANSFER, part=1),
+        replace(TRANSFER, minute=29_891_521),
+        replace(TRANSFER, dimensions={"a": "c"}),
+        replace(TRANSFER, dimensions=None),
+        replace(TRANSFER, cause=Cause.GRANT),
+        replace(TRANSFER, src=Account.SUSPENSE),
+        replace(TRANSFER, dst=Account.SUSPENSE),
+        replace(TRANSFER, key=Key("exports:tenant=globex", "2026-11")),
+        replace(TRANSFER, key=Key("exports:tenant=acme", "2026-12")),
     ],
 )
 def test_every_billed_field_counts(changed: Transfer) -> None:
@@ -82,4 +83,4 @@ def test_so_does_the_report_and_what_came_before(other: Callable[[], bytes]) -> 
 
 def test_the_order_of_dimensions_does_not_count() -> None:
     one, two = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
-    assert head(report(TRANSFER._replace(dimensions=one))) == head(report(TRANSFER._replace(dimensions=two)))
+    assert head(report(replace(TRANSFER, dimensions=one))) == head(report(replace(TRANSFER, dimensions=two)))

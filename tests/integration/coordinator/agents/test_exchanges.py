@@ -24,6 +24,7 @@ from tests.integration.coordinator.agents.conftest import (
     receipt,
     want,
 )
+from tests.integration.coordinator.standing import NOON
 
 pytestmark = pytest.mark.anyio
 
@@ -49,6 +50,16 @@ async def test_usage_is_booked_with_its_message(stand: Stand, agent: Agent) -> N
         2,
         PERIOD,
     )
+
+
+async def test_usage_is_kept_letter_by_letter(stand: Stand, agent: Agent) -> None:
+    """Whatever separates one column, or one row, from the next on its way in."""
+    dimensions = {"tenant": "acme", "policy": 'a\tb\nc\rd\\e\\.f\\N"g/ü\x7f', "path": "\\", "none": "\\N"}
+    line = {"minute": minute_of(NOON), "dimensions": dimensions, "units": 3}
+    await agent.say(1, lease(consumed=3) | {"lines": [line]})
+    booked = await stand.one("SELECT dimensions FROM transfer WHERE cause = 'usage'")
+    assert json.loads(booked) == dimensions
+    assert await stand.one("SELECT policy FROM usage_hour") == dimensions["policy"]
 
 
 async def test_the_same_bytes_again_are_booked_once_and_get_the_same_receipt(stand: Stand, agent: Agent) -> None:
