@@ -63,6 +63,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
             hub.close()
 
     app = FastAPI(title="Leasehold coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.routes.insert(0, agents.EXCHANGES)
     for router in ROUTERS:
         app.include_router(router)
     install_problems(app)

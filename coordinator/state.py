@@ -45,7 +45,8 @@ class Coordinator:
         return await self.database.read(lambda c: authenticate(c, token_hashes))
 
 
-def coordinator_of(request: Request) -> Coordinator:
+async def coordinator_of(request: Request) -> Coordinator:
+    """A coroutine, though it waits for nothing: FastAPI hands a plain function to a thread, for every request."""
     found = request.app.state.coordinator
     assert isinstance(found, Coordinator)
     return found

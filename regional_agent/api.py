@@ -35,7 +35,8 @@ from regional_agent.store.connection import StoreError, StoreUnavailable
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
 
 
-def the_region(request: Request) -> Region:
+async def the_region(request: Request) -> Region:
+    """A coroutine, though it waits for nothing: FastAPI hands a plain function to a thread, for every request."""
     region: Region = request.app.state.region
     return region
 

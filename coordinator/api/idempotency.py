@@ -74,7 +74,7 @@ def _checked(key: str) -> str:
 
 
 async def _once(request: Request, key: str, handle: Handler) -> Response:
-    coordinator = coordinator_of(request)
+    coordinator = await coordinator_of(request)
     caller = await caller_of(request, coordinator)
     attempt = Attempt(caller.token_id, key, await _hash(request), uuid4())
     found = await coordinator.database.run(lambda c: claim(c, attempt, coordinator.clock.now()))

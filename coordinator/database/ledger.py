@@ -10,6 +10,7 @@ Every write says what it expects to find, and the count of its rows is looked at
 import functools
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import asyncpg
@@ -49,9 +50,9 @@ async def lock_lanes(connection: Connection, names: Collection[LaneName]) -> dic
     """Those of the lanes that were issued to their region, by (epoch, lane)."""
     rows = await connection.fetch(
         _LOCK_LANES,
-        [name.epoch for name in names],
-        [name.lane for name in names],
-        [name.region for name in names],
+        _numbers(name.epoch for name in names),
+        _numbers(name.lane for name in names),
+        _names(name.region for name in names),
     )
     return {(row["epoch"], row["lane"]): _lane(row) for row in rows}
 
@@ -119,7 +120,7 @@ def _locked(row: asyncpg.Record) -> LockedPool:
 
 
 def _pool(row: asyncpg.Record) -> Pool:
-    return Pool(Key(row["quota"], row["period"]), *(row[column] for column in POOL_COLUMNS))
+    return Pool(Key(row["quota"], row["period"]), *_totals_of_pool(row))
 
 
 async def _insert_pools(connection: Connection, missing: Collection[Key]) -> None:
@@ -146,7 +147,7 @@ async def read_leases(connection: Connection, keys: Collection[Key], epochs: Col
     if not keys:
         return []
     rows = await connection.fetch(
-        _LEASES, [key.quota for key in keys], [key.period for key in keys], sorted(set(epochs))
+        _LEASES, _names(key.quota for key in keys), _names(key.period for key in keys), _numbers(sorted(set(epochs)))
     )
     return [lease_of_row(row) for row in rows]
 
@@ -159,7 +160,7 @@ def lease_of_row(row: asyncpg.Record) -> Lease:
         row["reported_at"],
         row["expires_at"],
         LeaseState(row["state"]),
-        *(row[column] for column in LEASE_COLUMNS),
+        *_totals_of_lease(row),
     )
 
 
@@ -248,24 +249,35 @@ async def write_books(
     """Pools and leases move together. `were`: the states of the leases that the decisions were made on."""
     done = await connection.fetchrow(
         _UPDATE_BOOKS,
-        [pool.key.quota for pool in pools],
-        [pool.key.period for pool in pools],
-        [lease.epoch for lease in leases],
-        [lease.key.quota for lease in leases],
-        [lease.key.period for lease in leases],
-        [were[lease.epoch, lease.key] for lease in leases],
-        [lease.state for lease in leases],
-        [lease.reported_at for lease in leases],
-        [lease.expires_at for lease in leases],
-        *(_units(getattr(pool, column) for pool in pools) for column in POOL_COLUMNS),
-        *(_units(getattr(lease, column) for lease in leases) for column in LEASE_COLUMNS),
+        _names(pool.key.quota for pool in pools),
+        _names(pool.key.period for pool in pools),
+        _numbers(lease.epoch for lease in leases),
+        _names(lease.key.quota for lease in leases),
+        _names(lease.key.period for lease in leases),
+        _names(were[lease.epoch, lease.key] for lease in leases),
+        _names(lease.state for lease in leases),
+        _names(str(lease.reported_at) for lease in leases),
+        _names(str(lease.expires_at) for lease in leases),
+        *(_numbers(map(attrgetter(column), pools)) for column in POOL_COLUMNS),
+        *(_numbers(map(attrgetter(column), leases)) for column in LEASE_COLUMNS),
     )
     expect(done, (len(pools), len(leases)), "pools and leases")
 
 
-def _units(numbers: Iterable[int]) -> str:
+def _numbers(numbers: Iterable[int]) -> str:
     """An array as Postgres reads it. The driver asks each element of a list what it is, and here are many lists."""
     return f"{{{','.join(map(str, numbers))}}}"
+
+
+def _names(names: Iterable[str]) -> str:
+    """Likewise of text."""
+    return f"{{{','.join(map(_quoted, names))}}}"
+
+
+@functools.lru_cache(maxsize=KEYS_REMEMBERED)
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 async def insert_leases(
@@ -359,12 +371,12 @@ async def write_reports(
     """Each with its lane, which it moves on."""
     rows = await connection.fetch(
         _BOOK_REPORTS,
-        [each.report.epoch for each in booked],
-        [each.report.lane for each in booked],
-        [each.report.seq for each in booked],
+        _numbers(each.report.epoch for each in booked),
+        _numbers(each.report.lane for each in booked),
+        _numbers(each.report.seq for each in booked),
         [each.body_hash for each in booked],
         [each.head for each in booked],
-        [len(each.report.transfers) for each in booked],
+        _numbers(len(each.report.transfers) for each in booked),
         now,
     )
     expect((len(rows),), (len(booked),), "lanes")
@@ -455,6 +467,7 @@ LEASE_COLUMNS = (
     "waiting",
     "last_grant",
 )
+_totals_of_pool, _totals_of_lease = itemgetter(*POOL_COLUMNS), itemgetter(*LEASE_COLUMNS)
 _TRANSFER_COLUMNS = (
     "period",
     "quota",
@@ -492,7 +505,7 @@ CORRECTION_COLUMNS = (
 # A lane of another region is not even waited for.
 _LOCK_LANES = """
 SELECT lane.*, region_epoch.state, region_epoch.fingerprint, region_epoch.lanes, region_epoch.lost_data
-FROM unnest($1::bigint[], $2::int[], $3::text[]) AS asked (epoch, lane, region)
+FROM unnest($1::text::bigint[], $2::text::int[], $3::text::text[]) AS asked (epoch, lane, region)
 JOIN region_epoch ON region_epoch.epoch = asked.epoch AND region_epoch.region = asked.region
 JOIN lane ON lane.epoch = asked.epoch AND lane.lane = asked.lane
 ORDER BY lane.epoch, lane.lane FOR SHARE OF region_epoch FOR UPDATE OF lane
@@ -531,9 +544,9 @@ ON CONFLICT DO NOTHING
 _CLOSED = "SELECT id, closed_at FROM period WHERE id = ANY ($1::text[]) AND state = 'closed'"
 _LEASES = """
 SELECT lease.*
-FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
+FROM unnest($1::text::text[], $2::text::text[]) AS asked (quota, period)
 JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
-WHERE lease.state = 'active' OR lease.epoch = ANY ($3::bigint[])
+WHERE lease.state = 'active' OR lease.epoch = ANY ($3::text::bigint[])
 """
 _CORRECTIONS = """
 SELECT correction.* FROM unnest($1::text[], $2::text[]) AS asked (quota, charge_period)
@@ -579,14 +592,14 @@ _LEASE_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRS
 _UPDATE_BOOKS = f"""
 WITH pools AS (
     UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
-    FROM unnest($1::text[], $2::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
+    FROM unnest($1::text::text[], $2::text::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
     WHERE pool.quota = new.quota AND pool.period = new.period
     RETURNING 1
 ), leases AS (
     UPDATE lease SET state = new.state, reported_at = new.reported_at, expires_at = new.expires_at,
         {", ".join(f"{column} = new.{column}" for column in LEASE_COLUMNS)}
-    FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::text[], $8::timestamptz[], $9::timestamptz[],
-            {_LEASE_ARRAYS})
+    FROM unnest($3::text::bigint[], $4::text::text[], $5::text::text[], $6::text::text[], $7::text::text[],
+            $8::text::timestamptz[], $9::text::timestamptz[], {_LEASE_ARRAYS})
         AS new (epoch, quota, period, state_was, state, reported_at, expires_at, {", ".join(LEASE_COLUMNS)})
     WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period
         AND lease.state = new.state_was
@@ -606,7 +619,7 @@ SET {", ".join(f"{column} = excluded.{column}" for column in CORRECTION_COLUMNS)
 _BOOK_REPORTS = """
 WITH moved AS (
     UPDATE lane SET last_seq = next.seq, last_hash = next.body_hash, head = next.head
-    FROM unnest($1::bigint[], $2::int[], $3::bigint[], $4::bytea[], $5::bytea[], $6::int[])
+    FROM unnest($1::text::bigint[], $2::text::int[], $3::text::bigint[], $4::bytea[], $5::bytea[], $6::text::int[])
         AS next (epoch, lane, seq, body_hash, head, lines)
     WHERE lane.epoch = next.epoch AND lane.lane = next.lane AND lane.last_seq = next.seq - 1
     RETURNING next.*

@@ -315,7 +315,8 @@ def drain(
     dimensions: dict[str, str] | None = None,
 ) -> None:
     """Move what evidence accounts for, as one line."""
-    drain_lines(entry, pool, lease, dst, [Line(units, minute, dimensions)], cause)
+    if units:
+        drain_lines(entry, pool, lease, dst, [Line(units, minute, dimensions)], cause)
 
 
 def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Sequence[Line], cause: Cause) -> None:
@@ -323,6 +324,8 @@ def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Seq
 
     Raises Overdrawn, with nothing changed, if the lease has less than that.
     """
+    if not lines:
+        return
     units = sum(line.units for line in lines)
     if units > lease.unaccounted:
         raise Overdrawn(f"{units} to {dst} of {lease.key}, of which {lease.unaccounted} are unaccounted for")

@@ -139,6 +139,7 @@ class Work:
     refused: list[WantRefused] = field(default_factory=list)
     refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
+    leases: dict[Key, Lease] = field(default_factory=dict)  # of its epoch, among the books
     report: Report = field(init=False)
 
     def __post_init__(self) -> None:
@@ -175,13 +176,14 @@ class Work:
         frozen = (key_of(lease) for lease in self.incoming.batch.leases)
         return list(dict.fromkeys([*frozen, *(wanted.key for wanted in self.wanted)]))
 
-    @property
-    def new_keys(self) -> Iterator[Key]:
-        """Pools and leases that must exist from now on."""
-        if self.is_applied:
-            yield from (wanted.key for wanted in self.wanted)
-            # Of what it was never granted, a region may still have consumed: truth is never refused.
-            yield from (key_of(lease) for lease in self.incoming.batch.leases if not is_empty(lease))
+    @cached_property
+    def new_keys(self) -> list[Key]:
+        """Pools and leases that must exist from now on. Asked for like its keys."""
+        if not self.is_applied:
+            return []
+        # Of what it was never granted, a region may still have consumed: truth is never refused.
+        done = (key_of(lease) for lease in self.incoming.batch.leases if not is_empty(lease))
+        return list(dict.fromkeys([*(wanted.key for wanted in self.wanted), *done]))
 
 
 @dataclass(slots=True)
@@ -197,10 +199,6 @@ class Books:
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
     demands_milli: Counter[Key] = field(default_factory=Counter)  # of each pool's leases together, once all is booked
-
-    def of(self, work: Work) -> dict[Key, Lease]:
-        epoch = work.incoming.batch.epoch
-        return {key: self.leases[epoch, key] for key in work.keys if (epoch, key) in self.leases}
 
     def shelf(self, lease: Lease) -> Shelf:
         locked = self.pools[lease.key]
@@ -297,6 +295,9 @@ def books_of(
     by_pool: dict[Key, list[Lease]] = defaultdict(list)
     for lease in leases.values():
         by_pool[lease.key].append(lease)
+    for work in works:
+        epoch = work.report.epoch
+        work.leases = {key: leases[epoch, key] for key in work.keys if (epoch, key) in leases}
     return Books(
         pools,
         leases,
@@ -350,7 +351,7 @@ def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], 
         is_current = work.lane is not None and work.lane.epoch_state is EpochState.CURRENT
         over = LeaseState.LOST if work.lane and work.lane.lost_data else LeaseState.FENCED
         state = LeaseState.ACTIVE if is_current else over
-        for key in dict.fromkeys(work.new_keys):
+        for key in work.new_keys:
             if (work.report.epoch, key) not in leases:
                 yield Lease(key, work.report.epoch, work.call.region, now, now, state)
 
@@ -378,7 +379,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
     booked = [_booked(work, now) for work in works if work.is_booked]
     entries: list[Entry] = [*(each.report for each in booked), *(entry for entry, _ in pushed)]
     moved = {transfer.key for entry in entries for transfer in entry.transfers}
-    touched = {(lease.epoch, lease.key): lease for work in applied for lease in books.of(work).values()}
+    touched = {(lease.epoch, lease.key): lease for work in applied for lease in work.leases.values()}
     touched |= {(lease.epoch, lease.key): lease for _, lease in pushed}
     touched = {name: lease for name, lease in touched.items() if name not in books.lates}  # those stay as they are
     return Decision(
@@ -399,7 +400,7 @@ def _push(works: Iterable[Work], books: Books, now: datetime) -> Iterator[tuple[
     for work in works:
         if work.is_applied and books.pushable:
             cause = (work.report.epoch, work.report.lane, work.report.seq)
-            for lease in books.of(work).values():
+            for lease in work.leases.values():
                 yield from push(books.shelf(lease), books.pushable, cause, now)
 
 
@@ -408,13 +409,13 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
         work.quarantined = keep(work.incoming.batch)
     if not work.is_applied:
         return
-    leases = books.of(work)
+    leases = work.leases
     closed = {key for key in leases if books.pools[key].closed_at}
     outcome = judge_totals(work.incoming.batch, leases, closed)
     if outcome is not ExchangeOutcome.APPLIED:
         work.verdict, work.wanted, work.refused = Verdict(outcome), [], []
         return
-    pools = {key: locked.pool for key, locked in books.pools.items()}
+    pools = {key: books.pools[key].pool for key in leases}
     for lease in leases.values():
         touch(lease, terms, now)
     lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
@@ -430,7 +431,7 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
 def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
     if not work.is_applied:
         return
-    leases = books.of(work)
+    leases = work.leases
     heard = {key_of(frozen): frozen.granted for frozen in work.incoming.batch.leases}
     for wanted in work.wanted:
         lease = leases[wanted.key]
@@ -445,7 +446,7 @@ def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]
     notices: list[Notice] = []
     for work in works:
         if work.is_applied:
-            for lease in books.of(work).values():
+            for lease in work.leases.values():
                 shelf = books.shelf(lease)
                 notices += recalls(lease, shelf, books.grantable[lease.key], now)
                 notices += came_free(shelf, books.grantable[lease.key], now)
@@ -507,7 +508,7 @@ def _reply(
         seq=batch.seq,
         outcome=verdict.outcome,
         receipt=receipts[batch.epoch, batch.lane],
-        leases=[_lease_reply(work, lease, books, terms, now) for lease in books.of(work).values()],
+        leases=[_lease_reply(work, lease, books, terms, now) for lease in work.leases.values()],
         rates=rates,
         refused=[*work.refused, *refused],
     )

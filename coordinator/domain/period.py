@@ -43,8 +43,9 @@ def moment_of(minute: int) -> datetime:
     return _EPOCH + minute * _MINUTE
 
 
+@functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def period_at(kind: PeriodKind, moment: datetime) -> Period:
-    """The period of that kind which holds the moment."""
+    """The period of that kind which holds the moment. All exchanges of a gather ask about the same one."""
     return _period(kind, _start(kind, moment.astimezone(UTC)))
 
 

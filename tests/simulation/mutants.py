@@ -444,7 +444,7 @@ def a_duplicate_grants(world: World) -> Iterator[Any]:
     real = exchange_module._grant
 
     def grant(work: Any, books: Any, regions: int, now: Any) -> None:
-        if work.verdict.outcome is ExchangeOutcome.REPLAYED and set(books.of(work)) >= {w.key for w in work.wanted}:
+        if work.verdict.outcome is ExchangeOutcome.REPLAYED and set(work.leases) >= {w.key for w in work.wanted}:
             work.verdict = Verdict(ExchangeOutcome.APPLIED)
         real(work, books, regions, now)
 

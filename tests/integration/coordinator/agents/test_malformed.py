@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.api.agents import EXCHANGES
 from tests.integration.coordinator.agents.conftest import MAILS, Agent, Stand, exchange, lease, want
 
 pytestmark = pytest.mark.anyio
@@ -88,3 +89,36 @@ async def test_a_lane_speaks_once_in_a_call(stand: Stand, agent: Agent) -> None:
 async def test_a_call_without_exchanges_is_none(agent: Agent) -> None:
     answer = await agent.client.post("/v1/regions/us-east/exchanges", json=BODY)
     assert answer.json()["invalid_parameters"][0]["field"] == "exchanges"
+
+
+async def test_the_route_ahead_of_the_framework_says_what_the_framework_says(stand: Stand, agent: Agent) -> None:
+    ahead, *others = stand.app.router.routes
+    assert ahead is EXCHANGES
+    path = f"/v1/regions/{agent.region}/exchanges"
+    good = {"fingerprint": agent.fingerprint, "versions": {}, "exchanges": [exchange(agent.frozen(1))]}
+    wrong_lane = {**good, "exchanges": [exchange(agent.frozen(2, lease(MAILS)))]}
+    assert (await agent.client.post(path, json=good)).status_code == 200  # from here on it is a replay, both times
+    questions: list[dict[str, Any]] = [
+        {"json": good},
+        {"json": wrong_lane},
+        {"json": {**good, "exchanges": []}},
+        {"content": b"{", "headers": {"Content-Type": "application/json"}},
+        {"content": b"{}", "headers": {"Content-Type": "text/plain"}},
+        {"json": good, "headers": {"Authorization": "Bearer no"}},
+        {"json": good, "url": "/v1/regions/eu-west/exchanges"},
+        {"json": good, "url": path + "/"},
+        {"json": good, "method": "PUT"},
+        {"method": "GET"},
+    ]
+    for question in questions:
+        asked = {"method": "POST", "url": path} | question
+        answers = []
+        for routes in ([ahead, *others], others):
+            stand.app.router.routes[:] = routes
+            answers.append(await agent.client.request(**asked))
+        assert [_told(each) for each in answers[:1]] == [_told(each) for each in answers[1:]], question
+
+
+def _told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
+    headers = {name: value for name, value in answer.headers.items() if name != "x-request-id"}
+    return answer.status_code, headers, {name: v for name, v in answer.json().items() if name != "request_id"}
