@@ -9,8 +9,8 @@
     @client.limited(lambda tenant: {"tenant": tenant, "route": "/v1/exports"})
     def make_export(tenant: str) -> None: ...  # Denied is raised in place of the call
 
-Holds (`hold`, `commit`, `extend`, `release`, `holding`) say what the contract says. Agents of this version do not serve
-holds yet: they answer 404, and the client raises Refused.
+    with client.holding(export, units=40) as holding:
+        holding.commit(units=make(...))  # what it did cost; without a commit it is released
 
 What is asked and what an answer means is decided in `leasehold/asking.py`; here the talks are only walked through.
 """

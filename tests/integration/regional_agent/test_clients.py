@@ -79,6 +79,29 @@ async def test_a_guarded_function_is_not_called_when_it_may_not_be(world: World)
     assert calls == ["acme", "globex"]
 
 
+async def test_what_is_held_is_booked_as_far_as_it_was_used(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        async with client.holding(EXPORT, units=40) as holding:
+            assert not (await client.check(EXPORT, cost=61)).allowed
+            await holding.commit(25)
+        with Client(url) as blocking:
+            await asyncio.to_thread(_fails_in_a_hold, blocking)
+        held = await client.hold(EXPORT, units=75, ttl_ms=60_000, operation_id="rest")
+        await client.extend(held, 90_000)
+        await client.release(held)
+        await client.release(held)
+        with pytest.raises(Refused) as refused:
+            await client.commit(held, 1)
+        assert (refused.value.status, refused.value.problem["state"]) == (409, "released")
+        with pytest.raises(Denied):
+            await client.hold(EXPORT, units=76, ttl_ms=60_000, operation_id="more")
+
+
+def _fails_in_a_hold(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError), client.holding(EXPORT, units=75):
+        raise ZeroDivisionError
+
+
 async def test_a_batch_is_answered_in_order(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url) as client:
         lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, 60, 40)]
