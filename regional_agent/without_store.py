@@ -2,7 +2,7 @@
 
 The strictest of a request's policies decides: all or nothing here, too. Rates are counted in memory. Of an allowance
 nothing is admitted that is not in the journal, on disk, before the answer; and nothing for a request that the store was
-asked about and did not answer: it may have been spent there.
+asked about and did not answer: it may have been spent there. Nor is anything set aside: a hold is known to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +53,7 @@ class WithoutStore:
             self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
         mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
-        if mode is StoreFailure.CLOSED or (counted and may_be_spent):
+        if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode == "hold")):
             on_answer(_closed(demanded))
             return
         answers = self._answers(demanded, request.mode)

@@ -127,8 +127,23 @@ async def test_what_is_open_is_booked_once_and_marked_when_the_store_is_back(
     await all_is_booked(world, 40, quota="exports", degraded="open")
     assert await agent.check(OPEN)
     await all_is_booked(world, 2 + asked + 40, quota="exports")
-    quota = await world.quota()
-    assert quota["overage"] == 0, "what was admitted without the store was put out of its reach"
+    assert (await world.quota())["overage"] == 0
+
+
+async def test_what_was_admitted_without_the_store_is_out_of_its_reach_afterwards(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """The region holds the whole limit: it could spend it once more. Another region is not granted it either."""
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    assert (await agent.check(OPEN, cost=99, mode="peek")).status_code == 200
+    asked = await stalled(agent, its_store)
+    assert (await agent.check(OPEN, cost=40)).status_code == 200
+    its_store.go_on()
+    await all_is_booked(world, 1 + asked + 40, quota="exports")
+    await until(lambda: not list((tmp_path / "journal").iterdir()))
+    other = await world.agent("eu-west")
+    answers = [await each.check(OPEN) for each in (agent, other) for _ in range(60)]
+    assert sum(answer.status_code == 200 for answer in answers) <= 100 - (1 + asked + 40)
 
 
 async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
@@ -151,6 +166,19 @@ async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
     assert peek.json()["degraded"] == "open"
     its_store.go_on()
     await all_is_booked(world, 1 + left // 2, quota="mails")
+
+
+async def test_nothing_is_set_aside_of_an_allowance_without_the_store(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """Whoever commits to it later would find that nobody knows of it."""
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    asked = await stalled(agent, its_store)
+    wanted = {"subject": OPEN, "units": 5, "ttl_ms": 60_000, "operation_id": "a hold"}
+    answer = await agent.http.post("/v1/holds", json=wanted)
+    assert (answer.status_code, answer.json()["denied_by"]) == (503, "open")
+    its_store.go_on()
+    await all_is_booked(world, 1 + asked, quota="exports")
 
 
 async def test_without_a_journal_an_allowance_fails_closed(world: World, its_store: Store) -> None:
