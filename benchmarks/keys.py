@@ -1,8 +1,8 @@
 """What a store remembers of very many callers once they have gone: nothing, and its memory is what it was.
 
-Random tenants ask once each, by every algorithm, some with an operation's id. `--seconds 600` is a million of them in
-ten minutes. Then as much time passes again; who has longer to live loses the rest of ten minutes at once, so that a
-short run shows the same as a long one.
+Random tenants ask once each, by every algorithm, some with an operation's id, and some take a slot. `--seconds 600` is
+a million of them in ten minutes. Then as much time passes again; who has longer to live loses the rest of ten minutes
+at once, so that a short run shows the same as a long one.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from regional_agent.store.connection import StoreConnection
 
 KEYS_A_SECOND = 1_700
 BATCH = 500
+HOLDS = 5  # with each batch: every other is given back, the rest of the holders are gone
 LONGEST_MS = 11 * 60_000  # what an operation is remembered for, and some
 # Accounting and configuration (lua/README.md): all else has a time to live.
 KEPT = re.compile(rb"lh:fence|lh:epochs|lh:\{\d+\}:(lane|dirty|lease|lines|holds|due):.*")
@@ -31,11 +32,13 @@ LIMITS: dict[str, Any] = {
     "quotas": [
         {"name": algorithm.value, "kind": "rate", "limit": "10/minute", "algorithm": algorithm.value}
         for algorithm in RateAlgorithm
-    ],
+    ]
+    + [{"name": "slots", "kind": "concurrency", "limit": 10, "slot_ttl": "10s"}],
     "policies": [
         {"name": algorithm.value, "match": {"route": f"/{algorithm}"}, "by": ["tenant"], "quota": algorithm.value}
         for algorithm in RateAlgorithm
-    ],
+    ]
+    + [{"name": "slots", "match": {"route": "/slots"}, "by": ["tenant"], "quota": "slots"}],
 }
 Post = Callable[[str, dict[str, Any]], Awaitable[httpx.Response]]
 
@@ -79,6 +82,17 @@ async def ask(post: Post, keys: int, seconds: float) -> None:
         await asyncio.sleep(max(0, begun + seconds * done / keys - time.monotonic()))
         answer = await post("/v1/check:batch", {"checks": [_check(done + each) for each in range(BATCH)]})
         assert all(item["status"] == 200 for item in answer.json()["items"]), answer.text[:300]
+        for number in range(HOLDS):
+            await _hold(post, is_given_back=number % 2 == 0)
+
+
+async def _hold(post: Post, *, is_given_back: bool) -> None:
+    subject = {"tenant": f"tenant-{random.getrandbits(64):x}", "route": "/slots"}
+    body = {"subject": subject, "units": 1, "ttl_ms": 10_000, "operation_id": f"{random.getrandbits(64):x}"}
+    answer = await post("/v1/holds", body)
+    assert answer.status_code == 201, answer.text
+    if is_given_back:
+        assert (await post(f"/v1/holds/{answer.json()['hold_id']}:release", {})).status_code == 200
 
 
 def _check(number: int) -> dict[str, Any]:

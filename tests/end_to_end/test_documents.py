@@ -72,7 +72,7 @@ def test_the_pages_have_examples() -> None:
         "docs/limits.md": 4,
         "docs/operations.md": 6,
         "docs/performance.md": 0,
-        "docs/services.md": 3,
+        "docs/services.md": 4,
         "docs/simulation.md": 0,
     }
 
