@@ -237,7 +237,7 @@ class Admission:
         """A slice that lay here might have helped: it is back by now, and the store is asked once more."""
         if decision.allowed or pending.looks == MOST_LOOKS:
             return False
-        if not self._slicing.give_back(pending.asked.request.charges):
+        if not self._slicing.give_back(pending.asked.request.charges, pending.asked_at_ms):
             return False
         pending.looks += 1
         pending.asked_at_ms = self._clock.monotonic_ms()

@@ -44,7 +44,7 @@ class Slicing:
         slices = self._take(request.charges, now_ms)
         if slices is None:
             if request.mode == "adjust":  # it takes what is not there: also what is here
-                self.give_back(request.charges)
+                self.give_back(request.charges, now_ms)
             return None
         if request.mode == "peek":
             _put_back(slices, request.charges)
@@ -89,11 +89,13 @@ class Slicing:
         remaining, reset_ms = slice_.told(now_ms)
         return policy._replace(remaining=remaining, reset_ms=reset_ms)
 
-    def give_back(self, charges: Iterable[Charge]) -> bool:
-        """All that lies here of them. True if it was anything: the store may then decide otherwise."""
+    def give_back(self, charges: Iterable[Charge], asked_at_ms: int) -> bool:
+        """All that lies here of them. True if anything went back since then: the store may decide otherwise by now."""
         now_ms = self._clock.monotonic_ms()
         slices = [self._slices[charge.quota] for charge in charges if charge.quota in self._slices]
-        return sum(self._return(slice_, now_ms) for slice_ in slices) > 0
+        for slice_ in slices:
+            self._return(slice_, now_ms)
+        return any(slice_.returned_at_ms >= asked_at_ms for slice_ in slices)
 
     def give_back_all(self) -> None:
         """Limits or shares are others by now, or the agent leaves."""
@@ -161,15 +163,15 @@ class Slicing:
         if self._slices.get(slice_.of.quota) is not slice_ and life == self._life.current:
             self._return(slice_, now_ms)  # nobody waits for it any more
 
-    def _return(self, slice_: RateSlice, now_ms: int) -> int:
+    def _return(self, slice_: RateSlice, now_ms: int) -> bool:
         """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
         life, units = self._life.current, slice_.taken_back(now_ms)
         charge = slice_.of
         self._leasing.note_rate(charge.quota, slice_.spent_since_asked(), charge.rate_micro // 1000)
         if life is None or not units:
-            return 0
+            return False
         self._gatherer.submit(life, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
-        return units
+        return True
 
     def _sweep_later(self) -> None:
         self._sweeping = asyncio.get_running_loop().call_later(LIFE_MS / 1000, self._sweep)
@@ -178,9 +180,8 @@ class Slicing:
         now_ms, self._sweeping = self._clock.monotonic_ms(), None
         self._look_around()
         for quota, slice_ in list(self._slices.items()):
-            if slice_.is_over(now_ms):
-                del self._slices[quota]
-                self._return(slice_, now_ms)
+            if slice_.is_over(now_ms) and not self._return(slice_, now_ms):
+                del self._slices[quota]  # a sweep later, for who was asking while it went back
         if self._slices:
             self._sweep_later()
 

@@ -50,12 +50,14 @@ class Slice(Generic[C]):
         "limit",
         "low_water",
         "of",
+        "returned_at_ms",
     )
 
     def __init__(self, of: C, now_ms: int) -> None:
         self.of = of
         self.left = self.limit = self.low_water = 0
         self.is_under_way = False  # more of it
+        self.returned_at_ms = -1  # when something of it went back last
         self._full = self._level = self._beside = self._rate_micro = 0
         self._at_ms = self._since_ms = now_ms
         self._looked_ms = -1
@@ -95,6 +97,8 @@ class Slice(Generic[C]):
         """All that is left."""
         self._melt(now_ms)
         units, self.left = self.left, 0
+        if units:
+            self.returned_at_ms = now_ms
         return units
 
     def told(self, now_ms: int) -> Told:
