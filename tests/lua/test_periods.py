@@ -52,6 +52,9 @@ async def test_whichever_script_comes_first_takes_over(
 ) -> None:
     await install(scripts, life, NOW, AHEAD)
     await take(scripts, life, 30)
+    await reported(scripts, life)
+    await install(scripts, life, NOW, AHEAD, seq=1)
+    assert await dirty(scripts, life) == []
     await pass_ms(connection, 60_000)
     if touch in ("check", "peek"):
         await take(scripts, life, 1, mode="peek" if touch == "peek" else "enforce")
@@ -123,6 +126,42 @@ async def test_what_is_granted_late_to_a_period_that_is_over_goes_back(
     assert await install(scripts, life, structs.replace(OVER, granted=112, overage=3), BEGUN, seq=2) == {QUOTA: 0}
     assert await dirty(scripts, life) == [QUOTA]
     assert (await reported(scripts, life))["2026-11"].returned == 5
+
+
+async def test_what_comes_between_the_last_report_and_its_receipt_is_told_before_all_is_forgotten(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    """A copy of an older message is answered late, with what was granted meanwhile."""
+    await install(scripts, life, NOW, AHEAD)
+    await pass_ms(connection, 60_000)
+    assert (await reported(scripts, life))["2026-11"].returned == 100
+    more = structs.replace(OVER, granted=105)
+    await install(scripts, life, more, BEGUN, seq=9)
+    await install(scripts, life, more, BEGUN, seq=1)
+    assert (await reported(scripts, life))["2026-11"].returned == 105
+    await install(scripts, life, more, BEGUN, seq=2)
+    assert list(await reported(scripts, life)) == ["2026-12"]
+
+
+async def test_of_a_period_that_is_over_totals_only_move_forward(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, structs.replace(NOW, overage=2), AHEAD)
+    await pass_ms(connection, 60_000)
+    await install(scripts, life, structs.replace(OVER, granted=90, overage=1), BEGUN)
+    old = (await reported(scripts, life))["2026-11"]
+    assert (old.granted, old.overage, old.returned) == (100, 2, 102)
+
+
+async def test_a_period_is_forgotten_with_the_batch_that_told_of_it_and_by_no_copy_of_the_receipt(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    await pass_ms(connection, 60_000)
+    await reported(scripts, life)
+    for reply in (NOW, OVER):  # the first drops the batch, and the period has not ended for the coordinator yet
+        await install(scripts, life, reply, BEGUN, seq=1)
+    assert "was:2026-11" in await scripts.lease_fields(life, QUOTA)
 
 
 async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(scripts: Scripts, life: Life) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,10 +15,13 @@ from coordinator.database import ledger
 from coordinator.domain.books import Key
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.expire_leases import Expired, expire_leases
+from coordinator.operations.first_answers import Attempt, claim, forget
 from coordinator.operations.open_epoch import fence_lost
+from coordinator.operations.put_block import Wanted, put_block
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.operations.seal import seal
+from protocol.blocks import BlockField
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, RebindEpoch
 from protocol.outcomes import EpochRefusal, ExchangeOutcome
@@ -232,3 +236,29 @@ async def test_what_is_booked_while_a_seal_is_read_is_above_it(stand: Stand, age
             later = receipt(await committed(stand, says(stand, other, 1))).position
         sealed = await asyncio.wait_for(sealing, 20)
     assert sealed.position < earlier < later
+
+
+# --- what people change -----------------------------------------------------------------------------------------------
+
+
+async def test_who_blocks_what_is_just_being_blocked_changes_nothing(stand: Stand) -> None:
+    """No agent is told twice, and the audit names who was first."""
+    wanted = Wanted(BlockField.TENANT, "acme", "leaked", None)
+
+    def blocks(connection: Any) -> Any:
+        return put_block(connection, wanted, somebody(), stand.clock.now())
+
+    first, second = await one_after_the_other(stand, blocks, blocks)
+    assert (first.is_new, second.is_new, second.block) == (True, False, first.block)
+    assert await stand.one("SELECT version FROM block_version") == 1
+
+
+async def test_a_key_that_is_being_used_anew_is_not_forgotten_and_not_waited_for(stand: Stand) -> None:
+    attempts = [Attempt(UUID(int=1), "k", b"asked", UUID(int=nth)) for nth in (1, 2)]
+    await claim(stand.owner, attempts[0], stand.clock.now())
+    stand.clock.move(days=2)
+    async with connected(restricted(stand.url)) as busy, busy.transaction():
+        await claim(busy, attempts[1], stand.clock.now())
+        async with asyncio.timeout(10):
+            assert await committed(stand, lambda c: forget(c, stand.clock.now())) == 0
+    assert await stand.one("SELECT claim FROM first_answer") == attempts[1].claim
