@@ -31,12 +31,21 @@ end
 
 local function units_of(at, names)
   local units = 0
-  for _, text in ipairs(redis.call('HMGET', at.slots, unpack(names))) do units = units + read(text).units end
+  for _, text in ipairs(redis.call('HMGET', at.slots, unpack(names))) do
+    units = units + tonumber(string.match(text, '^%a+ (%d+)'))
+  end
   return units
 end
 
--- There are never more of them than the largest limit there was.
+-- There are never more of them than the largest limit there was. Where nobody looked until the last had run out, there
+-- is nothing to add up.
 local function run_out(at)
+  local last = redis.call('ZRANGE', at.due, -1, -1, 'WITHSCORES')[2]
+  if last and tonumber(last) <= mono then
+    redis.call('HSET', at.slots, 'used', 0)
+    redis.call('DEL', at.due)
+    return
+  end
   while true do
     local names = redis.call('ZRANGEBYSCORE', at.due, '-inf', whole(mono), 'LIMIT', 0, AT_ONCE)
     if #names == 0 then return end
