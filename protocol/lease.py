@@ -78,7 +78,7 @@ TRANSITIONS: dict[tuple[LeaseState, LeaseEvent], LeaseState] = {
     (LeaseState.QUARANTINED, LeaseEvent.LOSE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.QUARANTINE): LeaseState.QUARANTINED,
     (LeaseState.QUARANTINED, LeaseEvent.RESOLVE): LeaseState.EXPIRED,  # it returns first what is left, like that one
-    (LeaseState.QUARANTINED, LeaseEvent.RETIRE): LeaseState.RETIRED,
+    (LeaseState.QUARANTINED, LeaseEvent.RETIRE): LeaseState.QUARANTINED,  # its totals are waited for all the same
     (LeaseState.RETIRED, LeaseEvent.EXPIRE): LeaseState.RETIRED,
     (LeaseState.RETIRED, LeaseEvent.CLOSE): LeaseState.CLOSED,
 }

@@ -166,6 +166,8 @@ def unattributed(key: Key, units: int, now: datetime) -> Line:
 def _ends(epoch: EpochEnd) -> tuple[LeaseEvent, ...]:
     if epoch.state is EpochState.CURRENT:
         return ()
+    if epoch.state is EpochState.RETIRED:
+        return (LeaseEvent.RETIRE,)
     return (LeaseEvent.LOSE if epoch.lost_data else LeaseEvent.FENCE,)
 
 

@@ -1,7 +1,8 @@
 """End an epoch for good: people decide that no more evidence counts.
 
 What it left unaccounted goes to suspense with the next tick and is resolved there. What is still sent in its name is
-acknowledged and kept for people to judge; nothing of it is booked, and nothing is dropped.
+acknowledged and kept for people to judge; nothing of it is booked, and nothing is dropped. A quarantine does not end by
+it: what the region had said by then is told by its totals, and is booked by the resolution that it waits for.
 """
 
 from datetime import datetime
@@ -42,6 +43,7 @@ UPDATE region_epoch SET state = 'retired', fenced_at = coalesce(fenced_at, $2), 
 WHERE epoch = $1 AND state <> 'retired' RETURNING epoch
 """
 _RETIRE_LEASES = """
-UPDATE lease SET state = 'retired', expires_at = least(expires_at, $2) WHERE epoch = $1 AND state <> 'closed'
+UPDATE lease SET state = 'retired', expires_at = least(expires_at, $2)
+WHERE epoch = $1 AND state NOT IN ('quarantined', 'closed')
 """
 _RETIRED = "SELECT epoch, region, retired_at, retired_because FROM region_epoch WHERE epoch = $1"

@@ -18,7 +18,7 @@ _NEVER_ASKED: tuple[tuple[LeaseEvent, tuple[LeaseState, ...], str], ...] = (
     (LeaseEvent.REPORT, (_R,), "what a retired epoch says is kept for people, and never settled"),
     (LeaseEvent.REPORT, (_C,), "what is late for a closed period is booked in its correction"),
     (LeaseEvent.EXPIRE, (_C,), "nothing is outstanding of what is closed"),
-    (LeaseEvent.RENEW, (_Q, _R, _C), "only a lease that was just settled or resolved is renewed"),
+    (LeaseEvent.RENEW, (_Q, _C), "only a lease that was just settled or resolved is renewed"),
     (LeaseEvent.FENCE, (_F, _L, _R), "an epoch is fenced once, while it is current"),
     (LeaseEvent.LOSE, (_R,), "a retired epoch can lose nothing more"),
     (LeaseEvent.PROVE, (_A, _E, _F, _R), "proved is an epoch that is believed lost: it has no other leases"),

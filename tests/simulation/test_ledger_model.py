@@ -35,6 +35,7 @@ from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.resolve_suspense import Proposal, approve_resolution, propose_resolution
+from coordinator.operations.retire_epoch import retire_epoch
 from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
@@ -148,6 +149,12 @@ class Both:
     async def expire(self) -> None:
         await expire_leases(self.real, self.now)
         self.model.commit(self.model.expire_leases(self.now))
+
+    async def retire(self) -> None:
+        """The oldest that has a lease in quarantine, else the oldest."""
+        _, epoch = min((each.state is not LeaseState.QUARANTINED, each.epoch) for each in self.model.leases.values())
+        assert await retire_epoch(self.real, epoch, "a test", Actor(str(UUID(int=1))), self.now)
+        self.model.commit(self.model.retire_epoch(epoch, self.now))
 
     async def rebase(self) -> None:
         """People have read what a lane has shown, and approve that it goes on."""
@@ -400,6 +407,8 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
             await both.tell_journal(step)
         await _something(both, both.chance.random())
         await both.compare()
+    await both.retire()
+    await both.compare()
     both.now += timedelta(hours=1)
     await both.close_at_last("2026-11-18T12")
     await both.compare()

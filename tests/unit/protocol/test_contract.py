@@ -71,7 +71,7 @@ def test_every_state_may_be_fenced_and_none_leaves_quarantine_by_itself() -> Non
     ways_out = {
         event for (state, event), target in TRANSITIONS.items() if LeaseState.QUARANTINED is state is not target
     }
-    assert ways_out == {LeaseEvent.RESOLVE, LeaseEvent.RETIRE}  # both are people's
+    assert ways_out == {LeaseEvent.RESOLVE}  # that is people's
 
 
 def test_unknown_fields_and_wrong_units_are_refused() -> None:

@@ -226,6 +226,25 @@ async def test_quarantine_and_open_proposals_are_in_the_way(stand: Stand, agent:
     assert (await pool(stand, PERIOD))["consumed"] == 7
 
 
+@pytest.mark.parametrize("is_proposed_before", [False, True])
+async def test_a_quarantine_of_a_retired_epoch_is_ended_by_people_and_holds_up_no_close(
+    stand: Stand, agent: Agent, *, is_proposed_before: bool
+) -> None:
+    """What its region had said by then is booked, and what it gave back frees nothing: it is in suspense."""
+    await agent.say(1, wants=[want(waiting=10)])
+    await agent.say(2, lease(granted=10, consumed=7, returned=1, units=6))
+    before = await proposed(stand, agent, "unattributed") if is_proposed_before else None
+    allocator = await stand.client("alloc:write")
+    assert (await allocator.post(f"/v1/epochs/{agent.epoch}:retire", json={"reason": "why"})).status_code == 200
+    assert (await stand.lease(agent))["state"] == "quarantined"
+    assert (await approved(stand, before or await proposed(stand, agent, "unattributed"))).status_code == 200
+    mine = await stand.lease(agent)
+    assert (mine["state"], mine["consumed"], mine["returned"], mine["suspense"]) == ("retired", 7, 0, 3)
+    await in_december(stand, in_suspense=False)
+    await close_at_last(stand, carry_suspense=True)
+    assert ((await pool(stand, PERIOD))["consumed"], (await pool(stand, NEXT))["carried"]) == (7, 3)
+
+
 async def test_books_that_do_not_agree_are_not_closed(stand: Stand, agent: Agent) -> None:
     await use(stand, agent)
     await in_december(stand, in_suspense=True)

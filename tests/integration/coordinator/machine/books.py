@@ -69,7 +69,7 @@ _RULES = {
         LEFT JOIN ({_MOVED_OF_LEASES}) AS moved USING (epoch, quota, period, account)
         GROUP BY 1, 2, 3, 4, 5 HAVING says.units <> coalesce(sum(moved.units), 0)""",
     "what a region says in totals is booked": """
-        SELECT * FROM lease WHERE consumed <> region_consumed AND state NOT IN ('quarantined', 'retired')""",
+        SELECT * FROM lease WHERE consumed <> region_consumed AND state <> 'quarantined'""",
     "nothing comes back that no region gave back": "SELECT * FROM lease WHERE returned > region_returned",
     "a lane is its reports": """
         SELECT lane.epoch, lane.lane, last_seq, count(seq) FROM lane LEFT JOIN report USING (epoch, lane)
