@@ -52,7 +52,34 @@ _LEASE_SAYS = ", ".join(
     [*(f"('{account}', {account})" for account in _LEASE_ACCOUNTS), "('unallocated', returned - granted)",
      "('overage', -overage)"]
 )  # fmt: skip
+# From where to where units may move, and why.
+_WAITING = ("outstanding", "suspense", "estimated", "written_off")
+_MOVES = {
+    "funded": {"funding → unallocated"},
+    "defunded": {"unallocated → funding"},
+    "grant": {"unallocated → outstanding"},
+    "covering": {"unallocated → outstanding"},
+    "overage": {"overage → outstanding"},
+    "usage": {f"{account} → consumed" for account in _WAITING},
+    "returned": {f"{account} → unallocated" for account in _WAITING},
+    "quarantined": {"outstanding → suspense"},
+    "expired": {"outstanding → suspense"},
+    "written_off": {"suspense → written_off"},
+    "charged": {"suspense → estimated"},
+    "estimated": {"suspense → estimated"},
+    "rebased": {"funding → unallocated", "unallocated → outstanding", "overage → outstanding"},
+}
+_MAY_MOVE = ", ".join(f"'{cause}: {move}'" for cause, moves in _MOVES.items() for move in moves)
+
 _RULES = {
+    "units move where they may": f"""
+        SELECT * FROM transfer WHERE cause || ': ' || src || ' → ' || dst NOT IN ({_MAY_MOVE})""",
+    "a lease ends with its epoch": """
+        SELECT epoch, quota, period, lease.state, its.state AS its_epoch, lost_data
+        FROM lease JOIN region_epoch AS its USING (epoch) WHERE lease.state <> 'closed' AND CASE its.state
+            WHEN 'current' THEN lease.state NOT IN ('active', 'expired', 'quarantined')
+            WHEN 'fenced' THEN lease.state NOT IN (CASE WHEN lost_data THEN 'lost' ELSE 'fenced' END, 'quarantined')
+            ELSE lease.state <> 'retired' END""",
     "invariant 3": f"SELECT * FROM lease WHERE granted + overage <> returned + {_plus(_LEASE_ACCOUNTS)}",
     "invariant 4": f"""SELECT * FROM pool
         WHERE funded + overage + carried_in + correction <> {_plus(_POOL_ACCOUNTS)}""",

@@ -20,9 +20,10 @@ Row = asyncpg.Record
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
 REGRESSED = {ExchangeOutcome.GAP, ExchangeOutcome.LEDGER_REGRESSED}
 COUNTS_RETURNS = ("active", "expired", "fenced")
+DRAINED = ("suspense", "estimated", "written_off")  # by evidence, in this order
 STANDS_STILL = {
     "lost": ("returned",),
-    "quarantined": ("consumed", "returned", "granted"),
+    "quarantined": ("consumed", "returned", "granted", "estimated", "written_off"),
     "retired": ("consumed", "returned", "granted", "overage"),
 }
 
@@ -72,6 +73,8 @@ def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
             yield from (f"{name} was granted to: {why}" for why in _faults_of_grant(was, lease, after.pools[name.key]))
         if was:
             yield from (f"{name}: {why}" for why in _faults_of_change(was, lease, now))
+    for key, pool in after.pools.items():
+        yield from (f"{key}: {why}" for why in _faults_of_overage(before.pools.get(key), pool))
     for place, lane in before.lanes.items():
         if lane["is_shown_lost"] and not after.lanes[place]["is_shown_lost"]:
             yield f"the store of {place} was shown to have lost data, and that is forgotten"
@@ -98,11 +101,25 @@ def _faults_of_change(was: Row, lease: Row, now: datetime) -> Iterator[str]:
         moved = [column for column in STANDS_STILL.get(was["state"], ()) if was[column] != lease[column]]
         if moved:
             yield f"it is {was['state']}, and {moved} moved"
+    elif lease["state"] == "quarantined" and lease["outstanding"]:
+        yield "it is in quarantine, and its region may still spend of it"
     if (was["state"], lease["state"]) == ("active", "expired") and was["expires_at"] > now:
         yield "it expired before its time"
     fell = [column for column in ("granted", "overage", "consumed", "returned") if lease[column] < was[column]]
     if fell:
         yield f"{fell} fell"
+
+    if lease["beyond"] > was["beyond"] and any(lease[account] for account in DRAINED):
+        yield "it has overage beside what evidence was to drain"
+    for i, account in enumerate(DRAINED):
+        if lease[account] < was[account] and any(lease[earlier] for earlier in DRAINED[:i]):
+            yield f"of {account} something went before its turn"
+
+
+def _faults_of_overage(was: Row | None, pool: Row) -> Iterator[str]:
+    """Work beyond a lease is covered first from what nobody holds."""
+    if was and pool["beyond"] > was["beyond"] and pool["taken"] - was["taken"] < was["unallocated"]:
+        yield "there is overage, and units were left that nobody holds"
 
 
 def set_aside(before: Seen, after: Seen) -> list[Name]:
@@ -215,12 +232,17 @@ def tenth(lease_ms: int) -> timedelta:
 _LEASES = """
 SELECT lease.*, region_epoch.state AS epoch_state, region.status,
     coalesce(sum(units) FILTER (WHERE cause = 'grant'), 0) AS admitted,
-    coalesce(sum(units) FILTER (WHERE cause = 'grant' AND seq IS NOT NULL), 0) AS served
+    coalesce(sum(units) FILTER (WHERE cause = 'grant' AND seq IS NOT NULL), 0) AS served,
+    coalesce(sum(units) FILTER (WHERE cause = 'overage'), 0) AS beyond
 FROM lease JOIN region_epoch USING (epoch) JOIN region ON region.name = lease.region
 LEFT JOIN transfer USING (epoch, quota, period)
 GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
 """
-_POOLS = "SELECT * FROM pool"
+_POOLS = """
+SELECT pool.*, coalesce(sum(units) FILTER (WHERE src = 'unallocated'), 0) AS taken,
+    coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS beyond
+FROM pool LEFT JOIN transfer USING (quota, period) GROUP BY pool.quota, pool.period
+"""
 _LANES = """
 SELECT lane.*, region, state, fingerprint, lost_data AND NOT loss_is_assumed AS is_shown_lost
 FROM lane JOIN region_epoch USING (epoch)

@@ -57,7 +57,7 @@ from protocol.messages import (
     RebindEpoch,
     Versions,
 )
-from protocol.outcomes import EpochRefusal, ExchangeOutcome
+from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.policy import PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
@@ -84,6 +84,8 @@ QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKin
 PEOPLE = [Actor(str(UUID(int=number))) for number in (1, 2)]
 BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
 KINDS = [kind for kind in ResolutionKind if kind is not ResolutionKind.REBASE]  # which is of a lane
+ENDS = [ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE]
+TOTALS = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
 LOST = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
 T = TypeVar("T")
 
@@ -263,7 +265,12 @@ class Ledger(RuleBasedStateMachine):
         if gives_back and life.is_over:
             life.give_back()
         wants, fingerprint = self.live(waiting=10, demand_milli=5_000), self.life(region).fingerprint
-        (applied,) = self.deliver([self.call(life, wants, fingerprint=fingerprint)])
+        call = self.call(life, wants, fingerprint=fingerprint)
+        (applied,) = self.deliver([call])
+        if self.state(life) == "fenced":
+            for incoming, reply in zip(call.incoming, applied.response.replies, strict=True):
+                refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.live.wants}
+                assert reply.outcome not in BOOKED or refused == {each.quota: each.refusal for each in reply.refused}
         self.hear(life, applied, is_heard=True)
 
     @rule(region=regions, older=nth, which=nth)
@@ -285,9 +292,17 @@ class Ledger(RuleBasedStateMachine):
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
         self.deliver([self.request(region, "another life", [exchange])])
 
-    @rule(region=regions, lane=st.integers(0, LANES - 1), forgot=st.sampled_from(["bytes", "consumed", "returned"]))
-    def go_back(self, region: str, lane: int, forgot: str) -> None:
-        """The store tells its last number otherwise, or less than it has told: its epoch is over."""
+    @rule(
+        region=regions,
+        lane=st.integers(0, LANES - 1),
+        forgot=st.sampled_from(["bytes", "consumed", "returned"]),
+        is_denied=st.booleans(),
+    )
+    def go_back(self, region: str, lane: int, forgot: str, is_denied: bool) -> None:
+        """The store tells its last number otherwise, or less than it has told: its epoch is over.
+
+        Whatever its next life says, for instance that nothing was lost.
+        """
         life = self.life(region)
         batch = self.batch(life, lane)
         less = [each for each in batch.leases if self.has_told(life, each, forgot)]
@@ -300,6 +315,8 @@ class Ledger(RuleBasedStateMachine):
             said = msgspec.json.encode(replace(batch, leases=leases)).decode()
         (applied,) = self.deliver([self.saying(life, said)])
         assert applied.lost == [life.epoch]
+        if is_denied:
+            self.a_store_begins(region, kept=True, older=0)
 
     def has_told(self, life: Life, lease: FrozenLease, total: str) -> bool:
         known = self.seen.leases.get(Name(life.epoch, Key(lease.quota, lease.period)))
@@ -311,14 +328,88 @@ class Ledger(RuleBasedStateMachine):
         self.life(region).spend(self.key(quota), units, self.now)
         self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
 
-    @rule(region=regions, returns=st.booleans())
-    def be_cut_off(self, region: str, returns: bool) -> None:
-        """Until what it has is set aside; then it is heard again."""
-        self.now += timedelta(milliseconds=5_000)
+    @rule(region=regions, ms=st.sampled_from([4_200, 5_000]), returns=st.booleans())
+    def be_cut_off(self, region: str, ms: int, returns: bool) -> None:
+        """Until what it has is set aside, or for almost as long; then it is heard again."""
+        self.now += timedelta(milliseconds=ms)
         self.expire()
         if returns:
             self.life(region).give_back()
         self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
+
+    @rule(
+        region=regions,
+        quota=quotas,
+        units=units,
+        end=st.tuples(st.sampled_from(ENDS), st.integers(0, 20)),
+        lie=st.none() | st.sampled_from(Lie),
+    )
+    def be_judged_before_it_is_heard_or_after(
+        self, region: str, quota: str, units: int, end: tuple[ResolutionKind, int], lie: Lie | None
+    ) -> None:
+        """People end what is set aside of its leases, and what it has to say comes a moment later, or earlier: the
+        books end alike, for an estimate gives way to the truth.
+        """
+        life = self.life(region)
+        life.spend(self.key(quota), units, self.now)
+        self.now += timedelta(milliseconds=5_000)
+        self.expire()
+        proposals = [
+            self.proposed(Name(row[0], Key(*row[1:])), *end) for row in self.run(self.connection.fetch(_TO_JUDGE))
+        ]
+        call = self.call(life, LiveState(), lie)
+
+        def judge() -> None:
+            for id_ in filter(None, proposals):
+                self.step(approve_resolution(self.connection, id_, PEOPLE[1], self.now))
+
+        def hear() -> None:
+            self.deliver([call])
+
+        ends = [self.tried(judge, hear), self.tried(hear, judge)]
+        both = ends[0].keys() & ends[1].keys()
+        assert {name: ends[0][name] for name in both} == {name: ends[1][name] for name in both}
+        judge()
+        self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
+
+    @rule(region=regions, quota=quotas, units=units)
+    def the_ledger_is_put_back(self, region: str, quota: str, units: int) -> None:
+        """It forgets what it had given and booked; people let each lane go on, and nothing of it is lost."""
+        life = self.life(region)
+        if self.state(life) != "current":
+            return
+        backup = self.connection.transaction()
+        self.run(backup.start())
+        for _ in range(2):
+            self.work(region, quota, units)
+        self.run(backup.rollback())
+        self.seen = self.run(see(self.connection))
+        self.speak({region}, waiting=0, demand_milli=0, is_heard=True)
+        for lane in range(LANES):
+            proposal = Proposal(life.epoch, lane, ResolutionKind.REBASE, 0, "a backup")
+            found = self.refused_or(Resolution, propose_resolution(self.connection, proposal, PEOPLE[0], self.now))
+            if found:
+                self.step(approve_resolution(self.connection, found.id, PEOPLE[1], self.now))
+        self.speak({region}, waiting=0, demand_milli=0, is_heard=True)
+        assert all(self.seen.lanes[life.epoch, lane]["last_seq"] == life.memory.seqs[lane] for lane in range(LANES))
+
+    def proposed(self, name: Name, kind: ResolutionKind, charged: int) -> UUID | None:
+        proposal = Proposal(*name, kind, charged, "so it was")
+        found = self.refused_or(Resolution, propose_resolution(self.connection, proposal, PEOPLE[0], self.now))
+        return found.id if found else None
+
+    def tried(self, *steps: Callable[[], None]) -> dict[Name, list[int]]:
+        """What becomes of the leases by these steps, which are undone; not of those that come into quarantine."""
+        attempt = self.connection.transaction()
+        self.run(attempt.start())
+        try:
+            for step in steps:
+                step()
+            leases = self.seen.leases.items()
+            return {n: [row[column] for column in TOTALS] for n, row in leases if row["state"] != "quarantined"}
+        finally:
+            self.run(attempt.rollback())
+            self.seen = self.run(see(self.connection))
 
     # --- people and the clockwork ------------------------------------------------------------------------------------
 
