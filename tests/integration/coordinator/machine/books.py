@@ -76,9 +76,9 @@ _RULES = {
         SELECT * FROM transfer WHERE cause || ': ' || src || ' → ' || dst NOT IN ({_MAY_MOVE})""",
     "a lease ends with its epoch": """
         SELECT epoch, quota, period, lease.state, its.state AS its_epoch, lost_data
-        FROM lease JOIN region_epoch AS its USING (epoch) WHERE lease.state <> 'closed' AND CASE its.state
-            WHEN 'current' THEN lease.state NOT IN ('active', 'expired', 'quarantined')
-            WHEN 'fenced' THEN lease.state NOT IN (CASE WHEN lost_data THEN 'lost' ELSE 'fenced' END, 'quarantined')
+        FROM lease JOIN region_epoch AS its USING (epoch) WHERE lease.state NOT IN ('quarantined', 'closed')
+        AND CASE its.state WHEN 'current' THEN lease.state NOT IN ('active', 'expired')
+            WHEN 'fenced' THEN lease.state <> CASE WHEN lost_data THEN 'lost' ELSE 'fenced' END
             ELSE lease.state <> 'retired' END""",
     "invariant 3": f"SELECT * FROM lease WHERE granted + overage <> returned + {_plus(_LEASE_ACCOUNTS)}",
     "invariant 4": f"""SELECT * FROM pool

@@ -378,7 +378,7 @@ class Ledger(RuleBasedStateMachine):
         life = self.life(region)
         if self.state(life) != "current":
             return
-        backup = self.connection.transaction()
+        backup, before = self.connection.transaction(), self.quarantined()
         self.run(backup.start())
         for _ in range(2):
             self.work(region, quota, units)
@@ -391,7 +391,10 @@ class Ledger(RuleBasedStateMachine):
             if found:
                 self.step(approve_resolution(self.connection, found.id, PEOPLE[1], self.now))
         self.speak({region}, waiting=0, demand_milli=0, is_heard=True)
-        assert all(self.seen.lanes[life.epoch, lane]["last_seq"] == life.memory.seqs[lane] for lane in range(LANES))
+        assert (life.memory.frozen, self.quarantined() - before) == ({}, set())
+
+    def quarantined(self) -> set[Name]:
+        return {name for name, lease in self.seen.leases.items() if lease["state"] == "quarantined"}
 
     def proposed(self, name: Name, kind: ResolutionKind, charged: int) -> UUID | None:
         proposal = Proposal(*name, kind, charged, "so it was")
