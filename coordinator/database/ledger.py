@@ -8,6 +8,7 @@ Every write says what it expects to find, and the count of its rows is looked at
 """
 
 import functools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
@@ -22,6 +23,7 @@ from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Po
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
 from coordinator.domain.period import moment_of, period_of
+from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from protocol.identifiers import KEYS_REMEMBERED, parse_quota_key, wider_keys
 from protocol.lease import LeaseState
@@ -401,18 +403,35 @@ async def write_quarantine(connection: Connection, booked: Sequence[BookedReport
 
 async def keep_regressed(connection: Connection, batches: Sequence[FrozenBatch], now: datetime) -> None:
     """Whole, each number of a lane once: it is offered again and again until people have seen to it."""
-    if batches:
+    kept = await _kept_of(connection, batches) if batches else {}
+    new = [batch for batch in batches if _is_new(batch, kept[batch.epoch, batch.lane], now)]
+    if new:
         await connection.execute(
-            f"{_INSERT_QUARANTINE} ON CONFLICT DO NOTHING",
-            [batch.epoch for batch in batches],
-            [batch.lane for batch in batches],
-            [batch.seq for batch in batches],
-            [""] * len(batches),
-            [""] * len(batches),
-            [QuarantineReason.LEDGER_REGRESSED.value] * len(batches),
-            [msgspec.json.encode(batch).decode() for batch in batches],
+            _INSERT_QUARANTINE,
+            [batch.epoch for batch in new],
+            [batch.lane for batch in new],
+            [batch.seq for batch in new],
+            [""] * len(new),
+            [""] * len(new),
+            [QuarantineReason.LEDGER_REGRESSED.value] * len(new),
+            [msgspec.json.encode(batch).decode() for batch in new],
             now,
         )
+
+
+async def _kept_of(
+    connection: Connection, batches: Sequence[FrozenBatch]
+) -> Mapping[tuple[int, int], Mapping[int, datetime]]:
+    """By epoch and lane: what was kept that the lane has not come to, by its number."""
+    kept: dict[tuple[int, int], dict[int, datetime]] = defaultdict(dict)
+    rows = await connection.fetch(_KEPT, [batch.epoch for batch in batches], [batch.lane for batch in batches])
+    for row in rows:
+        kept[row["epoch"], row["lane"]][row["seq"]] = row["recorded_at"]
+    return kept
+
+
+def _is_new(batch: FrozenBatch, kept: Mapping[int, datetime], now: datetime) -> bool:
+    return batch.seq not in kept and is_kept(kept.values(), now)
 
 
 async def fill_lane(connection: Connection, lane: Lane, reports: Sequence[BookedReport], now: datetime) -> None:
@@ -562,6 +581,11 @@ SELECT epoch, state FROM region_epoch WHERE epoch = ANY ($1::bigint[]) ORDER BY 
 _STOPPED = """
 SELECT DISTINCT epoch FROM quarantine JOIN lane USING (epoch, lane)
 WHERE epoch = ANY ($1::bigint[]) AND quarantine.quota = '' AND quarantine.seq > lane.last_seq
+"""
+_KEPT = """
+SELECT epoch, lane, quarantine.seq, recorded_at FROM unnest($1::bigint[], $2::int[]) AS asked (epoch, lane)
+JOIN lane USING (epoch, lane) JOIN quarantine USING (epoch, lane)
+WHERE quarantine.quota = '' AND quarantine.seq > lane.last_seq
 """
 _LOCK_FREE_POOLS = """
 SELECT pool.*, period.state, period.closed_at

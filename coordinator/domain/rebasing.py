@@ -14,8 +14,8 @@ is closed by now, nothing is given again: what was consumed is booked like all t
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from coordinator.domain.books import Account, Cause, Correction, Key, Lease, Movement, Pool, Report, movement, post
@@ -28,10 +28,24 @@ from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease
 
 MOST_NUMBERS = 250_000  # of a lane in one resolution: more than a day of two exchanges a second
+KEPT_AT_ONCE = 4
+KEPT_AGAIN = timedelta(seconds=30)  # a store offers its batch as often
+MOST_DOUBLED = 20  # a year
 
 
 def is_too_far_behind(lane: Lane, seq: int) -> bool:
     return seq - lane.last_seq - 1 > MOST_NUMBERS
+
+
+def is_kept(kept: Collection[datetime], now: datetime) -> bool:
+    """Is another number of a lane kept, where those were kept at these times that it has not come to?
+
+    A store offers one batch until it has a receipt: there is one, or a few where the store was put back as well. Where
+    there are more, each waits twice as long after the last as the one before it. Whatever a store goes on offering is
+    kept in the end, so that people can resolve it; and nobody fills the table.
+    """
+    beyond = len(kept) - KEPT_AT_ONCE
+    return beyond < 0 or now >= max(kept) + KEPT_AGAIN * 2 ** min(beyond, MOST_DOUBLED)
 
 
 def told(batch: FrozenBatch) -> list[FrozenLease]:

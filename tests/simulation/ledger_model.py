@@ -34,14 +34,14 @@ from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.period import period_of
 from coordinator.domain.proof import genesis_head
-from coordinator.domain.rebasing import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
+from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, rebase_all, state_of_forgotten, told
 from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from protocol.identifiers import wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
-from protocol.messages import EpochOpened, ExchangeResponse, OpenEpoch, RebindEpoch, Receipt, Signal
+from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.policy import LimitsDocument, PolicyBundle
 from tests.simulation.reading import open_leases, read_books
@@ -85,6 +85,13 @@ class Name(NamedTuple):
 
     table: str
     key: Any
+
+
+class Kept(NamedTuple):
+    """A batch that showed its ledger to have lost data."""
+
+    batch: FrozenBatch
+    recorded_at: datetime
 
 
 class Override(NamedTuple):
@@ -427,7 +434,7 @@ class LedgerModel:
         if is_too_far_behind(lane, seq):
             return ResolutionRefusal.TOO_FAR_BEHIND, transaction
         if lane.epoch_state is not EpochState.RETIRED:
-            self._rebase_leases(lane, region, told(self.rows["regressed"][name]), resolution, now, transaction)
+            self._rebase_leases(lane, region, told(self.rows["regressed"][name].batch), resolution, now, transaction)
         for each in fillers(lane, region, seq, resolution, now):
             self._book(transaction, each)
         return None, transaction
@@ -545,7 +552,7 @@ class LedgerModel:
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
         decision = deciding.decide(works, books, catalogue, terms, now)
-        receipts = self._write(transaction, decision)
+        receipts = self._write(transaction, decision, now)
         receipts |= {
             (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
         }
@@ -609,11 +616,12 @@ class LedgerModel:
             if key in pools and (lease.state is LeaseState.ACTIVE or epoch in epochs)
         ]
 
-    def _write(self, transaction: Transaction, decision: Decision) -> dict[tuple[int, int], Receipt]:
+    def _write(self, transaction: Transaction, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
         for batch in decision.regressed:
             name = Name("regressed", (batch.epoch, batch.lane, batch.seq))
-            if name.key not in self.rows["regressed"]:
-                transaction.writes[name] = batch
+            open_ = [self.rows["regressed"][each] for each in self.regressed() if each[:2] == name.key[:2]]
+            if name.key not in self.rows["regressed"] and is_kept([each.recorded_at for each in open_], now):
+                transaction.writes[name] = Kept(batch, now)
                 transaction.quarantined.append((*name.key, "", "", QuarantineReason.LEDGER_REGRESSED.value))
         if not decision.booked:
             return {}

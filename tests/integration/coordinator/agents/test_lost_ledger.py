@@ -6,6 +6,7 @@ import asyncpg
 import httpx
 import pytest
 
+from coordinator.domain.rebasing import KEPT_AGAIN
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.verify import verify
 from protocol.identifiers import lane_of
@@ -229,6 +230,34 @@ async def test_it_is_approved_by_another_and_once(stand: Stand, behind: Agent) -
     assert [cause for cause, _ in await stand.transfers()].count("rebased") == 1
     deeds = await stand.owner.fetch("SELECT action, details FROM audit WHERE action LIKE 'resolution%' ORDER BY id")
     assert [row["action"] for row in deeds] == ["resolution.proposed"] * 2 + ["resolution.approved"]
+
+
+async def test_other_numbers_are_kept_ever_more_rarely_and_what_is_offered_on_is_kept(
+    stand: Stand, behind: Agent
+) -> None:
+    """Whoever speaks for the region cannot fill the table; its store is resolved all the same."""
+    for seq in range(100, 120):
+        assert (await behind.say(seq)).outcome is ExchangeOutcome.GAP
+    assert await _kept_numbers(stand) == [100, 101, 102, 103]
+    stand.clock.time += KEPT_AGAIN
+    await offered(behind)
+    assert await _kept_numbers(stand) == [6, 100, 101, 102, 103]
+    stand.clock.time += KEPT_AGAIN
+    await behind.say(104)
+    await offered(behind)
+    assert await _kept_numbers(stand) == [6, 100, 101, 102, 103]
+    await rebased(stand, behind)
+    assert (await offered(behind)).outcome is ExchangeOutcome.APPLIED
+    assert (await stand.lease(behind))["consumed"] == 24
+    await all_is_proven(stand)
+    stand.clock.time += KEPT_AGAIN
+    await behind.say(105)
+    assert 105 in await _kept_numbers(stand), "what the lane has come to does not count any more"
+
+
+async def _kept_numbers(stand: Stand) -> list[int]:
+    rows = await stand.owner.fetch("SELECT seq FROM quarantine ORDER BY seq")
+    return [row["seq"] for row in rows]
 
 
 async def test_what_is_refused(stand: Stand, agent: Agent) -> None:

@@ -1,0 +1,21 @@
+"""How many batches are kept that show a ledger to have lost data."""
+
+from datetime import timedelta
+
+from coordinator.domain.rebasing import KEPT_AT_ONCE, is_kept
+from tests.integration.coordinator.standing import NOON
+
+
+def test_another_number_every_minute_for_half_a_year_is_few_rows() -> None:
+    kept = [NOON] * KEPT_AT_ONCE
+    for minute in range(180 * 24 * 60):
+        now = NOON + timedelta(minutes=minute)
+        if is_kept(kept, now):
+            kept.append(now)
+    assert KEPT_AT_ONCE + 10 < len(kept) < KEPT_AT_ONCE + 20
+
+
+def test_however_many_there_are_another_is_kept_within_a_year() -> None:
+    kept = [NOON] * 5_000
+    assert not is_kept(kept, NOON + timedelta(days=180))
+    assert is_kept(kept, NOON + timedelta(days=365))
