@@ -40,6 +40,9 @@ class Metrics:
         self.regressed_lanes = Gauge(
             f"{name}regressed_lanes", "Lanes that show the ledger to have lost data", ["region"], registry=registry
         )
+        self.contested_regions = Gauge(
+            f"{name}contested_regions", "1: two stores answer under this name", ["region"], registry=registry
+        )
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )

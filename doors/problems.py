@@ -61,6 +61,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         409, "Hold ended otherwise", "`state` says how, and `committed` how many units were. Nothing was changed."
     ),
     "region-down": ProblemKind(409, "Region is down", "A region whose status is `down` opens no epoch."),
+    "two-stores": ProblemKind(
+        409,
+        "Two stores under one name",
+        "Two stores replace each other as the region's again and again. Stop the one that does not belong there.",
+    ),
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."
     ),

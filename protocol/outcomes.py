@@ -58,6 +58,7 @@ class EpochRefusal(StrEnum):
 
     NONCE_OF_ANOTHER_LIFE = "nonce_of_another_life"  # a known nonce with another fingerprint
     REGION_DOWN = "region_down"
+    TWO_STORES = "two_stores"  # they replace each other again and again under the region's name
     NOT_ISSUED = "not_issued"  # there is no such epoch of this region and this nonce
     EPOCH_OVER = "epoch_over"  # another was opened since, or people ended it
     ANOTHER_LIFE = "another_life"  # it is bound to another life than the store's last one

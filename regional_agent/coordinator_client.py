@@ -22,10 +22,11 @@ class CoordinatorUnavailable(Exception):
 class CoordinatorRefused(Exception):
     """The coordinator understood and said no. Asking again the same way gives the same answer."""
 
-    def __init__(self, status: int, detail: str, refusal: str = "") -> None:
+    def __init__(self, status: int, detail: str, refusal: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(f"{status}: {detail}")
         self.status = status
         self.refusal = refusal  # its name, where it has one
+        self.retry_after_s = retry_after_s  # where it says that there is no sense in asking earlier
 
 
 class CoordinatorClient:
@@ -102,7 +103,7 @@ def _raise(answer: httpx.Response) -> None:
     status = answer.status_code
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
         raise CoordinatorUnavailable(f"{status}")
-    raise CoordinatorRefused(status, answer.text[:500], _refusal(answer))
+    raise CoordinatorRefused(status, answer.text[:500], _refusal(answer), _retry_after_s(answer))
 
 
 def _refusal(answer: httpx.Response) -> str:
@@ -110,6 +111,11 @@ def _refusal(answer: httpx.Response) -> str:
         return msgspec.json.decode(answer.content, type=_Named).refusal
     except msgspec.MsgspecError:
         return ""
+
+
+def _retry_after_s(answer: httpx.Response) -> float | None:
+    told = answer.headers.get("Retry-After", "")
+    return float(told) if told.isdecimal() else None
 
 
 class _Named(msgspec.Struct):

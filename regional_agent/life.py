@@ -56,6 +56,7 @@ class LifeKeeper:
         self._nonce = self._ended_nonce = self._lost_nonce = ""
         self._newest_epoch = 0
         self.is_exempt = False
+        self.refused = ""  # why the coordinator opened no epoch, when it was last asked
 
     def doubt(self) -> None:
         """The store may live another life: look again. Nothing is admitted until it is known."""
@@ -97,7 +98,8 @@ class LifeKeeper:
                 await self._again(PAUSE_S)
             except CoordinatorRefused as error:
                 log.error("the coordinator refuses this region an epoch", reason=str(error))
-                await self._again(REFUSED_PAUSE_S)
+                self.refused = error.refusal
+                await self._again(error.retry_after_s or REFUSED_PAUSE_S)
 
     async def _is_doubted(self) -> bool:
         try:
@@ -137,6 +139,7 @@ class LifeKeeper:
             self.current = Life(fingerprint, fence.epoch, fence.lanes)
             self.is_exempt = fence.is_exempt
         self._newest_epoch = self.current.epoch
+        self.refused = ""
         self.established.set()
         self._on_established()
 

@@ -53,6 +53,23 @@ class JournalMetrics:
         )
 
 
+class EpochMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.current = Gauge("leasehold_epoch", "The current epoch; 0 while there is none.", registry=registry)
+        self.lost = Counter(
+            "leasehold_lost_epochs", "Epochs that ended because their store had lost data.", registry=registry
+        )
+        self._refused = Gauge(
+            "leasehold_epoch_refused", "1: why the coordinator last opened no epoch.", ["refusal"], registry=registry
+        )
+
+    def refused(self, refusal: str) -> None:
+        """Nothing: it was not."""
+        self._refused.clear()
+        if refusal:
+            self._refused.labels(refusal).set(1)
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -96,15 +113,12 @@ class Metrics:
         self.stopped_lanes = Gauge(
             "leasehold_stopped_lanes", "Lanes that wait for people to look at them.", registry=self.registry
         )
-        self.lost_epochs = Counter(
-            "leasehold_lost_epochs", "Epochs that ended because their store had lost data.", registry=self.registry
-        )
         self.unreported_seconds = Gauge(
             "leasehold_unreported_seconds",
             "Age of the oldest usage that may not be booked yet.",
             registry=self.registry,
         )
-        self.epoch = Gauge("leasehold_epoch", "The current epoch; 0 while there is none.", registry=self.registry)
+        self.epochs = EpochMetrics(self.registry)
         self.policy_version = Gauge(
             "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
         )

@@ -168,7 +168,8 @@ class Region:
     def measure(self) -> None:
         """Set the gauges that are looked up rather than counted."""
         life, policies = self.life.current, self.admission.policies
-        self.metrics.epoch.set(life.epoch if life else 0)
+        self.metrics.epochs.current.set(life.epoch if life else 0)
+        self.metrics.epochs.refused(self.life.refused)
         self.metrics.policy_version.set(policies.version if policies else 0)
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)

@@ -356,7 +356,7 @@ class Conversation:
     def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
         if outcome in EVIDENCE_OF_LOSS and life == self._life.current:
-            self._metrics.lost_epochs.inc()
+            self._metrics.epochs.lost.inc()
             self._life.lost(life)
             consequence = "the epoch is over"
         else:

@@ -1,12 +1,19 @@
 """What an agent tells about its region, to people and to those who decide where requests go."""
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
+from protocol.outcomes import EpochRefusal
 from protocol.units import Units
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
 
 MOST_LEASES = 1000
+_NO_EPOCH: Mapping[str, str] = {
+    EpochRefusal.REGION_DOWN: "the region has no epoch: its status is down",
+    EpochRefusal.TWO_STORES: "the region has no epoch: two stores answer under its name; see docs/operations.md",
+}
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
@@ -114,7 +121,7 @@ def faults_of(region: Region) -> list[str]:
     elif region.store.eviction_policy != "noeviction":
         faults.append(f"the store's maxmemory-policy is {region.store.eviction_policy}; leases need noeviction")
     if region.life.current is None:
-        faults.append("the region has no epoch")
+        faults.append(_NO_EPOCH.get(region.life.refused, "the region has no epoch"))
     elif any(epoch == region.life.current.epoch for epoch, _ in region.conversation.stopped_lanes):
         faults.append("a lane has stopped; see /v1/status")
     if region.journal.fault is not None:

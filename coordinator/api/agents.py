@@ -33,10 +33,12 @@ OwnRegion = Annotated[str, Depends(require_this_region)]
 SpokenFor = Annotated[str, Depends(require_a_region)]
 
 HEARTBEAT_S = 10.0
+CONTEST_RETRY_S = "15"
 
 _REFUSED_EPOCHS = {
     EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
     EpochRefusal.REGION_DOWN: ("region-down", "the region is down: it opens no epoch"),
+    EpochRefusal.TWO_STORES: ("two-stores", "this store and another replace each other again and again in this region"),
     EpochRefusal.NOT_ISSUED: ("rebind-refused", "this nonce has opened no such epoch of this region"),
     EpochRefusal.EPOCH_OVER: ("rebind-refused", "the epoch is over"),
     EpochRefusal.ANOTHER_LIFE: ("rebind-refused", "the epoch belongs to another life of the store"),
@@ -70,7 +72,8 @@ async def rebind_epoch_(request: Request, region: OwnRegion, epoch: str, coordin
 
 def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
     if isinstance(answer, EpochRefusal):
-        raise Problem(*_REFUSED_EPOCHS[answer], extra={"refusal": answer.value})
+        headers = {"Retry-After": CONTEST_RETRY_S} if answer is EpochRefusal.TWO_STORES else {}
+        raise Problem(*_REFUSED_EPOCHS[answer], headers=headers, extra={"refusal": answer.value})
     return answer
 
 

@@ -41,6 +41,7 @@ async def _measure(coordinator: Coordinator) -> None:
     gauges.streams.set(len(coordinator.hub))
     gauges.units.clear()
     gauges.regressed_lanes.clear()
+    gauges.contested_regions.clear()
     with suppress(DatabaseUnavailable):  # the counters are worth having without the ledger, too
         await _measure_units(coordinator)
 
@@ -48,5 +49,7 @@ async def _measure(coordinator: Coordinator) -> None:
 async def _measure_units(coordinator: Coordinator) -> None:
     for quota, account, units in await coordinator.database.read(unit_figures):
         coordinator.metrics.units.labels(quota, account).set(units)
-    for region in await coordinator.database.read(lambda connection: read_regions(connection, "", MOST_REGIONS)):
+    now = coordinator.clock.now()
+    for region in await coordinator.database.read(lambda connection: read_regions(connection, "", MOST_REGIONS, now)):
         coordinator.metrics.regressed_lanes.labels(region.name).set(region.regressed_lanes)
+        coordinator.metrics.contested_regions.labels(region.name).set(region.contested)

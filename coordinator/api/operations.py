@@ -54,7 +54,8 @@ async def list_regions(request: Request, coordinator: TheCoordinator, _: Reader)
     query = Query(request)
     page = query.page("regions")
     query.checked()
-    rows = await coordinator.database.read(lambda c: read_regions(c, page.cursor.after, page.size + 1))
+    now = coordinator.clock.now()
+    rows = await coordinator.database.read(lambda c: read_regions(c, page.cursor.after, page.size + 1, now))
     return reply(RegionList(rows[: page.size], page.links(rows, lambda row: row.name)))
 
 
@@ -67,7 +68,8 @@ async def add_region(request: Request, coordinator: TheCoordinator, caller: Writ
 
 @router.get("/v1/regions/{region}", **described(answers={200: Region, 404: None}))
 async def get_region(region: str, coordinator: TheCoordinator, _: Reader) -> Response:
-    found = await coordinator.database.read(lambda c: read_region(c, _checked(region)))
+    now = coordinator.clock.now()
+    found = await coordinator.database.read(lambda c: read_region(c, _checked(region), now))
     if found is None:
         raise Problem("not-found", "there is no such region")
     return reply(found)

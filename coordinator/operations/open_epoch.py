@@ -10,6 +10,8 @@ beginning: it is granted nothing, and takes nobody's place.
 An agent that asks twice with the same nonce and fingerprint gets the same epoch; so do two agents that found the same
 nonce in their store. The region's row puts those that ask at once in a row. Its key stays free: whoever inserts a lease
 refers to it, and an exchange that does is waited for.
+
+Two stores that replace each other again and again under one name are refused (`domain/contest.py`).
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from datetime import datetime
 import asyncpg
 
 from coordinator.database.connection import Connection
+from coordinator.domain.contest import LATELY, contenders
 from coordinator.domain.proof import genesis_head
 from protocol.messages import EpochOpened, OpenEpoch
 from protocol.outcomes import EpochRefusal
@@ -35,6 +38,8 @@ async def open_epoch(
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
         return _again(known, region, request)
+    if request.fingerprint in contenders(await _openings(connection, region, now)):
+        return EpochRefusal.TWO_STORES
     if not request.journal:
         await fence(connection, region, None if request.lost_data else request.previous, now)
     ended_at = now if request.journal else None
@@ -43,6 +48,10 @@ async def open_epoch(
     heads = [genesis_head(epoch, lane) for lane in range(lanes)]
     await connection.execute(_INSERT_LANES, epoch, list(range(lanes)), heads)
     return EpochOpened(epoch=epoch, lanes=lanes)
+
+
+async def _openings(connection: Connection, region: str, now: datetime) -> list[str]:
+    return [row["fingerprint"] for row in await connection.fetch(_OPENED_LATELY, region, now - LATELY)]
 
 
 def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
@@ -74,6 +83,7 @@ async def fence_lost(connection: Connection, region: str, epochs: Sequence[int],
 
 
 _BY_NONCE = "SELECT epoch, region, fingerprint, lanes FROM region_epoch WHERE nonce = $1"
+_OPENED_LATELY = "SELECT fingerprint FROM region_epoch WHERE region = $1 AND opened_at > $2"
 _FENCE_EPOCH = """
 UPDATE region_epoch SET state = 'fenced', fenced_at = $2, lost_data = epoch IS DISTINCT FROM $3,
     loss_is_assumed = epoch IS DISTINCT FROM $3

@@ -28,7 +28,7 @@ async def put_region(
 ) -> PutRegion:
     """What is not given stays as it is; of a new region it is the default."""
     await lock_catalogue(connection)
-    found = await read_region(connection, name)
+    found = await read_region(connection, name, now)
     before = found or Region(name, DEFAULT_WEIGHT, ACTIVE, now, epoch=None)
     after = replace(
         before, weight=before.weight if weight is None else weight, status=before.status if status is None else status

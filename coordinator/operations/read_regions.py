@@ -2,9 +2,11 @@
 
 from datetime import datetime
 
+import asyncpg
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
+from coordinator.domain.contest import LATELY, contenders
 
 
 class Region(Struct, frozen=True):
@@ -13,25 +15,33 @@ class Region(Struct, frozen=True):
     status: str
     created_at: datetime
     epoch: int | None  # the current one; None before the region's first
+    contested: bool = False  # two stores answer under its name, and neither is given another epoch for now
     regressed_lanes: int = 0  # of any of its epochs: they stand until people have approved how they go on
 
 
-async def read_region(connection: Connection, name: str) -> Region | None:
-    row = await connection.fetchrow(f"{_REGIONS} WHERE name = $1", name)
-    return Region(*row.values()) if row else None
+async def read_region(connection: Connection, name: str, now: datetime) -> Region | None:
+    row = await connection.fetchrow(f"{_REGIONS} WHERE name = $2", now - LATELY, name)
+    return _region(row) if row else None
 
 
-async def read_regions(connection: Connection, after: str, count: int) -> list[Region]:
+async def read_regions(connection: Connection, after: str, count: int, now: datetime) -> list[Region]:
     """At most so many, by name, that come after the given one."""
-    rows = await connection.fetch(f"{_REGIONS} WHERE name > $1 ORDER BY name LIMIT $2", after, count)
-    return [Region(*row.values()) for row in rows]
+    rows = await connection.fetch(f"{_REGIONS} WHERE name > $2 ORDER BY name LIMIT $3", now - LATELY, after, count)
+    return [_region(row) for row in rows]
+
+
+def _region(row: asyncpg.Record) -> Region:
+    fields = dict(row)
+    return Region(contested=bool(contenders(fields.pop("openings"))), **fields)
 
 
 _REGIONS = """
 SELECT name, weight, status, created_at, epoch,
+    ARRAY(SELECT its.fingerprint FROM region_epoch AS its WHERE its.region = region.name AND its.opened_at > $1)
+        AS openings,
     (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)
         JOIN quarantine ON quarantine.epoch = lane.epoch AND quarantine.lane = lane.lane
             AND quarantine.quota = '' AND quarantine.seq > lane.last_seq
-        WHERE its.region = region.name)
+        WHERE its.region = region.name) AS regressed_lanes
 FROM region LEFT JOIN region_epoch ON region_epoch.region = region.name AND region_epoch.state = 'current'
 """

@@ -28,6 +28,7 @@ from coordinator.domain.closing import (
     missing_for_close,
     open_key,
 )
+from coordinator.domain.contest import LATELY, contenders
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
@@ -53,6 +54,7 @@ class Epoch(NamedTuple):
     fingerprint: str
     lanes: int
     state: EpochState
+    opened_at: datetime
     lost_data: bool = False
     loss_is_assumed: bool = False
 
@@ -269,12 +271,15 @@ class LedgerModel:
         for number, epoch in self.epochs.items():
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
+        lately = (epoch for epoch in self.epochs.values() if epoch.region == region and epoch.opened_at > now - LATELY)
+        if request.fingerprint in contenders(epoch.fingerprint for epoch in lately):
+            return EpochRefusal.TWO_STORES, transaction
         if not request.journal:
             self._fence(region, None if request.lost_data else request.previous, transaction)
         self._epochs += 1
         opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
         state = EpochState.FENCED if request.journal else EpochState.CURRENT
-        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, state)
+        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, state, now)
         transaction.writes[Name("epoch", self._epochs)] = epoch
         for lane in range(self.lanes):
             row = LaneRow(0, None, genesis_head(self._epochs, lane))

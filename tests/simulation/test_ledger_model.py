@@ -20,6 +20,7 @@ from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
+from coordinator.domain.contest import MOST_OPENINGS
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.period import moment_of
@@ -104,12 +105,28 @@ class Both:
         self.nonces[epoch] = nonce
 
     async def _open(self, region: str, request: OpenEpoch) -> int:
+        opened = await self._ask(region, request)
+        assert isinstance(opened, EpochOpened)
+        return opened.epoch
+
+    async def _ask(self, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal | None:
         real = await open_epoch(self.real, region, request, LANES, self.now)
         model, transaction = self.model.open_epoch(region, request, self.now)
         self.model.commit(transaction)
         assert real == model
-        assert isinstance(real, EpochOpened)
-        return real.epoch
+        return real
+
+    async def contest(self, region: str) -> None:
+        """Two stores under one name open epochs in turn, until one of them is told so."""
+        answers: list[EpochOpened | EpochRefusal | None] = []
+        while EpochRefusal.TWO_STORES not in answers:
+            assert len(answers) <= 2 * MOST_OPENINGS
+            fingerprint = f"{region}: {len(answers) % 2}"
+            request = OpenEpoch(nonce=f"{self.chance.getrandbits(128):032x}", fingerprint=fingerprint)
+            answers.append(await self._ask(region, request))
+            if isinstance(opened := answers[-1], EpochOpened):
+                self.epochs[region].append((opened.epoch, fingerprint))
+                self.nonces[opened.epoch] = request.nonce
 
     async def tell_journal(self, number: int) -> None:
         """Of what the region has leases of, and of what it has not; opened and told twice."""
@@ -327,7 +344,7 @@ class Both:
 
     async def _compare_what_is_booked(self) -> None:
         """Every transfer, with what it names, and what people are to look at."""
-        spaced = """replace(dimensions::text, '": "', '":"')"""  # as Postgres writes it
+        spaced = """replace(replace(dimensions::text, '": "', '":"'), '", "', '","')"""  # as Postgres writes it
         columns = ", ".join(spaced if name == "dimensions" else name for name in _TRANSFER_COLUMNS[:-1])
         transfers = Counter(tuple(row) for row in await self.real.fetch(f"SELECT {columns} FROM transfer"))
         assert transfers == self.transfers
@@ -416,6 +433,8 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
         await _something(both, both.chance.uniform(NO_NEW_EPOCHS, 1))
         await both.compare()
+    await both.contest(both.chance.choice(REGIONS))
+    await both.compare()
     assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
     assert both.model.rows["override"]
     consumed = {key.period for (_, key), lease in both.model.leases.items() if lease.consumed}

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from coordinator.domain.contest import LATELY, MOST_OPENINGS
 from coordinator.domain.proof import genesis_head
-from tests.integration.coordinator.agents.conftest import Agent, Stand, leased, want
+from protocol.outcomes import ExchangeOutcome
+from tests.integration.coordinator.agents.conftest import Agent, Stand, lease, leased, want
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +87,67 @@ async def test_where_no_epoch_is_opened(stand: Stand, agent: Agent) -> None:
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/region-down")
     nowhere = Agent(await stand.client("region:nowhere"), "nowhere")
     assert (await nowhere.open()).status_code == 404
+
+
+async def alternates(agent: Agent, rival: Agent, times: int) -> None:
+    for _ in range(times):
+        for each in (agent, rival):
+            assert (await each.open()).status_code == 200
+
+
+async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stand: Stand, agent: Agent) -> None:
+    rival = Agent(agent.client, agent.region, "another life")
+    await rival.open()
+    await alternates(agent, rival, MOST_OPENINGS - 1)
+    refused = await agent.open()
+    assert (refused.status_code, refused.json()["refusal"]) == (409, "two_stores")
+    assert refused.json()["type"] == "/problems/two-stores"
+    assert refused.headers["Retry-After"] == "15"
+    reader = await stand.client("quota:read")
+    region = (await reader.get("/v1/regions/us-east")).json()
+    assert (region["contested"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
+    metrics = (await (await stand.client()).get("/metrics")).text
+    assert 'leasehold_coordinator_contested_regions{region="us-east"} 1.0' in metrics
+    stand.clock.time += LATELY
+    assert (await reader.get("/v1/regions/us-east")).json()["contested"] is False
+    assert (await agent.open()).status_code == 200
+
+
+async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted_to(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    told = Agent(agent.client, agent.region, epoch=agent.epoch)
+    rival = Agent(agent.client, agent.region, "another life")
+    await rival.open()
+    await alternates(agent, rival, MOST_OPENINGS - 1)
+    assert (await agent.open()).status_code == 409
+    assert (await told.say(2, lease(granted=10, consumed=4))).outcome is ExchangeOutcome.APPLIED
+    assert (await stand.pool())["consumed"] == 4
+    assert leased(await rival.say(1, wants=[want(waiting=10)])).granted > 0
+
+
+async def test_what_was_opened_is_given_again_though_the_region_is_contested(agent: Agent) -> None:
+    rival = Agent(agent.client, agent.region, "another life")
+    await agent.open(NONCE)
+    known = agent.epoch
+    await rival.open()
+    await alternates(agent, rival, MOST_OPENINGS - 1)
+    assert (await agent.open()).status_code == 409
+    assert (await agent.open(NONCE)).json()["epoch"] == known
+
+
+async def test_failing_over_again_and_again_is_no_contest(stand: Stand, agent: Agent) -> None:
+    """To another life each time, and now and then back; nor is one life that begins again and again."""
+    for life in range(MOST_OPENINGS * 3):
+        other = Agent(agent.client, agent.region, f"life {life % (2 * MOST_OPENINGS)}")
+        for each in (other, agent):
+            assert (await each.open()).status_code == 200
+    eu = await stand.agent("eu-west")
+    await alternates(agent, eu, MOST_OPENINGS)
+    stores = Agent(agent.client, agent.region, "a life of another moment"), agent
+    for _ in range(MOST_OPENINGS):
+        stand.clock.time += LATELY / 2
+        for each in stores:
+            assert (await each.open()).status_code == 200
 
 
 @pytest.mark.parametrize("nonce", ["", "short", "G" * 32, "0" * 65])
