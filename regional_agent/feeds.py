@@ -145,7 +145,7 @@ class Feed(Generic[T]):
             return
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._file.with_suffix(".new")
+            draft = self._file.with_suffix(f".{os.getpid()}.new")  # other workers write theirs
             draft.write_bytes(msgspec.json.encode(Kept(self._now_ms(), content)))
             os.replace(draft, self._file)
         except OSError as error:

@@ -25,7 +25,7 @@ log = structlog.get_logger()
 MOST_WAITING = 10_000
 MOST_OPERATIONS = 10_000
 NAME_BYTES = 16
-SUFFIX, DAMAGED = ".journal", ".damaged"
+SUFFIX, DAMAGED, DRAFT = ".journal", ".damaged", ".new"
 
 OnKept = Callable[[bool], None]
 
@@ -235,9 +235,12 @@ class JournalDirectory:
         return await asyncio.to_thread(self._begin)
 
     def _begin(self) -> FileSegment:
+        """It gets its name when it is locked: others look for what has one, and take what is not."""
         path = self._path / f"{secrets.token_hex(NAME_BYTES)}{SUFFIX}"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        draft = path.with_suffix(DRAFT)
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(path)
         directory = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -247,11 +250,16 @@ class JournalDirectory:
 
 
 def _taken_over(path: Path) -> FileSegment | None:
-    """None if another agent lives that writes to it."""
-    file = os.open(path, os.O_RDWR)
+    """None if another agent lives that writes to it, or has just booked it."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return FileSegment(path, file, os.fstat(file).st_size)
+        if os.path.samestat(os.fstat(file), path.stat()):
+            return FileSegment(path, file, os.fstat(file).st_size)
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(file)
+    return None

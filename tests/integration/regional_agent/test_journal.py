@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from leasehold import embedded
 from leasehold.processes import spawn
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.journal import read
+from regional_agent.journal import JournalDirectory
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import Agent, World, until
 from tests.integration.regional_agent.test_failures import FAILURES, Store, a_small_disk, a_store, fill
@@ -146,26 +148,45 @@ async def test_what_was_admitted_without_the_store_is_out_of_its_reach_afterward
     assert sum(answer.status_code == 200 for answer in answers) <= 100 - (1 + asked + 40)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
 async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
-    world: World, its_store: Store, tmp_path: Path
+    world: World, its_store: Store, tmp_path: Path, workers: int
 ) -> None:
-    agent = await an_agent(world, its_store, tmp_path / "journal")
+    """One of several workers gives an equal part of it: together they are one agent."""
+    agent = await an_agent(world, its_store, tmp_path / "journal", workers=workers)
     seen = (await agent.check(LOCAL, mode="peek")).json()
     life = agent.region.life.current
     assert seen["allowed"]
     assert life is not None
     fields = await agent.region.scripts.lease_fields(life, "mails:tenant=acme")
     left = int(fields["granted"]) - int(fields["consumed"]) - int(fields.get("returned", 0))
+    part = left * (500_000 // workers) // 1_000_000
+    assert part > 0
     await stalled(agent, its_store)
-    answers = [await agent.check(LOCAL) for _ in range(left // 2 + 3)]
-    assert [answer.status_code for answer in answers] == [200] * (left // 2) + [429] * 3
+    answers = [await agent.check(LOCAL) for _ in range(part + 3)]
+    assert [answer.status_code for answer in answers] == [200] * part + [429] * 3
     assert {answer.json()["degraded"] for answer in answers} == {"local"}
     assert (await agent.check(LOCAL | {"tenant": "unseen"})).status_code == 429, "of a lease it knows nothing of"
     assert (await agent.check(SHUT)).json()["denied_by"] == "shut"
     peek = await agent.check(OPEN, mode="peek")
     assert peek.json()["degraded"] == "open"
     its_store.go_on()
-    await all_is_booked(world, 1 + left // 2, quota="mails")
+    await all_is_booked(world, 1 + part, quota="mails")
+
+
+def test_two_in_one_directory_leave_each_other_alone(tmp_path: Path) -> None:
+    """One begins segments and drops them, while another looks for what nobody has any more."""
+    ours, others = JournalDirectory(tmp_path), JournalDirectory(tmp_path)
+
+    def write() -> None:
+        for _ in range(300):
+            asyncio.run(ours.begin()).remove(keep_a_copy=False)
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        while not writing.done():
+            assert [segment.read() for segment in others.left()] == []
+        writing.result()
 
 
 async def test_nothing_is_set_aside_of_an_allowance_without_the_store(
