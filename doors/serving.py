@@ -18,6 +18,7 @@ import socket
 import stat
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import structlog
 from starlette.types import ASGIApp
@@ -41,6 +42,23 @@ class PortInUse(CannotListen):
     """One clear sentence."""
 
 
+class Listener(NamedTuple):
+    socket: socket.socket
+    address: str
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, uds: str | None = None) -> Iterator[Listener]:
+    """With `uds`, on that unix socket instead of host and port."""
+    listener = _listen_on_unix(uds) if uds else _listen_on_port(host, port)
+    try:
+        yield Listener(listener, f"unix:{uds}" if uds else _url_of(listener))
+    finally:
+        listener.close()
+        if uds:
+            _remove(uds)
+
+
 async def serve(
     app: ASGIApp,
     *,
@@ -48,24 +66,36 @@ async def serve(
     port: int,
     uds: str | None = None,
     max_header_bytes: int = 16_384,
+    before_shutdown: Callable[[], Awaitable[None]] | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
+    """Serve until a signal comes."""
+    with listening(host, port, uds) as listener:
+        await serve_on(
+            listener,
+            app,
+            max_header_bytes=max_header_bytes,
+            before_shutdown=before_shutdown,
+            on_listening=on_listening,
+        )
+
+
+async def serve_on(
+    listener: Listener,
+    app: ASGIApp,
+    *,
+    max_header_bytes: int = 16_384,
     protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a signal comes. With `uds`, on that unix socket instead of host and port.
+    """The same at a place that is open already, which other processes may share.
 
     `on_listening` is told the address once the app has started: with port 0 it is the only way to know.
     """
     collect_garbage_rarely()
-    listener = _listen_on_unix(uds) if uds else _listen_on_port(host, port)
-    address = f"unix:{uds}" if uds else _url_of(listener)
     config = _config(app, bounded_protocol(max_header_bytes, protocol))
-    try:
-        await _Server(config, before_shutdown, _announcer(address, on_listening)).serve([listener])
-    finally:
-        listener.close()
-        if uds:
-            _remove(uds)
+    await _Server(config, before_shutdown, _announcer(listener.address, on_listening)).serve([listener.socket])
 
 
 def collect_garbage_rarely() -> None:

@@ -1,0 +1,132 @@
+"""A parent and its workers, as processes: what dies is begun again, signals reach all, nobody is left over."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from doors.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S, next_pause_s
+from leasehold.processes import Identity, identity, is_running, wait_until
+
+PATIENCE_S = 30
+PROGRAM = """
+import os, signal, sys
+from doors.supervisor import supervise
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT}})
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def work(number):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT}})
+    say("began", number, os.getpid())
+    {work}
+    say("ended", number)
+
+sys.exit(0 if supervise(2, work) else 1)
+"""
+HEAR = "say('heard', signal.sigwait({signal.SIGTERM, signal.SIGINT}).name)"
+
+
+class Family:
+    def __init__(self, parent: subprocess.Popen[bytes], output: Path) -> None:
+        self.parent = parent
+        self._output = output
+
+    def said(self, *words: str) -> list[list[str]]:
+        """The rest of each line that begins so."""
+        lines = [line.split() for line in self._output.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line[len(words) :] for line in lines if tuple(line[: len(words)]) == words]
+
+    def wait_for(self, count: int, *words: str) -> None:
+        assert wait_until(lambda: len(self.said(*words)) >= count, PATIENCE_S), self._output.read_text()
+
+    def workers(self) -> list[Identity]:
+        return [who for _, pid in self.said("began") if (who := identity(int(pid)))]
+
+
+@contextmanager
+def family(tmp_path: Path, work: str) -> Iterator[Family]:
+    output = tmp_path / "output"
+    with output.open("wb") as file:
+        parent = subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=work)], stdout=file)
+    try:
+        yield Family(parent, output)
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_who_dies_is_begun_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with family(tmp_path, HEAR) as ours:
+        ours.wait_for(2, "began")
+        victim, other = ours.workers()
+        os.kill(victim.pid, signal.SIGKILL)
+        ours.wait_for(3, "began")
+        [again] = set(ours.workers()) - {other}
+        assert is_running(again)
+        numbers = [number for number, _ in ours.said("began")]
+        assert numbers[2] == numbers[[pid for _, pid in ours.said("began")].index(str(victim.pid))]
+
+
+def test_who_fails_each_time_is_begun_again_each_time(tmp_path: Path) -> None:
+    with family(tmp_path, f"number == 0 and 1 / 0; {HEAR}") as ours:
+        ours.wait_for(3, "began", "0")
+        assert len(ours.said("began", "1")) == 1
+        ours.parent.send_signal(signal.SIGTERM)
+        assert ours.parent.wait(PATIENCE_S) in {0, 1}  # one may be dying just then
+        assert ours.said("heard") == [["SIGTERM"]]
+
+
+def test_a_signal_reaches_all_and_the_parent_waits_for_them(tmp_path: Path) -> None:
+    with family(tmp_path, HEAR) as ours:
+        ours.wait_for(2, "began")
+        ours.parent.send_signal(signal.SIGINT)
+        assert ours.parent.wait(PATIENCE_S) == 0
+        assert ours.said("heard") == [["SIGTERM"], ["SIGTERM"]]
+        assert len(ours.said("ended")) == 2
+
+
+def test_another_signal_hurries_them(tmp_path: Path) -> None:
+    with family(tmp_path, f"{HEAR}; {HEAR}") as ours:
+        ours.wait_for(2, "began")
+        ours.parent.send_signal(signal.SIGTERM)
+        ours.wait_for(2, "heard", "SIGTERM")
+        ours.parent.send_signal(signal.SIGTERM)
+        assert ours.parent.wait(PATIENCE_S) == 0
+        assert ours.said("heard")[2:] == [["SIGINT"], ["SIGINT"]]
+
+
+def test_who_does_not_end_well_is_told_of(tmp_path: Path) -> None:
+    with family(tmp_path, f"{HEAR}; number == 0 and 1 / 0") as ours:
+        ours.wait_for(2, "began")
+        ours.parent.send_signal(signal.SIGTERM)
+        assert ours.parent.wait(PATIENCE_S) == 1
+
+
+def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
+    with family(tmp_path, HEAR) as ours:
+        ours.wait_for(2, "began")
+        workers = ours.workers()
+        ours.parent.kill()
+        ours.wait_for(2, "heard", "SIGTERM")
+        assert wait_until(lambda: not any(map(is_running, workers)), PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "lived_s", "next_s"),
+    [
+        (0.0, 0.0, FIRST_PAUSE_S),
+        (FIRST_PAUSE_S, 0.0, 2 * FIRST_PAUSE_S),
+        (LONGEST_PAUSE_S, 0.0, LONGEST_PAUSE_S),
+        (LONGEST_PAUSE_S, STEADY_S, FIRST_PAUSE_S),
+    ],
+)
+def test_who_dies_again_at_once_is_waited_for_longer(pause_s: float, lived_s: float, next_s: float) -> None:
+    assert next_pause_s(pause_s, lived_s) == next_s
