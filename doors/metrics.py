@@ -8,12 +8,14 @@ Labels are routes as they were declared, never paths as they were sent: a strang
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
@@ -67,4 +69,31 @@ def method_label(method: str) -> str:
 
 
 def exposition(registry: CollectorRegistry) -> Response:
-    return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return shown(generate_latest(registry))
+
+
+def shown(text: bytes) -> Response:
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def merged(texts: Mapping[str, str], label: str, more: Collector) -> bytes:
+    """One exposition of several, each of whose samples says in a label more which one it is from."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(texts, label))
+    registry.register(more)
+    return generate_latest(registry)
+
+
+class _Merged(Collector):
+    def __init__(self, texts: Mapping[str, str], label: str) -> None:
+        self._texts = texts
+        self._label = label
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for name, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    into.add_sample(sample.name, sample.labels | {self._label: name}, sample.value)
+        return families.values()

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from doors.bodies import described, read_body, reply
-from doors.metrics import exposition
+from doors.metrics import shown
 from doors.problems import Problem
 from doors.request_ids import request_id_of
 from doors.tokens import bearer_token, same_token
@@ -29,8 +29,9 @@ from regional_agent.answers import (
 from regional_agent.batches import Batch, asked_of
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
-from regional_agent.status import Status, faults_of, status_of
+from regional_agent.status import Status, status_of
 from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.workers import Workers
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
 
@@ -41,7 +42,13 @@ async def the_region(request: Request) -> Region:
     return region
 
 
+async def the_workers(request: Request) -> Workers:
+    workers: Workers = request.app.state.workers
+    return workers
+
+
 TheRegion = Annotated[Region, Depends(the_region)]
+TheWorkers = Annotated[Workers, Depends(the_workers)]
 
 
 async def ask_for_token(request: Request, region: TheRegion) -> None:
@@ -125,10 +132,10 @@ async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Res
 
 
 @services.get("/v1/status", **described(answers={200: Status, 503: None}))
-async def status(region: TheRegion) -> Response:
+async def status(region: TheRegion, workers: TheWorkers) -> Response:
     """This region: its epoch, its leases with their totals, the age of what is not reported yet."""
     try:
-        return reply(await status_of(region))
+        return reply(await status_of(region, await workers.faults()))
     except (StoreUnavailable, StoreError) as error:
         raise Problem("store-unavailable", str(error), headers={"Retry-After": "1"}) from error
 
@@ -139,15 +146,14 @@ async def healthz() -> Response:
 
 
 @health.get("/readyz")
-async def readyz(region: TheRegion) -> Response:
-    """Not ready while it cannot enforce."""
-    faults = faults_of(region)
+async def readyz(workers: TheWorkers) -> Response:
+    """Not ready while it cannot enforce, or one of its workers cannot."""
+    faults = await workers.faults()
     if faults:
         raise Problem("not-ready", "; ".join(faults), headers={"Retry-After": "1"})
     return reply({"status": "ready"})
 
 
 @health.get("/metrics")
-async def metrics(region: TheRegion) -> Response:
-    region.measure()
-    return exposition(region.metrics.registry)
+async def metrics(workers: TheWorkers) -> Response:
+    return shown(await workers.metrics())

@@ -1,7 +1,10 @@
 """The composition root: the one place that reads the settings and puts the agent together."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import uvloop
 from fastapi import FastAPI
@@ -11,25 +14,29 @@ from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
 from doors.problems import install_problems
 from doors.requests import install_requests
-from doors.serving import serve
-from doors.settings import load_settings
+from doors.serving import Listener, listening, serve_on
+from doors.settings import load_settings, variable_of
+from doors.supervisor import supervise
 from protocol.clock import Clock, SystemClock
 from regional_agent import api
 from regional_agent.fast_door import FastDoor, fast_protocol
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
+from regional_agent.workers import Worker, Workers
 
 
-def create_app(settings: AgentSettings, clock: Clock | None = None) -> FastAPI:
+def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Worker | None = None) -> FastAPI:
     region = Region(settings, clock or SystemClock())
+    workers = Workers(region, worker)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with region.running():
+        async with region.running(), workers.running():
             yield
 
     app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.region = region
+    app.state.workers = workers
     app.include_router(api.services)
     app.include_router(api.health)
     install_problems(app)
@@ -44,18 +51,30 @@ def create_app(settings: AgentSettings, clock: Clock | None = None) -> FastAPI:
     return app
 
 
-def run() -> None:
-    """Serves until SIGTERM."""
-    settings = load_settings(AgentSettings)
+def run(workers: int | None = None) -> None:
+    """Serves until SIGTERM. `workers` is what was typed, and goes before the environment."""
+    typed = {} if workers is None else {variable_of(AgentSettings, "workers"): str(workers)}
+    settings = load_settings(AgentSettings, os.environ | typed)
     configure_logging("agent", settings.log_level)
-    app = create_app(settings)
-    uvloop.run(
-        serve(
-            app,
-            protocol=fast_protocol(app.state.fast_door),
-            host=settings.host,
-            port=settings.port,
-            uds=settings.uds,
-            max_header_bytes=settings.max_header_bytes,
-        )
-    )
+    with listening(settings.host, settings.port, settings.uds) as listener:
+        if settings.workers == 1:
+            _serve(settings, listener)
+        else:
+            _supervise(settings, listener)
+
+
+def _supervise(settings: AgentSettings, listener: Listener) -> None:
+    with TemporaryDirectory(prefix="leasehold-agent-") as directory:
+
+        def work(number: int) -> None:
+            named = settings.model_copy(update={"name": f"{settings.name}-{number}"})
+            _serve(named, listener, Worker(number, settings.workers, Path(directory)))
+
+        if not supervise(settings.workers, work):
+            raise SystemExit(1)
+
+
+def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = None) -> None:
+    app = create_app(settings, worker=worker)
+    protocol = fast_protocol(app.state.fast_door)
+    uvloop.run(serve_on(listener, app, protocol=protocol, max_header_bytes=settings.max_header_bytes))

@@ -62,7 +62,7 @@ class Region:
         gatherer = Gatherer(self.scripts, self.guard)
         self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
         self.journal = _journal(settings, clock, self.metrics)
-        without_store = WithoutStore(self.journal, self.metrics, clock)
+        without_store = WithoutStore(self.journal, self.metrics, clock, settings.workers)
         self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, self.metrics, clock)
         self.conversation = self._new_conversation(without_store)
         self.holds = Holds(self.scripts, self.life, self.metrics, self.conversation.look_back_again)

@@ -32,6 +32,7 @@ class AgentSettings(Settings):
     uds: str | None = Field(default=None, examples=["/run/leasehold/agent.sock"])
     service_token: SecretStr | None = Field(default=None, min_length=16, examples=["a long random text"])
     name: str = Field(default_factory=_own_name, min_length=1, max_length=128, examples=["agent-1"])
+    workers: int = Field(default=1, ge=1, le=64, examples=[4])
     report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])
     store_timeout_ms: int = Field(default=250, ge=1, le=60_000, examples=[250])
     decision_timeout_ms: int = Field(default=5, ge=1, le=60_000, examples=[5])

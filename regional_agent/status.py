@@ -1,6 +1,8 @@
 """What an agent tells about its region, to people and to those who decide where requests go."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -10,6 +12,7 @@ from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
 
 MOST_LEASES = 1000
+LOOK_AGAIN_S = 0.01
 _NO_EPOCH: Mapping[str, str] = {
     EpochRefusal.REGION_DOWN: "the region has no epoch: its status is down",
     EpochRefusal.TWO_STORES: "the region has no epoch: two stores answer under its name; see docs/operations.md",
@@ -54,7 +57,7 @@ class Status(Struct, frozen=True, kw_only=True):
     more_slots: Units
 
 
-async def status_of(region: Region) -> Status:
+async def status_of(region: Region, faults: list[str]) -> Status:
     life = region.life.current
     quotas = [] if life is None else await region.scripts.leased(life)
     slotted = [] if life is None else await region.scripts.slotted()
@@ -70,7 +73,7 @@ async def status_of(region: Region) -> Status:
         stopped_lanes={
             f"{epoch}/{lane}": outcome.value for (epoch, lane), outcome in region.conversation.stopped_lanes.items()
         },
-        faults=faults_of(region),
+        faults=faults,
         leases=await _leases(region, quotas[:MOST_LEASES]),
         more_leases=max(0, len(quotas) - MOST_LEASES),
         slots=await _slots(region, slotted[:MOST_LEASES]),
@@ -131,3 +134,11 @@ def faults_of(region: Region) -> list[str]:
     if region.admission.blocks is None:
         faults.append("no block list has been heard yet")
     return faults
+
+
+async def able_to_enforce(region: Region, patience_s: float) -> None:
+    """Returns when it is, or after a while: then whoever asks is told why not."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            while faults_of(region):  # noqa: ASYNC110 - several rooms tell
+                await asyncio.sleep(LOOK_AGAIN_S)

@@ -12,7 +12,7 @@ import msgspec
 
 from protocol.clock import Clock
 from protocol.periods import period_id
-from protocol.policy import PeriodKind, StoreFailure
+from protocol.policy import PeriodKind, PolicySpec, StoreFailure
 from regional_agent.answers import CheckAnswer, PolicyAnswer, answer_of
 from regional_agent.domain.journal import Entry, Known
 from regional_agent.domain.local_allowances import Ask as AllowanceAsk
@@ -30,7 +30,9 @@ OnAnswer = Callable[[CheckAnswer | Exception], None]
 
 
 class WithoutStore:
-    def __init__(self, journal: Journal, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, journal: Journal, metrics: Metrics, clock: Clock, workers: int = 1) -> None:
+        """What is `local` is the fraction of one agent: each of its workers gives an equal part."""
+        self._workers = workers
         self._journal = journal
         self.allowances = LocalAllowances()
         self._metrics = metrics
@@ -83,7 +85,7 @@ class WithoutStore:
         return answers
 
     def _count_allowances(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
-        asks = {place: ask for place, each in enumerate(demanded) if (ask := _allowance_ask(each)) is not None}
+        asks = {place: ask for place, each in enumerate(demanded) if (ask := self._allowance_ask(each)) is not None}
         now_ms = self._clock.monotonic_ms()
         for (place, ask), left in zip(asks.items(), self.allowances.left(asks.values(), now_ms), strict=True):
             fits = left >= 0 or mode == "adjust"
@@ -96,10 +98,28 @@ class WithoutStore:
             )
 
     def _count_rates(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
-        asks = {place: ask for place, each in enumerate(demanded) if (ask := _rate_ask(each)) is not None}
+        asks = {place: ask for place, each in enumerate(demanded) if (ask := self._rate_ask(each)) is not None}
         told = self._rates.decide(list(asks.values()), self._clock.monotonic_ms(), mode)
         for (place, ask), local in zip(asks.items(), told, strict=True):
             answers[place] = _locally(answers[place], ask, local)
+
+    def _allowance_ask(self, each: Demanded) -> AllowanceAsk | None:
+        charge, spec = each.charge, each.policy.spec
+        if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, AllowanceCharge):
+            return None
+        return AllowanceAsk(charge.quota, charge.cost, self._fraction_micro(spec))
+
+    def _rate_ask(self, each: Demanded) -> Ask | None:
+        """This process's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
+        charge, spec = each.charge, each.policy.spec
+        if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
+            return None
+        micro = self._fraction_micro(spec)
+        burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
+        return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
+
+    def _fraction_micro(self, spec: PolicySpec) -> int:
+        return round(spec.local_fraction * 1_000_000) // self._workers
 
     # --- on disk -----------------------------------------------------------------------------------------------------
 
@@ -170,23 +190,6 @@ def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
         reset_ms=0,
         retry_after_ms=0 if allowed else RETRY_WHEN_DEGRADED_MS,
     )
-
-
-def _allowance_ask(each: Demanded) -> AllowanceAsk | None:
-    charge, spec = each.charge, each.policy.spec
-    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, AllowanceCharge):
-        return None
-    return AllowanceAsk(charge.quota, charge.cost, round(spec.local_fraction * 1_000_000))
-
-
-def _rate_ask(each: Demanded) -> Ask | None:
-    """This agent's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
-    charge, spec = each.charge, each.policy.spec
-    if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
-        return None
-    micro = round(spec.local_fraction * 1_000_000)
-    burst = max(min(1, charge.burst), fraction_of(charge.burst, micro))
-    return Ask(charge.quota, charge.cost, fraction_of(charge.rate_micro, micro), burst)
 
 
 def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer:

@@ -1,10 +1,25 @@
 """`leasehold agent`."""
 
+from functools import partial
+from typing import Annotated
+
+import typer
+
 from leasehold.cli.failure import run_service
 
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="So many processes that answer on one port. [default: LEASEHOLD_AGENT_WORKERS, or 1]",
+        show_default=False,
+    ),
+]
 
-def agent() -> None:
+
+def agent(workers: Workers = None) -> None:
     """Run a region's agent. Its settings are environment variables that begin with LEASEHOLD_AGENT_."""
     from regional_agent.main import run
 
-    run_service(run)
+    run_service(partial(run, workers))

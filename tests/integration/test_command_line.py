@@ -87,10 +87,26 @@ def test_a_service_with_wrong_settings_names_them(command: str, variable: str) -
     assert variable in refused(leasehold(command, **{variable: "No such thing!"}))
 
 
-def test_a_service_whose_port_is_taken_says_so(database: str, store_server: Server) -> None:
+def test_a_number_of_workers_that_cannot_be_is_refused() -> None:
+    done = leasehold("agent", "--workers", "0")
+    assert done.exit_code == 2
+    assert "Invalid value for '--workers'" in done.stderr
+    assert "LEASEHOLD_AGENT_WORKERS cannot be '65'" in refused(leasehold("agent", "--workers", "65"))
+
+
+@pytest.mark.parametrize("command", [["coordinator"], ["agent"], ["agent", "--workers", "3"]])
+def test_a_service_whose_port_is_taken_says_so(database: str, store_server: Server, command: list[str]) -> None:
     port = str(store_server.port)
-    settings = {"LEASEHOLD_COORDINATOR_DATABASE_URL": database, "LEASEHOLD_COORDINATOR_PORT": port}
-    command = [sys.executable, "-m", "leasehold.cli", "coordinator"]
+    settings = {
+        "LEASEHOLD_COORDINATOR_DATABASE_URL": database,
+        "LEASEHOLD_COORDINATOR_PORT": port,
+        "LEASEHOLD_AGENT_REGION": "us-east",
+        "LEASEHOLD_AGENT_COORDINATOR_URL": "http://127.0.0.1:1",
+        "LEASEHOLD_AGENT_COORDINATOR_TOKEN": "lh_none",
+        "LEASEHOLD_AGENT_STORE_URL": "redis://127.0.0.1:1/0",
+        "LEASEHOLD_AGENT_PORT": port,
+    }
+    command = [sys.executable, "-m", "leasehold.cli", *command]
     done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"leasehold: Port {port} of 127.0.0.1 is in use")

@@ -1,0 +1,119 @@
+"""An agent's workers: processes that answer on one port. Whichever is asked of the whole agent asks the others.
+
+Each is an agent of its own, and they share what all agents of a region share, the store. What one of them knows alone
+(what it counted, why it cannot enforce) it tells the others at a socket of its own, in a directory that only their user
+can enter. Who dies takes its counts along: they begin anew with its next life, as those of any process do.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client import Gauge
+from prometheus_client.exposition import generate_latest
+
+from doors.metrics import merged
+from regional_agent.region import Region
+from regional_agent.status import able_to_enforce, faults_of
+
+FAULTS, METRICS = b"faults\n", b"metrics\n"
+ANSWER_S = 1.0
+READY_S = 2.0
+LENGTH_BYTES = 4
+
+
+class Worker(NamedTuple):
+    """One of several."""
+
+    number: int
+    workers: int
+    directory: Path
+
+    def socket(self, number: int) -> Path:
+        return self.directory / f"{number}.sock"
+
+
+class Workers:
+    """Seen from one of them; or from the only process there is, which asks nobody."""
+
+    def __init__(self, region: Region, worker: Worker | None) -> None:
+        self._region = region
+        self._worker = worker
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Who comes back among others takes no requests before it can decide them, if that is soon."""
+        if self._worker is None:
+            yield
+            return
+        await able_to_enforce(self._region, READY_S)
+        path = self._worker.socket(self._worker.number)
+        path.unlink(missing_ok=True)  # of an earlier life
+        server = await asyncio.start_unix_server(self._answer, path)
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def metrics(self) -> bytes:
+        """Of all workers; of a single one, as it counts."""
+        if self._worker is None:
+            return self._tell(METRICS)
+        told = await self._told_by_all(self._worker, METRICS)
+        up = Gauge("leasehold_worker_up", "Whether a worker of this agent answers.", ["worker"], registry=None)
+        for number in range(self._worker.workers):
+            up.labels(number).set(number in told)
+        return merged({str(number): text.decode() for number, text in told.items()}, "worker", up)
+
+    async def faults(self) -> list[str]:
+        """Of all workers that answer: one that does not takes no requests either."""
+        if self._worker is None:
+            return faults_of(self._region)
+        found: dict[str, list[int]] = {}
+        for number, text in (await self._told_by_all(self._worker, FAULTS)).items():
+            for fault in msgspec.json.decode(text, type=list[str]):
+                found.setdefault(fault, []).append(number)
+        return [f"{fault} (worker {', '.join(map(str, numbers))})" for fault, numbers in found.items()]
+
+    # --- between workers ---------------------------------------------------------------------------------------------
+
+    def _tell(self, what: bytes) -> bytes:
+        if what == FAULTS:
+            return msgspec.json.encode(faults_of(self._region))
+        self._region.measure()
+        return generate_latest(self._region.metrics.registry)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                told = self._tell(await reader.readline())
+                writer.write(len(told).to_bytes(LENGTH_BYTES) + told)
+                await writer.drain()
+        except OSError:
+            pass  # it has gone, or takes too long
+        finally:
+            writer.close()
+
+    async def _told_by_all(self, worker: Worker, what: bytes) -> dict[int, bytes]:
+        """What those say that answer in time."""
+        others = [number for number in range(worker.workers) if number != worker.number]
+        answers = await asyncio.gather(*(_ask(worker.socket(number), what) for number in others))
+        told = {worker.number: self._tell(what)} | dict(zip(others, answers, strict=True))
+        return {number: text for number, text in sorted(told.items()) if text is not None}
+
+
+async def _ask(socket: Path, what: bytes) -> bytes | None:
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                writer.write(what)
+                length = int.from_bytes(await reader.readexactly(LENGTH_BYTES))
+                return await reader.readexactly(length)
+            finally:
+                writer.close()
+    except (OSError, EOFError):  # a TimeoutError is the former; who dies over its answer, the latter
+        return None

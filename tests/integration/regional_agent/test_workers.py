@@ -1,0 +1,225 @@
+"""`leasehold agent --workers`: several processes on one port, one of which may be killed at any time."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from leasehold.processes import identity
+from regional_agent.settings import AgentSettings
+from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, World
+from tests.integration.regional_agent.test_failures import Store
+from tests.integration.regional_agent.test_journal import DOCUMENT as UNBOUND
+from tests.integration.regional_agent.test_journal import OPEN, its_store, settings
+
+__all__ = ["its_store"]  # a fixture
+
+pytestmark = pytest.mark.anyio
+
+COMMAND = [sys.executable, "-m", "leasehold.cli", "agent"]
+TURNS = 2_000
+CLIENTS = 8
+
+
+def environ(settings: AgentSettings, **changed: object) -> dict[str, str]:
+    given = settings.model_dump(exclude_unset=True) | {"port": 0} | changed
+    values = {name: getattr(value, "get_secret_value", lambda v=value: v)() for name, value in given.items()}
+    return os.environ | {f"LEASEHOLD_AGENT_{name.upper()}": str(value) for name, value in values.items()}
+
+
+@dataclass
+class Workers:
+    process: Process
+    log: Path
+    http: httpx.AsyncClient
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        lines = self.log.read_text().splitlines(keepends=True)
+        return [said for line in lines if line.endswith("\n") and (said := json.loads(line))["event"] == event]
+
+    def pids(self) -> list[int]:
+        """In the order in which they began to listen."""
+        return [said["pid"] for said in self.logged("listening")]
+
+    async def get(self, path: str) -> httpx.Response:
+        """On a connection of its own, so that any of them may answer."""
+        return await self.http.get(path, headers={"Connection": "close"})
+
+    async def samples(self) -> list[tuple[str, dict[str, str], float]]:
+        text = (await self.get("/metrics")).text
+        return [(s.name, s.labels, s.value) for family in text_string_to_metric_families(text) for s in family.samples]
+
+    async def up(self) -> list[float]:
+        return [value for name, _, value in await self.samples() if name == "leasehold_worker_up"]
+
+    async def allowed(self) -> dict[str, float]:
+        """By worker."""
+        samples = [(labels, value) for name, labels, value in await self.samples() if name == "leasehold_checks_total"]
+        return {labels["worker"]: value for labels, value in samples if labels["answer"] == "allowed"}
+
+    async def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(world: World, tmp_path: Path, *options: str, **changed: object) -> AsyncIterator[Workers]:
+    log = tmp_path / "agent.log"
+    with log.open("wb") as output:
+        settings = environ(world.settings("us-east"), **changed)
+        process = await asyncio.create_subprocess_exec(*COMMAND, *options, env=settings, stdout=output)
+    try:
+        async with httpx.AsyncClient(timeout=30) as http:
+            workers = Workers(process, log, http)
+            await until(lambda: bool(workers.pids()))
+            http.base_url = httpx.URL(workers.logged("listening")[0]["address"])
+            yield workers
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(TURNS):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+async def all_up(workers: Workers, count: int) -> None:
+    for _ in range(TURNS):
+        if await workers.up() == [1.0] * count and (await workers.get("/readyz")).is_success:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+async def test_all_answer_on_one_port_and_whichever_is_asked_tells_of_all(world: World, tmp_path: Path) -> None:
+    async with running(world, tmp_path, "--workers", "3", name="here") as workers:
+        await all_up(workers, 3)
+        who: Counter[str] = Counter()
+        for _ in range(TURNS):
+            answers = await asyncio.gather(*(workers.get("/v1/status") for _ in range(10)))
+            who.update(answer.json()["agent"] for answer in answers)
+            if len(who) == 3:
+                break
+        assert sorted(who) == ["here-0", "here-1", "here-2"]
+
+        async def check() -> int:
+            done = await workers.http.post("/v1/check", json={"subject": EXPORT}, headers={"Connection": "close"})
+            return done.status_code
+
+        assert await asyncio.gather(*(check() for _ in range(60))) == [200] * 60
+        told = [await workers.allowed() for _ in range(10)]
+        assert [sum(each.values()) for each in told] == [60] * 10
+        assert len({identity(pid) for pid in workers.pids()} - {None}) == 3
+
+
+async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_booked_twice(
+    world: World, tmp_path: Path
+) -> None:
+    limit = 800
+    quotas = [DOCUMENT["quotas"][0] | {"limit": limit}, *DOCUMENT["quotas"][1:]]
+    assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
+    told: Counter[int] = Counter()  # 0: nothing, for who was to answer was killed
+
+    async def ask(workers: Workers) -> None:
+        async with httpx.AsyncClient(base_url=workers.http.base_url, timeout=30) as http:
+            while True:
+                try:
+                    status = (await http.post("/v1/check", json={"subject": EXPORT})).status_code
+                except httpx.TransportError:
+                    status = 0
+                told[status] += 1
+                if status == 429:
+                    return
+
+    async with running(world, tmp_path, "--workers", "2") as workers:
+        await all_up(workers, 2)
+        clients = [asyncio.create_task(ask(workers)) for _ in range(CLIENTS)]
+        await until(lambda: told[200] > 100)
+        victim = workers.pids()[0]
+        os.kill(victim, signal.SIGKILL)
+        at = told[200]
+        await until(lambda: told[200] > at + 100)
+        await asyncio.gather(*clients)
+        assert set(told) <= {200, 429, 0}
+        assert told[0] <= CLIENTS, "only what it was at is lost, and nobody else is disturbed"
+        assert limit - told[0] <= told[200] <= limit
+
+        await until(lambda: len(workers.pids()) == 3)
+        await all_up(workers, 2)
+        [ended] = workers.logged("a worker ended and is begun again")
+        assert ended["status"] == -signal.SIGKILL
+        assert await workers.end() == 0
+        assert await world.usage() == limit
+    assert (await world.quota())["consumed"] == limit
+
+
+async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, tmp_path: Path) -> None:
+    """Nobody reports before the last words: it is they that book it."""
+    async with running(world, tmp_path, workers=2, report_interval_ms=60_000) as workers:
+        await all_up(workers, 2)
+        async with asyncio.timeout(60):
+            while len(await workers.allowed()) < 2:
+                done = await workers.http.post("/v1/check", json={"subject": EXPORT}, headers={"Connection": "close"})
+                assert done.is_success, done.text
+        spent = sum((await workers.allowed()).values())
+        assert await workers.end() == 0
+        assert await world.usage() == spent
+        assert {identity(pid) for pid in workers.pids()} == {None}
+
+
+async def test_what_one_that_is_killed_had_admitted_without_the_store_is_booked_by_who_takes_its_place(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """All keep their journals in one directory. What one holds another leaves alone, as long as it lives."""
+    assert (await world.admin.put("/v1/limits", json=UNBOUND)).is_success
+    journal = tmp_path / "journal"
+    given = settings(its_store, journal, breaker_failures=1, breaker_pause_ms=60_000)
+    async with running(world, tmp_path, "--workers", "2", **given) as workers:
+        await all_up(workers, 2)
+        its_store.stall()
+        admitted = 0
+        async with asyncio.timeout(60):
+            while len(list(journal.glob("*.journal"))) < 2:
+                done = await workers.http.post("/v1/check", json={"subject": OPEN}, headers={"Connection": "close"})
+                admitted += done.json()["degraded"] == "open"
+        os.kill(workers.pids()[0], signal.SIGKILL)
+        await until(lambda: len(list(journal.glob("*.journal"))) == 1)
+        assert 0 < await world.usage(degraded="open") < admitted
+        its_store.go_on()
+        assert await workers.end() == 0
+    assert await world.usage(degraded="open") == admitted
+    assert not list(journal.iterdir())
+
+
+async def test_who_is_not_able_to_enforce_makes_the_agent_not_ready(world: World, tmp_path: Path) -> None:
+    async with running(world, tmp_path, "--workers", "2", store_url="redis://127.0.0.1:1/0") as workers:
+        await until(lambda: len(workers.pids()) == 2)
+        answer = await workers.get("/readyz")
+        assert answer.status_code == 503
+        assert "is not connected (worker 0, 1)" in answer.json()["detail"]
+        assert await workers.end() == 0
+
+
+async def test_one_worker_is_the_process_itself(world: World, tmp_path: Path) -> None:
+    async with running(world, tmp_path, name="alone") as workers:
+        assert workers.pids() == [workers.process.pid]
+        assert "worker" not in (await workers.get("/metrics")).text
+        assert await workers.end() == 0
