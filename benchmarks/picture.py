@@ -53,11 +53,12 @@ class _Frame:
             y = self.y(10.0**power)
             yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#d0d7de"/>'
             yield _text(LEFT - 8, y + 4, f"{10.0**power:,g}", "end")
+        decimals = 0 if self._last - self._first >= 5 * TICKS_ACROSS else 1
         for each in range(TICKS_ACROSS + 1):
             value = self._first + each * (self._last - self._first) / TICKS_ACROSS
             x = self.x(value)
             yield f'<line x1="{x:.1f}" y1="{bottom}" x2="{x:.1f}" y2="{bottom + 5}" stroke="#57606a"/>'
-            yield _text(x, bottom + 20, f"{value:,.4g}", "middle")
+            yield _text(x, bottom + 20, f"{value:,.{decimals}f}", "middle")
         yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, across, "middle")
         yield _text(LEFT - 70, TOP - 10, up, "start")
 
