@@ -91,14 +91,15 @@ async def read_catalogue(
 async def lock_pools(
     connection: Connection, keys: Collection[Key], must_exist: Collection[Key]
 ) -> dict[Key, LockedPool]:
-    """The pools that there are; those that must exist are made where they are missing."""
+    """The pools that there are; those that must exist are made where they are missing. And of a period that is closed
+    also those that there never were: that it is closed has to be known.
+    """
     found = await _lock_pools(connection, keys)
     missing = set(must_exist) - found.keys()
     if missing:
         await _insert_pools(connection, missing)
         found |= await _lock_pools(connection, missing)
-        found |= await _closed_pools(connection, missing - found.keys())
-    return found
+    return found | await _closed_pools(connection, {*keys, *must_exist} - found.keys())
 
 
 async def _lock_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
@@ -114,7 +115,11 @@ async def _closed_pools(connection: Connection, keys: Collection[Key]) -> dict[K
         return {}
     rows = await connection.fetch(_CLOSED, [key.period for key in keys])
     closed = {row["id"]: row["closed_at"] for row in rows}
-    return {key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period]) for key in keys}
+    return {
+        key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period])
+        for key in keys
+        if key.period in closed
+    }
 
 
 def _locked(row: asyncpg.Record) -> LockedPool:

@@ -410,7 +410,7 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     if not work.is_applied:
         return
     leases = work.leases
-    closed = {key for key in leases if books.pools[key].closed_at}
+    closed = {key for key in work.keys if key in books.pools and books.pools[key].closed_at}
     outcome = judge_totals(work.incoming.batch, leases, closed)
     if outcome is not ExchangeOutcome.APPLIED:
         work.verdict, work.wanted, work.refused = Verdict(outcome), [], []

@@ -593,7 +593,8 @@ class LedgerModel:
                 transaction.writes[Name("pool", key)] = Pool(key)
         found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
         locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
-        return locked | {key: self._locked(Pool(key)) for key in set(must_exist) - locked.keys()}
+        gone = {key: self._locked(Pool(key)) for key in {*keys, *must_exist} - locked.keys()}
+        return locked | {key: each for key, each in gone.items() if each.closed_at}
 
     def _locked(self, pool: Pool) -> LockedPool:
         row = self.period(pool.key.period)

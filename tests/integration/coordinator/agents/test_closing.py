@@ -1,6 +1,7 @@
 """A month ends: nothing is granted in it any more, then nothing at all happens in it, and what comes late is true."""
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -314,7 +315,8 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
                 await seal(coordinator, stand.clock.now())
         settled = await look(coordinator, PERIOD)
         assert settled.transfers == (4 if is_sealed else 0)
-        await agent.say(3, lease(granted=10, consumed=9, returned=3, units=2))
+        said = await agent.say(3, lease(granted=10, consumed=9, returned=3, units=2))
+        assert said.outcome is ExchangeOutcome.APPLIED, said
         async with coordinator.transaction():
             request = CloseRequest(Actor("somebody"))
             answer = await close_period(coordinator, PERIOD, request, settled, GRACE, stand.clock.now())
@@ -563,6 +565,23 @@ async def test_a_lane_goes_on_that_shows_a_ledger_to_have_lost_data_of_a_closed_
     assert await stand.lease(agent) == november
     assert await pool(stand, NEXT) == {"carried_in": 3, "correction": 6, "consumed": 9}
     assert (await correction(stand))["region_consumed"] == 16
+    await is_proven(stand)
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    list(itertools.product([EXPORTS, MAILS], [lease(granted=37), lease(granted=37, consumed=5)])),
+    ids=["idle", "used", "idle, no pool", "used, no pool"],
+)
+async def test_what_was_given_in_a_closed_month_and_is_forgotten_holds_up_no_lane(
+    stand: Stand, agent: Agent, quota: str, said: dict[str, Any]
+) -> None:
+    """The ledger that lost it cannot learn it again: of a lease it has no row of, or of a quota it knows no pool of."""
+    await use(stand, await stand.agent("eu-west"))
+    await in_december(stand, in_suspense=True)
+    await close_at_last(stand, carry_suspense=True)
+    assert (await agent.say(1, said | {"quota": quota}, quota=quota)).outcome is ExchangeOutcome.APPLIED
+    assert (await agent.say(2, wants=[want(quota, waiting=1)], quota=quota)).outcome is ExchangeOutcome.APPLIED
     await is_proven(stand)
 
 
