@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.books import Correction, Key, Lease, Pool
 from coordinator.domain.period import is_over
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.domain.settlement import EpochState
@@ -15,7 +15,7 @@ from protocol.identifiers import lane_of, subject_key
 from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.policy import LimitsDocument, Part, QuotaSpec
 from tests.simulation.faults import Event
-from tests.simulation.ledger_model import Override
+from tests.simulation.ledger_model import Name, Override
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -164,9 +164,14 @@ def strange_call(world: "World", event: Event) -> None:
     calls = list(_strange_calls(world, event.region))
     kind, body = calls[event.number % len(calls)]
     transaction = world.coordinators.decide(kind, event.region, body)
-    changed = {name.table for name in transaction.writes} - {"regressed"}  # what is kept for people changes nothing
-    if changed or transaction.lost:
+    if transaction.lost or any(_changes(world, name, row) for name, row in transaction.writes.items()):
         world.bugs.append(f"a call that is refused would change something: {kind} {body!r}")
+
+
+def _changes(world: "World", name: Name, row: object) -> bool:
+    """What is kept for people changes nothing, nor does a missing pool: it is locked by being made, and is empty."""
+    is_made = name.table == "pool" and name.key not in world.ledger.pools
+    return name.table != "regressed" and not (is_made and row == Pool(name.key))
 
 
 def _strange_calls(world: "World", region: str) -> Iterator[tuple[str, bytes]]:
