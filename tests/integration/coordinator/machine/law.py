@@ -240,7 +240,8 @@ GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
 """
 _POOLS = """
 SELECT pool.*, coalesce(sum(units) FILTER (WHERE src = 'unallocated'), 0) AS taken,
-    coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS beyond
+    coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS beyond,
+    coalesce(sum(units) FILTER (WHERE cause = 'rebased' AND src = 'funding'), 0) AS rebased
 FROM pool LEFT JOIN transfer USING (quota, period) GROUP BY pool.quota, pool.period
 """
 _LANES = """
