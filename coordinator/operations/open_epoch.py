@@ -63,12 +63,16 @@ def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpene
 async def fence(connection: Connection, region: str, kept: int | None, now: datetime) -> None:
     """No exchange grants to the old epoch any more: each holds a share of its row until it commits.
 
-    `kept`: the epoch whose store is known to have kept its data.
+    `kept`: the epoch whose store is known to have kept its data. If it has lost any, it may have lost as well what it
+    had yet to say of epochs that it once kept.
     """
     fenced = await connection.fetchrow(_FENCE_EPOCH, region, now, kept)
     if fenced is not None:
         await connection.execute(_END_LEASES, fenced["epoch"], "lost" if fenced["lost_data"] else "fenced")
-    if kept is not None and await connection.fetchval(_PROVE_EPOCH, region, kept) is not None:
+    if kept is None:
+        doubted = [row["epoch"] for row in await connection.fetch(_DOUBT_EPOCHS, region)]
+        await connection.execute(_DOUBT_LEASES, doubted)
+    elif await connection.fetchval(_PROVE_EPOCH, region, kept) is not None:
         await connection.execute(_PROVE_LEASES, kept)
 
 
@@ -91,6 +95,14 @@ WHERE region = $1 AND state = 'current' RETURNING epoch, lost_data
 """
 # The older store may be alive, and spend until it hears of it or its time is over: that is waited for.
 _END_LEASES = "UPDATE lease SET state = $2 WHERE epoch = $1 AND state IN ('active', 'expired')"
+# The last that an older epoch has to say lies in the same store: what was whole when it was said may be gone with it.
+_DOUBT_EPOCHS = """
+UPDATE region_epoch SET lost_data = true, loss_is_assumed = true
+WHERE region = $1 AND state = 'fenced' AND NOT lost_data AND EXISTS (
+    SELECT FROM lease WHERE lease.epoch = region_epoch.epoch AND lease.state = 'fenced'
+    AND lease.outstanding + lease.suspense + lease.estimated + lease.written_off > 0) RETURNING epoch
+"""
+_DOUBT_LEASES = "UPDATE lease SET state = 'lost' WHERE epoch = ANY ($1::bigint[]) AND state = 'fenced'"
 _PROVE_EPOCH = """
 UPDATE region_epoch SET lost_data = false, loss_is_assumed = false
 WHERE region = $1 AND epoch = $2 AND state = 'fenced' AND loss_is_assumed RETURNING epoch

@@ -40,11 +40,11 @@ from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.domain.resolution import Terms as Agreed
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
-from protocol.identifiers import wider_keys
+from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
-from protocol.policy import LimitsDocument, PolicyBundle
+from protocol.policy import LimitsDocument, LimitValue, PolicyBundle
 from tests.simulation.reading import open_leases, read_books
 
 
@@ -241,6 +241,15 @@ class LedgerModel:
         writes = {Name("region", name): RegionShare(status, weight), Name("policy_version", 0): version}
         return Transaction(writes, notices)
 
+    def overridden(self, now: datetime) -> dict[str, dict[str, LimitValue]]:
+        """By quota and key, what is not over yet."""
+        made: dict[int, Override] = self.rows["override"]
+        found: dict[str, dict[str, LimitValue]] = {}
+        for each in made.values():
+            if each.valid_until > now:
+                found.setdefault(parse_quota_key(each.key)[0], {})[each.key] = each.limit
+        return found
+
     def add_override(self, override: Override) -> Transaction:
         version = self.rows["policy_version"][0] + 1
         signal = Notice(Signal(kind="policies", version=version))
@@ -302,6 +311,20 @@ class LedgerModel:
                 self._end(number, event, transaction, None)
             elif number == kept and epoch.region == region and epoch.loss_is_assumed:
                 self._prove(number, epoch, transaction)
+            elif kept is None and epoch.region == region and self._has_more_to_say(number, epoch):
+                doubted = epoch._replace(lost_data=True, loss_is_assumed=True)
+                transaction.writes[Name("epoch", number)] = doubted
+                self._end(number, LeaseEvent.LOSE, transaction, None)
+
+    def _has_more_to_say(self, number: int, epoch: Epoch) -> bool:
+        return (
+            epoch.state is EpochState.FENCED
+            and not epoch.lost_data
+            and any(
+                lease.epoch == number and lease.state is LeaseState.FENCED and lease.unaccounted
+                for lease in self.leases.values()
+            )
+        )
 
     def _prove(self, number: int, epoch: Epoch, transaction: Transaction) -> None:
         if epoch.state is EpochState.FENCED:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.domain.books import Correction, Key, Lease, Pool
+from coordinator.domain.overrides import faults_of_change, faults_of_override
 from coordinator.domain.period import is_over
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.domain.settlement import EpochState
@@ -130,7 +131,8 @@ def override(world: "World", event: Event) -> None:
     subject = {"tenant": "acme"} if event.number % 2 else {}
     now = world.clock.now()
     until = now + timedelta(seconds=1 + event.number % 5)
-    world.commit(world.ledger.add_override(Override(subject_key("exports", subject), event.number, now, until)))
+    if not faults_of_override(world.ledger.rows["limits"][0], "exports", subject, event.number):
+        world.commit(world.ledger.add_override(Override(subject_key("exports", subject), event.number, now, until)))
 
 
 def change_document(world: "World", event: Event) -> None:
@@ -142,6 +144,8 @@ def change_document(world: "World", event: Event) -> None:
         policies = [policy for policy in before.policies if policy.quota in names]
         plans = {"free": Part(), "pro": Part()}
         changed = LimitsDocument(quotas=quotas, policies=policies, plans=plans, default_plan="free")
+        if faults_of_change(changed, world.ledger.overridden(world.clock.now())):
+            return  # as the coordinator refuses it
         world.commit(world.ledger.put_limits(changed))
         world.until[event.step + CHANGED_FOR].append(lambda: world.commit(world.ledger.put_limits(before)))
 

@@ -59,6 +59,28 @@ async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
     assert (pool["unallocated"], pool["consumed"], pool["suspense"]) == (990, 4, 6)
 
 
+async def test_a_store_that_loses_data_may_lose_what_it_had_yet_to_say_of_an_epoch_that_it_once_kept(
+    stand: Stand, agent: Agent
+) -> None:
+    """Put back to before it said so, it knows less of that epoch than it had admitted, and would give back too much."""
+    await agent.say(1, wants=[want(waiting=10)])
+    newer = await next_life(agent, lost_data=False)
+    assert (await stand.lease(agent))["state"] == "fenced"
+    await next_life(newer, lost_data=True)
+    assert (await agent.say(2, lease(granted=10, consumed=4, returned=6))).outcome is ExchangeOutcome.APPLIED
+    mine, pool = await stand.lease(agent), await stand.pool()
+    assert (mine["state"], mine["consumed"], mine["returned"]) == ("lost", 4, 0)
+    assert pool["unallocated"] == 990
+
+
+async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(stand: Stand, agent: Agent) -> None:
+    await agent.say(1, wants=[want(waiting=10)])
+    newer = await next_life(agent, lost_data=False)
+    await agent.say(2, lease(granted=10, consumed=4, returned=6))
+    await next_life(newer, lost_data=True)
+    assert (await stand.lease(agent))["state"] == "fenced"
+
+
 async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     newer = await next_life(agent)
