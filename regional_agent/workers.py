@@ -50,9 +50,8 @@ class Workers:
             yield
             return
         await able_to_enforce(self._region, READY_S)
-        path = self._worker.socket(self._worker.number)
-        path.unlink(missing_ok=True)  # of an earlier life
-        server = await asyncio.start_unix_server(self._answer, path)
+        # What an earlier life has left at that path is replaced.
+        server = await asyncio.start_unix_server(self._answer, self._worker.socket(self._worker.number))
         try:
             yield
         finally:

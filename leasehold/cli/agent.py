@@ -12,8 +12,7 @@ Workers = Annotated[
     typer.Option(
         metavar="N",
         min=1,
-        help="So many processes that answer on one port. [default: LEASEHOLD_AGENT_WORKERS, or 1]",
-        show_default=False,
+        help="How many processes answer on its one port; else what LEASEHOLD_AGENT_WORKERS says, or 1.",
     ),
 ]
 

@@ -55,7 +55,8 @@ class Family:
 def family(tmp_path: Path, work: str) -> Iterator[Family]:
     output = tmp_path / "output"
     with output.open("wb") as file:
-        parent = subprocess.Popen([sys.executable, "-c", PROGRAM.format(work=work)], stdout=file)
+        program = [sys.executable, "-c", PROGRAM.format(work=work)]
+        parent = subprocess.Popen(program, stdout=file, start_new_session=True)
     try:
         yield Family(parent, output)
     finally:
@@ -85,9 +86,10 @@ def test_who_fails_each_time_is_begun_again_each_time(tmp_path: Path) -> None:
 
 
 def test_a_signal_reaches_all_and_the_parent_waits_for_them(tmp_path: Path) -> None:
+    """Ctrl-C, as a terminal sends it: they hear of it from the parent, and once."""
     with family(tmp_path, HEAR) as ours:
         ours.wait_for(2, "began")
-        ours.parent.send_signal(signal.SIGINT)
+        os.killpg(ours.parent.pid, signal.SIGINT)
         assert ours.parent.wait(PATIENCE_S) == 0
         assert ours.said("heard") == [["SIGTERM"], ["SIGTERM"]]
         assert len(ours.said("ended")) == 2

@@ -138,8 +138,8 @@ async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_b
     assert (await world.admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).is_success
     told: Counter[int] = Counter()  # 0: nothing, for who was to answer was killed
 
-    async def ask(workers: Workers) -> None:
-        async with httpx.AsyncClient(base_url=workers.http.base_url, timeout=30) as http:
+    async def ask(workers: Workers, headers: dict[str, str]) -> None:
+        async with httpx.AsyncClient(base_url=workers.http.base_url, headers=headers, timeout=30) as http:
             while True:
                 try:
                     status = (await http.post("/v1/check", json={"subject": EXPORT})).status_code
@@ -151,7 +151,9 @@ async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_b
 
     async with running(world, tmp_path, "--workers", "2") as workers:
         await all_up(workers, 2)
-        clients = [asyncio.create_task(ask(workers)) for _ in range(CLIENTS)]
+        # Half of them keep to whom they have, half come to whoever is there: to who has just come back, too.
+        habits: list[dict[str, str]] = [{}, {"Connection": "close"}]
+        clients = [asyncio.create_task(ask(workers, headers)) for headers in habits * (CLIENTS // 2)]
         await until(lambda: told[200] > 100)
         victim = workers.pids()[0]
         os.kill(victim, signal.SIGKILL)
