@@ -66,6 +66,7 @@ async def serve(
     port: int,
     uds: str | None = None,
     max_header_bytes: int = 16_384,
+    protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
@@ -75,6 +76,7 @@ async def serve(
             listener,
             app,
             max_header_bytes=max_header_bytes,
+            protocol=protocol,
             before_shutdown=before_shutdown,
             on_listening=on_listening,
         )

@@ -47,6 +47,7 @@ class Line(NamedTuple):
             Dimension.POLICY: self.dimensions.get("policy"),
             Dimension.PERIOD: self.period,
             Dimension.CHARGE_PERIOD: self.charge_period,
+            Dimension.DEGRADED: self.dimensions.get("degraded"),
         }[dimension]
 
 
@@ -111,6 +112,8 @@ class RandomBooks:
         pick = self.random.choice
         dimensions = {"tenant": pick(("acme", "initech")), "policy": pick(("export", "bulk")), "user": pick("abc")}
         dimensions = {name: value for name, value in dimensions.items() if self.random.random() < 0.8}
+        if self.random.random() < 0.2:
+            dimensions["degraded"] = pick(("open", "local"))
         at = FIRST + timedelta(minutes=self.random.randrange(3 * 24 * 60))
         units = pick((1, 2, 7, 2**40))
         return Line(position, pick(PERIODS), pick(PERIODS), pick(list(QUOTAS)), pick(REGIONS), at, dimensions, units)
@@ -144,6 +147,7 @@ FILTERS = {
     Dimension.POLICY: ("export", "bulk"),
     Dimension.PERIOD: PERIODS,
     Dimension.CHARGE_PERIOD: PERIODS,
+    Dimension.DEGRADED: ("open", "local"),
 }
 
 
