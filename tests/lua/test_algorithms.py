@@ -143,7 +143,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=25, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=arrivals, units=st.integers(1, 12))
 def test_what_passes_is_what_the_promise_says(
     store_server: Server, name: str, steps: list[tuple[int, int]], units: int

@@ -110,7 +110,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(steps=steps)
 def test_what_is_taken_is_what_the_promise_says(store_server: Server, steps: list[tuple[str, int, int]]) -> None:
     with closing(Slots(store_server)) as store:

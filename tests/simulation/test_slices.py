@@ -175,7 +175,7 @@ def asked_by(crowd: Sequence[tuple[int, int, int, Mode]]) -> list[Asked]:
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/second, burst 900", "1/second, burst 100"]))
 def test_an_agent_alone_answers_as_if_it_had_no_slices(algorithm: str, crowd: Any, limit: str) -> None:
     asked = [each._replace(after_us=max(1_000, each.after_us)) for each in asked_by(crowd)]  # each is answered first
@@ -187,7 +187,7 @@ def test_an_agent_alone_answers_as_if_it_had_no_slices(algorithm: str, crowd: An
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(crowd=crowds, limit=st.sampled_from(["3/hour, burst 300", "1/hour, burst 900"]))
 def test_of_many_at_once_as_many_pass(algorithm: str, crowd: Any, limit: str) -> None:
     asked = [each._replace(cost=1, mode="enforce") for each in asked_by(crowd)]
@@ -196,7 +196,7 @@ def test_of_many_at_once_as_many_pass(algorithm: str, crowd: Any, limit: str) ->
 
 
 @pytest.mark.parametrize("algorithm", SLICED)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(crowd=crowds, limit=st.sampled_from(["100/second, burst 200", "5000/second, burst 1000", "1000/second"]))
 def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd: Any, limit: str) -> None:
     asked = [each._replace(mode="enforce") for each in asked_by(crowd)]

@@ -267,7 +267,7 @@ def test_a_movement_is_the_same_movement_every_time() -> None:
 
 
 TestLedger = Ledger.TestCase
-TestLedger.settings = settings(max_examples=100, stateful_step_count=40, deadline=timedelta(seconds=2))
+TestLedger.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def test_what_is_not_there_is_not_moved_and_nothing_changes() -> None:
