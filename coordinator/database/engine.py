@@ -53,6 +53,7 @@ LOST = (
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.InterfaceError,  # rolling back on a connection that has just died
+    asyncpg.InternalClientError,  # what the driver says if the server hangs up between the two steps of a query
 )
 OUTAGE = (
     *LOST,
