@@ -4,7 +4,8 @@ import asyncpg
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.database.engine import DatabaseUnavailable, open_database
+from coordinator.database.engine import open_database
+from coordinator.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.anyio
 
