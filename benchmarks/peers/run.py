@@ -24,6 +24,7 @@ from benchmarks.agent import check, limits
 from benchmarks.frame import Lines, Load, Turn, compare
 from benchmarks.load import Server, get, http_is_whole, load
 from benchmarks.stack import PATIENCE_S, REGION, Stack, host_and_port, local_stack, pinned, put_limits
+from leasehold.local_stack.launcher import DECISION_TIMEOUT_MS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -127,6 +128,7 @@ def _settings(stack: Stack) -> dict[str, str]:
         "COORDINATOR_URL": stack["coordinator"],
         "COORDINATOR_TOKEN": stack["tokens"][f"region:{REGION}"],
         "STORE_URL": stack["stores"][REGION],
+        "DECISION_TIMEOUT_MS": DECISION_TIMEOUT_MS,  # as the stack's own agents have it, on the same shared cores
     }
     return {f"LEASEHOLD_AGENT_{name}": value for name, value in settings.items()}
 
