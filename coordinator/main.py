@@ -16,6 +16,7 @@ from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.first_answers import forget
+from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
 from coordinator.operations.verifications import do_verifications
 from coordinator.outages import DatabaseUnavailable
@@ -79,6 +80,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
         Job("close", 5, lambda database: go_on_closing(database, clock, grace), at_most_s=600),
+        Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),

@@ -11,6 +11,7 @@ answer tells what is still missing.
                    root over all that stays is recorded with the position of the ledger
 """
 
+import functools
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from coordinator.database.audit import record
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.ledger import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
-from coordinator.database.notices import notify
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Correction, Lease, Movement, Pool
 from coordinator.domain.closing import (
@@ -36,16 +36,13 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.exchange import LockedPool
-from coordinator.domain.notice import Notice
 from coordinator.domain.period import period_of
 from coordinator.domain.proof import Digest
 from coordinator.domain.reconciliation import reconcile
 from coordinator.operations.read_periods import BookedPeriod, read_period
+from coordinator.operations.recall import recall_outstanding
 from coordinator.operations.reconcile import Settled, read_books, read_settled
 from protocol.clock import Clock
-from protocol.messages import Signal
-
-MOST_RECALLS = 1000  # of one turn; the next ones come with the next
 
 
 class Carried(Struct, frozen=True):
@@ -129,7 +126,7 @@ async def go_on_closing(database: Database, clock: Clock, grace: timedelta) -> N
         lambda c: c.fetch("SELECT id, closing_at FROM period WHERE state = 'closing' ORDER BY ends_at, id")
     )
     for period, closing_at in rows:
-        recalled = await database.run(lambda c, period=period: _recall(c, period))  # type: ignore[misc]
+        recalled = await database.run(functools.partial(recall_outstanding, period=period, now=clock.now()))
         if not recalled and clock.now() >= closing_at + grace:
             await close(database, period, None, grace, clock.now())
 
@@ -160,17 +157,6 @@ async def _begin(
         return
     await connection.execute(_BEGIN, row["id"], now, request.by.name, carries)
     await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], {"carry_suspense": carries}, now)
-
-
-async def _recall(connection: Connection, period: str) -> int:
-    """A hint, and again with the next turn: a store that is not asked anything does not know that the period is over.
-
-    What the region holds in the period that runs it keeps. Gives how many leases were asked for.
-    """
-    rows = await connection.fetch(_HELD, period, MOST_RECALLS)
-    signals = [(Signal(kind="recall", quota=row["quota"], keep=row["keep"]), row["region"]) for row in rows]
-    await notify(connection, [Notice(signal, region) for signal, region in signals])
-    return len(rows)
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -285,11 +271,6 @@ WITH part AS (
         resolution.period) = (part.epoch, part.quota, part.charge_period)) AS proposed FROM part
 )
 SELECT * FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
-"""
-_HELD = """
-SELECT lease.region, lease.quota, coalesce((SELECT max(later.outstanding) FROM lease AS later
-    WHERE (later.epoch, later.quota) = (lease.epoch, lease.quota) AND later.period > lease.period), 0) AS keep
-FROM lease WHERE lease.period = $1 AND lease.outstanding > 0 ORDER BY lease.outstanding DESC LIMIT $2
 """
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"

@@ -381,7 +381,6 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
     """Of a period that is over nothing is left with a region that is there: it has returned what it did not spend.
 
     But for what it has never heard of: a first grant whose reply was lost, with nothing said before the period ended.
-    And where all slept over the end, a store that nobody asks does not know of it, nor is it asked after the close.
     """
     if world.ledger_lost or world.unseen:
         return
@@ -395,8 +394,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
             books: list[Lease | Correction] = [lease, *late]
             has_told = any(book.region_consumed + book.region_returned > 0 for book in books)
             waits = lease.outstanding + lease.suspense + sum(each.carried for each in late)
-            is_asleep = lease.state is LeaseState.CLOSED and world.clock.slept
-            if is_over and has_told and waits and not is_asleep and not any(each.quarantined for each in late):
+            if is_over and has_told and waits and not any(each.quarantined for each in late):
                 yield f"{lease} in {name}, {late}"
 
 

@@ -33,7 +33,7 @@ from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import period_of
+from coordinator.domain.period import current_ids, period_of
 from coordinator.domain.proof import genesis_head
 from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, rebase_all, state_of_forgotten, told
 from coordinator.domain.reconciliation import reconcile
@@ -184,7 +184,8 @@ class LedgerModel:
                 if was is not None and was.state is LeaseState.LOST and row.state is not LeaseState.LOST:
                     self.proved.add(name.key)
         self._move(transaction.entries, undo)
-        self._undo.append(undo)
+        if undo:
+            self._undo.append(undo)
         del self._undo[:-200]
         self.on_commit(transaction)
 
@@ -496,6 +497,34 @@ class LedgerModel:
                     transaction.writes[Name("lease", name)] = changed
                     transaction.entries.append(entry)
         return transaction
+
+    # --- recall -------------------------------------------------------------------------------------------------------
+
+    def recall_outstanding(self, period: str, now: datetime) -> Transaction:
+        held = [lease for lease in self.leases.values() if lease.key.period == period and lease.outstanding]
+        return self._recall([(lease.epoch, lease.region, lease.key) for lease in held], now)
+
+    def recall_suspense(self, now: datetime) -> Transaction:
+        waiting = [
+            (lease.epoch, lease.region, lease.key)
+            for lease in self.leases.values()
+            if lease.suspense and lease.state is LeaseState.EXPIRED
+        ]
+        waiting += [
+            (each.epoch, each.region, Key(each.key.quota, each.charge_period))
+            for each in self.corrections.values()
+            if each.carried and not each.quarantined
+        ]
+        return self._recall([each for each in waiting if self.epochs[each[0]].state is EpochState.CURRENT], now)
+
+    def _recall(self, waiting: Iterable[tuple[int, str, Key]], now: datetime) -> Transaction:
+        keeps: dict[tuple[str, str], int] = {}
+        for epoch, region, key in waiting:
+            running = [self.leases.get((epoch, Key(key.quota, period))) for period in current_ids(now) - {key.period}]
+            keep = max((lease.outstanding for lease in running if lease), default=0)
+            keeps[region, key.quota] = max(keep, keeps.get((region, key.quota), 0))
+        signals = [(Signal(kind="recall", quota=quota, keep=keep), region) for (region, quota), keep in keeps.items()]
+        return Transaction(notices=[Notice(signal, region) for signal, region in signals])
 
     # --- close_period -------------------------------------------------------------------------------------------------
 

@@ -83,10 +83,14 @@ def close(world: "World", event: Event) -> None:
 
 
 def go_on_closing(world: "World") -> None:
-    """What coordinators do of what was asked for before."""
+    """What coordinators do of what was asked for before: nothing is looked at as long as something ends by itself."""
+    now = world.clock.now()
     for period, row in list(world.ledger.rows["period"].items()):
         if row.state == "closing":
-            _close(world, period, carries=None)
+            recalled = world.ledger.recall_outstanding(period, now)
+            world.commit(recalled)
+            if not recalled.notices and now >= row.closing_at + GRACE:
+                _close(world, period, carries=None)
 
 
 def close_at_last(world: "World") -> None:

@@ -3,6 +3,7 @@
 So what the simulation finds true of its ledger is true of the real one, as far as one transaction at a time can tell.
 """
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.notices import CHANNEL
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
 from coordinator.domain.contest import MOST_OPENINGS
@@ -35,6 +37,7 @@ from coordinator.operations.put_region import put_region
 from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
+from coordinator.operations.recall import recall_outstanding, recall_suspense
 from coordinator.operations.resolve_suspense import Proposal, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import retire_epoch
 from protocol.identifiers import lane_of, subject_key
@@ -71,7 +74,7 @@ class Both:
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
         self.nonces: dict[int, str] = {}
         self.rebound: list[EpochOpened | EpochRefusal] = []
-        self.rebased = 0
+        self.rebased = self.recalled = 0
 
     async def limit(self, units: int) -> None:
         await put_limits(self.real, document(units), lambda _: True, None, self.now)
@@ -231,6 +234,24 @@ class Both:
             assert real is not None
             assert sorted(map(repr, real.missing)) == sorted(map(repr, missing))
         self.model.commit(transaction)
+
+    async def recall(self) -> None:
+        """Of all periods, whether they are being closed or not, and of what is in suspense: who hears what."""
+        periods, heard = {key.period for key in self.model.pools}, set[str]()
+        transactions = [self.model.recall_outstanding(period, self.now) for period in periods]
+        transactions.append(self.model.recall_suspense(self.now))
+        expected = {msgspec.json.encode(each).decode() for recalled in transactions for each in recalled.notices}
+        await self.real.add_listener(CHANNEL, lambda *notice: heard.add(str(notice[-1])))
+        async with self.real.transaction():
+            for period in periods:
+                await recall_outstanding(self.real, period, self.now)
+            await recall_suspense(self.real, self.now)
+        async with asyncio.timeout(20):
+            while not heard >= expected:
+                await self.real.fetchval("SELECT 1")
+        await self.real.reset()
+        assert heard == expected
+        self.recalled += len(heard)
 
     async def close_at_last(self, period: str) -> None:
         """What is in the way is seen to."""
@@ -424,6 +445,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
             await both.tell_journal(step)
         await _something(both, both.chance.random())
         await both.compare()
+        await both.recall()
     await both.retire()
     await both.compare()
     both.now += timedelta(hours=1)
@@ -433,6 +455,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
         await _something(both, both.chance.uniform(NO_NEW_EPOCHS, 1))
         await both.compare()
+        await both.recall()
     await both.contest(both.chance.choice(REGIONS))
     await both.compare()
     assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
@@ -440,6 +463,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     consumed = {key.period for (_, key), lease in both.model.leases.items() if lease.consumed}
     assert consumed >= {"2026-11-18T12", "2026-11-18T13", "2026-11-18"}
     assert both.rebased
+    assert both.recalled
     assert both.model.period("2026-11-18T12").closed_at
     assert both.model.corrections
 

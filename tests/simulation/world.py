@@ -5,6 +5,7 @@ The agents are real ones (`regional_agent.region.Region`, with its loops and its
 
 import asyncio
 import contextlib
+import itertools
 import random
 import sys
 from collections import defaultdict, deque
@@ -40,9 +41,8 @@ from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 LANES = 2
-QUOTAS = ("exports", "mails")
 ROUTES = ("/exports", "/mails", "/both")
-LEASE_KEYS = ("tenant",)
+RECALLED_EVERY_S = 30
 ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
@@ -251,13 +251,15 @@ class World:
 
     async def keep_books(self) -> None:
         """What coordinators do by themselves."""
-        while True:
+        for second in itertools.count():
             await asyncio.sleep(1)
             if self.coordinators.is_up:
                 self.coordinators.expire()
                 try:
                     people.rebase(self)
                     people.go_on_closing(self)
+                    if second % RECALLED_EVERY_S == 0:
+                        self.commit(self.ledger.recall_suspense(self.clock.now()))
                 except Exception as error:
                     self._bug("a loop of a coordinator raised", error)
 

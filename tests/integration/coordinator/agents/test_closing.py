@@ -12,6 +12,7 @@ import pytest
 from coordinator.domain.audit import Actor
 from coordinator.operations.close_period import CloseRequest, PeriodClose, close_period, go_on_closing, look
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
 from protocol.identifiers import lane_of
@@ -297,6 +298,39 @@ async def test_what_is_outstanding_is_recalled_again_and_again(stand: Stand, age
         await go_on_closing(database, stand.clock, GRACE)
         assert await other.take(0.01) == []
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
+
+
+async def recall(stand: Stand) -> int:
+    async with connected(stand.url) as coordinator, coordinator.transaction():
+        return await recall_suspense(coordinator, stand.clock.now())
+
+
+@pytest.mark.parametrize("is_carried", [True, False])
+async def test_what_is_in_suspense_is_asked_for_until_its_region_says_what_became_of_it(
+    stand: Stand, agent: Agent, is_carried: bool
+) -> None:
+    """Of a store that nobody asks, its agent having died: else it would wait there for ever."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    if is_carried:
+        await close_at_last(stand, carry_suspense=True)
+    await agent.say(1, wants=[want(MAILS)], quota=MAILS)  # it is there, and speaks of something else
+    with stand.hub.subscribe("us-east") as heard:
+        for _ in range(2):
+            assert await recall(stand) == 1
+            assert await heard.take(10) == [Signal(kind="recall", quota=EXPORTS, keep=0)]
+    await agent.say(3, lease(granted=10, consumed=7, returned=3, units=0))
+    assert await recall(stand) == 0
+
+
+async def test_nobody_is_asked_for_the_suspense_of_an_epoch_that_is_over(stand: Stand, agent: Agent) -> None:
+    """Its region tells of it by itself, or cannot."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=True)
+    await agent.open()
+    assert await recall(stand) == 0
+    await close_at_last(stand, carry_suspense=True)
+    assert await recall(stand) == 0
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
