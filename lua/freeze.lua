@@ -12,6 +12,7 @@
 -- Usage lines and the consumed total are kept apart on purpose: the coordinator compares the two counts.
 
 local MOST_LEASES = 400 -- a message carries 500, and the last quota may add several
+local MOST_LINES = 50000 -- of a lease, that a message carries
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
@@ -30,7 +31,15 @@ end
 local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')
 if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono), held()} end
 
--- The usage lines of one quota: {period = {json, json, …}}, and each line's field and period.
+local function whole(number) return string.format('%.0f', number) end
+
+-- Without what a policy's `usage_by` adds, of which there may be any number: as many lines as minutes are left.
+local function coarse(dimensions)
+  local policy = string.match(dimensions, '"policy":"[^"]*"')
+  return policy and '{' .. policy .. '}' or dimensions
+end
+
+-- The usage lines of one quota: {period = {{minute and dimensions, units}, …}}, and each line's field and period.
 local function lines_of(key)
   local by_period, fields, units = {}, {}, {}
   local all = redis.call('HGETALL', key)
@@ -42,16 +51,24 @@ local function lines_of(key)
   local periods = {}
   for i, field in ipairs(fields) do
     local period, minute, dimensions = string.match(field, '^([^|]*)|(%d+)|(.*)$')
-    by_period[period] = by_period[period] or {}
-    table.insert(by_period[period],
-      '{"minute":' .. minute .. ',"dimensions":' .. dimensions .. ',"units":' .. units[field] .. '}')
-    periods[i] = period
+    if #fields > MOST_LINES then dimensions = coarse(dimensions) end
+    local label = '{"minute":' .. minute .. ',"dimensions":' .. dimensions
+    local lines = by_period[period] or {}
+    lines[label] = lines[label] or {label, 0}
+    if lines[label][2] == 0 then lines[#lines + 1] = lines[label] end
+    lines[label][2] = lines[label][2] + tonumber(units[field])
+    by_period[period], periods[i] = lines, period
   end
   return by_period, fields, periods
 end
 
+local function json_of(lines)
+  local texts = {}
+  for i, line in ipairs(lines) do texts[i] = line[1] .. ',"units":' .. whole(line[2]) .. '}' end
+  return table.concat(texts, ',')
+end
+
 local leases, dropped, cleaned, told = {}, {}, {}, {}
-local function whole(number) return string.format('%.0f', number) end
 local seq = tonumber(lane[1] or 0) + 1
 
 local function freeze(quota, key)
@@ -65,7 +82,7 @@ local function freeze(quota, key)
     leases[#leases + 1] = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(period)
       .. ',"granted":' .. granted .. ',"overage":' .. overage
       .. ',"consumed":' .. consumed .. ',"returned":' .. returned
-      .. ',"lines":[' .. table.concat(by_period[period] or {}, ',') .. ']}'
+      .. ',"lines":[' .. json_of(by_period[period] or {}) .. ']}'
     reported[period] = true
   end
   local f = redis.call('HGETALL', lease)

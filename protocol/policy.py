@@ -31,6 +31,7 @@ MAX_NETWORKS = 1000  # of a policy
 MAX_WILDCARDS = 4  # in a route
 # What policies count by; `ip_prefix` and `route_class` are worked out from the address and the route.
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class")
+USAGE_FIELDS = ("api_key", "route_class")  # what usage can be told apart by beyond its quota, region and policy
 OTHER_CLASSES = "*"  # in a table of costs: whatever it does not name
 
 
@@ -151,6 +152,7 @@ class PolicySpec(Part, frozen=True):
     quota: Name
     by: Annotated[list[str], Meta(max_length=len(SUBJECT_FIELDS))]  # nothing: one quota for all
     match: Match = Match()
+    usage_by: Annotated[list[str], Meta(max_length=len(USAGE_FIELDS))] = []  # each makes as many lines as it has values
     cost: PositiveUnits | str | Costs = 1  # units, or a table, or the name of one in `cost_tables`
     ip_prefix: IpPrefix = IpPrefix()
     on_store_failure: StoreFailure = StoreFailure.CLOSED
@@ -413,6 +415,7 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
             yield Fault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
         if field in policy.by[:place]:
             yield Fault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
+    yield from _faults_of_usage(where, policy, quota)
     yield from _faults_of_duration(f"{where}.wait", policy.wait)
     yield from _faults_of_route(f"{where}.match.route", policy.match.route)
     yield from _faults_of_method(f"{where}.match.method", policy.match.method)
@@ -426,6 +429,16 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     yield from _faults_of_failure(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
         yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
+
+
+def _faults_of_usage(where: str, policy: PolicySpec, quota: QuotaSpec | None) -> Iterator[Fault]:
+    if policy.usage_by and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
+        yield Fault(f"{where}.usage_by", "allowance", "only of an allowance usage is booked")
+    for place, field in enumerate(policy.usage_by):
+        if field not in USAGE_FIELDS:
+            yield Fault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}")
+        if field in policy.usage_by[:place]:
+            yield Fault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
 
 
 def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:

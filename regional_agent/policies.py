@@ -38,7 +38,7 @@ from protocol.policy import (
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
-from regional_agent.domain.subjects import NO_CLASS, PLAIN_FIELDS, RouteClasses, is_within, value_of
+from regional_agent.domain.subjects import NO_CLASS, PLAIN_FIELDS, RouteClasses, is_within, usage_dimensions, value_of
 from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge, SlotCharge
 
 Subject = dict[str, str]
@@ -77,7 +77,7 @@ class CompiledPolicy:
     may_slice: bool
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
-    dimensions: str  # what finance groups usage by, beyond tenant, quota and region, which the lease already tells
+    dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
 
     def cost(self, route_class: str) -> int:
         return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
@@ -92,6 +92,12 @@ class CompiledPolicy:
             return quota_key(self.quota.name, values)
         except KeyError as missing:
             raise UnknownSubjectField(self.spec.name, str(missing.args[0])) from None
+
+    def usage_dimensions(self, subject: Subject, route_class: str) -> str:
+        """What finance groups usage by. JSON, keys in order: it names a usage line."""
+        if not self.spec.usage_by:
+            return self.dimensions
+        return usage_dimensions(self.spec.name, self.spec.usage_by, subject, route_class)
 
 
 class Met(NamedTuple):
@@ -164,8 +170,8 @@ class Policies:
         limit = self._limit(quota, subject, key)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
-            on_expiry = policy.spec.on_hold_expiry.value
-            return Demanded(policy, AllowanceCharge(key, units, limit, policy.dimensions, on_expiry), policy.wait_ms)
+            on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
+            return Demanded(policy, AllowanceCharge(key, units, limit, dimensions, on_expiry), policy.wait_ms)
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
             return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms))
@@ -255,7 +261,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         may_slice=quota.slices and quota.algorithm in SLICED,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,
-        dimensions=msgspec.json.encode({"policy": policy.name}).decode(),
+        dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),
     )
 
 

@@ -12,7 +12,7 @@ from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import expectation, unless_known
 from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.limits_documents import YAML, read_document, refuse_document, write_yaml
-from coordinator.api.queries import PAGE, Query, a_flag, a_text, with_query
+from coordinator.api.queries import FLAG, PAGE, Query, a_flag, a_text, with_query
 from coordinator.domain.difference import Change
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.delete_subscription import delete_subscription
@@ -72,7 +72,7 @@ def _also_yaml(route: dict[str, Any]) -> dict[str, Any]:
 
 
 _PUT_LIMITS = _also_yaml(described(body=LimitsDocument, answers={200: LimitsPut, 412: None}))
-_DRY_RUN = {"dry_run": ("say what would change, and change nothing", {"type": "boolean"})}
+_DRY_RUN = {"dry_run": ("say what would change, and change nothing", FLAG)}
 
 
 @router.put("/v1/limits", **with_query(_PUT_LIMITS, _DRY_RUN))

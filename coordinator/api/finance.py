@@ -9,7 +9,19 @@ from msgspec import Meta, Struct, to_builtins
 from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.idempotency import PeoplesRoute
-from coordinator.api.queries import PAGE, TEXT, Page, Query, a_text, choices, one_of, several, with_query
+from coordinator.api.queries import (
+    FLAG,
+    PAGE,
+    TEXT,
+    Page,
+    Query,
+    a_flag,
+    a_text,
+    choices,
+    one_of,
+    several,
+    with_query,
+)
 from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.trial_balance import TrialBalance
@@ -26,7 +38,7 @@ from coordinator.operations.authenticate import Caller
 from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose
 from coordinator.operations.close_period import close as close_period
 from coordinator.operations.read_periods import BookedPeriod, read_period, read_periods
-from coordinator.operations.read_usage import UsageRow, read_usage_as_of
+from coordinator.operations.read_usage import Coverage, UsageRow, read_usage_as_of
 from coordinator.operations.reconcile import balance_period, reconcile_period
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
@@ -44,6 +56,7 @@ class UsageAnswer(Struct, frozen=True):
 
     data: list[UsageRow]
     as_of: int
+    coverage: Coverage | None  # with the first page
     page: dict[str, str | None]
 
 
@@ -58,6 +71,7 @@ _USAGE = {
     "granularity": ("how it is cut into pieces; without it there is one", choices(Granularity)),
     "time_zone": ("whose calendar cuts, and whose midnight a date is; UTC", TEXT),
     "as_of": ("a sealed position, or a time, which means the newest seal up to it; now", TEXT),
+    "zeros": ("true: also the pieces in which nothing was used, with 0 units; false", FLAG),
     "group_by": ("what is told apart; repeated, or with commas", several(choices(Dimension))),
     **{dimension.value: ("only this one; repeated, any of them", several(TEXT)) for dimension in Dimension},
     **PAGE,
@@ -77,7 +91,7 @@ async def get_usage(request: Request, coordinator: TheCoordinator, _: Reader) ->
         raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
     more = len(found.rows) > page.size
     following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
-    answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, {"next": following}))
+    answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, found.coverage, {"next": following}))
     return unless_known(request, answer, strong_tag(bytes(answer.body)))
 
 
@@ -91,16 +105,17 @@ def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQu
     groups = [each for part in query.many("group_by", _dimensions) for each in part]
     filters = {dimension: values for dimension in Dimension if (values := query.many(dimension, a_text))}
     as_of = query.one("as_of", lambda text: _parse_as_of(text, zone), None)
+    zeros = query.one("zeros", a_flag, False)
     if start >= end:
         query.refuse("to", "after", "it must be after `from`")
-    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()), as_of)
+    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()), as_of, zeros)
     query.checked()
     try:
         cuts = boundaries(start, end, granularity, zone)
     except ValueError as error:
         query.refuse("granularity", "bound", str(error))
         query.checked()
-    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters), page, as_of
+    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters, zeros), page, as_of
 
 
 def _dimensions(text: str) -> list[Dimension]:

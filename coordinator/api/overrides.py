@@ -12,7 +12,7 @@ from coordinator.api.auth import actor_of, require
 from coordinator.api.frozen import refused
 from coordinator.api.idempotency import PeoplesRoute, id_for
 from coordinator.api.inputs import Moment, Reason, faults_of_end, faults_of_reason
-from coordinator.api.queries import PAGE, TEXT, Query, a_flag, a_text, several, with_query
+from coordinator.api.queries import FLAG, PAGE, TEXT, Query, a_flag, a_text, several, with_query
 from coordinator.domain.overrides import spelt_subject
 from coordinator.operations.add_override import MAX_OVERRIDES, add_override
 from coordinator.operations.authenticate import Caller
@@ -50,7 +50,7 @@ class OverrideList(Struct, frozen=True):
 
 _LIST = {
     "quota": ("only of this quota; repeated, of any of them", several(TEXT)),
-    "over": ("also those that are over", {"type": "boolean"}),
+    "over": ("also those that are over", FLAG),
     **PAGE,
 }
 

@@ -158,6 +158,7 @@ def read_cursor(text: str) -> Cursor:
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 TEXT: dict[str, Any] = {"type": "string"}
+FLAG: dict[str, Any] = {"type": "boolean"}
 PAGE = {
     "page_size": ("how many rows at most", INTEGER | {"minimum": 1, "maximum": MAX_PAGE_SIZE}),
     "page_after": ("`page.next` of the page before; the other parameters stay as they are", TEXT),

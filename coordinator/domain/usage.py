@@ -25,14 +25,19 @@ class Dimension(StrEnum):
 
     TENANT = "tenant"
     QUOTA = "quota"
+    QUOTA_KEY = "quota_key"  # the quota, and for whom it is counted
     REGION = "region"
     POLICY = "policy"
+    ROUTE_CLASS = "route_class"  # of policies that say so in `usage_by`
+    API_KEY = "api_key"  # a hash of it, likewise
     PERIOD = "period"  # in which it is booked, and billed
     DEGRADED = "degraded"  # by which failure mode it was admitted, where the region's store could not be asked
     CHARGE_PERIOD = "charge_period"  # in which it was used: another one if that was closed when it was reported
 
 
-_NOT_ROLLED_UP = {Dimension.PERIOD, Dimension.CHARGE_PERIOD, Dimension.DEGRADED}
+# What is known before a report tells it: of a pool, and of what a region holds.
+OF_POOLS = (Dimension.TENANT, Dimension.QUOTA, Dimension.QUOTA_KEY, Dimension.PERIOD)
+OF_LEASES = (*OF_POOLS, Dimension.REGION, Dimension.CHARGE_PERIOD)
 
 
 class Granularity(StrEnum):
@@ -56,12 +61,11 @@ class UsageQuestion(NamedTuple):
     boundaries: list[datetime]
     group_by: list[Dimension]
     filters: dict[Dimension, list[str]]
+    zeros: bool = False  # also of pieces in which nothing was used
 
     @property
     def read_from(self) -> Kept:
         """The coarsest that all the pieces can be put together from: days and hours are UTC's."""
-        if _NOT_ROLLED_UP & {*self.group_by, *self.filters}:
-            return Kept.MINUTE
         for kept, length in ((Kept.DAY, timedelta(days=1)), (Kept.HOUR, timedelta(hours=1))):
             if not any((cut - _MIDNIGHT) % length for cut in self.boundaries):
                 return kept

@@ -152,20 +152,22 @@ SELECT epoch, lane, last_seq, head,
 FROM lane WHERE epoch = ANY ($1::bigint[])
 """
 # Each transfer counts against its hour and its day: what does not come to nothing differs.
-_MISROLLED = """
+_ROLLED_UP_BY = "quota, charge_period, tenant, region, policy, route_class, api_key, degraded"
+_MISROLLED = f"""
 WITH booked AS (
-    SELECT window_at, quota, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
-        dimensions ->> 'policy' AS policy, units
+    SELECT window_at, quota, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
+        dimensions ->> 'policy' AS policy, dimensions ->> 'route_class' AS route_class,
+        dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded, units
     FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND dst = 'consumed'
 ), both_sides AS (
-    SELECT 'hour' AS rollup, begins_at, quota, tenant, region, policy, units FROM usage_hour WHERE period = $1
-    UNION ALL SELECT 'day', begins_at, quota, tenant, region, policy, units FROM usage_day WHERE period = $1
-    UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), quota, tenant, region, policy, -units FROM booked
-    UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), quota, tenant, region, policy, -units FROM booked
+    SELECT 'hour' AS rollup, begins_at, {_ROLLED_UP_BY}, units FROM usage_hour WHERE period = $1
+    UNION ALL SELECT 'day', begins_at, {_ROLLED_UP_BY}, units FROM usage_day WHERE period = $1
+    UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
+    UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
 ), differences AS (
     SELECT rollup, quota, region, sum(units) AS units FROM both_sides
-    GROUP BY rollup, begins_at, quota, tenant, region, policy HAVING sum(units) <> 0
+    GROUP BY rollup, begins_at, {_ROLLED_UP_BY} HAVING sum(units) <> 0
 )
 SELECT quota, region, rollup, count(*), sum(abs(units))::bigint FROM differences
 GROUP BY quota, region, rollup ORDER BY quota, region, rollup
-"""
+"""  # noqa: S608 - the names are those above

@@ -1,7 +1,10 @@
 """What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from protocol.addresses import Address, Network, parse_address, prefix_of
 from protocol.policy import IpPrefix, RouteClass
@@ -10,6 +13,8 @@ from regional_agent.domain.routes import Routes
 Subject = Mapping[str, str]
 
 NO_CLASS = "*"  # of a route that belongs to none
+KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys apart
+_encoder = msgspec.json.Encoder(order="sorted")
 PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
 
 
@@ -46,6 +51,19 @@ class RouteClasses:
 def _fewer(route: str) -> int:
     """The more characters it names, the less this is."""
     return route.count("*") - len(route)
+
+
+def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, route_class: str) -> str:
+    """Of a usage line, as JSON with its keys in order. What the subject does not have is left out.
+
+    Of a key only a hash is told: whoever has the key can find its usage, and nobody can find the key.
+    """
+    told = {"policy": policy}
+    if "route_class" in usage_by and route_class != NO_CLASS:
+        told["route_class"] = route_class
+    if "api_key" in usage_by and "api_key" in subject:
+        told["api_key"] = hashlib.sha256(subject["api_key"].encode()).hexdigest()[:KEY_DIGITS]
+    return _encoder.encode(told).decode()
 
 
 def is_within(subject: Subject, networks: Iterable[Network]) -> bool:

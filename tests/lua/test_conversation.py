@@ -45,6 +45,33 @@ async def test_a_batch_holds_totals_and_lines_that_agree(scripts: Scripts, life:
     assert {tuple(line.dimensions.items()) for line in lease.lines} == {(("policy", "export"),)}
 
 
+async def test_no_batch_has_more_lines_than_a_message_carries(
+    scripts: Scripts, life: Life, connection: StoreConnection
+) -> None:
+    """Of keys there may be any number: beyond what can be told, they are not told apart."""
+    await install(scripts, life, lease_reply(granted=100_000))
+    await take(scripts, life, 50_001)
+    lines = keys.lines(lane_of(QUOTA, life.lanes), life.epoch, QUOTA)
+    await connection.call(b"DEL", lines)
+
+    def field(number: int) -> bytes:
+        return b'2026-11|%d|{"api_key":"%016x","policy":"export"}' % (1000 + number % 2, number)
+
+    as_many_as_can_be = [part for number in range(50_000) for part in (field(number), b"1")]
+    await connection.call(b"HSET", lines, *as_many_as_can_be)
+    (lease,) = batch_of(await freeze(scripts, life)).leases
+    assert (
+        len({line.dimensions["api_key"] for line in lease.lines}) == sum(line.units for line in lease.lines) == 50_000
+    )
+    await acknowledge(scripts, life, 1)
+    await connection.call(b"HSET", lines, *as_many_as_can_be, field(50_000), b"1")
+    (lease,) = batch_of(await freeze(scripts, life)).leases
+    assert [(line.minute, line.dimensions, line.units) for line in lease.lines] == [
+        (1000, {"policy": "export"}, 25_001),
+        (1001, {"policy": "export"}, 25_000),
+    ]
+
+
 async def test_the_same_bytes_until_they_are_acknowledged(scripts: Scripts, life: Life) -> None:
     await install(scripts, life, lease_reply(granted=100))
     await take(scripts, life, 5)

@@ -128,6 +128,13 @@ def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
     [
         ("by: [tenant]", "by: [tenant, tenant]", ("policies[0].by[1]", "unique")),
         ("by: [tenant]", "by: [color]", ("policies[0].by[0]", "known")),
+        ("cost: 5", "usage_by: [route_class]", ("policies[0].usage_by", "allowance")),
+        ("quota: api", "quota: exports\n    usage_by: [ip]", ("policies[0].usage_by[0]", "known")),
+        (
+            "quota: api",
+            "quota: exports\n    usage_by: [api_key, api_key]",
+            ("policies[0].usage_by[1]", "unique"),
+        ),
         ("method: [GET, POST]", "method: [GET, post]", ("policies[0].match.method", "method")),
         ("method: [GET, POST]", "method: [GET, '*']", ("policies[0].match.method", "method")),
         ("method: [GET, POST]", "method: []", ("policies[0].match.method", "required")),

@@ -36,9 +36,9 @@ ROWS: dict[str, dict[str, str]] = {
     "quarantine": {"epoch": "1", "lane": "0", "seq": "1", "quota": "'q'", "period": "'2026-11'", "reason": "'x'"}
     | {"evidence": "'{}'", "recorded_at": "now()"},
     "usage_hour": {"begins_at": "'2026-11-18 10:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
-    | {"region": "'r'", "units": "1"},
+    | {"region": "'r'", "units": "1", "charge_period": "'2026-11'"},
     "usage_day": {"begins_at": "'2026-11-19 00:00Z'", "period": "'2026-11'", "quota": "'q'", "name": "'q'"}
-    | {"region": "'r'", "units": "1"},
+    | {"region": "'r'", "units": "1", "charge_period": "'2026-11'"},
     "limits_version": {"version": "1", "document": "'{}'", "applied_at": "now()", "applied_by": "'x'"},
     "subscription": {"tenant": "'acme'", "plan": "'pro'", "changed_at": "now()"},
     "token": {"id": "gen_random_uuid()", "hash": "'x'", "scopes": "'{admin}'", "created_at": "now()"},
@@ -452,8 +452,8 @@ MAY_BE_MISSING = {
     "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
     "token": {"revoked_at"},
     "transfer": {"dimensions", "epoch", "lane", "line", "movement_id", "region", "reverses", "seq", "window_at"},
-    "usage_day": {"policy", "tenant"},
-    "usage_hour": {"policy", "tenant"},
+    "usage_day": {"api_key", "degraded", "policy", "route_class", "tenant"},
+    "usage_hour": {"api_key", "degraded", "policy", "route_class", "tenant"},
     "verification": {"finished_at", "result"},
 }
 

@@ -55,6 +55,34 @@ def test_the_plan_gives_the_limit_and_the_weight_the_share(policies: Policies) -
     assert rate == RateCharge("api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333_333, 66, may_slice=True)
 
 
+def told_of(usage_by: list[str], **subject: str) -> str:
+    document = msgspec.convert(
+        DOCUMENT
+        | {
+            "route_classes": {"heavy": [{"route": "/v1/exports/*"}]},
+            "policies": [{"name": "export", "quota": "exports", "by": ["tenant"], "usage_by": usage_by}],
+        },
+        LimitsDocument,
+    )
+    assert faults_of(document) == []
+    bundle = PolicyBundle(version=3, document=document, subscriptions={}, weight=1, total_weight=1)
+    (demanded,) = Policies(bundle).demand({"tenant": "acme", **subject}, None)
+    assert isinstance(demanded.charge, AllowanceCharge)
+    return demanded.charge.dimensions
+
+
+def test_usage_is_told_apart_by_what_the_policy_says() -> None:
+    heavy = {"route": "/v1/exports/7", "api_key": "ak_7"}
+    assert told_of([], **heavy) == '{"policy":"export"}'
+    assert told_of(["route_class"], **heavy) == '{"policy":"export","route_class":"heavy"}'
+    assert told_of(["route_class"], route="/v1/other") == '{"policy":"export"}'
+    # printf %s ak_7 | sha256sum | cut -c1-16
+    hashed = '{"api_key":"fe9e693676910154","policy":"export"'
+    assert told_of(["api_key"], **heavy) == hashed + "}"
+    assert told_of(["route_class", "api_key"], **heavy) == hashed + ',"route_class":"heavy"}'
+    assert told_of(["api_key"], route="/v1/exports/7") == '{"policy":"export"}'
+
+
 def test_a_tenant_on_no_plan_is_on_the_default_plan(policies: Policies) -> None:
     charge = policies.demand({"tenant": "new", "ip": "::1", "route": "/v1/exports", "method": "POST"}, None)[0].charge
     assert isinstance(charge, AllowanceCharge)

@@ -43,8 +43,11 @@ class Line(NamedTuple):
             return QUOTAS[self.quota] or self.dimensions.get("tenant")
         return {
             Dimension.QUOTA: self.quota.partition(":")[0],
+            Dimension.QUOTA_KEY: self.quota,
             Dimension.REGION: self.region,
             Dimension.POLICY: self.dimensions.get("policy"),
+            Dimension.ROUTE_CLASS: self.dimensions.get("route_class"),
+            Dimension.API_KEY: self.dimensions.get("api_key"),
             Dimension.PERIOD: self.period,
             Dimension.CHARGE_PERIOD: self.charge_period,
             Dimension.DEGRADED: self.dimensions.get("degraded"),
@@ -111,6 +114,7 @@ class RandomBooks:
     def _line(self, position: int) -> Line:
         pick = self.random.choice
         dimensions = {"tenant": pick(("acme", "initech")), "policy": pick(("export", "bulk")), "user": pick("abc")}
+        dimensions |= {"route_class": pick(("heavy", "light")), "api_key": pick(("0a1b", "2c3d"))}
         dimensions = {name: value for name, value in dimensions.items() if self.random.random() < 0.8}
         if self.random.random() < 0.2:
             dimensions["degraded"] = pick(("open", "local"))
@@ -125,7 +129,7 @@ class RandomBooks:
         cuts = boundaries(start, end, pick((None, *Granularity)), zone)
         groups = self.random.sample(list(Dimension), self.random.randrange(len(Dimension) + 1))
         filters = {each: [pick(FILTERS[each])] for each in self.random.sample(list(Dimension), pick((0, 0, 1, 2)))}
-        return UsageQuestion(cuts, groups, filters)
+        return UsageQuestion(cuts, groups, filters, zeros=len(cuts) < 100 and pick((False, True)))
 
     def answer(self, question: UsageQuestion, as_of: int | None) -> Counter[tuple[Any, ...]]:
         sums: Counter[tuple[Any, ...]] = Counter()
@@ -137,14 +141,22 @@ class RandomBooks:
             if all(line.value(dimension) in values for dimension, values in question.filters.items()):
                 start = max(cut for cut in question.boundaries if cut <= line.at)
                 sums[start, *(line.value(dimension) for dimension in question.group_by)] += line.units
-        return sums
+        return _with_zeros(question, sums) if question.zeros else sums
+
+
+def _with_zeros(question: UsageQuestion, sums: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    kinds = {tuple(rest) for _, *rest in sums} if question.group_by else {()}
+    return Counter({(start, *kind): sums[start, *kind] for start in question.boundaries[:-1] for kind in kinds})
 
 
 FILTERS = {
     Dimension.TENANT: ("acme", "globex", "initech"),
     Dimension.QUOTA: ("exports", "searches"),
+    Dimension.QUOTA_KEY: tuple(QUOTAS),
     Dimension.REGION: REGIONS,
     Dimension.POLICY: ("export", "bulk"),
+    Dimension.ROUTE_CLASS: ("heavy", "light"),
+    Dimension.API_KEY: ("0a1b", "2c3d"),
     Dimension.PERIOD: PERIODS,
     Dimension.CHARGE_PERIOD: PERIODS,
     Dimension.DEGRADED: ("open", "local"),
@@ -222,8 +234,9 @@ async def booked(stand: Stand, admin: httpx.AsyncClient) -> None:
     [
         "UPDATE usage_{} SET units = units + 4 WHERE policy = 'export'",
         "DELETE FROM usage_{} WHERE policy = 'bulk'",
-        """INSERT INTO usage_{} SELECT begins_at, period, quota, name, tenant, 'ap-south', policy, 1 FROM usage_{}
-           LIMIT 1""",
+        """INSERT INTO usage_{} (begins_at, period, charge_period, quota, name, region, units)
+           SELECT begins_at, period, charge_period, quota, name, 'ap-south', 1 FROM usage_{} LIMIT 1""",
+        "UPDATE usage_{} SET charge_period = '2026-10' WHERE policy = 'bulk'",
         "UPDATE usage_{} SET begins_at = begins_at + interval '1 day' WHERE policy = 'bulk'",
     ],
 )

@@ -105,7 +105,80 @@ async def test_a_range_is_half_open_and_parts_add_up(finance: httpx.AsyncClient)
 
 async def test_where_nothing_was_used_there_is_nothing(finance: httpx.AsyncClient) -> None:
     answer = (await finance.get("/v1/usage?granularity=PT1H&group_by=tenant")).json()
-    assert answer == {"data": [], "as_of": 0, "page": {"next": None}}
+    coverage = {"is_known": False, "unaccounted": 0}
+    assert answer == {"data": [], "as_of": 0, "coverage": coverage, "page": {"next": None}}
+
+
+async def test_nothing_a_gap_and_a_zero_are_three_things(
+    stand: Stand, finance: httpx.AsyncClient, booked: dict[str, Region]
+) -> None:
+    async def answer(query: str) -> tuple[bool, int, list[int]]:
+        found = (await finance.get(f"/v1/usage?{query}")).json()
+        told = found["coverage"]
+        return told["is_known"], told["unaccounted"], [row["units"] for row in found["data"]]
+
+    # Nothing: the books have never had it, and so there is no zero either.
+    for unknown in ("tenant=nobody", "quota=reports", "from=2025-01-01&to=2025-02-01", "period=2026-10"):
+        for zeros in ("", "&zeros=true", "&zeros=true&granularity=P1D&group_by=tenant"):
+            assert await answer(unknown + zeros) == (False, 0, [])
+    # A gap: a region holds units, and some of them may be used by now.
+    await booked["us-east"].exchange(GLOBEX, wants=[{"quota": GLOBEX, "waiting": 7}])
+    held = await stand.owner.fetchval("SELECT sum(outstanding) FROM lease WHERE quota = $1", GLOBEX)
+    assert await answer("tenant=globex&policy=other") == (True, held, [])
+    assert held >= 7
+    # A zero: nothing was used, and nobody holds any of it.
+    lease = booked["us-east"].leases[GLOBEX, "2026-11"]
+    await booked["us-east"].exchange(GLOBEX, frozen=[lease | {"returned": lease["granted"] - lease["consumed"]}])
+    assert await answer("tenant=globex&policy=other") == (True, 0, [])
+    assert await answer("tenant=globex&policy=other&zeros=true") == (True, 0, [0])
+    assert await answer("tenant=globex&zeros=true&granularity=P1D&from=2026-11-17&to=2026-11-20") == (
+        True,
+        0,
+        [0, 40, 0],
+    )
+
+
+async def test_what_is_waited_for_is_told_by_what_is_asked(
+    stand: Stand, finance: httpx.AsyncClient, booked: dict[str, Region]
+) -> None:
+    async def unaccounted(query: str) -> int:
+        return int((await finance.get(f"/v1/usage?{query}")).json()["coverage"]["unaccounted"])
+
+    for region, quota in (("eu-west", ACME), ("us-east", ACME), ("eu-west", MAILS)):
+        await booked[region].exchange(quota, wants=[{"quota": quota, "waiting": 7}])
+    await stand.owner.execute("UPDATE lease SET outstanding = outstanding - 3, suspense = 3 WHERE quota = $1", ACME)
+    waiting = {
+        (row["quota"], row["region"]): int(row["units"])
+        for row in await stand.owner.fetch("SELECT quota, region, outstanding + suspense AS units FROM lease")
+    }
+    assert await unaccounted("") == sum(waiting.values())
+    assert await unaccounted("region=eu-west") == waiting[ACME, "eu-west"] + waiting[MAILS, "eu-west"]
+    assert await unaccounted("quota=mails") == await unaccounted("period=2026-11-18") == waiting[MAILS, "eu-west"]
+    assert await unaccounted(f"quota_key={ACME}&charge_period=2026-11&region=us-east") == waiting[ACME, "us-east"]
+    assert await unaccounted("quota=mails&to=2026-11-18") == 0
+
+
+@pytest.mark.usefixtures("booked")
+async def test_pieces_without_usage_are_told_if_asked_for(finance: httpx.AsyncClient) -> None:
+    rows = await usage(finance, "granularity=P1D&group_by=tenant,region&from=2026-11-17&to=2026-11-19&zeros=true")
+    assert [(row["from"][8:10], *row["dimensions"].values(), row["units"]) for row in rows] == [
+        ("17", "acme", "eu-west", 30),
+        ("17", "acme", "us-east", 0),
+        ("17", "globex", "us-east", 0),
+        ("18", "acme", "eu-west", 10),
+        ("18", "acme", "us-east", 20),
+        ("18", "globex", "us-east", 40),
+    ]
+    pages = [(await finance.get("/v1/usage?granularity=P1D&zeros=true&page_size=20")).json()]
+    pages.append(
+        (
+            await finance.get(
+                f"/v1/usage?granularity=P1D&zeros=true&page_size=20&page_after={pages[0]['page']['next']}"
+            )
+        ).json()
+    )
+    assert [len(page["data"]) for page in pages] == [20, 10]
+    assert [page["coverage"] is None for page in pages] == [False, True]
 
 
 async def test_pages_are_of_one_moment(finance: httpx.AsyncClient, booked: dict[str, Region]) -> None:
@@ -153,6 +226,7 @@ async def test_every_fault_of_a_question_is_named(finance: httpx.AsyncClient) ->
         "as_of=soon": [("as_of", "format")],
         "tenant=%00": [("tenant", "format")],
         "tenant=": [("tenant", "format")],
+        "zeros=1": [("zeros", "format")],
         "page_size=0": [("page_size", "format")],
         "page_after=x": [("page_after", "format")],
         "group-by=tenant": [("group-by", "unknown")],

@@ -18,7 +18,7 @@ from coordinator.operations.verifications import do_verifications
 from leasehold.cli import app
 from leasehold.local_stack.plan import URL_VARIABLE
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
-from tests.integration.coordinator.proof.conftest import standing, use_something, write_books
+from tests.integration.coordinator.proof.conftest import POOLS, standing, use_something, write_books
 from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
 pytestmark = pytest.mark.anyio
@@ -69,10 +69,11 @@ async def book_more(stand: Stand) -> None:
         reported = {"consumed": lease["region_consumed"], "returned": lease["region_returned"]}
         region.leases[lease["quota"], lease["period"]] = totals | reported
     await use_something(random.Random(1), stand.clock, region)
+    await region.exchange(POOLS[0][0], wants=[{"quota": POOLS[0][0], "waiting": 5}])
     await stand.owner.execute(
         """INSERT INTO transfer (quota, period, charge_period, region, src, dst, units, cause, movement_id, window_at,
             dimensions, recorded_at)
-        SELECT quota, period, period, 'eu-west', 'outstanding', 'consumed', 5, 'usage', gen_random_uuid(), $1,
+        SELECT quota, period, period, 'eu-west', 'overage', 'consumed', 5, 'usage', gen_random_uuid(), $1,
             '{"tenant": "acme"}', $1 FROM pool ORDER BY quota LIMIT 1""",
         NOON,
     )
