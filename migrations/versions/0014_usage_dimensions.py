@@ -6,8 +6,8 @@ release before runs on this schema as it is: of rows that are told apart further
 
 from migrations.statements import execute
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 
 _KEPT = "period, charge_period, quota, name, tenant, region, policy, route_class, api_key, degraded"
 _TABLES = {"usage_hour": "1 hour", "usage_day": "1 day"}
