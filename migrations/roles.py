@@ -52,6 +52,10 @@ PRIVILEGES: Mapping[str, str] = {
     "first_answer": "SELECT, INSERT, DELETE",
     # what comes late for a closed period
     "correction": "SELECT, INSERT",
+    # how people divide a quota over the regions
+    "region_setting": "SELECT, INSERT, DELETE",
+    "rebalance": "SELECT, INSERT",
+    "rebalance_move": "SELECT, INSERT",
 }
 # The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
 CHANGES: Mapping[str, str] = {
@@ -60,7 +64,7 @@ CHANGES: Mapping[str, str] = {
     "lane": "last_seq last_hash head",
     "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
-        consumed written_off""",
+        consumed written_off moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
     "policy_version": "version",
@@ -73,6 +77,9 @@ CHANGES: Mapping[str, str] = {
     "block": "reason created_at created_by valid_until",
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",
+    "region_setting": "weight floor ceiling changed_at changed_by",
+    "rebalance": "state ended_at",
+    "rebalance_move": "returned regranted reason ended_at",
 }
 
 

@@ -85,7 +85,8 @@ async def read_catalogue(
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
     overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
-    return Catalogue(row["version"], specs, default_plan, plans, regions, overrides, row["block_version"])
+    settings = await documents.settings_at(connection, row["version"])
+    return Catalogue(row["version"], specs, default_plan, plans, regions, overrides, row["block_version"], settings)
 
 
 async def lock_pools(
@@ -123,7 +124,7 @@ async def _closed_pools(connection: Connection, keys: Collection[Key]) -> dict[K
 
 
 def _locked(row: asyncpg.Record) -> LockedPool:
-    return LockedPool(_pool(row), row["state"] == "open", row["closed_at"])
+    return LockedPool(_pool(row), row["state"] == "open", row["closed_at"], row["moves"])
 
 
 def _pool(row: asyncpg.Record) -> Pool:
@@ -149,12 +150,20 @@ async def _insert_pools(connection: Connection, missing: Collection[Key]) -> Non
     )
 
 
-async def read_leases(connection: Connection, keys: Collection[Key], epochs: Collection[int]) -> list[Lease]:
-    """Of locked pools: the leases of these epochs, and those of others that may still be granted to."""
+async def read_leases(
+    connection: Connection, keys: Collection[Key], epochs: Collection[int], divided: Collection[Key] = ()
+) -> list[Lease]:
+    """Of locked pools: the leases of these epochs, and those of others that may still be granted to; of those that
+    people divided, all.
+    """
     if not keys:
         return []
     rows = await connection.fetch(
-        _LEASES, _names(key.quota for key in keys), _names(key.period for key in keys), _numbers(sorted(set(epochs)))
+        _LEASES,
+        _names(key.quota for key in keys),
+        _names(key.period for key in keys),
+        _numbers(sorted(set(epochs))),
+        _names(sorted({key.quota for key in divided})),
     )
     return [lease_of_row(row) for row in rows]
 
@@ -570,7 +579,7 @@ _LEASES = """
 SELECT lease.*
 FROM unnest($1::text::text[], $2::text::text[]) AS asked (quota, period)
 JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
-WHERE lease.state = 'active' OR lease.epoch = ANY ($3::text::bigint[])
+WHERE lease.state = 'active' OR lease.epoch = ANY ($3::text::bigint[]) OR lease.quota = ANY ($4::text::text[])
 """
 _CORRECTIONS = """
 SELECT correction.* FROM unnest($1::text[], $2::text[]) AS asked (quota, charge_period)

@@ -8,9 +8,11 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from coordinator.domain.books import Account, Cause, Entry, Lease, Pool, Report, post
+from protocol.lease import LeaseState
 
 FLOOR_UNITS = 1
 DEMAND_HALVES_IN_MS = 5_000
+LAST_KEPT_MS = 300  # so long what a region has must last before a grant could come
 
 
 class Ask(NamedTuple):
@@ -20,8 +22,9 @@ class Ask(NamedTuple):
     waiting: int
     available: int  # what its lease has left, as far as is known
     last_grant: int
-    total_demand_milli: int  # of all regions, this one included
-    regions: int
+    total_demand_milli: int  # of all regions, each as often as its weight says, this one included
+    weight: int
+    total_weight: int
     horizon_ms: int
 
 
@@ -40,8 +43,9 @@ def _target(limit: int, ask: Ask) -> int:
 
 
 def _cap(grantable: int, ask: Ask) -> int:
-    by_demand = grantable * ask.demand_milli // (2 * max(ask.total_demand_milli, ask.demand_milli, 1))
-    return max(by_demand, grantable // (8 * max(ask.regions, 1)))
+    demand_milli = ask.weight * ask.demand_milli
+    by_demand = grantable * demand_milli // (2 * max(ask.total_demand_milli, demand_milli, 1))
+    return max(by_demand, grantable * ask.weight // (8 * max(ask.total_weight, ask.weight, 1)))
 
 
 def units_in(demand_milli: int, duration_ms: int) -> int:
@@ -56,6 +60,11 @@ def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
     halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
     left = demand_milli >> min(halvings, 64)
     return left - left * rest_ms // (2 * DEMAND_HALVES_IN_MS)
+
+
+def demand_milli_of(lease: Lease, now: datetime) -> int:
+    """What it still weighs, as long as it may be granted to."""
+    return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
 
 
 def fund(report: Report, pool: Pool, limit: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from coordinator.domain.setting import NOTHING_SET, Setting, Settings
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.outcomes import GrantRefusal
 from protocol.policy import (
@@ -39,10 +40,25 @@ class Catalogue(NamedTuple):
     regions: Mapping[str, RegionShare]
     overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, of those that reach the asked
     block_version: int = 0
+    settings: Settings = MappingProxyType({})  # all that there are
 
     @property
     def active(self) -> list[RegionShare]:
         return [region for region in self.regions.values() if region.is_active]
+
+    def settings_of(self, quota_key: str) -> dict[str, Setting]:
+        """By region. Of several that reach the key the narrowest counts, for each word by itself."""
+        found: dict[str, Setting] = {}
+        for key in reversed(wider_keys(quota_key)) if self.settings else ():
+            for region, setting in self.settings.get(key, {}).items():
+                found[region] = setting.beside(found.get(region, NOTHING_SET))
+        return found
+
+    def weights_of(self, quota_key: str) -> dict[str, int]:
+        """Of the active regions: what is set for the quota, else the region's own."""
+        settings = self.settings_of(quota_key)
+        weights = {name: settings.get(name, NOTHING_SET).weight for name in self.regions if self.is_active(name)}
+        return {name: self.regions[name].weight if weight is None else weight for name, weight in weights.items()}
 
     def is_active(self, region: str) -> bool:
         return region in self.regions and self.regions[region].is_active

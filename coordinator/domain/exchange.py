@@ -15,20 +15,22 @@ works on any number of calls at once.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 
+from coordinator.domain.allocation import demand_milli_of
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Report
 from coordinator.domain.closing import Late, late_of, open_key, settle_late
+from coordinator.domain.division import Division, Move, by_weight, came_back, division_of, fetched_by
 from coordinator.domain.entitlement import Catalogue, rate_entitlement
 from coordinator.domain.granting import (
     Shelf,
     Terms,
     Wanted,
     came_free,
-    demand_milli_of,
     fetch,
     lease_reply,
     push,
@@ -96,6 +98,7 @@ class LockedPool(NamedTuple):
     pool: Pool
     period_is_open: bool
     closed_at: datetime | None = None  # None as long as its period is not closed
+    moves: int = 0  # so many are open: people bring units of it from region to region
 
 
 class BookedReport(NamedTuple):
@@ -119,6 +122,7 @@ class Decision(NamedTuple):
     pushed: Sequence[Movement] = ()  # grants to those who waited for what came free
     regressed: Sequence[FrozenBatch] = ()  # kept for people: they show that the ledger lost data
     corrections: Sequence[Correction] = ()  # for what belongs to closed periods
+    moves: Sequence[Move] = ()  # that came a step further
 
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
@@ -197,13 +201,20 @@ class Books:
     grantable: Mapping[Key, int]  # likewise
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
+    divisions: Mapping[Key, Division]  # how people divided each pool
+    moves: Sequence[tuple[Move, Move]]  # those that are open, each with what it was when it was read
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
     demands_milli: Counter[Key] = field(default_factory=Counter)  # of each pool's leases together, once all is booked
 
     def shelf(self, lease: Lease) -> Shelf:
         locked = self.pools[lease.key]
         demand_milli = self.demands_milli[lease.key]
-        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key], demand_milli)
+        division = self.divisions[lease.key]
+        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key], division, demand_milli)
+
+    @property
+    def changed_moves(self) -> list[Move]:
+        return [move for move, as_read in self.moves if move != as_read]
 
 
 # --- judge, sort, books: what there is --------------------------------------------------------------------------------
@@ -281,14 +292,35 @@ def epochs_about(works: Iterable[Work]) -> set[int]:
     return {work.report.epoch for work in works if work.is_answered}
 
 
+def divisions_of(catalogue: Catalogue, pools: Iterable[Key], moves: Iterable[Move]) -> dict[Key, Division]:
+    """`moves`: all that are open of these pools."""
+    unless_set, by_pool = by_weight(catalogue), defaultdict[Key, list[Move]](list)
+    for move in moves:
+        by_pool[move.key].append(move)
+    return {key: division_of(catalogue, key, by_pool.get(key, ()), unless_set) for key in pools}
+
+
+def moved_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
+    """Of which moves are open: they have to be read."""
+    return [key for key, locked in pools.items() if locked.moves]
+
+
+def divided_keys(divisions: Mapping[Key, Division]) -> list[Key]:
+    """Of which people keep something for a region, or from it: all leases count."""
+    return [key for key, division in divisions.items() if not division.is_plain]
+
+
 def books_of(
     works: Sequence[Work],
     pools: Mapping[Key, LockedPool],
     read: Iterable[Lease],
     corrections: Iterable[Correction],
+    divisions: Mapping[Key, Division],
     now: datetime,
 ) -> Books:
-    """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for."""
+    """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for; of
+    pools that people divided, all.
+    """
     leases = {(lease.epoch, lease.key): lease for lease in read}
     new = list(_new_leases(works, leases, now))
     leases |= {(lease.epoch, lease.key): lease for lease in new}
@@ -306,6 +338,8 @@ def books_of(
         grantable={key: locked.pool.grantable for key, locked in pools.items()},
         new=new,
         lates=_lates(works, leases, pools, corrections, now),
+        divisions=divisions,
+        moves=[(move, copy(move)) for division in divisions.values() for move in division.moves],
     )
 
 
@@ -365,15 +399,15 @@ def waiting_epochs(works: Iterable[Work], books: Books, now: datetime) -> set[in
 # --- decide -----------------------------------------------------------------------------------------------------------
 
 
-def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Terms, now: datetime) -> Decision:
+def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> Decision:
     """Book what counts, then grant what is wanted. It changes the works and the books, and says what to write."""
     for work in works:
         _settle(work, books, terms, now)
-    regions = len(catalogue.active)
+        _bring_back(work, books)
     for lease in books.leases.values():
         books.demands_milli[lease.key] += demand_milli_of(lease, now)
     for work in works:
-        _grant(work, books, regions, now)
+        _grant(work, books, now)
     pushed = list(_push(works, books, now))
     applied = [work for work in works if work.is_applied]
     booked = [_booked(work, now) for work in works if work.is_booked]
@@ -392,6 +426,7 @@ def decide(works: Sequence[Work], books: Books, catalogue: Catalogue, terms: Ter
         pushed=[entry for entry, _ in pushed],
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
         corrections=[late.book for late in books.lates.values() if late.has_changed],
+        moves=books.changed_moves,
     )
 
 
@@ -428,7 +463,14 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     ]
 
 
-def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
+def _bring_back(work: Work, books: Books) -> None:
+    """Before anything is granted: what came back for another region is nobody else's."""
+    for key in work.leases:
+        if moves := books.divisions[key].moves:
+            came_back(work.report, key, work.call.region, moves)
+
+
+def _grant(work: Work, books: Books, now: datetime) -> None:
     if not work.is_applied:
         return
     leases = work.leases
@@ -438,7 +480,7 @@ def _grant(work: Work, books: Books, regions: int, now: datetime) -> None:
         unheard = max(0, lease.granted - heard.get(wanted.key, lease.granted))
         shelf, asked = books.shelf(lease), wanted._replace(unheard=unheard)
         demand_was_milli = demand_milli_of(lease, now)
-        work.refusals[wanted.key] = serve(work.report, asked, lease, shelf, regions, now)
+        work.refusals[wanted.key] = serve(work.report, asked, lease, shelf, now)
         books.demands_milli[lease.key] += demand_milli_of(lease, now) - demand_was_milli
 
 
@@ -450,7 +492,7 @@ def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]
                 shelf = books.shelf(lease)
                 notices += recalls(lease, shelf, books.grantable[lease.key], now)
                 notices += came_free(shelf, books.grantable[lease.key], now)
-    return notices
+    return notices + [notice for move in books.changed_moves if (notice := fetched_by(move))]
 
 
 def _booked(work: Work, now: datetime) -> BookedReport:

@@ -8,8 +8,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.domain.allocation import Ask, decayed, fund, grant, grant_units, units_in
+from coordinator.domain.allocation import (
+    LAST_KEPT_MS,
+    Ask,
+    decayed,
+    demand_milli_of,
+    fund,
+    grant,
+    grant_units,
+    units_in,
+)
 from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
+from coordinator.domain.division import Division, arrived, grantable_to, is_capped, kept_of_move, spare_of
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.period import Period, next_period, period_at, period_of
@@ -18,7 +28,6 @@ from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
 
 WAITS_AT_MOST = timedelta(seconds=5)
-LAST_KEPT_MS = 300
 
 
 class Wanted(NamedTuple):
@@ -58,13 +67,29 @@ class Shelf(NamedTuple):
     pool: Pool
     period_is_open: bool
     region: str
-    leases: Sequence[Lease]  # all that are known of the pool
+    leases: Sequence[Lease]  # all that are known of the pool; where people divided it, all that there are
+    division: Division
     demand_milli: int = 0  # of all of them together
 
     @property
     def others(self) -> list[Lease]:
         """Leases of other regions that may be granted to. Looked for when they matter: a gather has many leases."""
         return [each for each in self.leases if each.state is LeaseState.ACTIVE and each.region != self.region]
+
+    @property
+    def grantable(self) -> int:
+        return self.grantable_to(self.region)
+
+    def grantable_to(self, region: str) -> int:
+        return grantable_to(region, self.pool, self.leases, self.division)
+
+    def spare_of(self, lease: Lease) -> int:
+        return spare_of(lease, self.pool, self.leases, self.division)
+
+    @property
+    def is_capped(self) -> bool:
+        """The region has all that it may have of the period, whatever others hold."""
+        return is_capped(self.region, self.leases, self.division)
 
 
 def sort_wants(
@@ -91,21 +116,30 @@ def _wanted(want: LeaseWant, found: Entitlement, terms: Terms, now: datetime) ->
         yield Wanted(Key(want.quota, next_period(period).id), ahead, found)
 
 
-def serve(
-    report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, regions: int, now: datetime
-) -> GrantRefusal | None:
+def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> GrantRefusal | None:
     """Grant what the formulas give, and note what is still missing. The answer says why it is not more."""
     refusal = _refusal(lease, shelf)
     if refusal:
         return refusal
     want, pool = wanted.want, shelf.pool
     fund(report, pool, wanted.entitlement.limit)
-    ask = _ask(wanted, lease, shelf, regions, now)
-    units = min(lease.room, grant_units(pool.grantable, wanted.entitlement.limit, ask))
+    units = min(lease.room, _units_for(wanted, lease, shelf, now))
     grant(report, pool, lease, units)
+    arrived(units, lease.region, shelf.division.moves)
     lease.demand_milli, lease.waiting = want.demand_milli, max(0, wanted.waiting - units)
     is_unmet = lease.waiting > 0 or units + wanted.unheard == 0
-    return GrantRefusal.EXHAUSTED if is_unmet and not pool.grantable and not _holders(shelf.others) else None
+    if shelf.is_capped:
+        lease.waiting = 0  # in vain: nobody is to give back anything for it
+    elif shelf.grantable or any(map(shelf.spare_of, shelf.others)):
+        return None
+    return GrantRefusal.EXHAUSTED if is_unmet else None
+
+
+def _units_for(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> int:
+    """By demand, and what people had brought here for it."""
+    grantable = shelf.grantable
+    by_demand = grant_units(grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf, now))
+    return max(by_demand, min(grantable, by_demand + shelf.division.travelling_to(lease.region)))
 
 
 def _refusal(lease: Lease, shelf: Shelf) -> GrantRefusal | None:
@@ -132,26 +166,29 @@ _REFUSALS = {
 _HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 
 
-def _ask(wanted: Wanted, lease: Lease, shelf: Shelf, regions: int, now: datetime) -> Ask:
-    want = wanted.want
+def _ask(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> Ask:
+    want, division = wanted.want, shelf.division
     return Ask(
         demand_milli=want.demand_milli,
         waiting=wanted.waiting,
         available=max(0, lease.outstanding - want.held),
         last_grant=lease.last_grant,
-        total_demand_milli=want.demand_milli + shelf.demand_milli - demand_milli_of(lease, now),
-        regions=regions,
+        total_demand_milli=_weighed_demand_milli(want.demand_milli, lease, shelf, now),
+        weight=division.weight_of(lease.region),
+        total_weight=division.total_weight,
         horizon_ms=wanted.entitlement.horizon_ms,
     )
 
 
-def demand_milli_of(lease: Lease, now: datetime) -> int:
-    """What it still weighs, as long as it may be granted to."""
-    return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
-
-
-def _holders(others: Iterable[Lease]) -> list[Lease]:
-    return [other for other in others if other.outstanding > 0]
+def _weighed_demand_milli(demand_milli: int, lease: Lease, shelf: Shelf, now: datetime) -> int:
+    """Of all regions, with what this one wants now. Where all weigh alike their sum is there already."""
+    division, others_milli = shelf.division, shelf.demand_milli - demand_milli_of(lease, now)
+    weight = division.weight_of(lease.region)
+    if division.is_even:
+        return weight * (demand_milli + others_milli)
+    others = (each for each in shelf.leases if each is not lease)
+    weighed = (division.weight_of(each.region) * demand_milli_of(each, now) for each in others)
+    return weight * demand_milli + sum(weighed)
 
 
 def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: datetime) -> list[tuple[Movement, Lease]]:
@@ -162,9 +199,10 @@ def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: da
     waiting = [lease for lease in shelf.others if lease.epoch in epochs and _waits(lease, now)]
     pushed = []
     for lease in sorted(waiting, key=lambda each: (each.reported_at, each.epoch)):
-        units = min(lease.waiting, lease.room, shelf.pool.grantable) if shelf.period_is_open else 0
+        units = min(lease.waiting, lease.room, shelf.grantable_to(lease.region)) if shelf.period_is_open else 0
         entry = movement(lease, "pushed", *cause)
         grant(entry, shelf.pool, lease, units)
+        arrived(units, lease.region, shelf.division.moves)
         lease.waiting -= units
         if units:
             pushed.append((entry, lease))
@@ -186,7 +224,10 @@ def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> li
     keep_ms = _keep_ms(lease, shelf, was_grantable)
     if keep_ms is None:
         return []
-    keeps = [(other, units_in(demand_milli_of(other, now), keep_ms)) for other in shelf.others]
+    keeps = [
+        (other, max(units_in(demand_milli_of(other, now), keep_ms), other.outstanding - shelf.spare_of(other)))
+        for other in shelf.others
+    ]
     quota = lease.key.quota
     return [
         Notice(Signal(kind="recall", quota=quota, keep=keep), other.region)
@@ -197,9 +238,9 @@ def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> li
 
 def _keep_ms(lease: Lease, shelf: Shelf, was_grantable: int) -> int | None:
     """Half of what is left lasts so long for all; of nothing, what is spent before a grant could come."""
-    grantable = shelf.pool.grantable
-    if not grantable:
+    if not shelf.grantable:
         return LAST_KEPT_MS if lease.waiting else None
+    grantable = shelf.pool.grantable
     if not shelf.demand_milli or not has_fallen(was_grantable, grantable, shelf.pool.funded):
         return None
     return grantable * 1_000_000 // (2 * shelf.demand_milli)
@@ -274,7 +315,9 @@ def _recall_keep(lease: Lease, shelf: Shelf, now: datetime) -> int | None:
     if lease.state is LeaseState.EXPIRED:
         return 0
     others_wait = not shelf.pool.grantable and any(_waits(other, now) for other in shelf.others)
-    return 0 if others_wait and lease.outstanding and not lease.waiting else None
+    spare = shelf.spare_of(lease) if others_wait and not lease.waiting else 0
+    keep = min(lease.outstanding - spare, kept_of_move(lease, shelf.division.missing_from(lease.region), now))
+    return keep if keep < lease.outstanding else None
 
 
 def _spendable_for_ms(lease: Lease, terms: Terms, now: datetime) -> int:

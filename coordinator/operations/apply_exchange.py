@@ -15,6 +15,7 @@ from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import LaneName
+from coordinator.database.moves import read_moves, write_moves
 from coordinator.database.notices import notify
 from coordinator.domain.books import Report
 from coordinator.domain.entitlement import Catalogue
@@ -28,9 +29,12 @@ from coordinator.domain.exchange import (
     asked_about,
     books_of,
     decide,
+    divided_keys,
+    divisions_of,
     epochs_about,
     judge,
     lost,
+    moved_keys,
     pools_about,
     pools_needed,
     replayed,
@@ -68,8 +72,8 @@ async def apply_exchanges(
     by_call = [works_of(call) for call in calls]
     works = [work for each in by_call for work in each]
     catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
-    books = await _lock_books(connection, works, now)
-    decision = decide(works, books, catalogue, terms, now)
+    books = await _lock_books(connection, works, catalogue, now)
+    decision = decide(works, books, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
     booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
     applied = [_applied(each, books, catalogue, receipts, booked, terms, now) for each in by_call]
@@ -105,11 +109,13 @@ async def _lock_lanes_and_read_catalogue(
     return catalogue
 
 
-async def _lock_books(connection: Connection, works: Sequence[Work], now: datetime) -> Books:
+async def _lock_books(connection: Connection, works: Sequence[Work], catalogue: Catalogue, now: datetime) -> Books:
     pools = await ledger.lock_pools(connection, pools_about(works, now), pools_needed(works))
     epochs = epochs_about(works)
     pools, corrections = await ledger.lock_late(connection, pools, epochs, now)
-    books = books_of(works, pools, await ledger.read_leases(connection, pools.keys(), epochs), corrections, now)
+    divisions = divisions_of(catalogue, pools, await read_moves(connection, moved_keys(pools)))
+    leases = await ledger.read_leases(connection, pools.keys(), epochs, divided_keys(divisions))
+    books = books_of(works, pools, leases, corrections, divisions, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
     return books
 
@@ -123,6 +129,7 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     await ledger.insert_leases(connection, decision.new_leases, decision.states)
     await ledger.write_books(connection, decision.pools, decision.leases, decision.states)
     await ledger.write_corrections(connection, decision.corrections)
+    await write_moves(connection, decision.moves)
     await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
     receipts = await ledger.write_reports(connection, booked, now)
     await ledger.write_quarantine(connection, booked, now)

@@ -29,6 +29,7 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.contest import LATELY, contenders
+from coordinator.domain.division import Move
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
@@ -39,6 +40,7 @@ from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, reb
 from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
 from coordinator.domain.resolution import Terms as Agreed
+from coordinator.domain.setting import Setting, Settings
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
@@ -604,11 +606,14 @@ class LedgerModel:
         pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
         epochs = deciding.epochs_about(works)
         pools, corrections = self._lock_late(pools, epochs, now, transaction)
-        books = deciding.books_of(works, pools, self._read_leases(pools, epochs), corrections, now)
+        moves = self._open_moves(deciding.moved_keys(pools))
+        divisions = deciding.divisions_of(catalogue, pools, moves)
+        leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions))
+        books = deciding.books_of(works, pools, leases, corrections, divisions, now)
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
-        decision = deciding.decide(works, books, catalogue, terms, now)
+        decision = deciding.decide(works, books, terms, now)
         receipts = self._write(transaction, decision, now)
         receipts |= {
             (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
@@ -634,7 +639,15 @@ class LedgerModel:
         keys = {key for quota in quotas for key in wider_keys(quota)}
         made: dict[int, Override] = self.rows["override"]
         overrides = {each.key: each.limit for each in made.values() if each.key in keys and each.is_in_force(now)}
-        return Catalogue(version, quotas_of(document), document.default_plan, {}, dict(self.rows["region"]), overrides)
+        regions, settings = dict(self.rows["region"]), self._settings()
+        plan = document.default_plan
+        return Catalogue(version, quotas_of(document), plan, {}, regions, overrides, settings=settings)
+
+    def _settings(self) -> Settings:
+        found: dict[str, dict[str, Setting]] = defaultdict(dict)
+        for (key, region), setting in self.rows["setting"].items():
+            found[key][region] = setting
+        return found
 
     def _lock_pools(
         self, keys: Collection[Key], must_exist: Collection[Key], transaction: Transaction
@@ -650,7 +663,8 @@ class LedgerModel:
 
     def _locked(self, pool: Pool) -> LockedPool:
         row = self.period(pool.key.period)
-        return LockedPool(copy(pool), row.state == "open", row.closed_at)
+        moves = sum(move is not None and move.key == pool.key for move in self.rows["move"].values())
+        return LockedPool(copy(pool), row.state == "open", row.closed_at, moves)
 
     def _lock_late(
         self, pools: dict[Key, LockedPool], epochs: Collection[int], now: datetime, transaction: Transaction
@@ -667,12 +681,20 @@ class LedgerModel:
             if epoch in epochs and Key(quota, charge_period) in closed
         ]
 
-    def _read_leases(self, pools: Mapping[Key, LockedPool], epochs: Collection[int]) -> list[Lease]:
+    def _read_leases(
+        self, pools: Mapping[Key, LockedPool], epochs: Collection[int], divided: Collection[Key]
+    ) -> list[Lease]:
+        quotas = {key.quota for key in divided}
         return [
             copy(lease)
             for (epoch, key), lease in self.leases.items()
-            if key in pools and (lease.state is LeaseState.ACTIVE or epoch in epochs)
+            if key in pools and (lease.state is LeaseState.ACTIVE or epoch in epochs or key.quota in quotas)
         ]
+
+    def _open_moves(self, keys: Collection[Key]) -> list[Move]:
+        """The oldest first: the table is in the order of their making."""
+        moves: dict[Any, Move | None] = self.rows["move"]
+        return [copy(move) for move in moves.values() if move is not None and move.key in keys]
 
     def _write(self, transaction: Transaction, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
         for batch in decision.regressed:
@@ -689,6 +711,7 @@ class LedgerModel:
             self._expect_state(lease, decision)
             transaction.writes[Name("lease", (lease.epoch, lease.key))] = lease
         transaction.writes |= {_correction(each): each for each in decision.corrections}
+        transaction.writes |= {Name("move", move.name): move for move in decision.moves}
         transaction.notices += decision.notices
         transaction.entries += decision.pushed
         return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decision.booked}

@@ -443,10 +443,10 @@ def a_duplicate_grants(world: World) -> Iterator[Any]:
     """A message that was booked before is granted for once more."""
     real = exchange_module._grant
 
-    def grant(work: Any, books: Any, regions: int, now: Any) -> None:
+    def grant(work: Any, books: Any, now: Any) -> None:
         if work.verdict.outcome is ExchangeOutcome.REPLAYED and set(work.leases) >= {w.key for w in work.wanted}:
             work.verdict = Verdict(ExchangeOutcome.APPLIED)
-        real(work, books, regions, now)
+        real(work, books, now)
 
     yield patch.object(exchange_module, "_grant", grant)
 

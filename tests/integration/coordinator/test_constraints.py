@@ -56,6 +56,11 @@ ROWS: dict[str, dict[str, str]] = {
     | {"claimed_at": "now()"},
     "resolution": {"id": f"'{'0' * 32}'", "epoch": "1", "lane": "0", "seq": "1", "kind": "'rebase'"}
     | {"suspense": "0", "charged": "0", "reason": "'x'", "proposed_by": f"'{'1' * 32}'", "proposed_at": "now()"},
+    "region_setting": {"key": "'q:'", "region": "'r'", "weight": "1", "changed_at": "now()", "changed_by": "'x'"},
+    "rebalance": {"id": f"'{'1' * 32}'", "version": "2", "mode": "'drain'", "asked": "'{}'", "plan": "'{}'"}
+    | {"region": "'r'", "recalled": "0", "state": "'running'", "created_at": "now()", "created_by": "'x'"},
+    "rebalance_move": {"rebalance": f"'{'0' * 32}'", "number": "1", "quota": "'q'", "period": "'2026-11'"}
+    | {"source": "'r'", "units": "1"},
     "alembic_version": {"version_num": "'x'"},
 }
 APPROVED = {"approved_by": f"'{'2' * 32}'", "approved_at": "now()"}
@@ -68,6 +73,9 @@ INSERT INTO region_epoch (epoch, region, nonce, fingerprint, lanes, opened_at)
 INSERT INTO lane (epoch, lane, head) VALUES (1, 0, '');
 INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2026-11', 'month', '2026-11-01', '2026-12-01');
 INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
+INSERT INTO rebalance (id, version, mode, asked, plan, recalled, state, created_at, created_by)
+    OVERRIDING SYSTEM VALUE
+    VALUES ('00000000000000000000000000000000', 1, 'move', '{}', '{}', 0, 'running', now(), 'x');
 """
 
 
@@ -187,6 +195,18 @@ TRIALS: dict[str, Trial] = {
     "region_name_check": wrong("region", name="'Not a name'"),
     "region_status_check": wrong("region", status="'asleep'"),
     "region_weight_check": wrong("region", weight="-1"),
+    "region_setting_weight_check": wrong("region_setting", weight="-1"),
+    "region_setting_says_something": wrong("region_setting", weight="NULL"),
+    "rebalance_mode_check": wrong("rebalance", mode="'forget'"),
+    "rebalance_recalled_check": wrong("rebalance", recalled="-1"),
+    "rebalance_state_check": wrong("rebalance", state="'asleep'", ended_at="now()"),
+    "rebalance_runs_or_has_ended": wrong("rebalance", ended_at="now()"),
+    "rebalance_move_number_check": wrong("rebalance_move", number="0"),
+    "rebalance_move_units_check": wrong("rebalance_move", units="0"),
+    "rebalance_move_regranted_check": wrong("rebalance_move", regranted="-1"),
+    "rebalance_move_of_so_many": wrong("rebalance_move", returned="2"),
+    "rebalance_move_of_what_is_back": wrong("rebalance_move", regranted="1"),
+    "rebalance_move_leads_elsewhere": wrong("rebalance_move", target="'r'"),
     "region_epoch_lanes_check": wrong("region_epoch", lanes="65"),
     "region_epoch_state_check": wrong("region_epoch", state="'lost'"),
     "report_lines_check": wrong("report", lines="-1"),
@@ -237,6 +257,12 @@ TRIALS: dict[str, Trial] = {
     "lease_quota_period_fkey": wrong("lease", quota="'nothing'"),
     "lease_region_fkey": wrong("lease", region="'nowhere'"),
     "pool_period_fkey": wrong("pool", period="'2026-10'"),
+    "rebalance_region_fkey": wrong("rebalance", region="'nowhere'"),
+    "rebalance_move_rebalance_fkey": wrong("rebalance_move", rebalance=f"'{'9' * 32}'"),
+    "rebalance_move_quota_period_fkey": wrong("rebalance_move", quota="'nothing'"),
+    "rebalance_move_source_fkey": wrong("rebalance_move", source="'nowhere'"),
+    "rebalance_move_target_fkey": wrong("rebalance_move", target="'nowhere'"),
+    "region_setting_region_fkey": wrong("region_setting", region="'nowhere'"),
     "region_epoch_region_fkey": wrong("region_epoch", region="'nowhere'"),
     "resolution_of_an_epoch": wrong("resolution", **OF_A_LEASE, epoch="99"),
     "resolution_of_a_lane": wrong("resolution", lane="9"),
@@ -257,6 +283,11 @@ TRIALS: dict[str, Trial] = {
     "pool_pkey": twice("pool"),
     "quarantine_pkey": twice("quarantine"),
     "region_pkey": twice("region"),
+    "region_setting_pkey": twice("region_setting"),
+    "rebalance_pkey": twice("rebalance", version="3", region="NULL"),
+    "rebalance_version_key": twice("rebalance", id=f"'{'2' * 32}'", region="NULL"),
+    "rebalance_of_region": twice("rebalance", id=f"'{'2' * 32}'", version="3"),
+    "rebalance_move_pkey": twice("rebalance_move"),
     "region_epoch_pkey": twice("region_epoch", nonce="'k'"),
     "region_epoch_nonce_key": twice("region_epoch", epoch="3"),
     "region_epoch_current": wrong("region_epoch", state="'current'"),
@@ -448,6 +479,9 @@ MAY_BE_MISSING = {
     "limit_override": {"valid_until"},
     "period": {"closed_at", "closing_at", "closing_by", "position", "root", "transfers"},
     "pool": {"tenant"},
+    "rebalance": {"ended_at", "region"},
+    "rebalance_move": {"ended_at", "reason", "target"},
+    "region_setting": {"ceiling", "floor", "weight"},
     "region_epoch": {"fenced_at", "retired_at", "retired_because", "retired_by"},
     "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
     "token": {"revoked_at"},
@@ -487,8 +521,11 @@ MAY = {
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
+    "rebalance": "arw",
+    "rebalance_move": "arw",
     "region": "arw",
     "region_epoch": "arw",
+    "region_setting": "adrw",
     "report": "ar",
     "resolution": "arw",
     "seal": "ar",
@@ -505,7 +542,10 @@ FIXED = {
     "lease": {"epoch", "quota", "period", "region"},
     "period": {"id", "kind", "starts_at", "ends_at"},
     "pool": {"quota", "period", "name", "tenant"},
+    "rebalance": {"id", "version", "mode", "asked", "plan", "region", "recalled", "created_at", "created_by"},
+    "rebalance_move": {"rebalance", "number", "quota", "period", "source", "target", "units"},
     "region": {"name", "created_at"},
+    "region_setting": {"key", "region"},
     "region_epoch": {"epoch", "region", "nonce", "lanes", "opened_at"},
     "subscription": {"tenant"},
     "block": {"field", "value"},

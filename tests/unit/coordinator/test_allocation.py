@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 from coordinator.domain.allocation import Ask, decayed, grant_units
 
 units = st.integers(0, 2**53 - 1)
+weights = st.integers(0, 1000)
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 
 
 def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> Ask:
-    known = {"available": 0, "last_grant": 0, "total_demand_milli": demand_milli, "regions": 3, "horizon_ms": 10_000}
-    return Ask(demand_milli, waiting, **(known | other))
+    known = {"available": 0, "last_grant": 0, "total_demand_milli": demand_milli, "weight": 1, "total_weight": 3}
+    return Ask(demand_milli, waiting, **(known | {"horizon_ms": 10_000} | other))
 
 
-@given(units, units, st.builds(Ask, units, units, units, units, units, st.integers(0, 1000), st.integers(0, 10**9)))
+@given(units, units, st.builds(Ask, units, units, units, units, units, weights, weights, st.integers(0, 10**9)))
 def test_never_more_than_is_grantable_and_never_less_than_nothing(grantable: int, limit: int, wanted: Ask) -> None:
     assert 0 <= grant_units(grantable, limit, wanted) <= grantable
 
@@ -35,6 +36,8 @@ def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, wa
         (1000, ask(), 1),  # nothing is known yet
         (100, ask(demand_milli=100_000), 50),  # towards the end never more than half
         (100, ask(demand_milli=100_000, total_demand_milli=400_000), 15),  # of its share, but 0.15 s at least
+        (100, ask(demand_milli=100_000, total_demand_milli=400_000, weight=2, total_weight=4), 25),  # it counts twice
+        (1000, ask(demand_milli=1, weight=2, total_weight=4), 1),
         (8, ask(demand_milli=1_000, waiting=6), 6),
         (0, ask(demand_milli=1_000, waiting=6), 0),
         (1000, ask(demand_milli=100_000, available=60, last_grant=100), 0),  # far from its low water mark

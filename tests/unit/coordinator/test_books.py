@@ -85,7 +85,7 @@ class Ledger(RuleBasedStateMachine):
         if after(lease.state, LeaseEvent.GRANT) is None:
             return
         before, report = self.pool.grantable, self.report(region)
-        ask = Ask(demand_milli, waiting, lease.outstanding, lease.last_grant, 3 * demand_milli, 3, 10_000)
+        ask = Ask(demand_milli, waiting, lease.outstanding, lease.last_grant, 3 * demand_milli, 1, 3, 10_000)
         units = grant_units(before, self.pool.funded, ask)
         assert 0 <= units <= before
         grant(report, self.pool, lease, units)

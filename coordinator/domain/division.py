@@ -1,0 +1,221 @@
+"""How an allowance is divided over the regions by people, and what that leaves to each.
+
+    weight    how often a region's demand counts; without any it is given nothing
+    floor     so many units of the period are kept for it, as long as it has not had them
+    ceiling   it is granted no more than that of the period
+    move      units that lie idle in one region are brought to another; from the moment at which they are back until the
+              other one has them they are nobody else's
+
+All this says only what may be granted to whom: units move as they always do, and the worst it can do is make somebody
+wait. Work that was done is booked whatever a ceiling says.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import NamedTuple
+from uuid import UUID
+
+from coordinator.domain.allocation import LAST_KEPT_MS, demand_milli_of, units_in
+from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Pool
+from coordinator.domain.entitlement import Catalogue
+from coordinator.domain.notice import Notice
+from coordinator.domain.setting import NOTHING_SET
+from protocol.lease import LeaseState
+from protocol.messages import Signal
+from protocol.policy import LimitValue
+
+
+class Part(NamedTuple):
+    """What people want one region to have of a pool."""
+
+    weight: int = 1
+    floor: int = 0
+    ceiling: int | None = None
+
+
+@dataclass(slots=True)
+class Move:
+    """Units on their way from one region to another; without a target, back to where no region holds them."""
+
+    rebalance: UUID
+    number: int
+    key: Key
+    source: str
+    target: str | None
+    units: int
+    returned: int = 0
+    regranted: int = 0
+
+    @property
+    def name(self) -> tuple[UUID, int]:
+        return self.rebalance, self.number
+
+    @property
+    def missing(self) -> int:
+        """What the source has yet to give back."""
+        return self.units - self.returned
+
+    @property
+    def travelling(self) -> int:
+        """Back, and not yet where it belongs."""
+        return self.returned - self.regranted if self.target else 0
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.missing and not self.travelling
+
+
+@dataclass(frozen=True)
+class Division:
+    """Of one pool."""
+
+    parts: Mapping[str, Part]  # of the active regions
+    moves: Sequence[Move] = ()
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Nothing is kept for anybody, or from anybody: demand alone decides."""
+        return not self.moves and all(part.weight and part[1:] == (0, None) for part in self.parts.values())
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Everybody's demand counts alike."""
+        return len({part.weight for part in self.parts.values()}) <= 1
+
+    @cached_property
+    def total_weight(self) -> int:
+        return sum(part.weight for part in self.parts.values())
+
+    def weight_of(self, region: str) -> int:
+        return self.parts[region].weight if region in self.parts else 0
+
+    def travelling_to(self, region: str) -> int:
+        return sum(move.travelling for move in self.moves if move.target == region)
+
+    def missing_from(self, region: str) -> int:
+        return sum(move.missing for move in self.moves if move.source == region)
+
+    def floors(self, funded: int) -> dict[str, int]:
+        """Never more together than there is: if the limit was lowered below them, all give way alike."""
+        floors = {region: part.floor for region, part in self.parts.items() if part.floor}
+        total = sum(floors.values())
+        return floors if total <= funded else {region: floor * funded // total for region, floor in floors.items()}
+
+
+def by_weight(catalogue: Catalogue) -> Division:
+    """Of every allowance of which nobody said more."""
+    return Division({name: Part(region.weight) for name, region in catalogue.regions.items() if region.is_active})
+
+
+def division_of(catalogue: Catalogue, key: Key, moves: Sequence[Move], unless_set: Division) -> Division:
+    settings = catalogue.settings_of(key.quota)
+    if not settings:
+        return Division(unless_set.parts, moves) if moves else unless_set
+    parts = {}
+    for region, weight in catalogue.weights_of(key.quota).items():
+        _, floor, ceiling = settings.get(region, NOTHING_SET)
+        parts[region] = Part(weight, _units(floor) or 0, _units(ceiling))
+    return Division(parts, moves)
+
+
+def _units(value: LimitValue | None) -> int | None:
+    """A rate's, from when the quota was one, says nothing of an allowance."""
+    return value if isinstance(value, int) else None
+
+
+# --- what may be granted ----------------------------------------------------------------------------------------------
+
+
+def taken_by_region(leases: Iterable[Lease]) -> Counter[str]:
+    """What each region has had of the period, spent or not, in all of its epochs."""
+    taken = Counter[str]()
+    for lease in leases:
+        taken[lease.region] += lease.granted + lease.overage - lease.returned
+    return taken
+
+
+def grantable_to(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
+    """What is neither kept for others nor above its ceiling. `leases`: all of the pool."""
+    if division.is_plain:
+        return pool.grantable
+    taken = taken_by_region(leases)
+    free = pool.grantable - _kept_for_others(region, taken, division, pool.funded)
+    return max(0, min(free, room_below_ceiling(region, taken, division)))
+
+
+def _kept_for_others(region: str, taken: Counter[str], division: Division, funded: int) -> int:
+    floors = division.floors(funded)
+    travelling = {move.target: division.travelling_to(move.target) for move in division.moves if move.target}
+    others = (floors.keys() | travelling.keys()) - {region}
+    return sum(max(floors.get(each, 0) - taken[each], travelling.get(each, 0), 0) for each in others)
+
+
+def room_below_ceiling(region: str, taken: Counter[str], division: Division) -> int:
+    part = division.parts.get(region, Part())
+    if not part.weight:
+        return 0
+    return _BOUNDLESS if part.ceiling is None else max(0, part.ceiling - taken[region])
+
+
+_BOUNDLESS = 2**63
+
+
+def is_capped(region: str, leases: Iterable[Lease], division: Division) -> bool:
+    return not division.is_plain and not room_below_ceiling(region, taken_by_region(leases), division)
+
+
+def spare_of(lease: Lease, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
+    """What the lease could give to others: what its region's floor keeps for it would only wait for it."""
+    floor = 0 if division.is_plain else division.floors(pool.funded).get(lease.region, 0)
+    if not floor:
+        return lease.outstanding
+    return max(0, min(lease.outstanding, taken_by_region(leases)[lease.region] - floor))
+
+
+def kept_of_move(lease: Lease, units: int, now: datetime) -> int:
+    """What the lease keeps when so many units of it are asked for: at least what it needs before a grant could come."""
+    return min(lease.outstanding, max(lease.outstanding - units, units_in(demand_milli_of(lease, now), LAST_KEPT_MS)))
+
+
+# --- what becomes of moves --------------------------------------------------------------------------------------------
+
+
+def came_back(entry: Entry, key: Key, region: str, moves: Iterable[Move]) -> None:
+    """What the region gave back of the pool belongs to its moves first."""
+    returned = sum(
+        each.units
+        for each in entry.transfers
+        if each.key == key and each.cause is Cause.RETURNED and each.dst is Account.UNALLOCATED
+    )
+    for move in moves:
+        if move.source == region:
+            units = min(returned, move.missing)
+            move.returned += units
+            returned -= units
+
+
+def arrived(units: int, region: str, moves: Iterable[Move]) -> None:
+    """What the region is granted is first of all what was on its way to it."""
+    for move in moves:
+        if move.target == region:
+            taken = min(units, move.travelling)
+            move.regranted += taken
+            units -= taken
+
+
+def fetched_by(move: Move) -> Notice | None:
+    """Units of it are there for the target, which hears of it and asks."""
+    return Notice(Signal(kind="grant", quota=move.key.quota), move.target) if move.travelling else None
+
+
+def recalled_by(move: Move, leases: Iterable[Lease], now: datetime) -> Notice | None:
+    """Units of it lie idle in the source, which is asked for them; again and again, for a hint may be lost."""
+    for lease in leases:
+        if lease.region == move.source and lease.state is LeaseState.ACTIVE:
+            keep = kept_of_move(lease, move.missing, now)
+            if keep < lease.outstanding:
+                return Notice(Signal(kind="recall", quota=move.key.quota, keep=keep), move.source)
+    return None
