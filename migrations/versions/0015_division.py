@@ -2,8 +2,8 @@
 
 from migrations.statements import execute
 
-revision = "0013"
-down_revision = "0012"
+revision = "0015"
+down_revision = "0014"
 
 SETTINGS = """
 -- What is not set (NULL) follows from the region's weight and from demand.
