@@ -148,9 +148,11 @@ def _works(command: list[str]) -> bool:
 
 
 def start_store(
-    data: Path, port: int, password: str, *, appendfsync: str = "everysec", log: Path | None = None
+    data: Path, port: int, password: str, *, appendfsync: str = "everysec", more: str = "", log: Path | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a store that keeps its data in a directory; `store_is_ready` tells when it answers.
+
+    `more` are further lines of its configuration.
 
     `always` is for an exempt store, which goes on in its epoch after a restart; a write costs it a disk's flush.
     """
@@ -158,7 +160,7 @@ def start_store(
     configuration = data / "store.conf"
     configuration.touch(mode=0o600)
     settings = {"host": LOOPBACK, "port": port, "password": password, "appendfsync": appendfsync}
-    configuration.write_text(STORE_SETTINGS.format(**settings, data=_quoted(data)))
+    configuration.write_text(STORE_SETTINGS.format(**settings, data=_quoted(data)) + more)
     return spawn([_store_binary(), configuration], log=log)
 
 

@@ -42,7 +42,7 @@ class Engine:
             yield
 
     async def _ready(self) -> None:
-        while self.region.life.current is None or self.region.admission.policies is None:  # noqa: ASYNC110 - two rooms tell
+        while not self.region.has_epochs or self.region.admission.policies is None:  # noqa: ASYNC110 - two rooms tell
             await asyncio.sleep(LOOK_AGAIN_S)
 
     async def check(

@@ -20,6 +20,7 @@ from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MicroUnitsPerSecond, Milliseconds, MilliUnitsPerSecond, PositiveUnits, Units
 
 MAX_LANES = 64
+MAX_CELLS = 64
 MAX_EXCHANGES = MAX_LANES
 MAX_LEASES_PER_EXCHANGE = 500
 MAX_LINES_PER_LEASE = 50_000  # a month of minutes, which is as many as one policy can make in one period
@@ -40,12 +41,15 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 
-class OpenEpoch(Message, frozen=True):
+class OpenEpoch(Message, frozen=True, omit_defaults=True):
     nonce: Nonce
     fingerprint: Fingerprint
     previous: Epoch | None = None  # the epoch that this store had before, if it is known
     lost_data: bool = True  # did the store lose any of that epoch's? Who does not know assumes the worst
     journal: bool = False  # what an agent admitted by itself: over from its beginning, and only told of
+    # Which part of the region's store it is for, of how many that live by themselves: a single store is one.
+    cell: Annotated[int, Meta(ge=0, lt=MAX_CELLS)] = 0
+    cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1
 
 
 class RebindEpoch(Message, frozen=True):

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -76,6 +76,19 @@ class Asked(NamedTuple):
 
 
 OnVerdict = Callable[[Verdict | Exception], None]
+
+
+class Admits(Protocol):
+    """What the doors ask."""
+
+    @property
+    def policies(self) -> Policies | None: ...
+    @property
+    def blocks(self) -> Blocks | None: ...
+    def asked(self, check: Check) -> Asked: ...
+    def submit(self, asked: Asked, on_verdict: OnVerdict) -> None: ...
+    async def decide(self, check: Check) -> Verdict: ...
+    async def hold(self, hold: Hold) -> Verdict: ...
 
 
 class Admission:

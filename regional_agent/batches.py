@@ -6,14 +6,14 @@ from functools import partial
 import structlog
 
 from doors.problems import PROBLEMS, Problem, problem_document
-from regional_agent.admission import Admission, Asked
+from regional_agent.admission import Admits, Asked
 from regional_agent.answers import BatchAnswer, BatchItem, Check, Verdict, status_of_answer
 from regional_agent.refusals import REFUSALS, problem_of
 
 log = structlog.get_logger()
 
 
-def asked_of(admission: Admission, check: Check) -> Asked | Exception:
+def asked_of(admission: Admits, check: Check) -> Asked | Exception:
     """What a check asks, or why it cannot be decided: an answer of its own within the batch."""
     try:
         return admission.asked(check)
@@ -29,7 +29,7 @@ class Batch:
         self._items: list[BatchItem] = []
         self._left = 0
 
-    def submit(self, admission: Admission, checks: Sequence[Asked | Exception]) -> None:
+    def submit(self, admission: Admits, checks: Sequence[Asked | Exception]) -> None:
         self._left = len(checks)
         self._items = [BatchItem(status=0)] * len(checks)
         for place, asked in enumerate(checks):

@@ -29,7 +29,7 @@ from doors.metrics import HttpMetrics
 from doors.problems import Problem
 from doors.request_ids import harmless, new_request_id
 from doors.tokens import same_token, token_in
-from regional_agent.admission import Admission, Asked
+from regional_agent.admission import Admits, Asked
 from regional_agent.answers import MAX_BATCH, Answered, BatchAnswer, Check, Verdict, answered
 from regional_agent.batches import Batch, asked_of
 from regional_agent.domain.remembered import Remembered
@@ -88,7 +88,7 @@ class FastDoor:
     """What all connections of a process share."""
 
     def __init__(
-        self, admission: Admission, metrics: HttpMetrics, *, max_body_bytes: int, service_token: str | None = None
+        self, admission: Admits, metrics: HttpMetrics, *, max_body_bytes: int, service_token: str | None = None
     ) -> None:
         self.admission = admission
         self.metrics = metrics

@@ -4,16 +4,15 @@ A hint never carries truth. One that is lost costs time, for the next exchange s
 """
 
 import asyncio
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from protocol.messages import Signal
+from regional_agent.cell import Cell
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.leasing import Leasing
-from regional_agent.life import LifeKeeper
-from regional_agent.reporting import Conversation
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, Scripts
+from regional_agent.store.scripts import Fenced
 
 log = structlog.get_logger()
 
@@ -22,19 +21,11 @@ PAUSE_S = 0.2
 
 class SignalListener:
     def __init__(
-        self,
-        *,
-        coordinator: CoordinatorClient,
-        scripts: Scripts,
-        life: LifeKeeper,
-        leasing: Leasing,
-        conversation: Conversation,
+        self, *, coordinator: CoordinatorClient, cells: Sequence[Cell], cell_of: Callable[[str], Cell]
     ) -> None:
         self._coordinator = coordinator
-        self._scripts = scripts
-        self._life = life
-        self._leasing = leasing
-        self._conversation = conversation
+        self._cells = cells
+        self._cell_of = cell_of
 
     async def run(self) -> None:
         while True:
@@ -47,21 +38,22 @@ class SignalListener:
 
     async def _heed(self, signal: Signal) -> None:
         if signal.kind == "recall" and signal.quota is not None:
-            await self._give_back(signal.quota, signal.keep)
-        elif signal.kind == "grant":
-            self._leasing.hint(signal.quota)
-        elif signal.kind == "policies":
-            self._leasing.hint(None)  # a limit may have been raised
+            await self._give_back(self._cell_of(signal.quota), signal.quota, signal.keep)
+        elif signal.kind == "grant" and signal.quota is not None:
+            self._cell_of(signal.quota).leasing.hint(signal.quota)
+        elif signal.kind in ("grant", "policies"):
+            for cell in self._cells:
+                cell.leasing.hint(None)  # a limit may have been raised
 
-    async def _give_back(self, quota: str, keep: int) -> None:
+    async def _give_back(self, cell: Cell, quota: str, keep: int) -> None:
         """A recall is always answered, even where there is nothing to give: what was spent is booked at once."""
-        life = self._life.current
+        life = cell.life.current
         if life is None:
             return
         try:
-            await self._scripts.give_back(life, quota, keep)
+            await cell.scripts.give_back(life, quota, keep)
         except Fenced:
-            self._life.doubt()
+            cell.life.doubt()
         except (StoreUnavailable, StoreError) as error:
             log.warning("a recall could not be answered", quota=quota, reason=str(error))
-        self._conversation.report_now()
+        cell.conversation.report_now()

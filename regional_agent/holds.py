@@ -11,23 +11,20 @@ import structlog
 from doors.problems import InvalidParameter, Problem
 from protocol.outcomes import HoldOutcome
 from regional_agent.answers import HoldStatus
+from regional_agent.cell import Cell
 from regional_agent.domain.hold_ids import HoldId
-from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, HoldState, Scripts
+from regional_agent.store.scripts import Fenced, HoldState
 
 log = structlog.get_logger()
 
 
 class Holds:
-    def __init__(
-        self, scripts: Scripts, life: LifeKeeper, metrics: Metrics, on_older_epoch: Callable[[], None]
-    ) -> None:
-        self._scripts = scripts
-        self._life = life
+    def __init__(self, cell_of: Callable[[str], Cell], metrics: Metrics) -> None:
+        """`cell_of`: where a quota lies."""
+        self._cell_of = cell_of
         self._metrics = metrics
-        self._on_older_epoch = on_older_epoch
 
     async def tell(self, hold_id: str, action: str, amount: int = 0) -> HoldStatus:
         """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be."""
@@ -47,18 +44,19 @@ class Holds:
         )
 
     async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
-        life = self._life.current
+        cell = self._cell_of(hold.parts[0].quota)
+        life = cell.life.current
         try:
             if life is None:
                 raise StoreUnavailable("the region has no epoch yet")
-            told = await self._scripts.tell_hold(life.fingerprint, hold, action, amount)
+            told = await cell.scripts.tell_hold(life.fingerprint, hold, action, amount)
         except Fenced:
-            self._life.doubt()
+            cell.life.doubt()
             raise _unavailable("the region's store began another life; ask again") from None
         except (StoreUnavailable, StoreError) as error:
             raise _unavailable(str(error)) from error
         if hold.epoch != life.epoch:
-            self._on_older_epoch()
+            cell.conversation.look_back_again()
         return told
 
     def _refusal(self, hold: HoldId, told: HoldState, action: str, amount: int) -> Problem:

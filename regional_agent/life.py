@@ -21,7 +21,8 @@ import structlog
 from protocol.messages import OpenEpoch, RebindEpoch
 from protocol.outcomes import EpochRefusal
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
+from regional_agent.domain.cells import CELLS
+from regional_agent.store.connection import Store, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Fence, Life, Scripts
 
 log = structlog.get_logger()
@@ -40,7 +41,7 @@ class LifeKeeper:
 
     def __init__(
         self,
-        store: StoreConnection,
+        store: Store,
         scripts: Scripts,
         coordinator: CoordinatorClient,
         on_established: Callable[[], None],
@@ -136,7 +137,7 @@ class LifeKeeper:
         if fence.epoch is None or fence.lanes is None:
             self.current = await self._open(fence.nonce, fingerprint, fence.whole)
         else:
-            self.current = Life(fingerprint, fence.epoch, fence.lanes)
+            self.current = Life(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
         self._newest_epoch = self.current.epoch
         self.refused = ""
@@ -144,14 +145,22 @@ class LifeKeeper:
         self._on_established()
 
     async def _open(self, nonce: str, fingerprint: str, whole: int | None) -> Life:
-        request = OpenEpoch(nonce=nonce, fingerprint=fingerprint, previous=whole, lost_data=whole is None)
+        cell = self._scripts.cell
+        request = OpenEpoch(
+            nonce=nonce,
+            fingerprint=fingerprint,
+            previous=whole,
+            lost_data=whole is None,
+            cell=cell or 0,
+            cells=1 if cell is None else CELLS,
+        )
         opened = await self._coordinator.open_epoch(request)
         is_exempt = await self._store.is_exempt()
         if not await self._scripts.adopt_epoch(fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt):
             raise StoreUnavailable("the store began another life while its epoch was opened")
         log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes, whole=whole, is_exempt=is_exempt)
         self.is_exempt = is_exempt
-        return Life(fingerprint, opened.epoch, opened.lanes)
+        return Life(fingerprint, opened.epoch, opened.lanes, cell)
 
     async def _begin(self, fingerprint: str) -> Fence:
         before = await self._scripts.read_fence()

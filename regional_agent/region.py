@@ -1,42 +1,36 @@
 """One agent, put together: its parts and the loops that run by themselves."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Protocol
 
 import structlog
-import tenacity
 
 from protocol.blocks import BlockList
 from protocol.clock import Clock
 from protocol.messages import Versions
 from protocol.policy import PolicyBundle
-from regional_agent.admission import Admission
+from regional_agent.admission import Admits
 from regional_agent.blocks import Blocks
-from regional_agent.booking import JournalBooking
+from regional_agent.cell import Cell
 from regional_agent.coordinator_client import CoordinatorClient
-from regional_agent.domain.breaker import Breaker
+from regional_agent.domain.breaker import BreakerState
+from regional_agent.domain.cells import CELLS, cell_of
 from regional_agent.feeds import Feed
 from regional_agent.hearing import SignalListener
 from regional_agent.holds import Holds
 from regional_agent.journal import Journal, JournalDirectory
-from regional_agent.leasing import Leasing
-from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies, edges_ms
-from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings, journal_of
-from regional_agent.slicing import Slicing
-from regional_agent.store.connection import StoreConnection
-from regional_agent.store.gathering import Gatherer
-from regional_agent.store.guard import Guard
-from regional_agent.store.scripts import Fenced, Scripts
-from regional_agent.without_store import WithoutStore
+from regional_agent.spread import SpreadAdmission
+from regional_agent.store.cluster import SCHEME, Cluster
+from regional_agent.store.connection import Store, StoreConnection
 
 log = structlog.get_logger()
 
-LAST_WORDS_S = 6.0
 RETRY_S = 0.2
 
 
@@ -45,34 +39,14 @@ class Region:
         self.settings = settings
         self._clock = clock
         self.metrics = Metrics()
-        store_url = settings.store_url.get_secret_value()
-        self.store = StoreConnection(
-            store_url,
-            timeout_ms=settings.store_timeout_ms,
-            decision_timeout_ms=settings.decision_timeout_ms,
-            on_connected=self._doubt,
-        )
-        self.scripts = Scripts(self.store)
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
-        breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms)
-        self.guard = Guard(breaker, clock, self.metrics, self.scripts.probe, settings.breaker_pause_ms)
-        self.life = LifeKeeper(self.store, self.scripts, self._coordinator, on_established=self.guard.answered)
-        self.leasing = Leasing(clock)
-        gatherer = Gatherer(self.scripts, self.guard)
-        self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
-        self.journal = _journal(settings, clock, self.metrics)
-        without_store = WithoutStore(self.journal, self.metrics, clock, settings.workers)
-        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, self.metrics, clock)
-        self.conversation = self._new_conversation(without_store)
-        self.holds = Holds(self.scripts, self.life, self.metrics, self.conversation.look_back_again)
-        self._signals = SignalListener(
-            coordinator=self._coordinator,
-            scripts=self.scripts,
-            life=self.life,
-            leasing=self.leasing,
-            conversation=self.conversation,
-        )
+        self.store, stores = self._connections()
+        self.cells = [self._cell(number, store) for number, store in stores]
+        spread = SpreadAdmission([cell.admission for cell in self.cells])
+        self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else spread
+        self.holds = Holds(self.cell_of, self.metrics)
+        self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
             "policies",
             PolicyBundle,
@@ -91,27 +65,46 @@ class Region:
             clock=clock,
             state_dir=settings.state_dir,
         )
-        self.conversation.heard_of = self._hear_of
+        for cell in self.cells:
+            cell.conversation.heard_of = self._hear_of
 
-    def _new_conversation(self, without_store: WithoutStore) -> Conversation:
-        allowances = without_store.allowances
-        return Conversation(
-            scripts=self.scripts,
-            coordinator=self._coordinator,
-            leasing=self.leasing,
-            life=self.life,
-            journal=JournalBooking(self.journal, allowances, self._coordinator, self.scripts, self.guard, self._clock),
-            metrics=self.metrics,
-            clock=self._clock,
-            interval_ms=self.settings.report_interval_ms,
+    def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
+        """What keeps them, and each cell's."""
+        url = self.settings.store_url.get_secret_value()
+        timeout_ms, decision_timeout_ms = self.settings.store_timeout_ms, self.settings.decision_timeout_ms
+        if not url.startswith(SCHEME):
+            single = StoreConnection(
+                url,
+                timeout_ms=timeout_ms,
+                decision_timeout_ms=decision_timeout_ms,
+                on_connected=partial(self._doubt, 0),
+            )
+            return single, [(None, single)]
+        cluster = Cluster(
+            url,
+            cells=CELLS,
+            timeout_ms=timeout_ms,
+            decision_timeout_ms=decision_timeout_ms,
+            on_connected=self._doubt,
         )
+        return cluster, list(enumerate(cluster.cells))
+
+    def _cell(self, number: int | None, store: Store) -> Cell:
+        journal = _journal(self.settings, number, self._clock, self.metrics)
+        return Cell(number, store, journal, self._coordinator, self.metrics, self.settings, self._clock)
+
+    def cell_of(self, quota: str) -> Cell:
+        return self.cells[0 if len(self.cells) == 1 else cell_of(quota)]
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """From the first connection to the last words."""
-        self.journal.recover()
+        for cell in self.cells:
+            cell.journal.recover()
         self.store.keep()
-        parts: list[Part] = [self.life, self.conversation, self._signals, self._policies, self._blocks]
+        parts: list[Part] = [self._signals, self._policies, self._blocks]
+        for cell in self.cells:
+            parts += (cell.life, cell.conversation)
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -119,67 +112,72 @@ class Region:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
-            await self.admission.close()
-            self.slicing.close()
-            self.guard.close()
-            await self._last_words()
+            await asyncio.gather(
+                *(cell.leave(return_unspent=self.settings.return_on_stop) for cell in self.cells),
+            )
             await self._coordinator.close()
             await self.store.close()
 
-    async def _last_words(self) -> None:
-        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up."""
-        finish = tenacity.retry(
-            retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
-            wait=tenacity.wait_fixed(RETRY_S),
-            sleep=asyncio.sleep,
-        )(self.conversation.finish)
-        try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                await finish(return_unspent=self.settings.return_on_stop)
-        except TimeoutError:
-            log.error("leaving without having reported everything; it stays in the store")
-
-    def _doubt(self) -> None:
-        self.life.doubt()
+    def _doubt(self, cell: int) -> None:
+        self.cells[cell].life.doubt()
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
-        self.admission.policies = Policies(bundle, age_ms)
-        self.slicing.give_back_all()
-        self.leasing.hint(None)  # a limit may have been raised
+        policies = Policies(bundle, age_ms)
+        for cell in self.cells:
+            cell.admission.policies = policies
+            cell.slicing.give_back_all()
+            cell.leasing.hint(None)  # a limit may have been raised
         self._note_versions()
 
     def _put_blocks_in_force(self, listed: BlockList, age_ms: int) -> None:
-        self.admission.blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
+        blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
+        for cell in self.cells:
+            cell.admission.blocks = blocks
         self._note_versions()
 
     def _note_versions(self) -> None:
         policies, blocks = self.admission.policies, self.admission.blocks
-        self.conversation.versions = Versions(
-            policies=policies.version if policies else 0, blocks=blocks.version if blocks else 0
-        )
+        versions = Versions(policies=policies.version if policies else 0, blocks=blocks.version if blocks else 0)
+        for cell in self.cells:
+            cell.conversation.versions = versions
 
     def _hear_of(self, versions: Versions) -> None:
         self._policies.heard_of(versions.policies)
         self._blocks.heard_of(versions.blocks)
 
+    @property
+    def has_epochs(self) -> bool:
+        return all(cell.life.current is not None for cell in self.cells)
+
     def unreported_age_ms(self) -> int:
-        return max(0, self._clock.monotonic_ms() - self.conversation.reported_at_ms)
+        return max(0, self._clock.monotonic_ms() - min(cell.conversation.reported_at_ms for cell in self.cells))
+
+    def breaker(self) -> BreakerState:
+        """Open as soon as one cell is left alone."""
+        return max((cell.guard.state for cell in self.cells), key=_WORST.index)
 
     def measure(self) -> None:
         """Set the gauges that are looked up rather than counted."""
-        life, policies = self.life.current, self.admission.policies
-        self.metrics.epochs.current.set(life.epoch if life else 0)
-        self.metrics.epochs.refused(self.life.refused)
+        lives, policies = [cell.life for cell in self.cells], self.admission.policies
+        self.metrics.epochs.current.set(max(life.current.epoch if life.current else 0 for life in lives))
+        self.metrics.epochs.refused(next((life.refused for life in lives if life.refused), ""))
+        self.metrics.stopped_lanes.set(sum(len(cell.conversation.stopped_lanes) for cell in self.cells))
         self.metrics.policy_version.set(policies.version if policies else 0)
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
-        self.metrics.breaker.state(self.guard.state)
-        self.metrics.degraded_seconds.set(self.guard.degraded_ms() / 1000)
+        self.metrics.breaker.state(self.breaker())
+        self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
 
 
-def _journal(settings: AgentSettings, clock: Clock, metrics: Metrics) -> Journal:
+_WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
+
+
+def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: Metrics) -> Journal:
+    """A Cluster's cells have one each: each is booked when its own cell decides again."""
     path = journal_of(settings)
+    if path is not None and cell is not None:
+        path /= f"cell-{cell}"
     disk = JournalDirectory(path) if path is not None else None
     limits = {"most_bytes": settings.journal_max_bytes, "most_ms": settings.journal_max_ms}
     return Journal(disk, clock, metrics.journal, **limits)

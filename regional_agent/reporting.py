@@ -374,11 +374,9 @@ class Conversation:
     def _stop_lane(self, epoch: int, lane: int, outcome: ExchangeOutcome) -> None:
         self._resting.add((epoch, lane))
         self.stopped_lanes[epoch, lane] = outcome
-        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
 
     def _goes_on(self, life: Life, lane: int) -> None:
         self.stopped_lanes.pop((life.epoch, lane), None)
-        self._metrics.stopped_lanes.set(len(self.stopped_lanes))
 
 
 def _is_over(reply: ExchangeReply) -> bool:

@@ -11,6 +11,7 @@ from pydantic_settings import SettingsConfigDict
 
 from doors.settings import Settings
 from protocol.identifiers import REGION_PATTERN
+from regional_agent.store.cluster import SCHEME, ClusterAddress
 from regional_agent.store.connection import StoreAddress
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -50,11 +51,15 @@ class AgentSettings(Settings):
     @field_validator("store_url")
     @classmethod
     def _is_a_store(cls, value: SecretStr) -> SecretStr:
+        url = value.get_secret_value()
         try:
-            StoreAddress(value.get_secret_value())
+            ClusterAddress(url) if url.startswith(SCHEME) else StoreAddress(url)
         except ValueError:
             # The message would repeat the value, and with it the password.
-            raise ValueError("it must look like redis://:password@host:port/0 or unix:///path") from None
+            raise ValueError(
+                "it must look like redis://:password@host:port/0, unix:///path or"
+                " redis+cluster://:password@host:port,host:port"
+            ) from None
         return value
 
     @model_validator(mode="after")

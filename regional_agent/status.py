@@ -1,15 +1,17 @@
 """What an agent tells about its region, to people and to those who decide where requests go."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 
 from msgspec import Struct
 
 from protocol.outcomes import EpochRefusal
 from protocol.units import Units
+from regional_agent.cell import Cell
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
+from regional_agent.store.scripts import Life
 
 MOST_LEASES = 1000
 LOOK_AGAIN_S = 0.01
@@ -40,11 +42,21 @@ class SlotStatus(Struct, frozen=True, kw_only=True):
     holders: Units
 
 
+class CellStatus(Struct, frozen=True, kw_only=True):
+    """One part of a Cluster, which lives by itself."""
+
+    cell: int
+    node: str
+    epoch: Units | None
+    breaker: BreakerState
+
+
 class Status(Struct, frozen=True, kw_only=True):
     region: str
     agent: str
-    epoch: Units | None
+    epoch: Units | None  # in a Cluster the newest of its cells'
     lanes: Units | None
+    cells: list[CellStatus]  # of a Cluster
     policy_version: Units | None
     block_version: Units | None
     store_breaker: BreakerState
@@ -58,47 +70,66 @@ class Status(Struct, frozen=True, kw_only=True):
 
 
 async def status_of(region: Region, faults: list[str]) -> Status:
-    life = region.life.current
-    quotas = [] if life is None else await region.scripts.leased(life)
-    slotted = [] if life is None else await region.scripts.slotted()
+    lives = [cell.life.current for cell in region.cells]
+    leases = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased)]
+    slotted = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.slotted)]
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
-        epoch=life.epoch if life else None,
-        lanes=life.lanes if life else None,
+        epoch=max((life.epoch for life in lives if life), default=None),
+        lanes=max((life.lanes for life in lives if life), default=None),
+        cells=_cells(region),
         policy_version=region.admission.policies.version if region.admission.policies else None,
         block_version=region.admission.blocks.version if region.admission.blocks else None,
-        store_breaker=region.guard.state,
+        store_breaker=region.breaker(),
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes={
-            f"{epoch}/{lane}": outcome.value for (epoch, lane), outcome in region.conversation.stopped_lanes.items()
+            f"{epoch}/{lane}": outcome.value
+            for cell in region.cells
+            for (epoch, lane), outcome in cell.conversation.stopped_lanes.items()
         },
         faults=faults,
-        leases=await _leases(region, quotas[:MOST_LEASES]),
-        more_leases=max(0, len(quotas) - MOST_LEASES),
-        slots=await _slots(region, slotted[:MOST_LEASES]),
+        leases=[await _lease(cell, quota) for cell, quota in leases[:MOST_LEASES]],
+        more_leases=max(0, len(leases) - MOST_LEASES),
+        slots=[slots for pair in slotted[:MOST_LEASES] if (slots := await _slots(*pair)).in_use],
         more_slots=max(0, len(slotted) - MOST_LEASES),
     )
 
 
-async def _leases(region: Region, quotas: list[str]) -> list[LeaseStatus]:
-    life = region.life.current
+def _cells(region: Region) -> list[CellStatus]:
+    """Of a Cluster."""
+    return [
+        CellStatus(
+            cell=cell.number,
+            node=cell.store.node,
+            epoch=cell.life.current.epoch if cell.life.current else None,
+            breaker=cell.guard.state,
+        )
+        for cell in region.cells
+        if cell.number is not None
+    ]
+
+
+async def _quotas(cell: Cell, listed: Callable[[Life], Awaitable[list[str]]]) -> list[tuple[Cell, str]]:
+    life = cell.life.current
+    return [] if life is None else [(cell, quota) for quota in await listed(life)]
+
+
+async def _slots(cell: Cell, quota: str) -> SlotStatus:
+    life = cell.life.current
     if life is None:
-        return []
-    mono_us = await region.scripts.mono_us()
-    return [_lease(region, quota, await region.scripts.lease_fields(life, quota), mono_us) for quota in quotas]
+        return SlotStatus(quota=quota, in_use=0, holders=0)
+    found = await cell.scripts.slots_in_use(life, quota, await cell.scripts.mono_us())
+    return SlotStatus(quota=found.quota, in_use=found.units, holders=found.holders)
 
 
-async def _slots(region: Region, quotas: list[str]) -> list[SlotStatus]:
-    life = region.life.current
-    if life is None:
-        return []
-    mono_us = await region.scripts.mono_us()
-    found = [await region.scripts.slots_in_use(life, quota, mono_us) for quota in quotas]
-    return [SlotStatus(quota=each.quota, in_use=each.units, holders=each.holders) for each in found if each.units]
+async def _lease(cell: Cell, quota: str) -> LeaseStatus:
+    life = cell.life.current
+    fields = {} if life is None else await cell.scripts.lease_fields(life, quota)
+    return _lease_of(cell, quota, fields, await cell.scripts.mono_us())
 
 
-def _lease(region: Region, quota: str, fields: dict[str, str], mono_us: int) -> LeaseStatus:
+def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> LeaseStatus:
     granted, overage, consumed, returned, held, expires = (
         int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held", "expires")
     )
@@ -112,28 +143,35 @@ def _lease(region: Region, quota: str, fields: dict[str, str], mono_us: int) -> 
         held=held,
         available=granted + overage - consumed - returned - held,
         expires_in_ms=max(0, (expires - mono_us) // 1000),
-        demand_milli=region.leasing.demand_milli(quota),
+        demand_milli=cell.leasing.demand_milli(quota),
     )
 
 
 def faults_of(region: Region) -> list[str]:
     """Why this agent cannot enforce, in words; nothing if it can."""
     faults: list[str] = []
-    if not region.store.connected:
-        faults.append(f"the store at {region.store.address} is not connected")
-    elif region.store.eviction_policy != "noeviction":
-        faults.append(f"the store's maxmemory-policy is {region.store.eviction_policy}; leases need noeviction")
-    if region.life.current is None:
-        faults.append(_NO_EPOCH.get(region.life.refused, "the region has no epoch"))
-    elif any(epoch == region.life.current.epoch for epoch, _ in region.conversation.stopped_lanes):
-        faults.append("a lane has stopped; see /v1/status")
-    if region.journal.fault is not None:
-        faults.append(f"allowances fail closed: {region.journal.fault}")
+    for cell in region.cells:
+        faults += _faults_of(cell)
     if region.admission.policies is None:
         faults.append("no policies have been heard yet")
     if region.admission.blocks is None:
         faults.append("no block list has been heard yet")
-    return faults
+    return list(dict.fromkeys(faults))
+
+
+def _faults_of(cell: Cell) -> Iterator[str]:
+    store, life = cell.store, cell.life
+    if not store.connected:
+        yield store.fault
+    elif store.eviction_policy != "noeviction":
+        yield f"the store's maxmemory-policy is {store.eviction_policy}; leases need noeviction"
+    if life.current is None:
+        of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
+        yield _NO_EPOCH.get(life.refused, f"the region has no epoch{of}")
+    elif any(epoch == life.current.epoch for epoch, _ in cell.conversation.stopped_lanes):
+        yield "a lane has stopped; see /v1/status"
+    if cell.journal.fault is not None:
+        yield f"allowances fail closed: {cell.journal.fault}"
 
 
 async def able_to_enforce(region: Region, patience_s: float) -> None:

@@ -53,6 +53,8 @@ _REFUSED_EPOCHS = {
 async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
     """Opening twice with the same nonce and fingerprint gives the same epoch."""
     body = await read_body(request, OpenEpoch)
+    if body.cell >= body.cells:
+        raise refused([InvalidParameter("cell", "maximum", f"of {body.cells} cells the last is {body.cells - 1}")])
     lanes, now = coordinator.settings.lanes, coordinator.clock.now()
     opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
     if opened is None:

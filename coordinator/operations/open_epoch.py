@@ -11,11 +11,15 @@ An agent that asks twice with the same nonce and fingerprint gets the same epoch
 nonce in their store. The region's row puts those that ask at once in a row. Its key stays free: whoever inserts a lease
 refers to it, and an exchange that does is waited for.
 
+The store of a Cluster is several *cells*, each with an epoch of its own, of one lane: what ends one leaves the others
+as they are. Whoever counts the cells otherwise speaks for another store, so its epoch ends all of theirs.
+
 Two stores that replace each other again and again under one name are refused (`domain/contest.py`).
 """
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 import asyncpg
 
@@ -24,6 +28,14 @@ from coordinator.domain.contest import LATELY, contenders
 from coordinator.domain.proof import genesis_head
 from protocol.messages import EpochOpened, OpenEpoch
 from protocol.outcomes import EpochRefusal
+
+
+class Cell(NamedTuple):
+    """What an epoch is for: one of a region's store, of so many."""
+
+    region: str
+    cell: int
+    cells: int
 
 
 async def open_epoch(
@@ -38,20 +50,22 @@ async def open_epoch(
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
         return _again(known, region, request)
-    if request.fingerprint in contenders(await _openings(connection, region, now)):
+    cell = Cell(region, request.cell, request.cells)
+    if request.fingerprint in contenders(await _openings(connection, cell, now)):
         return EpochRefusal.TWO_STORES
     if not request.journal:
-        await fence(connection, region, None if request.lost_data else request.previous, now)
+        await fence(connection, cell, None if request.lost_data else request.previous, now)
     ended_at = now if request.journal else None
-    names = (region, request.nonce, request.fingerprint, lanes)
+    lanes = lanes if cell.cells == 1 else 1
+    names = (*cell, request.nonce, request.fingerprint, lanes)
     epoch: int = await connection.fetchval(_INSERT_EPOCH, *names, now, ended_at)
     heads = [genesis_head(epoch, lane) for lane in range(lanes)]
     await connection.execute(_INSERT_LANES, epoch, list(range(lanes)), heads)
     return EpochOpened(epoch=epoch, lanes=lanes)
 
 
-async def _openings(connection: Connection, region: str, now: datetime) -> list[str]:
-    return [row["fingerprint"] for row in await connection.fetch(_OPENED_LATELY, region, now - LATELY)]
+async def _openings(connection: Connection, cell: Cell, now: datetime) -> list[str]:
+    return [row["fingerprint"] for row in await connection.fetch(_OPENED_LATELY, *cell, now - LATELY)]
 
 
 def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
@@ -60,19 +74,18 @@ def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpene
     return EpochOpened(epoch=known["epoch"], lanes=known["lanes"])
 
 
-async def fence(connection: Connection, region: str, kept: int | None, now: datetime) -> None:
+async def fence(connection: Connection, cell: Cell, kept: int | None, now: datetime) -> None:
     """No exchange grants to the old epoch any more: each holds a share of its row until it commits.
 
     `kept`: the epoch whose store is known to have kept its data. If it has lost any, it may have lost as well what it
     had yet to say of epochs that it once kept.
     """
-    fenced = await connection.fetchrow(_FENCE_EPOCH, region, now, kept)
-    if fenced is not None:
+    for fenced in await connection.fetch(_FENCE_EPOCHS, *cell, now, kept):
         await connection.execute(_END_LEASES, fenced["epoch"], "lost" if fenced["lost_data"] else "fenced")
     if kept is None:
-        doubted = [row["epoch"] for row in await connection.fetch(_DOUBT_EPOCHS, region)]
+        doubted = [row["epoch"] for row in await connection.fetch(_DOUBT_EPOCHS, *cell)]
         await connection.execute(_DOUBT_LEASES, doubted)
-    elif await connection.fetchval(_PROVE_EPOCH, region, kept) is not None:
+    elif await connection.fetchval(_PROVE_EPOCH, cell.region, kept) is not None:
         await connection.execute(_PROVE_LEASES, kept)
 
 
@@ -87,18 +100,20 @@ async def fence_lost(connection: Connection, region: str, epochs: Sequence[int],
 
 
 _BY_NONCE = "SELECT epoch, region, fingerprint, lanes FROM region_epoch WHERE nonce = $1"
-_OPENED_LATELY = "SELECT fingerprint FROM region_epoch WHERE region = $1 AND opened_at > $2"
-_FENCE_EPOCH = """
-UPDATE region_epoch SET state = 'fenced', fenced_at = $2, lost_data = epoch IS DISTINCT FROM $3,
-    loss_is_assumed = epoch IS DISTINCT FROM $3
-WHERE region = $1 AND state = 'current' RETURNING epoch, lost_data
+_OPENED_LATELY = """
+SELECT fingerprint FROM region_epoch WHERE region = $1 AND (cell = $2 OR cells <> $3) AND opened_at > $4
+"""
+_FENCE_EPOCHS = """
+UPDATE region_epoch SET state = 'fenced', fenced_at = $4, lost_data = epoch IS DISTINCT FROM $5,
+    loss_is_assumed = epoch IS DISTINCT FROM $5
+WHERE region = $1 AND (cell = $2 OR cells <> $3) AND state = 'current' RETURNING epoch, lost_data
 """
 # The older store may be alive, and spend until it hears of it or its time is over: that is waited for.
 _END_LEASES = "UPDATE lease SET state = $2 WHERE epoch = $1 AND state IN ('active', 'expired')"
 # The last that an older epoch has to say lies in the same store: what was whole when it was said may be gone with it.
 _DOUBT_EPOCHS = """
 UPDATE region_epoch SET lost_data = true, loss_is_assumed = true
-WHERE region = $1 AND state = 'fenced' AND NOT lost_data AND EXISTS (
+WHERE region = $1 AND (cell = $2 OR cells <> $3) AND state = 'fenced' AND NOT lost_data AND EXISTS (
     SELECT FROM lease WHERE lease.epoch = region_epoch.epoch AND lease.state = 'fenced'
     AND lease.outstanding + lease.suspense + lease.estimated + lease.written_off > 0) RETURNING epoch
 """
@@ -123,7 +138,8 @@ UPDATE lease SET state = 'lost', expires_at = least(expires_at, $2)
 WHERE epoch = ANY ($1::bigint[]) AND state IN ('active', 'expired', 'fenced')
 """
 _INSERT_EPOCH = """
-INSERT INTO region_epoch (region, nonce, fingerprint, lanes, opened_at, fenced_at, state)
-VALUES ($1, $2, $3, $4, $5, $6::timestamptz, CASE WHEN $6 IS NULL THEN 'current' ELSE 'fenced' END) RETURNING epoch
+INSERT INTO region_epoch (region, cell, cells, nonce, fingerprint, lanes, opened_at, fenced_at, state)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8::timestamptz, CASE WHEN $8 IS NULL THEN 'current' ELSE 'fenced' END)
+RETURNING epoch
 """
 _INSERT_LANES = "INSERT INTO lane (epoch, lane, head) SELECT $1, * FROM unnest($2::int[], $3::bytea[])"

@@ -1,5 +1,7 @@
 """The regions, and which epoch each is in."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from datetime import datetime
 
 import asyncpg
@@ -14,7 +16,7 @@ class Region(Struct, frozen=True):
     weight: int
     status: str
     created_at: datetime
-    epoch: int | None  # the current one; None before the region's first
+    epoch: int | None  # the current one, of a Cluster's cells the newest; None before the region's first
     contested: bool = False  # two stores answer under its name, and neither is given another epoch for now
     regressed_lanes: int = 0  # of any of its epochs: they stand until people have approved how they go on
 
@@ -32,16 +34,25 @@ async def read_regions(connection: Connection, after: str, count: int, now: date
 
 def _region(row: asyncpg.Record) -> Region:
     fields = dict(row)
-    return Region(contested=bool(contenders(fields.pop("openings"))), **fields)
+    return Region(contested=_is_contested(fields.pop("openings")), **fields)
+
+
+def _is_contested(openings: Iterable[str]) -> bool:
+    """Any cell of it: a Cluster opens an epoch for each."""
+    by_cell: dict[str, list[str]] = defaultdict(list)
+    for cell, _, fingerprint in (opening.partition(" ") for opening in openings):
+        by_cell[cell].append(fingerprint)
+    return any(contenders(fingerprints) for fingerprints in by_cell.values())
 
 
 _REGIONS = """
-SELECT name, weight, status, created_at, epoch,
-    ARRAY(SELECT its.fingerprint FROM region_epoch AS its WHERE its.region = region.name AND its.opened_at > $1)
-        AS openings,
+SELECT name, weight, status, created_at,
+    (SELECT max(its.epoch) FROM region_epoch AS its WHERE its.region = region.name AND its.state = 'current') AS epoch,
+    ARRAY(SELECT its.cell || ' ' || its.fingerprint FROM region_epoch AS its
+        WHERE its.region = region.name AND its.opened_at > $1) AS openings,
     (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)
         JOIN quarantine ON quarantine.epoch = lane.epoch AND quarantine.lane = lane.lane
             AND quarantine.quota = '' AND quarantine.seq > lane.last_seq
         WHERE its.region = region.name) AS regressed_lanes
-FROM region LEFT JOIN region_epoch ON region_epoch.region = region.name AND region_epoch.state = 'current'
+FROM region
 """

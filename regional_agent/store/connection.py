@@ -17,7 +17,7 @@ what lies in the socket is always read before anybody is told that there is no a
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
@@ -29,10 +29,11 @@ T = TypeVar("T")
 Reply = Any
 Argument = bytes | str | int
 
+IS_A_NODE = b"redis_mode:cluster"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 # Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
-CHANGED_TOPOLOGY = {"MOVED", "ASK", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
+CHANGED_TOPOLOGY = {"MOVED", "ASK", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
 LATE_S = 0.001  # a timer that fires later than this after its moment was held up
 BEHIND_OTHERS = 4  # times its own time may a call wait while the store answers
 
@@ -50,6 +51,9 @@ class NoAnswer(StoreUnavailable):
 
 class StoreError(Exception):
     """The store answered with an error."""
+
+
+UNREACHABLE = (OSError, TimeoutError, StoreUnavailable, StoreError)
 
 
 def told_by(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
@@ -206,6 +210,32 @@ class StoreAddress:
         return self.path or f"{self.host}:{self.port}/{self.database}"
 
 
+class Store(Protocol):
+    """What a script is sent to: a single store, or whoever has one of a Cluster's cells now."""
+
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def fingerprint(self) -> str | None: ...
+    @property
+    def eviction_policy(self) -> str | None: ...
+    @property
+    def calls(self) -> int: ...
+    @property
+    def node(self) -> str:
+        """Where it is, for people."""
+
+    @property
+    def fault(self) -> str:
+        """Why it is not connected, likewise."""
+
+    async def call(self, *arguments: Argument) -> Reply: ...
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None: ...
+    async def read_fingerprint(self) -> str: ...
+    async def is_exempt(self) -> bool: ...
+    def reconnect(self) -> None: ...
+
+
 class StoreConnection:
     def __init__(
         self,
@@ -214,8 +244,10 @@ class StoreConnection:
         timeout_ms: int,
         decision_timeout_ms: int | None = None,
         on_connected: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
+        is_node: bool = False,
     ) -> None:
-        """`decision_timeout_ms`: of what is sent at once, for a service waits for it."""
+        """`decision_timeout_ms`: of what is sent at once, for a service waits for it. `is_node`: of a Cluster."""
         self.address = StoreAddress(url)
         self.fingerprint: str | None = None
         self.eviction_policy: str | None = None
@@ -223,6 +255,9 @@ class StoreConnection:
         self._timeout_s = timeout_ms / 1000
         self._decision_timeout_s = (decision_timeout_ms or timeout_ms) / 1000
         self._on_connected = on_connected
+        self._on_lost_to_others = on_lost
+        self._is_node = is_node
+        self._reason = ""
         self._protocol: _Protocol | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
@@ -230,6 +265,14 @@ class StoreConnection:
     @property
     def connected(self) -> bool:
         return self.fingerprint is not None
+
+    @property
+    def node(self) -> str:
+        return str(self.address)
+
+    @property
+    def fault(self) -> str:
+        return f"the store at {self.address} is not connected{self._reason}"
 
     async def call(self, *arguments: Argument) -> Reply:
         if self.fingerprint is None:
@@ -273,6 +316,7 @@ class StoreConnection:
     def reconnect(self) -> None:
         """Leave this connection: it may have outlived its store's place in the topology."""
         self._drop()
+        self._on_lost_to_others()
 
     def keep(self) -> None:
         """Connect, and connect again whenever the connection is lost, until closed."""
@@ -284,12 +328,16 @@ class StoreConnection:
             await asyncio.gather(self._keeper, return_exceptions=True)
         self._drop()
 
+    def leave(self) -> None:
+        """For good, or until somebody connects it again."""
+        self._drop()
+
     async def _keep(self) -> None:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                await self._connect()
-            except (OSError, TimeoutError, StoreUnavailable, StoreError) as error:
+                await self.connect()
+            except UNREACHABLE as error:
                 if pause_s == FIRST_PAUSE_S:  # once for each outage
                     log.warning("the store cannot be reached", store=str(self.address), reason=str(error))
                 self._drop()
@@ -301,7 +349,8 @@ class StoreConnection:
                 self._on_connected()
                 await self._lost.wait()
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
+        """Raises one of UNREACHABLE. Once connected it stays so until it is lost."""
         self._lost.clear()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(2):
@@ -319,7 +368,11 @@ class StoreConnection:
             await self._ask("AUTH", *user, self.address.password)
         if self.address.database:
             await self._ask("SELECT", self.address.database)
-        fingerprint = await self.read_fingerprint()
+        server = await self._ask("INFO", "server")
+        if not self._is_node and IS_A_NODE in server:
+            self._reason = ": it is a node of a Cluster, whose address begins with redis+cluster://"
+            raise StoreUnavailable(f"the store at {self.address} is not connected{self._reason}")
+        fingerprint = _fingerprint(server, await self._ask("INFO", "replication"))
         policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
         self.eviction_policy = policy[1].decode() if policy else None
         self.fingerprint = fingerprint
@@ -328,8 +381,10 @@ class StoreConnection:
         return _Protocol(asyncio.get_running_loop(), self._on_lost)
 
     def _on_lost(self) -> None:
-        self.fingerprint = None
+        was_connected, self.fingerprint = self.connected, None
         self._lost.set()
+        if was_connected:
+            self._on_lost_to_others()
 
     def _drop(self) -> None:
         self.fingerprint = None

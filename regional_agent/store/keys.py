@@ -1,13 +1,18 @@
 """Every name that Leasehold uses in a region's store. lua/README.md says what stands behind each.
 
-A key that belongs to a lane carries the lane as its hash tag, so that in a Cluster one script can reach all of a
-lane. A key that belongs to an epoch carries the epoch in its name, so that the evidence of an older one stays
-readable beside the current.
+A key that belongs to a lane carries the lane as its hash tag. In a Cluster the tag is the cell's, which its fence
+carries as well, so that one script can reach all of a cell. A key that belongs to an epoch carries the epoch in its
+name, so that the evidence of an older one stays readable beside the current.
 """
 
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
 PROBE = b"lh:probe"
+
+
+def of_cell(name: bytes, cell: int | None) -> bytes:
+    """One of the three above, in a Cluster each cell's own. None: the store is single."""
+    return name if cell is None else b"lh:{%d}:%s" % (cell, name.removeprefix(b"lh:"))
 
 
 def lane(lane: int, epoch: int) -> bytes:

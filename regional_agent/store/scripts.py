@@ -15,7 +15,7 @@ from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, RateAlgorithm
 from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
 from regional_agent.store import keys
-from regional_agent.store.connection import Argument, Reply, StoreConnection, StoreError
+from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import sources
 
 ENOUGH_LINES = 1000
@@ -32,11 +32,16 @@ class OperationConflict(Exception):
 
 
 class Life(NamedTuple):
-    """One life of the store and the epoch that was issued to it."""
+    """One life of the store, or of one of a Cluster's cells, and the epoch that was issued to it."""
 
     fingerprint: str
     epoch: int
     lanes: int
+    cell: int | None = None
+
+    def tag(self, lane: int) -> int:
+        """What a lane's keys have as their hash tag."""
+        return lane if self.cell is None else self.cell
 
 
 class Fence(NamedTuple):
@@ -57,7 +62,7 @@ class AllowanceCharge(NamedTuple):
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         """The algorithm's keys and arguments, as its header has them."""
-        names = _allowance_keys(self.quota, life.lanes, life.epoch)
+        names = _allowance_keys(self.quota, life.lanes, life.epoch, life.cell)
         return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions, self.on_hold_expiry)
 
 
@@ -71,7 +76,7 @@ class RateCharge(NamedTuple):
     may_slice: bool = False  # an agent may take more than one request needs, and give it out by itself
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        names = _rate_keys(self.quota, life.lanes)
+        names = _rate_keys(self.quota, life.lanes, life.cell)
         arguments = (self.algorithm, self.cost, self.rate_micro, self.burst)
         if self.algorithm not in WINDOWS:
             return names[:1], arguments
@@ -86,7 +91,7 @@ class SlotCharge(NamedTuple):
     slot_ttl_ms: int
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        return _slot_keys(self.quota, life.lanes), ("concurrency", self.cost, self.limit, self.slot_ttl_ms)
+        return _slot_keys(self.quota, life.lanes, life.cell), ("concurrency", self.cost, self.limit, self.slot_ttl_ms)
 
 
 Charge = AllowanceCharge | RateCharge | SlotCharge
@@ -104,9 +109,13 @@ def part_of(charge: Charge) -> HoldPart | None:
     return HoldPart("allowance" if isinstance(charge, AllowanceCharge) else "concurrency", charge.quota)
 
 
+def _tag(name: str, lanes: int, cell: int | None) -> int:
+    return lane_of(name, lanes) if cell is None else cell
+
+
 @lru_cache(KEYS_KEPT)
-def _allowance_keys(quota: str, lanes: int, epoch: int) -> tuple[bytes, ...]:
-    lane = lane_of(quota, lanes)
+def _allowance_keys(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[bytes, ...]:
+    lane = _tag(quota, lanes, cell)
     return (
         keys.lease(lane, epoch, quota),
         keys.lines(lane, epoch, quota),
@@ -117,15 +126,15 @@ def _allowance_keys(quota: str, lanes: int, epoch: int) -> tuple[bytes, ...]:
 
 
 @lru_cache(KEYS_KEPT)
-def _rate_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
+def _rate_keys(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
     """The state, and the log of those that keep one."""
-    lane = lane_of(quota, lanes)
+    lane = _tag(quota, lanes, cell)
     return keys.rate(lane, quota), keys.log(lane, quota)
 
 
 @lru_cache(KEYS_KEPT)
-def _slot_keys(quota: str, lanes: int) -> tuple[bytes, ...]:
-    lane = lane_of(quota, lanes)
+def _slot_keys(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
+    lane = _tag(quota, lanes, cell)
     return keys.slots(lane, quota), keys.slots_due(lane, quota), keys.slots_over(lane, quota)
 
 
@@ -208,8 +217,12 @@ class SlotsInUse(NamedTuple):
 
 
 class Scripts:
-    def __init__(self, store: StoreConnection) -> None:
+    def __init__(self, store: Store, cell: int | None = None) -> None:
         self._store = store
+        self.cell = cell
+        self._fence_key = keys.of_cell(keys.FENCE, cell)
+        self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
+        self._probe_key = keys.of_cell(keys.PROBE, cell)
         self._source = sources()
         self._sha = {name: hashlib.sha1(source).hexdigest() for name, source in self._source.items()}  # noqa: S324
 
@@ -225,17 +238,18 @@ class Scripts:
     # --- the life of the store ---------------------------------------------------------------------------------------
 
     async def read_fence(self) -> Fence:
-        return _fence(await self._store.call("HMGET", keys.FENCE, *_FENCE))
+        return _fence(await self._store.call("HMGET", self._fence_key, *_FENCE))
 
     async def begin_life(
         self, fingerprint: str, fresh_nonce: str, ended_nonce: str = "", whole: int | None = None
     ) -> Fence:
-        return _fence(await self._run("begin_life", [keys.FENCE], fingerprint, fresh_nonce, ended_nonce, whole or ""))
+        arguments = fingerprint, fresh_nonce, ended_nonce, whole or ""
+        return _fence(await self._run("begin_life", [self._fence_key], *arguments))
 
     async def adopt_epoch(
         self, fingerprint: str, nonce: str, epoch: int, lanes: int, *, is_exempt: bool = False
     ) -> bool:
-        names = [keys.FENCE, keys.EPOCHS]
+        names = [self._fence_key, self._epochs_key]
         return bool(await self._run("adopt_epoch", names, fingerprint, nonce, epoch, lanes, int(is_exempt)))
 
     async def rebind_epoch(self, fence: Fence, fingerprint: str) -> bool:
@@ -244,28 +258,29 @@ class Scripts:
         assert fence.nonce is not None
         assert fence.epoch is not None
         return bool(
-            await self._run("rebind_epoch", [keys.FENCE], fence.fingerprint, fence.nonce, fence.epoch, fingerprint)
+            await self._run("rebind_epoch", [self._fence_key], fence.fingerprint, fence.nonce, fence.epoch, fingerprint)
         )
 
     async def end_exemption(self) -> None:
-        await self._store.call("HDEL", keys.FENCE, "exempt")
+        await self._store.call("HDEL", self._fence_key, "exempt")
 
     async def seqs(self, epoch: int, lanes: int) -> list[int]:
         """Of each lane, the last number that was given to a batch."""
-        rows = [await self._store.call("HMGET", keys.lane(lane, epoch), "seq", "frozen_seq") for lane in range(lanes)]
+        names = [keys.lane(lane if self.cell is None else self.cell, epoch) for lane in range(lanes)]
+        rows = [await self._store.call("HMGET", name, "seq", "frozen_seq") for name in names]
         return [max(int(each or 0) for each in row) for row in rows]
 
     async def older_epochs(self, life: Life) -> list[Life]:
         """Epochs that this store had before: their evidence is still to be reported."""
-        pairs = await self._store.call("HGETALL", keys.EPOCHS)
+        pairs = await self._store.call("HGETALL", self._epochs_key)
         known = {int(pairs[i]): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
-        return [Life(life.fingerprint, epoch, lanes) for epoch, lanes in sorted(known.items()) if epoch < life.epoch]
+        return [life._replace(epoch=epoch, lanes=lanes) for epoch, lanes in sorted(known.items()) if epoch < life.epoch]
 
     async def forget_epoch(self, older: Life) -> bool:
         """False if there is something to report of it after all."""
-        dirty = [keys.dirty(lane, older.epoch) for lane in range(older.lanes)]
+        dirty = [keys.dirty(older.tag(lane), older.epoch) for lane in range(older.lanes)]
         forgotten: int = await self._run(
-            "forget_epoch", [keys.FENCE, keys.EPOCHS, *dirty], older.fingerprint, older.epoch
+            "forget_epoch", [self._fence_key, self._epochs_key, *dirty], older.fingerprint, older.epoch
         )
         if forgotten < 0:
             raise Fenced
@@ -278,7 +293,7 @@ class Scripts:
     ) -> Decision:
         """One request in a call of its own. `gathering.Gatherer` asks for all that waits in one."""
         request = Request(mode, charges, operation)
-        names, arguments = _asked(life, [request])
+        names, arguments = _asked(self._fence_key, life, [request])
         (decision,) = _decisions(await self._run("check", names, *arguments), [request])
         if isinstance(decision, Exception):
             raise decision
@@ -295,7 +310,7 @@ class Scripts:
 
         `on_call` hears first what came of the call as a whole.
         """
-        names, arguments = _asked(life, requests)
+        names, arguments = _asked(self._fence_key, life, requests)
 
         def on_reply(reply: Reply | Exception) -> None:
             if isinstance(reply, StoreError) and _is_unknown(reply):
@@ -309,11 +324,11 @@ class Scripts:
 
     def probe(self, on_reply: Callable[[Reply | Exception], None]) -> None:
         """A write: a store without memory, or that may not write to its disk, answers reads."""
-        self._store.send(("SET", keys.PROBE, "1", "PX", PROBE_KEPT_MS), on_reply)
+        self._store.send(("SET", self._probe_key, "1", "PX", PROBE_KEPT_MS), on_reply)
 
     async def remember_operation(self, life: Life, digest: str, body: str, remembered_ms: int) -> None:
         """It was admitted without the store. What it would be answered is told anew."""
-        name = keys.operation(lane_of(digest, life.lanes), digest)
+        name = keys.operation(_tag(digest, life.lanes, life.cell), digest)
         await self._store.call("SET", name, body, "PX", remembered_ms, "NX")
 
     # --- holds -------------------------------------------------------------------------------------------------------
@@ -322,8 +337,8 @@ class Scripts:
         """Tell it what became of the work: `commit` of so many units, `release`, `extend` by ms; or `look` at it."""
         if not all(part.algorithm in _HOLDING for part in hold.parts):
             return HoldState(HoldOutcome.UNKNOWN)
-        life = Life(fingerprint, hold.epoch, hold.lanes)
-        names: list[bytes] = [keys.FENCE, keys.EPOCHS]
+        life = Life(fingerprint, hold.epoch, hold.lanes, self.cell)
+        names: list[bytes] = [self._fence_key, self._epochs_key]
         arguments: list[Argument] = [fingerprint, hold.epoch, hold.lanes, hold.name, action, amount, len(hold.parts)]
         for part in hold.parts:
             part_names, part_arguments = _HOLDING[part.algorithm](part.quota).asked(life)
@@ -338,8 +353,8 @@ class Scripts:
 
     async def give_back(self, life: Life, quota: str, keep: int, *, ahead: bool = False) -> int:
         """What is idle beyond `keep`; `ahead`: and all of the lease that waits for the next period."""
-        lease, lines, dirty, *holds = _allowance_keys(quota, life.lanes, life.epoch)
-        names = [keys.FENCE, lease, dirty, lines, *holds]
+        lease, lines, dirty, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
+        names = [self._fence_key, lease, dirty, lines, *holds]
         rest = "return" if ahead else "keep"
         units: int = await self._run("give_back", names, life.fingerprint, life.epoch, quota, keep, rest)
         if units < 0:
@@ -348,30 +363,34 @@ class Scripts:
 
     async def dirty(self, life: Life, lane: int, most: int) -> list[str]:
         """Quotas of the lane with something to report, and at most so many."""
-        members = await self._store.call("SRANDMEMBER", keys.dirty(lane, life.epoch), most)
+        members = await self._store.call("SRANDMEMBER", keys.dirty(life.tag(lane), life.epoch), most)
         return sorted(member.decode() for member in members)
 
     async def frozen_seq(self, life: Life, lane: int) -> int | None:
         """The number of the batch that waits for its receipt."""
-        seq = await self._store.call("HGET", keys.lane(lane, life.epoch), "frozen_seq")
+        seq = await self._store.call("HGET", keys.lane(life.tag(lane), life.epoch), "frozen_seq")
         return None if seq is None else int(seq)
 
     async def freeze(self, life: Life, lane: int, quotas: Sequence[str]) -> Frozen:
-        names = [keys.FENCE, keys.lane(lane, life.epoch), keys.dirty(lane, life.epoch)]
+        names = self._lane_keys(life, lane)
         for quota in quotas:
-            lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch)
+            lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
             names += (lease, lines, *holds)
         answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, ENOUGH_LINES, *quotas)
         if answer[0] == b"fenced":
             raise Fenced
         return Frozen(answer[1].decode(), answer[2], int(answer[3]), dict(zip(quotas, answer[4], strict=True)))
 
+    def _lane_keys(self, life: Life, lane: int) -> list[bytes]:
+        tag = life.tag(lane)
+        return [self._fence_key, keys.lane(tag, life.epoch), keys.dirty(tag, life.epoch)]
+
     async def settle(self, life: Life, lane: int, sent_mono_us: int, reply: ExchangeReply) -> dict[str, int]:
         """Take in a reply whose batch was booked. Gives the units that each quota gained by it."""
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
-        names = [keys.FENCE, keys.lane(lane, life.epoch), keys.dirty(lane, life.epoch)]
-        names += [keys.lease(lane, life.epoch, lease.quota) for lease in leases]
-        names += [keys.rate(lane, rate.quota) for rate in reply.rates]
+        names, tag = self._lane_keys(life, lane), life.tag(lane)
+        names += [keys.lease(tag, life.epoch, lease.quota) for lease in leases]
+        names += [keys.rate(tag, rate.quota) for rate in reply.rates]
         arguments: list[Argument] = [
             life.fingerprint,
             life.epoch,
@@ -396,9 +415,10 @@ class Scripts:
 
     async def leased(self, life: Life) -> list[str]:
         """Every quota that this epoch has a lease of. It walks all keys: for leaving and for people only."""
-        return sorted({name.split(":", 4)[4] for name in await self._names(b"lh:{*}:lease:%d:*" % life.epoch)})
+        return sorted({name.split(":", 4)[4] for name in await self._names(b"lease:%d:*" % life.epoch)})
 
-    async def _names(self, pattern: bytes) -> set[str]:
+    async def _names(self, ending: bytes) -> set[str]:
+        pattern = (b"lh:{*}:" if self.cell is None else b"lh:{%d}:" % self.cell) + ending
         found: set[str] = set()
         cursor = b"0"
         while True:
@@ -407,13 +427,13 @@ class Scripts:
             if cursor == b"0":
                 return found
 
-    async def slotted(self) -> list[str]:
+    async def slotted(self, _: Life) -> list[str]:
         """Every quota of which slots are taken, or were lately. It walks all keys: for people only."""
-        return sorted({name.split(":", 3)[3] for name in await self._names(b"lh:{*}:slots:*")})
+        return sorted({name.split(":", 3)[3] for name in await self._names(b"slots:*")})
 
     async def slots_in_use(self, life: Life, quota: str, mono_us: int) -> SlotsInUse:
         """As it is by now: who has run out is free, though no script has swept it yet."""
-        slots, due, _ = _slot_keys(quota, life.lanes)
+        slots, due, _ = _slot_keys(quota, life.lanes, life.cell)
         names = await self._store.call("ZRANGEBYSCORE", due, f"({mono_us}", "+inf")
         texts = await self._store.call("HMGET", slots, *names) if names else []
         units = [int(text.split()[1]) for text in texts if text is not None]
@@ -425,11 +445,12 @@ class Scripts:
         return sum(int(each.get("held", 0)) for each in fields)
 
     async def lease_fields(self, life: Life, quota: str) -> dict[str, str]:
-        pairs = await self._store.call("HGETALL", keys.lease(lane_of(quota, life.lanes), life.epoch, quota))
+        tag = _tag(quota, life.lanes, life.cell)
+        pairs = await self._store.call("HGETALL", keys.lease(tag, life.epoch, quota))
         return {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
 
     async def mono_us(self) -> int:
-        return int(await self._store.call("HGET", keys.FENCE, "mono") or 0)
+        return int(await self._store.call("HGET", self._fence_key, "mono") or 0)
 
 
 _FENCE = ("fingerprint", "nonce", "epoch", "lanes", "whole", "exempt")
@@ -463,15 +484,15 @@ def _is_unknown(error: StoreError) -> bool:
     return str(error).startswith("NOSCRIPT")
 
 
-def _asked(life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[Argument]]:
+def _asked(fence: bytes, life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[Argument]]:
     """The keys and arguments of check.lua."""
-    names: list[bytes] = [keys.FENCE]
+    names: list[bytes] = [fence]
     arguments: list[Argument] = [life.fingerprint, life.epoch, len(requests)]
     for mode, charges, operation, hold in requests:
         if operation is None:
             arguments += (mode, len(charges), "")
         else:
-            names.append(keys.operation(lane_of(operation.digest, life.lanes), operation.digest))
+            names.append(keys.operation(_tag(operation.digest, life.lanes, life.cell), operation.digest))
             arguments += (mode, len(charges), operation.body, operation.remembered_ms)
         if hold is not None:
             arguments += (str(hold.id), hold.id.name, hold.ttl_ms)

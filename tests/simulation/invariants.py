@@ -238,7 +238,7 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
         return
     for agent in world.agents:
         if agent.is_alive and agent.real is not None and agent.region not in world.lossy_regions:
-            for (epoch, lane), outcome in agent.real.conversation.stopped_lanes.items():
+            for (epoch, lane), outcome in agent.real.cells[0].conversation.stopped_lanes.items():
                 yield f"lane {lane} of epoch {epoch} of {agent.region}: {outcome.value}"
 
 
@@ -418,7 +418,7 @@ def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
     """Every region that is there has a life and an epoch again."""
     for agent in world.agents:
-        if agent.is_alive and agent.real is not None and agent.real.life.current is None:
+        if agent.is_alive and agent.real is not None and agent.real.cells[0].life.current is None:
             yield f"{agent.name} has no epoch"
 
 

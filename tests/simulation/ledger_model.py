@@ -59,6 +59,11 @@ class Epoch(NamedTuple):
     opened_at: datetime
     lost_data: bool = False
     loss_is_assumed: bool = False
+    cell: int = 0
+    cells: int = 1
+
+    def is_in_place_of(self, region: str, request: OpenEpoch) -> bool:
+        return self.region == region and (self.cell == request.cell or self.cells != request.cells)
 
 
 class LaneRow(NamedTuple):
@@ -283,17 +288,20 @@ class LedgerModel:
         for number, epoch in self.epochs.items():
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
-        lately = (epoch for epoch in self.epochs.values() if epoch.region == region and epoch.opened_at > now - LATELY)
-        if request.fingerprint in contenders(epoch.fingerprint for epoch in lately):
+        in_place = [epoch for epoch in self.epochs.values() if epoch.is_in_place_of(region, request)]
+        lately = (epoch.fingerprint for epoch in in_place if epoch.opened_at > now - LATELY)
+        if request.fingerprint in contenders(lately):
             return EpochRefusal.TWO_STORES, transaction
         if not request.journal:
-            self._fence(region, None if request.lost_data else request.previous, transaction)
+            self._fence(region, request, transaction)
         self._epochs += 1
-        opened = EpochOpened(epoch=self._epochs, lanes=self.lanes)
+        lanes = self.lanes if request.cells == 1 else 1
+        opened = EpochOpened(epoch=self._epochs, lanes=lanes)
         state = EpochState.FENCED if request.journal else EpochState.CURRENT
-        epoch = Epoch(region, request.nonce, request.fingerprint, self.lanes, state, now)
+        epoch = Epoch(region, request.nonce, request.fingerprint, lanes, state, now)
+        epoch = epoch._replace(cell=request.cell, cells=request.cells)
         transaction.writes[Name("epoch", self._epochs)] = epoch
-        for lane in range(self.lanes):
+        for lane in range(lanes):
             row = LaneRow(0, None, genesis_head(self._epochs, lane))
             transaction.writes[Name("lane", (self._epochs, lane))] = row
         return opened, transaction
@@ -304,9 +312,11 @@ class LedgerModel:
             return EpochRefusal.NONCE_OF_ANOTHER_LIFE
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    def _fence(self, region: str, kept: int | None, transaction: Transaction) -> None:
+    def _fence(self, region: str, request: OpenEpoch, transaction: Transaction) -> None:
+        kept = None if request.lost_data else request.previous
         for number, epoch in self.epochs.items():
-            if epoch.region == region and epoch.state is EpochState.CURRENT:
+            in_place = epoch.is_in_place_of(region, request)
+            if in_place and epoch.state is EpochState.CURRENT:
                 is_lost = number != kept
                 fenced = epoch._replace(state=EpochState.FENCED, lost_data=is_lost, loss_is_assumed=is_lost)
                 transaction.writes[Name("epoch", number)] = fenced
@@ -314,7 +324,7 @@ class LedgerModel:
                 self._end(number, event, transaction, None)
             elif number == kept and epoch.region == region and epoch.loss_is_assumed:
                 self._prove(number, epoch, transaction)
-            elif kept is None and epoch.region == region and self._has_more_to_say(number, epoch):
+            elif kept is None and in_place and self._has_more_to_say(number, epoch):
                 doubted = epoch._replace(lost_data=True, loss_is_assumed=True)
                 transaction.writes[Name("epoch", number)] = doubted
                 self._end(number, LeaseEvent.LOSE, transaction, None)

@@ -212,7 +212,7 @@ class VirtualConnection(StoreConnection):
         self._machine = machine
         self._is_alive = is_alive
 
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
         self._lost.clear()
         await asyncio.sleep(0.001)
         if not self._machine.is_up:

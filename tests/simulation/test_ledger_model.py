@@ -131,6 +131,20 @@ class Both:
                 self.epochs[region].append((opened.epoch, fingerprint))
                 self.nonces[opened.epoch] = request.nonce
 
+    async def open_a_cell(self, region: str) -> None:
+        """Of a Cluster, or of a single store that takes its place."""
+        cells = self.chance.choice([1, 2, 3])
+        previous = self.chance.choice(list(self.model.epochs))
+        request = OpenEpoch(
+            nonce=f"{self.chance.getrandbits(128):032x}",
+            fingerprint=f"{region}-{self.chance.getrandbits(32)}",
+            previous=previous,
+            lost_data=self.chance.random() < 0.5,
+            cell=self.chance.randrange(cells),
+            cells=cells,
+        )
+        await self._open(region, request)
+
     async def tell_journal(self, number: int) -> None:
         """Of what the region has leases of, and of what it has not; opened and told twice."""
         region, fingerprint = REGIONS[number % len(REGIONS)], f"journal:{number}"
@@ -355,11 +369,11 @@ class Both:
         }
         assert lanes == {name: tuple(row) for name, row in self.model.lane_rows.items()}
         epochs = {
-            row["epoch"]: (row["state"], row["fingerprint"], row["lost_data"], row["loss_is_assumed"])
+            row["epoch"]: tuple(row[name] for name in ("state", "fingerprint", "lost_data", "loss_is_assumed", "lanes"))
             for row in await self.real.fetch("SELECT * FROM region_epoch")
         }
         assert epochs == {
-            number: (epoch.state.value, epoch.fingerprint, epoch.lost_data, epoch.loss_is_assumed)
+            number: (epoch.state.value, epoch.fingerprint, epoch.lost_data, epoch.loss_is_assumed, epoch.lanes)
             for number, epoch in self.model.epochs.items()
         }
 
@@ -458,6 +472,9 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         await both.recall()
     await both.contest(both.chance.choice(REGIONS))
     await both.compare()
+    for _ in range(30):
+        await both.open_a_cell(both.chance.choice(REGIONS))
+        await both.compare()
     assert any(isinstance(answer, EpochOpened) for answer in both.rebound)
     assert both.model.rows["override"]
     consumed = {key.period for (_, key), lease in both.model.leases.items() if lease.consumed}

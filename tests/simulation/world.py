@@ -227,8 +227,8 @@ class World:
             self._nothing_is_unreported(agent)
 
     def _nothing_is_unreported(self, agent: Agent) -> None:
-        life, machine = agent.real.life.current, self.machines[agent.region]
-        stopped = agent.real.conversation.stopped_lanes
+        life, machine = agent.real.cells[0].life.current, self.machines[agent.region]
+        stopped = agent.real.cells[0].conversation.stopped_lanes
         if life is None or stopped or not machine.is_up:
             return
         for key, value in machine.model.data.items():

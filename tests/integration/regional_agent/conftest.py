@@ -22,6 +22,7 @@ from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from doors.serving import serve
+from regional_agent.cell import Cell
 from regional_agent.main import create_app as create_agent
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
@@ -117,8 +118,13 @@ async def _answer_nothing_of_use(send: Send) -> None:
 
 @dataclass
 class Agent:
-    region: Region
+    whole: Region
     http: httpx.AsyncClient
+
+    @property
+    def region(self) -> Cell:
+        """Of a single store there is one."""
+        return self.whole.cells[0]
 
     async def check(self, subject: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/check", json={"subject": subject or EXPORT, **fields})
@@ -128,7 +134,7 @@ class Agent:
         assert (await self.check(cost=units, mode="peek")).status_code == 200
 
     async def ready(self) -> None:
-        await until(lambda: self.region.life.current is not None and self.region.admission.policies is not None)
+        await until(lambda: self.whole.has_epochs and self.whole.admission.policies is not None)
 
 
 @dataclass

@@ -143,24 +143,25 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         "us-east", store_url=its_store.url, report_interval_ms=60_000, decision_timeout_ms=250, breaker_pause_ms=20
     )
     region = Region(settings, SystemClock())
+    (cell,) = region.cells
 
     async def modes() -> Counter[str | None]:
         verdicts = await asyncio.gather(*(region.admission.decide(Check(subject=Subject(**OPEN))) for _ in range(200)))
         return Counter(verdict.answer.degraded for verdict in verdicts)
 
     async with region.running():
-        await until(lambda: region.life.current is not None and region.admission.policies is not None)
+        await until(lambda: cell.life.current is not None and region.admission.policies is not None)
         assert (await modes())[None] == 200
         its_store.stall()
-        while region.guard.state is BreakerState.CLOSED:
+        while cell.guard.state is BreakerState.CLOSED:
             await modes()
-        before = region.guard.calls
+        before = cell.guard.calls
         for _ in range(10):
             assert await modes() == {"open": 200}
-        assert region.guard.calls <= before + 1, "one that tries, at most, and none of the two thousand"
-        await until(lambda: region.guard.calls >= before + 2)
+        assert cell.guard.calls <= before + 1, "one that tries, at most, and none of the two thousand"
+        await until(lambda: cell.guard.calls >= before + 2)
         its_store.go_on()
-        await until(lambda: region.guard.state is BreakerState.CLOSED)
+        await until(lambda: cell.guard.state is BreakerState.CLOSED)
         assert (await modes())[None] == 200
 
 

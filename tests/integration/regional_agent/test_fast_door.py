@@ -212,7 +212,7 @@ async def test_a_token_is_asked_for_at_every_door(world: World) -> None:
 
 
 async def test_every_door_answers_for_the_store_that_is_gone(doors: Doors) -> None:
-    await doors.agent.region.store.close()
+    await doors.agent.whole.store.close()
     for route, status in (("/v1/open", 200), ("/v1/exports", 503)):
         check = {"subject": {"tenant": "acme", "route": route}}
         fast, slow = [await doors.post(client, check) for client in (doors.fast, doors.slow)]

@@ -155,7 +155,7 @@ async def test_a_file_that_cannot_be_read_is_no_news(world: World, tmp_path: Pat
 async def test_a_poll_that_is_stuck_is_made_anew_when_a_reply_names_a_version(world: World) -> None:
     """The notice was lost on its way to the coordinator that the poll waits at."""
     agent = await world.agent()
-    feed = agent.region._blocks
+    feed = agent.whole._blocks
     asked: list[int | None] = []
 
     async def stuck(since: int | None) -> None:

@@ -30,7 +30,8 @@ async def test_the_store_forgets_who_does_not_come_back(world: World, agent: Age
     async def post(path: str, body: dict[str, Any]) -> httpx.Response:
         return await agent.http.post(path, json=body)
 
-    connection: StoreConnection = agent.region.store
+    connection = agent.region.store
+    assert isinstance(connection, StoreConnection)
     assert (await agent.check(operation_id="o-1")).status_code == 200
     await ask(post, BATCH, 0)  # so that what is made once is there
     await age(connection, 24 * 3_600_000)

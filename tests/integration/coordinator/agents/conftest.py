@@ -101,8 +101,8 @@ class Agent:
         response = await self.call(exchange(self.frozen(seq, *leases, quota=quota), wants, rates))
         return response.replies[0]
 
-    async def open(self, nonce: str | None = None) -> httpx.Response:
-        body = {"nonce": nonce or token_hex(16), "fingerprint": self.fingerprint}
+    async def open(self, nonce: str | None = None, **more: Any) -> httpx.Response:
+        body = {"nonce": nonce or token_hex(16), "fingerprint": self.fingerprint, **more}
         answer = await self.client.post(f"/v1/regions/{self.region}/epochs", json=body)
         if answer.status_code == 200:
             self.epoch, self.lanes = answer.json()["epoch"], answer.json()["lanes"]

@@ -155,3 +155,46 @@ async def test_a_nonce_has_a_form(agent: Agent, nonce: str) -> None:
     answer = await agent.client.post("/v1/regions/us-east/epochs", json={"nonce": nonce, "fingerprint": "f"})
     assert answer.status_code == 422
     assert answer.json()["invalid_parameters"][0]["field"] == "nonce"
+
+
+async def test_each_cell_of_a_cluster_has_an_epoch_of_its_own(stand: Stand, agent: Agent) -> None:
+    """A new one ends the one before in its cell, and no other. Who counts the cells otherwise is another store."""
+    turns = [
+        (("a", 0, 3), "a"),
+        (("a", 1, 3), "aa"),
+        (("b", 2, 3), "aab"),
+        (("c", 1, 3), "abc"),
+        (("d", 0, 2), "d"),
+        (("e", 0, 1), "e"),
+    ]
+    for (agent.fingerprint, cell, cells), left in turns:
+        answer = await agent.open(cell=cell, cells=cells)
+        assert (answer.status_code, agent.lanes) == (200, 4 if cells == 1 else 1)
+        current = await stand.owner.fetch("SELECT fingerprint FROM region_epoch WHERE state = 'current' ORDER BY epoch")
+        assert "".join(row["fingerprint"] for row in current) == left
+        region = (await (await stand.client("admin")).get("/v1/regions/us-east")).json()
+        assert (region["epoch"], region["contested"]) == (agent.epoch, False)
+
+
+async def test_a_cell_that_is_not_among_those_it_names_is_refused(stand: Stand, agent: Agent) -> None:
+    answer = await agent.open(cell=3, cells=3)
+    assert answer.status_code == 422, answer.text
+    assert [fault["field"] for fault in answer.json()["invalid_parameters"]] == ["cell"]
+    assert await stand.one("SELECT count(*) FROM region_epoch") == 1
+
+
+async def test_the_cells_that_one_store_opens_are_no_contest(stand: Stand, agent: Agent) -> None:
+    """A Cluster opens as many epochs at once as it has cells, of few lives."""
+    for cell in range(3 * MOST_OPENINGS):
+        agent.fingerprint = f"shard {cell % 3}"
+        assert (await agent.open(cell=cell, cells=3 * MOST_OPENINGS)).status_code == 200
+    region = (await (await stand.client("admin")).get("/v1/regions/us-east")).json()
+    assert region["contested"] is False
+    for turn in range(2 * MOST_OPENINGS):
+        agent.fingerprint = f"rival {turn % 2}"
+        assert (await agent.open(cell=1, cells=3 * MOST_OPENINGS)).status_code == 200
+    answer = await agent.open(cell=1, cells=3 * MOST_OPENINGS)
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/two-stores")
+    assert (await agent.open(cell=2, cells=3 * MOST_OPENINGS)).status_code == 200, "of this cell they are no rivals"
+    region = (await (await stand.client("admin")).get("/v1/regions/us-east")).json()
+    assert region["contested"] is True

@@ -1,0 +1,90 @@
+"""What speaks for one cell of the region's store: decides by it, leases for it, reports of it.
+
+A single store is one cell. In a Cluster there are several, and none knows of the others: what happens to one, be it a
+failover, a migration or an outage, is its own affair.
+"""
+
+import asyncio
+
+import structlog
+import tenacity
+
+from protocol.clock import Clock
+from regional_agent.admission import Admission
+from regional_agent.booking import JournalBooking
+from regional_agent.coordinator_client import CoordinatorClient
+from regional_agent.domain.breaker import Breaker
+from regional_agent.journal import Journal
+from regional_agent.leasing import Leasing
+from regional_agent.life import LifeKeeper
+from regional_agent.metrics import Metrics
+from regional_agent.reporting import FAILURES, Conversation
+from regional_agent.settings import AgentSettings
+from regional_agent.slicing import Slicing
+from regional_agent.store.connection import Store
+from regional_agent.store.gathering import Gatherer
+from regional_agent.store.guard import Guard
+from regional_agent.store.scripts import Fenced, Scripts
+from regional_agent.without_store import WithoutStore
+
+log = structlog.get_logger()
+
+LAST_WORDS_S = 6.0
+RETRY_S = 0.2
+
+
+class Cell:
+    def __init__(
+        self,
+        number: int | None,
+        store: Store,
+        journal: Journal,
+        coordinator: CoordinatorClient,
+        metrics: Metrics,
+        settings: AgentSettings,
+        clock: Clock,
+    ) -> None:
+        """`number`: None of a single store."""
+        self.number = number
+        self.store = store
+        self.journal = journal
+        self.metrics = metrics
+        self.scripts = Scripts(store, number)
+        breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms)
+        self.guard = Guard(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
+        self.life = LifeKeeper(store, self.scripts, coordinator, on_established=self.guard.answered)
+        self.leasing = Leasing(clock)
+        gatherer = Gatherer(self.scripts, self.guard)
+        self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
+        without_store = WithoutStore(journal, metrics, clock, settings.workers)
+        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, metrics, clock)
+        self.conversation = Conversation(
+            scripts=self.scripts,
+            coordinator=coordinator,
+            leasing=self.leasing,
+            life=self.life,
+            journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.guard, clock),
+            metrics=metrics,
+            clock=clock,
+            interval_ms=settings.report_interval_ms,
+        )
+
+    async def leave(self, *, return_unspent: bool) -> None:
+        """The loops have ended: nothing more is decided, and what was spent is told."""
+        await self.admission.close()
+        self.slicing.close()
+        self.guard.close()
+        await self._last_words(return_unspent=return_unspent)
+
+    async def _last_words(self, *, return_unspent: bool) -> None:
+        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up."""
+        finish = tenacity.retry(
+            retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
+            wait=tenacity.wait_fixed(RETRY_S),
+            sleep=asyncio.sleep,
+        )(self.conversation.finish)
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await finish(return_unspent=return_unspent)
+        except TimeoutError:
+            log.error("leaving without having reported everything; it stays in the store", cell=self.number)

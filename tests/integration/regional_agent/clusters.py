@@ -1,0 +1,154 @@
+"""A real Cluster on this machine: three primaries, and replicas of them where a test asks for some."""
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hiredis
+
+from leasehold import embedded
+from leasehold.processes import stop, wait_until
+from regional_agent.domain.slot_map import SLOTS, slot_of
+from tests.conftest import free_port
+
+PASSWORD = "secret"
+PRIMARIES = 3
+LARGEST_PORT = 55_535
+# No node decides by time that another is gone: tests say when one takes over.
+SETTINGS = """\
+cluster-enabled yes
+cluster-port {bus}
+cluster-node-timeout 60000
+cluster-require-full-coverage no
+cluster-replica-no-failover yes
+masterauth {password}
+repl-diskless-sync-delay 0
+"""
+
+
+def _port() -> int:
+    return next(port for port in iter(free_port, 0) if port <= LARGEST_PORT)
+
+
+@dataclass
+class Node:
+    directory: Path
+    port: int = field(default_factory=_port)
+    bus: int = field(default_factory=_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        more = SETTINGS.format(bus=self.bus, password=PASSWORD)
+        log = self.directory.with_suffix(".log")
+        self.process = embedded.start_store(self.directory, self.port, PASSWORD, more=more, log=log)
+        assert wait_until(lambda: embedded.store_is_ready(self.port, PASSWORD), 30), log.read_text()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def ask(self, *command: str | int) -> Any:
+        with socket.create_connection((embedded.LOOPBACK, self.port), timeout=10) as connection:
+            reader = hiredis.Reader(encoding="utf-8")
+            connection.sendall(b"".join(map(_packed, (("AUTH", PASSWORD), command))))
+            replies: list[Any] = []
+            while len(replies) < 2:
+                reader.feed(connection.recv(65536))
+                while (reply := reader.gets()) is not False:
+                    replies.append(reply)
+        if isinstance(replies[1], Exception):
+            raise replies[1]
+        return replies[1]
+
+    def take_over(self) -> None:
+        """A replica becomes the primary once it has all that the primary has; whoever was it follows."""
+        assert wait_until(lambda: "master_link_status:up" in self.ask("INFO", "replication"), 60)
+        assert self.ask("CLUSTER", "FAILOVER") == "OK"
+        assert wait_until(lambda: "role:master" in self.ask("INFO", "replication"), 60)
+
+    @property
+    def id(self) -> str:
+        return str(self.ask("CLUSTER", "MYID"))
+
+
+@dataclass
+class Nodes:
+    primaries: list[Node]
+    replicas: list[Node]
+
+    @property
+    def url(self) -> str:
+        return f"redis+cluster://:{PASSWORD}@{embedded.LOOPBACK}:{self.primaries[0].port}"
+
+    def of_cell(self, cell: int) -> Node:
+        """Who had its slot at first."""
+        return self.primaries[slot_of(b"%d" % cell) * PRIMARIES // SLOTS]
+
+    def move(self, cell: int, source: Node, target: Node) -> None:
+        """Its slot, key by key, as it is done by hand."""
+        slot = slot_of(b"%d" % cell)
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+        while names := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            where = (embedded.LOOPBACK, target.port, "", 0, 5_000)
+            source.ask("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *names)
+        for node in (target, source):
+            node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+        assert wait_until(lambda: all(self._has(node, slot, target.id) for node in self.primaries), 60)
+
+    @staticmethod
+    def _has(node: Node, slot: int, owner: str) -> bool:
+        """That node knows it."""
+        ranges = [(first, last, primary[2]) for first, last, primary, *_ in node.ask("CLUSTER", "SLOTS")]
+        return any(first <= slot <= last and id_ == owner for first, last, id_ in ranges)
+
+    def forget_everything(self) -> None:
+        for node in self.primaries:
+            node.ask("FLUSHALL")
+            node.ask("SCRIPT", "FLUSH")
+
+
+@contextmanager
+def a_cluster(directory: Path, *, replicas: int = 0) -> Iterator[Nodes]:
+    primaries = [Node(directory / f"primary-{number}") for number in range(PRIMARIES)]
+    others = [Node(directory / f"replica-{number}") for number in range(replicas)]
+    try:
+        for node in (*primaries, *others):
+            node.start()
+        _join(primaries, others)
+        yield Nodes(primaries, others)
+    finally:
+        for node in (*primaries, *others):
+            if node.process is not None:
+                stop(node.process)
+
+
+def _join(primaries: Sequence[Node], replicas: Sequence[Node]) -> None:
+    every = [*primaries, *replicas]
+    for number, node in enumerate(primaries):
+        slots = [slot for slot in range(SLOTS) if slot * PRIMARIES // SLOTS == number]
+        node.ask("CLUSTER", "ADDSLOTSRANGE", slots[0], slots[-1])
+    for number, node in enumerate(every, start=1):
+        node.ask("CLUSTER", "SET-CONFIG-EPOCH", number)
+        every[0].ask("CLUSTER", "MEET", embedded.LOOPBACK, node.port, node.bus)
+    assert wait_until(lambda: all(_knows(node, len(every)) for node in every), 60)
+    for number, node in enumerate(replicas):
+        node.ask("CLUSTER", "REPLICATE", primaries[number].id)
+    assert wait_until(lambda: all("master_link_status:up" in node.ask("INFO", "replication") for node in replicas), 60)
+    assert wait_until(lambda: all("cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in every), 60)
+
+
+def _packed(command: Sequence[str | int]) -> bytes:
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # its stub knows one-tuples only
+    return packed
+
+
+def _knows(node: Node, count: int) -> bool:
+    lines = node.ask("CLUSTER", "NODES").splitlines()
+    return len(lines) == count and all("handshake" not in line and "noaddr" not in line for line in lines)

@@ -1,0 +1,165 @@
+"""A region whose store is a Cluster: each cell lives by itself, and all of them together are one region."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from regional_agent.domain.cells import CELLS, cell_of
+from tests.integration.regional_agent.clusters import Nodes, a_cluster
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with a_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(standing: Nodes) -> Nodes:
+    standing.forget_everything()
+    return standing
+
+
+@pytest.fixture
+async def agent(world: World, nodes: Nodes) -> AsyncIterator[Agent]:
+    yield await world.agent(store_url=nodes.url)
+    await world.agents.aclose()  # it has its last words while there is a Cluster
+
+
+def tenant_in(cell: int) -> str:
+    """Some tenant whose quotas lie there."""
+    return next(name for name in map(str, range(1_000)) if cell_of(f"exports:tenant={name}") == cell)
+
+
+def export(tenant: str) -> dict[str, str]:
+    return {**EXPORT, "tenant": tenant}
+
+
+async def test_each_cell_is_a_store_of_its_own_and_together_they_are_one_region(world: World, agent: Agent) -> None:
+    lives = [cell.life.current for cell in agent.whole.cells]
+    assert len({life.epoch for life in lives if life}) == CELLS
+    for cell in range(CELLS):
+        assert (await agent.check(export(tenant_in(cell)), cost=cell + 1)).status_code == 200
+    await until_booked(world, sum(range(1, CELLS + 1)))
+    assert [state for _, state, _ in await world.epochs()] == ["current"] * CELLS
+    status = (await agent.http.get("/v1/status")).json()
+    assert [cell["epoch"] for cell in status["cells"]] == [life.epoch for life in lives if life]
+    assert sorted(lease["consumed"] for lease in status["leases"]) == list(range(1, CELLS + 1))
+    assert (await agent.http.get("/readyz")).status_code == 200
+
+
+async def until_booked(world: World, units: int) -> None:
+    for _ in range(3_000):
+        if await world.usage() == units:
+            return
+        await asyncio.sleep(0.01)
+    assert await world.usage() == units
+
+
+def epochs_of(agent: Agent) -> list[int]:
+    return [cell.life.current.epoch if cell.life.current else 0 for cell in agent.whole.cells]
+
+
+async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Agent) -> None:
+    tenants = [tenant_in(3), tenant_in(4)]
+    for tenant in tenants:
+        await agent.check(export(tenant), mode="peek", cost=10)
+    calls = [agent.whole.cells[cell].guard.calls for cell in (3, 4)]
+    checks = [{"subject": export(tenant)} for tenant in tenants * 10]
+    answer = await agent.http.post("/v1/check:batch", json={"checks": checks})
+    assert {item["status"] for item in answer.json()["items"]} == {200}
+    assert [agent.whole.cells[cell].guard.calls for cell in (3, 4)] == [each + 1 for each in calls]
+
+
+async def test_a_slot_that_is_moved_begins_another_life_and_no_other_cell_does(
+    world: World, agent: Agent, nodes: Nodes
+) -> None:
+    """The evidence of the older one moves along, and is booked."""
+    for cell in range(CELLS):
+        assert (await agent.check(export(tenant_in(cell)), cost=7)).status_code == 200
+    before = epochs_of(agent)
+    source = nodes.of_cell(5)
+    target = next(node for node in nodes.primaries if node is not source)
+    nodes.move(5, source, target)
+    try:
+        await until(lambda: epochs_of(agent)[5] > before[5])
+        assert [after for cell, after in enumerate(epochs_of(agent)) if cell != 5] == [*before[:5], *before[6:]]
+        await spends(agent, tenant_in(5), 7)
+        await until_booked(world, 7 * (CELLS + 1))
+        assert agent.whole.cells[5].store.node == f"127.0.0.1:{target.port}/0"
+    finally:
+        await world.agents.aclose()
+        nodes.move(5, target, source)
+
+
+async def spends(agent: Agent, tenant: str, units: int) -> None:
+    for _ in range(1_000):
+        if (await agent.check(export(tenant), cost=units)).status_code == 200:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it is never admitted")
+
+
+async def test_a_shard_that_fails_over_and_back_loses_its_own_epochs_and_no_others(
+    world: World, tmp_path: Path
+) -> None:
+    with a_cluster(tmp_path, replicas=1) as nodes:
+        first, replica = nodes.primaries[0], nodes.replicas[0]
+        agent = await world.agent(store_url=nodes.url)
+        own = [cell for cell in range(CELLS) if nodes.of_cell(cell) is first]
+        others = [cell for cell in range(CELLS) if cell not in own]
+        for cell in range(CELLS):
+            assert (await agent.check(export(tenant_in(cell)), cost=1)).status_code == 200
+        before = epochs_of(agent)
+        for primary in (replica, first):
+            last = epochs_of(agent)
+            await asyncio.to_thread(primary.take_over)
+            await until(lambda last=last: all(epochs_of(agent)[cell] > last[cell] for cell in own))  # type: ignore[misc]
+            assert [epochs_of(agent)[cell] for cell in others] == [before[cell] for cell in others]
+            for cell in range(CELLS):
+                await spends(agent, tenant_in(cell), 1)
+        lost = {epoch for epoch, _, lost_data in await world.epochs() if lost_data}
+        assert lost == {epoch for epoch, state, _ in await world.epochs() if state == "fenced"}
+        assert len(lost) == 2 * len(own)
+        await world.agents.aclose()
+        assert await world.usage() == 3 * CELLS, "a failover that waited for its replica loses nothing"
+
+
+async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_others(
+    world: World, tmp_path: Path
+) -> None:
+    with a_cluster(tmp_path) as nodes:
+        agent = await world.agent(store_url=nodes.url)
+        gone = nodes.primaries[1]
+        for cell in range(CELLS):
+            assert (await agent.check(export(tenant_in(cell)), cost=1)).status_code == 200
+        before = epochs_of(agent)
+        gone.kill()
+        for cell in range(CELLS):
+            is_gone = nodes.of_cell(cell) is gone
+            for route, status in (("/v1/exports", 503 if is_gone else 200), ("/v1/open", 200)):
+                subject = {"tenant": tenant_in(cell), "route": route, "method": "POST"}
+                await until_it_answers(agent, subject, status)
+        ready = await agent.http.get("/readyz")
+        assert ready.status_code == 503
+        assert f"{gone.port}/0 is not connected" in ready.json()["detail"]
+        gone.start()
+        await until(lambda: all(epochs_of(agent)) and epochs_of(agent) != before)
+        for cell in range(CELLS):
+            await spends(agent, tenant_in(cell), 1)
+            assert (epochs_of(agent)[cell] > before[cell]) == (nodes.of_cell(cell) is gone)
+        await world.agents.aclose()
+
+
+async def until_it_answers(agent: Agent, subject: dict[str, str], status: int) -> None:
+    """A call that was under way when a connection was left is answered by the failure mode, once."""
+    for _ in range(1_000):
+        if (await agent.check(subject)).status_code == status:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{subject} is never answered {status}")
