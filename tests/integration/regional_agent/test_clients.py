@@ -26,7 +26,7 @@ async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[st
     try:
         url = await listening
         region = app.state.region
-        await until(lambda: region.life.current is not None and region.admission.policies is not None)
+        await until(lambda: region.has_epochs and region.admission.policies is not None)
         yield url if uds is None else f"unix://{uds}"
     finally:
         server.cancel()
