@@ -8,7 +8,19 @@ from datetime import timedelta
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import agents, blocks, catalogue, finance, health, operations, overrides, proof, suspense
+from coordinator.api import (
+    agents,
+    allocations,
+    blocks,
+    catalogue,
+    finance,
+    health,
+    operations,
+    overrides,
+    proof,
+    suspense,
+)
+from coordinator.database.documents import Documents
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
 from coordinator.loops import Job, running
@@ -16,6 +28,7 @@ from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.first_answers import forget
+from coordinator.operations.follow_rebalances import follow_rebalances
 from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
 from coordinator.operations.verifications import do_verifications
@@ -39,6 +52,7 @@ ROUTERS = (
     overrides.router,
     blocks.router,
     operations.router,
+    allocations.router,
     finance.router,
     proof.router,
     suspense.router,
@@ -76,10 +90,11 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
 
 def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
-    grace = timedelta(milliseconds=settings.close_grace_ms)
+    grace, documents = timedelta(milliseconds=settings.close_grace_ms), Documents()
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
         Job("close", 5, lambda database: go_on_closing(database, clock, grace), at_most_s=600),
+        Job("rebalance", 1, lambda database: follow_rebalances(database, documents, clock)),
         Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),

@@ -69,6 +69,12 @@ PROBLEMS: dict[str, ProblemKind] = {
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."
     ),
+    "rebalance-running": ProblemKind(
+        409, "Another rebalance is running", "`rebalance` is its id. Wait for its end, or cancel it."
+    ),
+    "rebalance-impossible": ProblemKind(
+        409, "Nothing of it can be moved", "`cannot` says of which units, and why. Nothing was changed."
+    ),
     "full": ProblemKind(409, "No more can be added", "There are as many of these as there can be. Delete some first."),
     "precondition-failed": ProblemKind(
         412, "Changed meanwhile", "If-Match names another version than the current one. Read, merge, try again."

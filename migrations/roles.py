@@ -78,7 +78,7 @@ CHANGES: Mapping[str, str] = {
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",
     "region_setting": "weight floor ceiling changed_at changed_by",
-    "rebalance": "state ended_at",
+    "rebalance": "state ended_at returned reason",
     "rebalance_move": "returned regranted reason ended_at",
 }
 

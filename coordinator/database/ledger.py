@@ -95,18 +95,23 @@ async def lock_pools(
     """The pools that there are; those that must exist are made where they are missing. And of a period that is closed
     also those that there never were: that it is closed has to be known.
     """
-    found = await _lock_pools(connection, keys)
+    found = await _pools(connection, _LOCK_POOLS, keys)
     missing = set(must_exist) - found.keys()
     if missing:
         await _insert_pools(connection, missing)
-        found |= await _lock_pools(connection, missing)
+        found |= await _pools(connection, _LOCK_POOLS, missing)
     return found | await _closed_pools(connection, {*keys, *must_exist} - found.keys())
 
 
-async def _lock_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
+async def look_at_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
+    """For who changes nothing: they are as they are at this moment, and hold up nobody."""
+    return await _pools(connection, _POOLS, keys)
+
+
+async def _pools(connection: Connection, statement: str, keys: Collection[Key]) -> dict[Key, LockedPool]:
     if not keys:
         return {}
-    rows = await connection.fetch(_LOCK_POOLS, [key.quota for key in keys], [key.period for key in keys])
+    rows = await connection.fetch(statement, [key.quota for key in keys], [key.period for key in keys])
     return {Key(row["quota"], row["period"]): _locked(row) for row in rows}
 
 
@@ -557,13 +562,15 @@ SELECT version,
             ORDER BY key, created_at DESC, id DESC) AS newest), '{}')::text AS overrides
 FROM policy_version
 """
-_LOCK_POOLS = """
+_POOLS = """
 SELECT pool.*, period.state, period.closed_at
 FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN period ON period.id = asked.period
 JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
-ORDER BY pool.period, pool.quota FOR SHARE OF period FOR UPDATE OF pool
+ORDER BY pool.period, pool.quota
 """
+_LOCK_POOLS = f"{_POOLS} FOR SHARE OF period FOR UPDATE OF pool"
+_LOCK_FREE_POOLS = f"{_POOLS} FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED"
 _INSERT_PERIODS = """
 INSERT INTO period (id, kind, starts_at, ends_at)
 SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[]) ON CONFLICT DO NOTHING
@@ -600,13 +607,6 @@ _KEPT = """
 SELECT epoch, lane, quarantine.seq, recorded_at FROM unnest($1::bigint[], $2::int[]) AS asked (epoch, lane)
 JOIN lane USING (epoch, lane) JOIN quarantine USING (epoch, lane)
 WHERE quarantine.quota = '' AND quarantine.seq > lane.last_seq
-"""
-_LOCK_FREE_POOLS = """
-SELECT pool.*, period.state, period.closed_at
-FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
-JOIN period ON period.id = asked.period
-JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
-ORDER BY pool.period, pool.quota FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED
 """
 _NAMED_LEASES = """
 SELECT lease.* FROM unnest($1::bigint[], $2::text[], $3::text[]) AS asked (epoch, quota, period)

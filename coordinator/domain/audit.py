@@ -19,6 +19,9 @@ class Action(StrEnum):
     EPOCH_RETIRED = "epoch.retired"
     RESOLUTION_PROPOSED = "resolution.proposed"
     RESOLUTION_APPROVED = "resolution.approved"
+    REBALANCE_BEGUN = "rebalance.begun"
+    REBALANCE_CANCELLED = "rebalance.cancelled"
+    REBALANCE_ENDED = "rebalance.ended"
     PERIOD_CLOSING = "period.closing"
     PERIOD_CLOSED = "period.closed"
 

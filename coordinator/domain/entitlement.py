@@ -95,7 +95,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
         return GrantRefusal.UNKNOWN_QUOTA
     if spec.kind is not QuotaKind.ALLOWANCE or spec.mode != "leased":
         return GrantRefusal.NOT_LEASED
-    limit = _limit(catalogue, spec, quota_key)
+    limit = limit_of_key(catalogue, spec, quota_key)
     if not isinstance(limit, int) or spec.period is None:
         return GrantRefusal.NO_LIMIT
     is_overridden = _override(catalogue, quota_key) is not None
@@ -108,11 +108,11 @@ def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusa
         return GrantRefusal.UNKNOWN_QUOTA
     if spec.kind is not QuotaKind.RATE:
         return GrantRefusal.NOT_LEASED
-    limit = _limit(catalogue, spec, quota_key)
+    limit = limit_of_key(catalogue, spec, quota_key)
     return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit, spec.algorithm)
 
 
-def _limit(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
+def limit_of_key(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
     """An override's, of whichever is for the narrowest subject; else the plan's."""
     override = _override(catalogue, quota_key)
     return limit_of(spec, _plan(catalogue, quota_key)) if override is None else override

@@ -29,6 +29,13 @@ async def recall_suspense(connection: Connection, now: datetime) -> int:
     return await _recall(connection, now, _SUSPENSE)
 
 
+async def recall_region(connection: Connection, region: str) -> int:
+    """Of a region that is drained: all that it holds, in the periods that run as well."""
+    rows = await connection.fetch(_HELD, region, MOST)
+    await notify(connection, [Notice(Signal(kind="recall", quota=row["quota"]), region) for row in rows])
+    return len(rows)
+
+
 async def _recall(connection: Connection, now: datetime, waiting: str, *about: str) -> int:
     rows = await connection.fetch(_RECALL.format(waiting=waiting), sorted(current_ids(now)), MOST, *about)
     signals = [(Signal(kind="recall", quota=row["quota"], keep=row["keep"]), row["region"]) for row in rows]
@@ -51,4 +58,7 @@ SELECT waiting.region, waiting.quota, coalesce(max(running.outstanding), 0) AS k
 FROM waiting LEFT JOIN lease AS running ON (running.epoch, running.quota) = (waiting.epoch, waiting.quota)
     AND running.period <> waiting.period AND running.period = ANY($1)
 GROUP BY waiting.region, waiting.quota ORDER BY random() LIMIT $2
+"""
+_HELD = """
+SELECT DISTINCT quota FROM lease WHERE region = $1 AND outstanding > 0 LIMIT $2
 """

@@ -479,7 +479,7 @@ MAY_BE_MISSING = {
     "limit_override": {"valid_until"},
     "period": {"closed_at", "closing_at", "closing_by", "position", "root", "transfers"},
     "pool": {"tenant"},
-    "rebalance": {"ended_at", "region"},
+    "rebalance": {"ended_at", "reason", "region"},
     "rebalance_move": {"ended_at", "reason", "target"},
     "region_setting": {"ceiling", "floor", "weight"},
     "region_epoch": {"fenced_at", "retired_at", "retired_because", "retired_by"},
