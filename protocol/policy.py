@@ -82,6 +82,14 @@ SLICED = {RateAlgorithm.TOKEN_BUCKET, RateAlgorithm.GCRA}
 WINDOWS = {RateAlgorithm.FIXED_WINDOW, RateAlgorithm.SLIDING_WINDOW, RateAlgorithm.SLIDING_LOG}
 
 
+class Sharing(StrEnum):
+    """How a rate is divided over regions."""
+
+    ADAPTIVE = "adaptive"  # by demand, at once: what that may admit beyond the limit is bounded, and published
+    STRICT = "strict"  # by demand, but nothing is given before somebody else has confirmed giving it up
+    REGIONAL = "regional"  # each region has its part by weight, whoever asks
+
+
 class Rate(NamedTuple):
     """`rate_micro` millionths of a unit a second, and as many units at once as `burst`.
 
@@ -108,7 +116,7 @@ class QuotaSpec(Part, frozen=True):
     horizon: str = "10s"
     durability: str = "exact"
     algorithm: str = "token_bucket"
-    sharing: str = "adaptive"
+    sharing: str | None = None  # see `sharing_of`
     slices: bool = True  # of a hot rate an agent may take units ahead
     slot_ttl: str | None = None  # of a concurrency; DEFAULT_SLOT_TTL_MS unless it says otherwise
 
@@ -258,6 +266,13 @@ def share_of(units: int, weight: int, total_weight: int) -> int:
     return max(1, units * weight // total_weight) if units and weight > 0 else 0
 
 
+def sharing_of(quota: QuotaSpec) -> Sharing:
+    """Adaptive unless it says otherwise. What passed in a window cannot move to another region with the next share."""
+    if quota.algorithm in WINDOWS:
+        return Sharing.REGIONAL
+    return Sharing(quota.sharing or Sharing.ADAPTIVE)
+
+
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
     """The quota's limit on a plan; None where the plan has none, and so admits nothing."""
     if isinstance(quota.limit, dict):
@@ -342,7 +357,17 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
         yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
     elif quota.kind is QuotaKind.RATE:
         yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
-        yield from _unserved(f"{where}.sharing", quota.sharing, served=("adaptive", "strict"), planned=())
+        yield from _faults_of_sharing(f"{where}.sharing", quota)
+
+
+def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
+    if quota.sharing is not None:
+        yield from _unserved(where, quota.sharing, served=tuple(Sharing), planned=())
+    if quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
+        reason = (
+            f"{quota.algorithm} counts windows, which cannot move with demand: each region has its part, 'regional'"
+        )
+        yield Fault(where, "shareable", reason)
 
 
 def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:

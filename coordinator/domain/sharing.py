@@ -1,0 +1,389 @@
+"""Which part of a rate each region may use now, pure: every time is an argument, every number an integer.
+
+A rate renews itself, so what nobody wants now is lent to whoever does, and asked back when that changes. A region says
+what it would use; it is told a share, which lasts for a few refreshes. Nobody is waited for, so what is told may be
+lost, late or heard twice. Therefore a region's *holding* is not what it was told last, but the most that may be in
+force there, of each share that it was given and has not shown to be superseded:
+
+    its rate                        until `until_ms`
+    what it falls back to           until `kept_until_ms`: never above its safe share, nor above what is surely its own
+    its safe share                  from then on: limit * weight / all weights. Who is cut off for long has it again
+
+Grants are numbered; a store takes only a higher number than the one that it has, and a report names it. So a report
+confirms the grant that it names, and what was told before is over.
+
+    strict     no share beyond what is left of the limit when the holdings of all others are taken away
+    adaptive   the fair share at once. What that is beyond the limit lasts for a second at most, and all that was ever
+               given so is counted as a debt, which no grant may bring above `WORST_MS` of the limit: the worst case,
+               which is published. As long as there is a debt, less than the limit is divided.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
+from protocol.policy import MAX_RATE_MICRO, Sharing
+
+PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
+REFRESH_MS = 5_000
+CONTENDED_REFRESH_MS = 2_000
+QUICK_REFRESH_MS = 250  # while somebody has less than its fair share, or more than is surely there
+REFRESHES = 4  # that may be missed before a share is over
+KEPT_MS = 40_000  # so long after it was given, a share and what it falls back to are forgotten
+# A region counts from before it asked, a coordinator from its decision: a reply that took longer is not heard.
+LATEST_REPLY_MS = 5_000
+MARGIN_MS = 250  # by how much the clocks of coordinators may differ
+LONGEST_MS = REFRESHES * REFRESH_MS + MARGIN_MS
+WORST_MS = 1_000
+MOST_PERHAPS = 8
+PAID_BACK_IN_MS = 2_000
+NEAR = 16  # a share that lacks less than such a part is as good as the fair one: nobody is hurried for it
+ASK_AGAIN_MS = 500  # whoever does not answer a hint
+
+
+class Bound(NamedTuple):
+    low: int
+    high: int
+    weight: int
+
+
+def fill(limit: int, bounds: Sequence[Bound]) -> list[int]:
+    """One level for all, times each weight and within each one's bounds: together the limit, as far as they allow.
+
+    Who would stand outside of its bounds is put at them, and the rest is divided anew: first all below if together they
+    lack more than those above have too much, else all above. So each round settles one at least.
+    """
+    lows = sum(each.low for each in bounds)
+    if lows >= limit:
+        return [limit * each.low // max(1, lows) for each in bounds]
+    filled = [each.low for each in bounds]
+    free, left = [place for place, each in enumerate(bounds) if each.weight], limit
+    left -= sum(each.low for each in bounds if not each.weight)
+    while free:
+        total = sum(bounds[place].weight for place in free)
+        levels = {place: left * bounds[place].weight // total for place in free}
+        settled = _outside(levels, bounds)
+        for place in settled or free:
+            filled[place] = _within(levels[place], bounds[place])
+        left -= sum(filled[place] for place in settled)
+        free = [place for place in free if place not in settled] if settled else []
+    return filled
+
+
+def _within(units: int, bound: Bound) -> int:
+    return max(bound.low, min(bound.high, units))
+
+
+def _outside(levels: Mapping[int, int], bounds: Sequence[Bound]) -> set[int]:
+    """Those who cannot stand at this level, whatever becomes of the others."""
+    low = {place: bounds[place].low - level for place, level in levels.items() if level < bounds[place].low}
+    high = {place: level - bounds[place].high for place, level in levels.items() if level > bounds[place].high}
+    return set(low) if sum(low.values()) > sum(high.values()) else set(high or low)
+
+
+class Member(NamedTuple):
+    """A region that takes part in a rate."""
+
+    weight: int
+    floor_micro: int = 0
+    ceiling_micro: int = MAX_RATE_MICRO
+
+
+def fair_shares(limit_micro: int, members: Sequence[Member], demands_micro: Sequence[int]) -> list[int]:
+    """Max-min fair by weight: nobody gets more than it wants while another gets less than its part.
+
+    What is left when all have what they want is lent out as well, so that each can use more without asking.
+    """
+    wanted = [_wanted(each, demand) for each, demand in zip(members, demands_micro, strict=True)]
+    if sum(each.high for each in wanted) >= limit_micro:
+        return fill(limit_micro, wanted)
+    ceilings = [max(each.ceiling_micro, want.high) for each, want in zip(members, wanted, strict=True)]
+    return fill(limit_micro, [Bound(want.high, most, want.weight) for want, most in zip(wanted, ceilings, strict=True)])
+
+
+def _wanted(member: Member, demand_micro: int) -> Bound:
+    most = min(demand_micro, member.ceiling_micro) if member.weight else 0
+    return Bound(member.floor_micro, max(member.floor_micro, most), member.weight)
+
+
+class Terms(NamedTuple):
+    """What is to be shared, among whom and how."""
+
+    limit_micro: int
+    sharing: Sharing
+    members: Mapping[str, Member]
+    safe_shares: Mapping[str, int]
+
+    def safe_micro(self, region: str) -> int:
+        """What is reserved for it; a region that takes no part has nothing."""
+        return self.safe_shares.get(region, 0)
+
+    @property
+    def worst(self) -> int:
+        """The published bound, in thousand-millionths of a unit."""
+        return self.limit_micro * WORST_MS if self.sharing is Sharing.ADAPTIVE else 0
+
+
+def terms_of(limit_micro: int, sharing: Sharing, members: Mapping[str, Member]) -> Terms:
+    total = max(1, sum(member.weight for member in members.values()))
+    safe_shares = {region: limit_micro * member.weight // total for region, member in members.items()}
+    return Terms(limit_micro, sharing, members, safe_shares)
+
+
+class Report(NamedTuple):
+    """What a region says of one rate, as its store had it in one moment."""
+
+    region: str
+    demand_micro: int
+    number: int  # of the grant that is in its store; 0: none
+    rate_micro: int  # in force there
+    spent: int = 0  # units, so far, since it first had a share
+
+
+class Grant(NamedTuple):
+    number: int
+    rate_micro: int
+    after_micro: int  # what it falls back to
+    expires_in_ms: int
+    refresh_in_ms: int
+    is_contended: bool
+
+
+class Given(Struct, array_like=True):
+    """A share as a region may have it. Without a number: none, which is the safe share."""
+
+    number: int = 0
+    rate_micro: int = 0
+    after_micro: int = 0
+    until_ms: int = 0
+    kept_until_ms: int = 0
+
+    def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+        most = self.rate_micro if from_ms < self.until_ms else self.after_micro
+        return max(most, safe_micro) if to_ms >= self.kept_until_ms else most
+
+
+class Holding(Struct, array_like=True):
+    """What one region may have: the share that it named last, or any that it was given since."""
+
+    demand_micro: int | None = None  # None: it has said nothing yet
+    heard_ms: int = 0
+    perhaps: list[Given] = field(default_factory=lambda: [Given()])
+    spent: int = 0  # units, when it named a share last as soon as it could
+    excess_seen_ms: int = 0  # how long more than the limit had been held then
+    asked_ms: int = 0  # by a hint
+
+    def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+        return max(each.most_within(from_ms, to_ms, safe_micro) for each in self.perhaps)
+
+
+class Shared(Struct, array_like=True):
+    """One rate: all that a coordinator has to remember of it, and may lose. Who begins anew knows no holding."""
+
+    since_ms: int
+    at_ms: int
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    debt: int = 0  # what may have been admitted beyond the limit and is not paid back, in thousand-millionths of a unit
+    most_debt: int = 0
+    excess_ms: int = 0  # for how long, so far, more than the limit was held
+
+    @property
+    def known(self) -> list[str]:
+        return [region for region, holding in self.holdings.items() if holding.demand_micro is not None]
+
+
+class Answer(NamedTuple):
+    grant: Grant
+    asked: Sequence[str]  # regions that should report at once
+
+
+def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answer:
+    """Take in what a region says, and decide what it may use. Changes `shared`."""
+    now_ms = max(now_ms, shared.at_ms)
+    for region in terms.members:
+        shared.holdings.setdefault(region, Holding())
+    count(shared, terms, now_ms)
+    hear(shared, report, now_ms)
+    targets = targets_of(shared, terms, now_ms)
+    is_contended = _is_contended(shared, terms, now_ms)
+    grant = _grant(shared, report, targets.get(report.region, 0), terms, is_contended, now_ms)
+    is_short = grant.refresh_in_ms == QUICK_REFRESH_MS
+    return Answer(grant, _to_ask(shared, report.region, targets, is_contended, is_short, now_ms))
+
+
+def _to_ask(
+    shared: Shared, region: str, targets: Mapping[str, int], is_contended: bool, is_short: bool, now_ms: int
+) -> list[str]:
+    """Whoever could give up something: has said nothing yet, or may be using more than it should."""
+    asked = []
+    for other, holding in shared.holdings.items():
+        is_silent = is_contended and holding.demand_micro is None
+        could_give = is_short and holding.most_within(now_ms, now_ms, 0) > targets.get(other, 0)
+        if other != region and (is_silent or could_give) and now_ms >= holding.asked_ms + ASK_AGAIN_MS:
+            holding.asked_ms = now_ms
+            asked.append(other)
+    return asked
+
+
+# --- what is held -----------------------------------------------------------------------------------------------------
+
+
+def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
+    """The most that all regions together may be using at a moment from then to then."""
+    return sum(
+        holding.most_within(from_ms, to_ms, terms.safe_micro(region)) for region, holding in shared.holdings.items()
+    )
+
+
+def count(shared: Shared, terms: Terms, now_ms: int) -> None:
+    """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back."""
+    for excess_micro, lasted_ms in _excesses(shared, terms, shared.at_ms, now_ms):
+        shared.debt = max(0, shared.debt + excess_micro * lasted_ms)
+        shared.excess_ms += lasted_ms if excess_micro > 0 else 0
+    shared.at_ms = now_ms
+
+
+def _excesses(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
+    """By how much more than the limit is held, and for how long: it changes where something ends."""
+    given = [each for holding in shared.holdings.values() for each in holding.perhaps]
+    ends = {end for each in given for end in (each.until_ms, each.kept_until_ms)}
+    edges = sorted({from_ms, to_ms, *(end for end in ends if from_ms < end < to_ms)})
+    for begin_ms, end_ms in pairwise(edges):
+        yield held_micro(shared, terms, begin_ms, begin_ms) - terms.limit_micro, end_ms - begin_ms
+
+
+def hear(shared: Shared, report: Report, now_ms: int) -> None:
+    """A late report, of a share that is known to be superseded, says nothing any more."""
+    holding = shared.holdings.setdefault(report.region, Holding())
+    if 0 < report.number < holding.perhaps[0].number:
+        return
+    if report.number and report.number == holding.perhaps[-1].number:
+        _refund(shared, holding, report.spent, now_ms)
+    shared.most_debt = max(shared.most_debt, shared.debt)
+    holding.demand_micro, holding.heard_ms = report.demand_micro, now_ms
+    later = [each for each in holding.perhaps if each.number > report.number]
+    named = next((each for each in holding.perhaps if each.number == report.number), None)
+    holding.perhaps = [_as_named(named, report, now_ms), *later]
+
+
+def _as_named(named: Given | None, report: Report, now_ms: int) -> Given:
+    """It may have given up some of it by itself. Of a share that nobody here knows, it may have more for a while."""
+    if not report.number:
+        return Given()
+    if named is None:
+        return Given(report.number, report.rate_micro, 0, now_ms + LONGEST_MS, 0)
+    named.rate_micro = min(named.rate_micro, report.rate_micro)
+    named.after_micro = min(named.after_micro, report.rate_micro)
+    return named
+
+
+def _refund(shared: Shared, holding: Holding, spent: int, now_ms: int) -> None:
+    """What it did not use while more than the limit was held was not admitted. All that it used counts as used then."""
+    counted = holding.most_within(now_ms, now_ms, 0) * (shared.excess_ms - holding.excess_seen_ms)
+    used = (spent - holding.spent) * PARTS
+    if used >= 0:
+        shared.debt -= min(shared.debt, max(0, counted - used))
+    holding.spent, holding.excess_seen_ms = spent, shared.excess_ms
+
+
+# --- what it should be ------------------------------------------------------------------------------------------------
+
+
+def targets_of(shared: Shared, terms: Terms, now_ms: int) -> dict[str, int]:
+    """The fair shares, of what is left when a part of the debt is paid."""
+    repaid_micro = min(terms.limit_micro // 4, shared.debt // PAID_BACK_IN_MS) if terms.worst else 0
+    demands = [_demand(shared, region, terms, now_ms) for region in terms.members]
+    shares = fair_shares(terms.limit_micro - repaid_micro, list(terms.members.values()), demands)
+    return dict(zip(terms.members, shares, strict=True))
+
+
+def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
+    """Who has said nothing yet uses less than half of its safe share; who says nothing any more may use all of it."""
+    holding, safe_micro = shared.holdings[region], terms.safe_micro(region)
+    if holding.demand_micro is not None and now_ms < holding.heard_ms + LONGEST_MS:
+        return holding.demand_micro
+    is_young = holding.demand_micro is None and now_ms < shared.since_ms + LONGEST_MS
+    return safe_micro // 2 if is_young else safe_micro
+
+
+def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
+    """Somebody would use more than its safe share."""
+    return any(
+        holding.demand_micro is not None
+        and now_ms < holding.heard_ms + LONGEST_MS
+        and holding.demand_micro > terms.safe_micro(region)
+        for region, holding in shared.holdings.items()
+    )
+
+
+def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_contended: bool, now_ms: int) -> Grant:
+    holding, safe_micro = shared.holdings[report.region], terms.safe_micro(report.region)
+    own_micro = holding.most_within(now_ms, now_ms + LONGEST_MS, safe_micro)
+    left_micro = terms.limit_micro + own_micro - held_micro(shared, terms, now_ms, now_ms + LONGEST_MS)
+    free_micro, near_micro = max(0, left_micro), target_micro - target_micro // NEAR
+    refresh_ms = CONTENDED_REFRESH_MS if is_contended else REFRESH_MS
+    offer = _Offer(min(target_micro, free_micro), REFRESHES * refresh_ms)
+    if terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, now_ms):
+        offer = _Offer(min(offer.rate_micro, report.rate_micro), offer.expires_in_ms)
+    elif terms.sharing is Sharing.ADAPTIVE and offer.rate_micro < near_micro:
+        offer = max(offer, *_ahead(shared, holding, left_micro, target_micro, terms, now_ms))
+    is_short = offer.rate_micro < near_micro or offer.rate_micro > free_micro
+    grant = Grant(
+        number=max(now_ms, holding.perhaps[-1].number + 1),
+        rate_micro=offer.rate_micro,
+        after_micro=min(offer.rate_micro, safe_micro, free_micro),
+        expires_in_ms=offer.expires_in_ms,
+        refresh_in_ms=QUICK_REFRESH_MS if is_short else refresh_ms,
+        is_contended=is_contended,
+    )
+    _hold(holding, grant, now_ms)
+    return grant
+
+
+class _Offer(NamedTuple):
+    rate_micro: int
+    expires_in_ms: int
+
+
+def _ahead(
+    shared: Shared, holding: Holding, left_micro: int, target_micro: int, terms: Terms, now_ms: int
+) -> Iterator[_Offer]:
+    """More than is surely there: so much that in the end no more than the worst case is owed, whoever falls silent.
+
+    Or else what the region has, for no longer than it has it.
+    """
+    lasts_ms = REFRESHES * QUICK_REFRESH_MS
+    end_ms = now_ms + lasts_ms + MARGIN_MS
+    will_owe = sum(max(0, micro) * ms for micro, ms in _excesses(shared, terms, now_ms, end_ms))
+    over_micro = max(0, terms.worst - shared.debt - will_owe) // (end_ms - now_ms)
+    yield _Offer(max(0, min(target_micro, left_micro + over_micro)), lasts_ms)
+    has = holding.perhaps[0]
+    yield _Offer(min(target_micro, has.rate_micro), max(0, has.until_ms - MARGIN_MS - now_ms))
+
+
+def _knows_all(shared: Shared, terms: Terms, now_ms: int) -> bool:
+    """Where nothing was remembered, a share may be in force that nobody here knows of, until it is over."""
+    return now_ms >= shared.since_ms + LONGEST_MS or terms.members.keys() <= set(shared.known)
+
+
+def _hold(holding: Holding, grant: Grant, now_ms: int) -> None:
+    """Until it is named, it or one before it is in force."""
+    until_ms = now_ms + grant.expires_in_ms + MARGIN_MS
+    kept_until_ms = now_ms + KEPT_MS - LATEST_REPLY_MS - MARGIN_MS
+    given = Given(grant.number, grant.rate_micro, grant.after_micro, until_ms, kept_until_ms)
+    holding.perhaps.append(given)
+    if len(holding.perhaps) > MOST_PERHAPS:
+        first, second, *others = holding.perhaps
+        holding.perhaps = [_either(first, second), *others]
+
+
+def _either(one: Given, other: Given) -> Given:
+    return Given(
+        one.number,
+        max(one.rate_micro, other.rate_micro),
+        max(one.after_micro, other.after_micro),
+        max(one.until_ms, other.until_ms),
+        min(one.kept_until_ms, other.kept_until_ms),
+    )

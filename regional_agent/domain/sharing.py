@@ -1,0 +1,113 @@
+"""What a region may use of a rate that is shared over regions, and when it speaks of it. Pure: times are arguments.
+
+A share has three lives, all by the store's own clock, counted from before it was asked for: it is in force until
+`until_us`; if nothing is heard by then, the region has what it falls back to; and after `kept_until_us` its safe share,
+as if nothing had ever been said. `lua/parts/share.lua` does the same in the store; a test compares them.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from regional_agent.domain.demand import Average
+
+LATEST_REPLY_MS = 5_000  # what took longer is not heard: it may be older than what was decided since
+KEPT_MS = 40_000
+SLOW_MS = 3_000
+QUICK_MS = 100
+FOLD_MS = 20
+SILENCE_MS = 200  # slices are noted in lumps, a tenth of a second apart
+SIGMAS = 4
+URGENT_AFTER_MS = 100  # between two reports that could not wait
+
+
+class Share(NamedTuple):
+    """As it is in the store."""
+
+    number: int = 0  # 0: none was given
+    rate_micro: int = 0
+    after_micro: int = 0
+    until_us: int = 0
+    kept_until_us: int = 0
+
+    def in_force_micro(self, mono_us: int, safe_micro: int) -> int:
+        if not self.number or mono_us >= self.kept_until_us:
+            return safe_micro
+        return self.rate_micro if mono_us < self.until_us else self.after_micro
+
+    def number_at(self, mono_us: int) -> int:
+        """What a report says: a share that is over was never given."""
+        return self.number if mono_us < self.kept_until_us else 0
+
+    def heard(self, given: "Share", sent_us: int, mono_us: int) -> "Share":
+        """A newer one, unless it comes too late."""
+        is_late = mono_us - sent_us > LATEST_REPLY_MS * 1000
+        return self if is_late or given.number <= self.number_at(mono_us) else given
+
+    def lowered(self, rate_micro: int) -> "Share":
+        """The region gives up what it does not use, first here and then by saying so. Never the other way."""
+        return self._replace(rate_micro=min(self.rate_micro, rate_micro), after_micro=min(self.after_micro, rate_micro))
+
+
+def share_of_grant(number: int, rate_micro: int, after_micro: int, expires_in_ms: int, sent_us: int) -> Share:
+    return Share(number, rate_micro, after_micro, sent_us + expires_in_ms * 1000, sent_us + KEPT_MS * 1000)
+
+
+# --- when it speaks, and what it says ---------------------------------------------------------------------------------
+
+
+def needs_no_message(demand_micro: int, safe_micro: int) -> bool:
+    """Under half of what is reserved for it anyway."""
+    return 2 * demand_micro < safe_micro
+
+
+def cannot_wait(available: int, burst: int, demand_micro: int, rate_micro: int) -> bool:
+    """The bucket is under 30 %, and demand has grown by a fifth beyond the share. Parts, like the bucket's."""
+    return 10 * available < 3 * burst * 1_000_000_000 and 5 * demand_micro > 6 * rate_micro
+
+
+def kept_micro(demand_micro: int, rate_micro: int, is_contended: bool) -> int:
+    """What it keeps of its share where others want more: a tenth above its demand, if that has fallen by a fifth."""
+    has_fallen = is_contended and 5 * demand_micro < 4 * rate_micro
+    return demand_micro + demand_micro // 10 if has_fallen else rate_micro
+
+
+# --- demand -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RateDemand:
+    """Units a second that are asked for, whether they are had or not.
+
+    A slow average, and a quick one that replaces it where they differ by more than chance would explain: requests that
+    come by themselves are Poisson's, and the quick average then has the deviation that is computed here.
+    """
+
+    since_ms: int
+    _units: int = 0
+    _size: float = 1.0  # of a request: bigger ones make for more chance
+    _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
+    _quick: Average = field(default_factory=lambda: Average(QUICK_MS))
+
+    def note(self, units: int, now_ms: int, size: int) -> None:
+        """So many units, in requests of that size."""
+        self._units += units
+        self._size += (size - self._size) / 16
+        if now_ms - self.since_ms >= FOLD_MS:
+            self._fold(now_ms)
+
+    def per_second_micro(self, now_ms: int) -> int:
+        if now_ms - self.since_ms >= (FOLD_MS if self._units else SILENCE_MS):
+            self._fold(now_ms)
+        return round((self._quick if self._has_changed() else self._slow).per_second * 1_000_000)
+
+    def _has_changed(self) -> bool:
+        quick, slow = self._quick.per_second, self._slow.per_second
+        sigma = math.sqrt(max(quick, slow) * self._size * 1000 / (2 * QUICK_MS))
+        return abs(quick - slow) > SIGMAS * sigma
+
+    def _fold(self, now_ms: int) -> None:
+        elapsed_ms = now_ms - self.since_ms
+        self._quick.observe(self._units, elapsed_ms)
+        self._slow.observe(self._units, elapsed_ms)
+        self._units, self.since_ms = 0, now_ms

@@ -1,0 +1,99 @@
+"""What a region may use of a shared rate, and when it says something."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regional_agent.domain.sharing import (
+    RateDemand,
+    Share,
+    cannot_wait,
+    kept_micro,
+    needs_no_message,
+    share_of_grant,
+)
+
+PARTS = 1_000_000_000
+SECOND_US = 1_000_000
+GIVEN = share_of_grant(number=5, rate_micro=80, after_micro=20, expires_in_ms=8_000, sent_us=0)
+
+
+def test_a_share_lasts_and_then_falls_back_and_then_is_the_safe_one() -> None:
+    ages_s = (0, 7.999, 8, 39.999, 40)
+    assert [GIVEN.in_force_micro(int(age * SECOND_US), 30) for age in ages_s] == [80, 80, 20, 20, 30]
+    assert [GIVEN.number_at(int(age * SECOND_US)) for age in (39.999, 40)] == [5, 0]
+    assert Share().in_force_micro(0, 30) == 30
+
+
+def test_only_a_newer_share_is_heard_and_none_that_comes_late() -> None:
+    newer = share_of_grant(6, 90, 20, 8_000, sent_us=SECOND_US)
+    assert GIVEN.heard(newer, SECOND_US, 6 * SECOND_US) == newer
+    assert GIVEN.heard(newer, SECOND_US, 6 * SECOND_US + 1) == GIVEN
+    assert newer.heard(GIVEN, 0, SECOND_US) == newer
+    assert GIVEN.heard(GIVEN._replace(rate_micro=99), 0, 1) == GIVEN
+    assert newer.heard(GIVEN, 41 * SECOND_US, 41 * SECOND_US) == GIVEN, "what is over is forgotten"
+
+
+@given(st.integers(0, 10**13), st.integers(0, 10**13), st.integers(0, 10**13), st.integers(0, 50_000_000))
+def test_who_gives_up_has_less_at_every_moment(rate: int, after: int, to: int, age_us: int) -> None:
+    share = Share(1, max(rate, after), min(rate, after), 8_000_000, 40_000_000)
+    lowered = share.lowered(to)
+    assert lowered.in_force_micro(age_us, 7) == (
+        7 if age_us >= 40_000_000 else min(to, share.in_force_micro(age_us, 7))
+    )
+
+
+def test_when_to_speak() -> None:
+    assert needs_no_message(49, 100)
+    assert not needs_no_message(50, 100)
+    assert cannot_wait(29 * PARTS, 100, demand_micro=121, rate_micro=100)
+    assert not cannot_wait(30 * PARTS, 100, demand_micro=121, rate_micro=100)
+    assert not cannot_wait(0, 100, demand_micro=120, rate_micro=100)
+
+
+@pytest.mark.parametrize(("demand", "kept"), [(100, 100), (80, 100), (79, 86), (10, 11), (0, 0)])
+def test_what_is_kept_where_others_want_more(demand: int, kept: int) -> None:
+    assert kept_micro(demand, 100, is_contended=True) == kept
+    assert kept_micro(demand, 100, is_contended=False) == 100
+
+
+# --- demand -----------------------------------------------------------------------------------------------------------
+
+
+def poisson(demand: RateDemand, per_second: int, from_ms: int, to_ms: int, seed: int) -> int:
+    """Requests that come by themselves."""
+    at_ms, chance = float(from_ms), random.Random(seed)
+    while (at_ms := at_ms + chance.expovariate(per_second / 1000)) < to_ms:
+        demand.note(1, int(at_ms), 1)
+    return demand.per_second_micro(to_ms) // 1_000_000
+
+
+@given(st.integers(0, 10**6), st.sampled_from([20, 200, 2000]))
+def test_demand_is_measured_and_chance_is_not_taken_for_a_change(seed: int, per_second: int) -> None:
+    """The slow average of a steady demand deviates by the root of a sixth of it; not by six times that."""
+    measured = poisson(RateDemand(0), per_second, 0, 20_000, seed)
+    assert abs(measured - per_second) <= 6 * (per_second / 6) ** 0.5 + 1
+
+
+def test_a_jump_and_a_fall_are_believed_within_a_third_of_a_second() -> None:
+    demand = RateDemand(0)
+    poisson(demand, 100, 0, 10_000, seed=1)
+    assert poisson(demand, 2000, 10_000, 10_300, seed=2) > 1500
+    demand = RateDemand(0)
+    poisson(demand, 2000, 0, 10_000, seed=3)
+    assert demand.per_second_micro(10_300) < 200_000_000
+
+
+def test_what_comes_in_lumps_is_spread_over_the_time_since_the_last() -> None:
+    demand = RateDemand(0)
+    for at_ms in range(100, 10_000, 100):
+        demand.note(1000, at_ms, 1)
+    assert 9_000_000_000 < demand.per_second_micro(9_990) < 11_000_000_000
+
+
+def test_one_request_after_a_silence_is_no_rush() -> None:
+    demand = RateDemand(0)
+    demand.note(1, 60_000, 1)
+    assert demand.per_second_micro(60_000) < 1_000_000
