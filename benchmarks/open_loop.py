@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-from benchmarks.load import Server
+from benchmarks.load import Server, no_pauses
 
 TICK_S = 0.001
 
@@ -109,10 +109,11 @@ async def open_load(
     callers = [_Connection(server, request, schedule) for _ in range(connections)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, server.host, server.port)  # type: ignore[misc]
-    schedule.begin()
-    while not schedule.is_over(connections) and not schedule.ended.done():
-        schedule.tick()
-        await asyncio.sleep(TICK_S)
+    with no_pauses():
+        schedule.begin()
+        while not schedule.is_over(connections) and not schedule.ended.done():
+            schedule.tick()
+            await asyncio.sleep(TICK_S)
     if schedule.ended.done():
         schedule.ended.result()
     schedule.ended.set_result(None)

@@ -119,19 +119,11 @@ class Admission:
 
     async def decide(self, check: Check) -> Verdict:
         """Raises what the store's answer or the request itself makes impossible."""
-        return await self._decide(self.asked(check))
+        return await verdict_on(self, self.asked(check))
 
     async def hold(self, hold: Hold) -> Verdict:
         """A check, but that allowances set units aside and consume none."""
-        return await self._decide(self.asked_to_hold(hold))
-
-    async def _decide(self, asked: Asked) -> Verdict:
-        told: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
-        self.submit(asked, partial(tell, told))
-        outcome = await told
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return await verdict_on(self, self.asked_to_hold(hold))
 
     def asked(self, check: Check) -> Asked:
         """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing has happened then."""
@@ -356,6 +348,23 @@ class Admission:
             return policy.retry_after_ms
         final = policy.reason == DenialReason.COST_ABOVE_LIMIT or self._leasing.is_exhausted(each.charge.quota)
         return policy.retry_after_ms if final and policy.retry_after_ms else RETRY_WHEN_DEGRADED_MS
+
+
+async def verdict_on(admission: Admits, asked: Asked) -> Verdict:
+    """For whoever would rather wait. What is known at once costs no turn of the event loop."""
+    told: list[Verdict | Exception] = []
+    hear: asyncio.Future[Verdict | Exception] | None = None
+
+    def on_verdict(outcome: Verdict | Exception) -> None:
+        told.append(outcome) if hear is None else tell(hear, outcome)
+
+    admission.submit(asked, on_verdict)
+    if not told:
+        hear = asyncio.get_running_loop().create_future()
+        told.append(await hear)
+    if isinstance(told[0], Exception):
+        raise told[0]
+    return told[0]
 
 
 class _Pending:

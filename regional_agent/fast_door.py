@@ -31,13 +31,13 @@ from doors.request_ids import harmless, new_request_id
 from doors.tokens import same_token, token_in
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import MAX_BATCH, Answered, BatchAnswer, Check, Verdict, answered
+from regional_agent.asked_before import AskedBefore
 from regional_agent.batches import Batch, asked_of
 from regional_agent.domain.remembered import Remembered
-from regional_agent.policies import Policies
 
 CHECK, BATCH = "/v1/check", "/v1/check:batch"
 BEGINNING, END_OF_HEAD = b"POST /v1/check", b"\r\n\r\n"
-MOST_HEADS, MOST_BODIES, LONGEST_REMEMBERED = 1_024, 4_096, 1_024
+MOST_HEADS, LONGEST_REMEMBERED = 1_024, 1_024
 PLAIN_TYPES = (b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # Headers that may change what is answered. Of each there is at most one, or the request is not plain.
 TELLING = (b"content-type", b"content-length", b"authorization", b"x-request-id", b"connection")
@@ -95,8 +95,7 @@ class FastDoor:
         self._max_body_bytes = max_body_bytes
         self._service_token = service_token
         self._heads: Remembered[bytes, Head] = Remembered(MOST_HEADS)
-        self._asked: Remembered[bytes, Asked] = Remembered(MOST_BODIES)
-        self._asked_of: Policies | None = None
+        self._asked: AskedBefore[bytes] = AskedBefore(admission)
         self._dated: list[tuple[bytes, bytes]] = []
         self._beginnings: dict[tuple[int, str], bytes] = {}
 
@@ -142,15 +141,12 @@ class FastDoor:
 
     def asked(self, raw: bytes) -> Asked | Exception:
         """What a check's JSON asks. Raises Problem for what is no check at all."""
-        if self._asked_of is not self.admission.policies:
-            self._asked_of = self.admission.policies
-            self._asked.clear()
-        known = self._asked.get(raw)
+        known = self._asked.find(raw)
         if known is not None:
             return known
         asked = asked_of(self.admission, decode(raw, Check))
-        if isinstance(asked, Asked) and asked.lasts and len(raw) <= LONGEST_REMEMBERED:
-            self._asked.put(raw, asked)
+        if isinstance(asked, Asked) and len(raw) <= LONGEST_REMEMBERED:
+            self._asked.keep(raw, asked)
         return asked
 
     def asked_by_batch(self, raw: bytes) -> list[Asked | Exception] | None:

@@ -1,10 +1,8 @@
 """Admission over the cells of a Cluster: each request is decided by the cell that its policies lie in."""
 
-import asyncio
 from collections.abc import Sequence
-from functools import partial
 
-from regional_agent.admission import Admission, Asked, OnVerdict, tell
+from regional_agent.admission import Admission, Asked, OnVerdict, verdict_on
 from regional_agent.answers import Check, Hold, Verdict
 from regional_agent.blocks import Blocks
 from regional_agent.domain.cells import cell_of, home_of
@@ -36,18 +34,10 @@ class SpreadAdmission:
         return self._cells[0].asked(check)
 
     async def decide(self, check: Check) -> Verdict:
-        return await self._decide(self.asked(check))
+        return await verdict_on(self, self.asked(check))
 
     async def hold(self, hold: Hold) -> Verdict:
-        return await self._decide(self._cells[0].asked_to_hold(hold))
-
-    async def _decide(self, asked: Asked) -> Verdict:
-        told: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
-        self.submit(asked, partial(tell, told))
-        outcome = await told
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
+        return await verdict_on(self, self._cells[0].asked_to_hold(hold))
 
     def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
         places = _places(asked)

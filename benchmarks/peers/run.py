@@ -95,7 +95,15 @@ def _libraries(stack: Stack, python: Path, seconds: float) -> dict[str, Turn]:
         "PEER_MODULES": str(INSTALLED / "node" / "node_modules"),
     }
     ours = [sys.executable, "-m", "benchmarks.peers.leasehold_engine"]
-    turns: dict[str, Turn] = {"leasehold.Engine, token bucket": partial(_asked, ours, _settings(stack) | environ)}
+    ours_environ = _settings(stack) | environ
+    turns: dict[str, Turn] = {
+        "leasehold.Engine, token bucket, every decision in the store": partial(
+            _asked, [*ours, "/benchmark"], ours_environ
+        ),
+        "leasehold.Engine, token bucket, as it comes: a hot key by slices": partial(
+            _asked, [*ours, "/sliced"], ours_environ
+        ),
+    }
     for name, said in NAMES.items():
         turns[said] = partial(_asked, [python, HERE / "libraries.py", name], environ)
     node = shutil.which("node")
