@@ -132,7 +132,7 @@ class Holds:
         part.state, part.due = "charged" if charged else "lapsed", self.mono + RAN_OUT_US
         self._write(part)
         if charged:
-            self._store.note_work(part.place.lease, part.period, part.units, True)
+            self._note_work(part, part.units, part.units)
 
     def _fall_due(self, part: Part) -> None:
         if part.state == "open":
@@ -163,16 +163,13 @@ class Holds:
         held = part.units if part.state == "open" else 0
         paid = part.units if part.state == "charged" else 0
         self.book(part, -held, max(0, units - paid), -1)
-        self._note_commit(part, units, held, paid)
+        self._note_work(part, max(units, paid), min(units, held) or paid)
         part.state, part.committed, part.due = state, units, self.mono + ENDED_US
         self._write(part)
 
-    def _note_commit(self, part: Part, units: int, held: int, paid: int) -> None:
-        """Tell the ground truth: what had been set aside, and what nobody was asked for."""
-        covered = min(units, held)
-        for more, is_covered in ((covered, True), (max(0, units - covered - paid), False)):
-            if more:
-                self._store.note_work(part.place.lease, part.period, more, is_covered)
+    def _note_work(self, part: Part, units: int, covered: int) -> None:
+        """Tell the ground truth what came of the part in all, and how much of it had been set aside."""
+        self._store.note_work(part.place.lease, part.period, part.name, units, covered)
 
     def extend(self, part: Part, due: int) -> None:
         part.due = max(part.due, due)

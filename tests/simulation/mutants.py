@@ -32,8 +32,9 @@ from regional_agent.life import LifeKeeper
 from regional_agent.reporting import Conversation
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Scripts
-from tests.simulation import ledger_model
+from tests.simulation import ledger_model, store_model
 from tests.simulation.disks import VirtualSegment
+from tests.simulation.holds_model import Holds, Part, read_was, write_was
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.network import Coordinators
 from tests.simulation.store_model import StoreModel
@@ -632,3 +633,115 @@ def journal_dropped_before_its_receipt(world: World) -> Iterator[Any]:
 def leftover_journals_forgotten(world: World) -> Iterator[Any]:
     """An agent that starts does not look for what a killed one has left."""
     yield patch.object(Journal, "recover", lambda self: None)
+
+
+# --- holds ------------------------------------------------------------------------------------------------------------
+
+WORK_IS_HELD = ("burst", "later", "store_restarts", "kill_agent", "start_agent")
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def held_units_are_admitted_as_well(world: World) -> Iterator[Any]:
+    """What a service has set aside is left for others."""
+    real = store_model._available
+    yield patch.object(store_model, "_available", lambda lease: real(lease) + int(lease.get("held", 0)))
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def held_units_are_given_back(world: World) -> Iterator[Any]:
+    """A recall, or the end of the period, takes what a service has set aside."""
+    give_back, retire = StoreModel._return, StoreModel._retire
+
+    def not_held(self: StoreModel, lease: str, prefix: str, then: Callable[[], Any]) -> Any:
+        held = self.hash(lease).get(f"{prefix}held")
+        if held is None:
+            return then()
+        self._write(lease, {f"{prefix}held": "0"})
+        answer = then()
+        self._write(lease, {f"{prefix}held": held})
+        return answer
+
+    def give_all_back(self: StoreModel, lease: str, quota: str, dirty: str, prefix: str, keep: int) -> Any:
+        return not_held(self, lease, prefix, lambda: give_back(self, lease, quota, dirty, prefix, keep))
+
+    def retire_all(self: StoreModel, lease: str, quota: str, dirty: str, prefix: str) -> Any:
+        return not_held(self, lease, prefix, lambda: retire(self, lease, quota, dirty, prefix))
+
+    yield patch.object(StoreModel, "_return", give_all_back)
+    yield patch.object(StoreModel, "_retire", retire_all)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def a_hold_that_ran_out_is_committed_as_if_it_were_open(world: World) -> Iterator[Any]:
+    """Its units were free again, and come out of what is held once more."""
+    real = Holds.finish
+
+    def finish(self: Holds, part: Part, state: str, units: int) -> None:
+        part.state = "open" if part.state == "lapsed" else part.state
+        real(self, part, state, units)
+
+    yield patch.object(Holds, "finish", finish)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def a_hold_ends_twice(world: World) -> Iterator[Any]:
+    """Whatever it was told, it can be told once more."""
+    real = Holds.finish
+
+    def finish(self: Holds, part: Part, state: str, units: int) -> None:
+        real(self, part, state, units)
+        part.state = "open"
+        self._write(part)
+
+    yield patch.object(Holds, "finish", finish)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def what_a_commit_says_beyond_its_hold_is_forgotten(world: World) -> Iterator[Any]:
+    """Work that came out larger than it was thought to be is booked as large as it was thought to be."""
+    real = Holds.book
+
+    def book(self: Holds, part: Part, held: int, consumed: int, holds: int) -> None:
+        real(self, part, held, min(consumed, -held) if held < 0 else consumed, holds)
+
+    yield patch.object(Holds, "book", book)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD)
+def what_was_charged_is_committed_once_more(world: World) -> Iterator[Any]:
+    """A commit that comes after its hold was charged is booked as a whole."""
+    real = Holds.finish
+
+    def finish(self: Holds, part: Part, state: str, units: int) -> None:
+        if part.state == "charged":
+            self.book(part, 0, min(units, part.units), 0)
+        real(self, part, state, units)
+
+    yield patch.object(Holds, "finish", finish)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD, "period_closed")
+def a_hold_never_runs_out(world: World) -> Iterator[Any]:
+    """What a service has set aside, and says nothing more of, stays so."""
+    yield patch.object(Holds, "sweep", lambda self, place: None)
+
+
+@mutant
+@drawn_from(*WORK_IS_HELD, "store_usurped")
+def a_period_is_forgotten_with_its_holds(world: World) -> Iterator[Any]:
+    """Once its totals are booked nothing of it is kept, though a commit to a hold of it may come."""
+    real = StoreModel._settle_over
+
+    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
+        if was := read_was(self, key, reply[1]):
+            write_was(self, key, reply[1], was | {"holds": 0})
+        real(self, key, dirty, reply, acknowledged)
+
+    yield patch.object(StoreModel, "_settle_over", settle_over)

@@ -59,7 +59,7 @@ class StoreModel:
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
-        self.note_work: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_covered: None
+        self.note_work: Callable[[str, str, str, int, int], None] = lambda lease, period, part, units, covered: None
         self.note_denial: Callable[[str], None] = lambda reason: None
         self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources().items()}
 
@@ -174,8 +174,10 @@ class StoreModel:
         self._write(key, dict(zip(pairs[::2], pairs[1::2], strict=True)))
         return len(self.hash(key)) - before
 
-    def _do_set(self, key: str, _value: str, _px: str, kept_ms: str) -> bytes:
-        self.data[key] = ["probe"]
+    def _do_set(self, key: str, value: str, _px: str, kept_ms: str, *only_new: str) -> bytes | None:
+        if only_new and key in self.data:
+            return None
+        self.data[key] = [value, b""] if only_new else ["probe"]
         self._expire(key, int(kept_ms))
         return b"OK"
 

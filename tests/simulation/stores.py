@@ -65,11 +65,14 @@ class Machine:
     admitting_epoch: int = 0
     jumped_back: bool = False
     left: Left | None = None
+    note_work: Callable[[Admission], None] = lambda _: None
+    works: dict[tuple[str, str, str], tuple[int, int]] = field(default_factory=dict)  # by lease, period, part of a hold
     denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.model = StoreModel(f"{self.region}-1", f"{self.region}-replid-1")
         self.model.note, self.model.note_denial = self._admitted, self._denied
+        self.model.note_work = self._worked
         self.tick()
 
     def tick(self) -> None:
@@ -82,8 +85,20 @@ class Machine:
 
     def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
         """An admission, as the script tells it the moment it happens."""
+        self.note(self._admission(lease, period, units, is_enforced))
+
+    def _worked(self, lease: str, period: str, part: str, units: int, covered: int) -> None:
+        """What a hold was committed or charged. A store that forgot it may be told again: it is the same work."""
+        noted, covered_before = self.works.get((lease, period, part), (0, 0))
+        units, covered = max(units, noted), max(covered, covered_before)
+        self.works[lease, period, part] = units, covered
+        for more, is_covered in ((covered - covered_before, True), (units - covered - noted + covered_before, False)):
+            if more:
+                self.note_work(self._admission(lease, period, more, is_covered))
+
+    def _admission(self, lease: str, period: str, units: int, is_enforced: bool) -> Admission:
         _, _, _, epoch, quota = lease.split(":", 4)
-        self.note(Admission(self.region, int(epoch), quota, period, units, is_enforced))
+        return Admission(self.region, int(epoch), quota, period, units, is_enforced)
 
     def _denied(self, reason: str) -> None:
         self.denials[f"DenialReason.{DenialReason(reason).name}"] += 1

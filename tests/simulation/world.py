@@ -9,7 +9,7 @@ import itertools
 import random
 import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -22,13 +22,15 @@ from pydantic import SecretStr
 from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.settlement import EpochState
+from doors.problems import Problem
 from protocol.lease import LeaseState
 from protocol.messages import OpenEpoch
 from protocol.policy import LimitsDocument
 from regional_agent import life as life_module
 from regional_agent import region as region_module
 from regional_agent.admission import NoPoliciesYet
-from regional_agent.answers import Check, Subject
+from regional_agent.answers import Check, Hold, Subject
+from regional_agent.domain import hold_ids
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
@@ -62,6 +64,7 @@ def document(limit: int) -> LimitsDocument:
         },
         {
             "name": "mail",
+            "on_hold_expiry": "charge",
             "quota": "mails",
             "by": ["tenant"],
             "match": {"route": "/mails"},
@@ -137,6 +140,7 @@ class World:
 
     def _machine(self, name: str) -> Machine:
         machine = Machine(name, self.clock, self.chance(f"machine {name}"), self._admitted)
+        machine.note_work = self._worked
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
         machine.model.is_exempt = self.random.random() < 0.5
         return machine
@@ -145,14 +149,18 @@ class World:
         self.bugs.append(f"{what}: {type(error).__name__}: {error}")
 
     def _admitted(self, admission: Admission) -> None:
+        self._worked(admission)
+        self.admissions.append(admission)
+        self._is_in_time(admission)
+
+    def _worked(self, admission: Admission) -> None:
+        """What was set aside before may be used later: after its lease, its period and its epoch."""
         _, epoch, quota, period, units, enforced = admission
         self.truth.admitted[epoch, quota, period] += units
         self.truth.executed[quota] += units
         if enforced:
             self.truth.enforced[epoch, quota, period] += units
             self.truth.total[quota, period] += units
-        self.admissions.append(admission)
-        self._is_in_time(admission)
 
     def _is_in_time(self, admission: Admission) -> None:
         """An epoch whose place another took spends until it hears of it: that is in suspense, whatever the time."""
@@ -239,7 +247,7 @@ class World:
 
     async def serve(self) -> None:
         """Services in every region ask, as often as its demand says."""
-        chance = self.chance("services")
+        chance, holding = self.chance("services"), self.chance("holds")
         due = dict.fromkeys(REGIONS, 0.0)
         while True:
             await asyncio.sleep(0.05)
@@ -248,6 +256,8 @@ class World:
                 while due[region] >= 1:
                     due[region] -= 1
                     self.ask(region, chance)
+                    if holding.random() < 0.1:
+                        self.hold(region, holding)
 
     async def keep_books(self) -> None:
         """What coordinators do by themselves."""
@@ -270,9 +280,45 @@ class World:
         agent = chance.choice(agents)
         route = chance.choice(ROUTES)
         cost = cost or chance.choice([1, 1, 2, 3, 8])
-        task = self.loop.create_task(self._ask(agent, route, cost, mode), name=f"{agent.name}/request")
+        self._serve(agent, self._ask(agent, route, cost, mode))
+
+    def _serve(self, agent: Agent, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work, name=f"{agent.name}/request")
         self._services.add(task)
         task.add_done_callback(self._services.discard)
+
+    def hold(self, region: str, chance: random.Random) -> None:
+        """A service sets units aside, and later says what it used: to any agent, too late, twice, or never."""
+        agents = self._listening(region)
+        if agents:
+            agent = chance.choice(agents)
+            self._serve(agent, self._hold(agent, random.Random(chance.random())))
+
+    def _listening(self, region: str) -> list[Agent]:
+        return [agent for agent in self.alive(region) if agent.real is not None and not agent.stopping.is_set()]
+
+    async def _hold(self, agent: Agent, chance: random.Random) -> None:
+        wanted = Hold(
+            subject=Subject(tenant="acme", route=chance.choice(ROUTES), method="GET"),
+            units=chance.choice([1, 2, 8]),
+            ttl_ms=chance.choice([300, 1_500, 4_000]),
+            operation_id=str(chance.random()),
+        )
+        try:
+            verdict = await agent.real.admission.hold(wanted)
+        except NoPoliciesYet:
+            return
+        if verdict.hold is not None and verdict.answer.allowed:
+            for _ in range(chance.choice([0, 1, 1, 2])):
+                await asyncio.sleep(chance.choice([0.05, 0.5, 2.0, 6.0]))
+                await self._tell_hold(agent.region, str(verdict.hold.id), chance)
+
+    async def _tell_hold(self, region: str, hold_id: str, chance: random.Random) -> None:
+        action, amount = chance.choice([("commit", 1), ("commit", 2), ("commit", 9), ("release", 0), ("extend", 1_000)])
+        agents = self._listening(region)
+        if agents:
+            with contextlib.suppress(Problem):  # it ended otherwise, or was lost with its store, or that is away
+                await chance.choice(agents).real.holds.tell(hold_id, action, amount)
 
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str) -> None:
         check = Check(
@@ -309,10 +355,15 @@ class World:
             def token_hex(size: int) -> str:
                 return tokens.randbytes(size).hex()
 
+            @staticmethod
+            def token_bytes(size: int) -> bytes:
+                return tokens.randbytes(size)
+
         with contextlib.ExitStack() as patches:
             patches.enter_context(patch.object(region_module, "StoreConnection", self._connection))
             patches.enter_context(patch.object(region_module, "CoordinatorClient", self._client))
             patches.enter_context(patch.object(life_module, "secrets", Tokens))
+            patches.enter_context(patch.object(hold_ids, "secrets", Tokens))
             patches.enter_context(patch.object(region_module, "JournalDirectory", self._disk))
             with heard_by(self._log):
                 yield
