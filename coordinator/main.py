@@ -18,6 +18,7 @@ from coordinator.api import (
     operations,
     overrides,
     proof,
+    statements,
     suspense,
 )
 from coordinator.database.documents import Documents
@@ -54,6 +55,7 @@ ROUTERS = (
     operations.router,
     allocations.router,
     finance.router,
+    statements.router,
     proof.router,
     suspense.router,
 )

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, NoReturn, TypeVar
 
@@ -186,15 +186,18 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
 _PROBLEM_REF = {"$ref": _REF.format(name="Problem")}
 
 
-def described(*, body: Any = None, answers: Mapping[int, Any]) -> dict[str, Any]:
+def described(*, body: Any = None, answers: Mapping[int, Any], also: Collection[str] = ()) -> dict[str, Any]:
     """Keyword arguments of a FastAPI route whose bodies are msgspec's: `@router.post(path, **described(...))`.
 
     `answers` are statuses and the types of their bodies (None: no body; for a refusal, a plain problem document; with a
-    type, a problem document that has its fields too). The refusals that any operation may answer are added.
+    type, a problem document that has its fields too). The refusals that any operation may answer are added. `also` are
+    further media types of what is answered with 200.
     """
     carried: dict[str, Any] = {}
     statuses = dict.fromkeys((*_ANY_OPERATION, *(_WITH_BODY if body is not None else ()))) | dict(answers)
     responses = {status: _response(status, statuses[status], carried) for status in sorted(statuses)}
+    for media_type in also:
+        responses[200].setdefault("content", {})[media_type] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {_CARRIED: carried}
     if body is not None:
         extra["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(body, carried)}}}

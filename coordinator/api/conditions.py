@@ -13,9 +13,10 @@ def strong_tag(body: bytes) -> str:
     return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
 
 
-def unless_known(request: Request, response: Response, tag: str) -> Response:
-    """The response with its ETag, or 304 for a client that has it."""
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Accept, Authorization"}
+def unless_known(request: Request, response: Response, tag: str, *, for_good: bool = False) -> Response:
+    """The response with its ETag, or 304 for a client that has it. What never changes is not asked for again."""
+    caching = "private, max-age=31536000, immutable" if for_good else "private, no-cache"
+    headers = {"ETag": tag, "Cache-Control": caching, "Vary": "Accept, Authorization"}
     if _names(request.headers.get("If-None-Match", ""), tag, weakly=True):
         return Response(status_code=304, headers=headers)
     response.headers.update(headers)

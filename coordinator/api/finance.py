@@ -22,6 +22,7 @@ from coordinator.api.queries import (
     several,
     with_query,
 )
+from coordinator.api.sheets import OTHER_MEDIA, SHAPE, reconciliation_sheet, shape_of, shaped, trial_balance_sheet
 from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.trial_balance import TrialBalance
@@ -104,7 +105,7 @@ def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQu
     granularity = query.one("granularity", one_of(Granularity), None)
     groups = [each for part in query.many("group_by", _dimensions) for each in part]
     filters = {dimension: values for dimension in Dimension if (values := query.many(dimension, a_text))}
-    as_of = query.one("as_of", lambda text: _parse_as_of(text, zone), None)
+    as_of = query.one("as_of", lambda text: parse_as_of(text, zone), None)
     zeros = query.one("zeros", a_flag, False)
     if start >= end:
         query.refuse("to", "after", "it must be after `from`")
@@ -122,7 +123,7 @@ def _dimensions(text: str) -> list[Dimension]:
     return [one_of(Dimension)(part) for part in text.split(",")]
 
 
-def _parse_as_of(text: str, zone: tzinfo) -> int | datetime:
+def parse_as_of(text: str, zone: tzinfo) -> int | datetime:
     if text.isascii() and text.isdecimal() and len(text) <= 18:
         return int(text)
     return parse_instant(text, zone)
@@ -142,20 +143,30 @@ async def get_period(period: str, coordinator: TheCoordinator, _: Reader) -> Res
     return reply(_found(await coordinator.database.read(lambda c: read_period(c, _named(period)))))
 
 
-@router.get("/v1/periods/{period}/reconciliation", **described(answers={200: Reconciliation, 404: None}))
-async def get_reconciliation(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+_RECONCILIATION = described(answers={200: Reconciliation, 304: None, 404: None}, also=OTHER_MEDIA)
+
+
+@router.get("/v1/periods/{period}/reconciliation", **with_query(_RECONCILIATION, SHAPE))
+async def get_reconciliation(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """`balanced`, or the word for what is not, with all that was found."""
-    now = coordinator.clock.now()
-    found = await coordinator.database.run(lambda c: reconcile_period(c, _named(period), now), snapshot=True)
-    return reply(_found(found))
+    query, now = Query(request), coordinator.clock.now()
+    shape, name = shape_of(query), _named(period)
+    query.checked()
+    found = _found(await coordinator.database.run(lambda c: reconcile_period(c, name, now), snapshot=True))
+    return shaped(request, shape, found, reconciliation_sheet, f"reconciliation-{name}")
 
 
-@router.get("/v1/periods/{period}/trial-balance", **described(answers={200: TrialBalance, 404: None}))
-async def get_trial_balance(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+_TRIAL_BALANCE = described(answers={200: TrialBalance, 304: None, 404: None}, also=OTHER_MEDIA)
+
+
+@router.get("/v1/periods/{period}/trial-balance", **with_query(_TRIAL_BALANCE, SHAPE))
+async def get_trial_balance(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """Each account three ways: by the transfers, by pools and leases, by the regions; and one word for all."""
-    now = coordinator.clock.now()
-    found = await coordinator.database.run(lambda c: balance_period(c, _named(period), now), snapshot=True)
-    return reply(_found(found))
+    query, now = Query(request), coordinator.clock.now()
+    shape, name = shape_of(query), _named(period)
+    query.checked()
+    found = _found(await coordinator.database.run(lambda c: balance_period(c, name, now), snapshot=True))
+    return shaped(request, shape, found, trial_balance_sheet, f"trial-balance-{name}")
 
 
 class CloseBody(Message, frozen=True):

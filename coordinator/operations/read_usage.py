@@ -59,7 +59,7 @@ async def read_usage_as_of(
 async def _first_page(connection: Connection, question: UsageQuestion, sealed: Sealed | None, count: int) -> UsagePage:
     position, last = sealed or (None, None)
     page = await read_usage(connection, question, position, 0, count, last)
-    unaccounted: int = await connection.fetchval(*_unaccounted(question, position, last))
+    unaccounted = await read_unaccounted(connection, question, position, last)
     is_used = any(row.units for row in page.rows)
     is_known = is_used or unaccounted > 0 or await connection.fetchval(*_known(question, position, last))
     return UsagePage(page.rows if is_known else [], page.as_of, Coverage(is_known, unaccounted))
@@ -76,6 +76,14 @@ async def read_usage(
     sql = _usage(question, is_now=as_of is None)
     rows = await connection.fetch(sql, question.boundaries, position, count, skip, last, *question.filters.values())
     return UsagePage([_row(question, row) for row in rows], position)
+
+
+async def read_unaccounted(
+    connection: Connection, question: UsageQuestion, position: int | None, last: int | None
+) -> int:
+    """How many units regions hold of what is asked for, or held at that position, that no report accounts for."""
+    units: int = await connection.fetchval(*_unaccounted(question, position, last))
+    return units
 
 
 def _row(question: UsageQuestion, row: asyncpg.Record) -> UsageRow:

@@ -1,0 +1,101 @@
+"""One answer in the shape that is asked for: JSON for programs, CSV for a spreadsheet, HTML for paper."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from coordinator.api.conditions import strong_tag, unless_known
+from coordinator.api.queries import Query, choices, one_of
+from coordinator.domain.reconciliation import Reconciliation
+from coordinator.domain.sheet import Cell, Sheet, csv_of, html_of
+from coordinator.domain.statement import Statement
+from coordinator.domain.trial_balance import TrialBalance
+
+T = TypeVar("T")
+
+
+class Shape(StrEnum):
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+
+
+MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.HTML: "text/html"}
+SHAPE: dict[str, tuple[str, dict[str, Any]]] = {
+    "format": ("json, csv for a spreadsheet, or html to be printed; json", choices(Shape))
+}
+OTHER_MEDIA = ("text/csv", "text/html")  # than JSON, for OpenAPI
+_NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+
+
+def shape_of(query: Query) -> Shape:
+    return query.one("format", one_of(Shape), Shape.JSON)
+
+
+def shaped(
+    request: Request, shape: Shape, value: T, sheet_of: Callable[[T], Sheet], name: str, *, for_good: bool = False
+) -> Response:
+    body = _body(shape, value, sheet_of)
+    answer = Response(body, media_type=MEDIA[shape])
+    if shape is Shape.CSV:
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    if shape is Shape.HTML:
+        answer.headers["Content-Security-Policy"] = _NOTHING_FROM_ELSEWHERE
+    return unless_known(request, answer, strong_tag(body), for_good=for_good)
+
+
+def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:
+    if shape is Shape.JSON:
+        return msgspec.json.encode(value)
+    sheet = sheet_of(value)
+    return (csv_of([sheet.columns, *sheet.rows]) if shape is Shape.CSV else html_of(sheet)).encode()
+
+
+# --- the sheets -------------------------------------------------------------------------------------------------------
+
+
+def statement_sheet(statement: Statement) -> Sheet:
+    facts: dict[str, Cell] = {
+        "tenant": statement.tenant,
+        "from": statement.starts_at,
+        "to": statement.ends_at,
+        "state": "final" if statement.is_final else "preliminary: what is reported since is not in it",
+        "ledger position": statement.as_of,
+        "root of the period": statement.root,
+        "units billed": statement.billed,
+        "not accounted for yet": statement.unaccounted,
+        "statement": statement.id,
+    }
+    columns = ("line", "kind", "quota", "used in", "region", "units")
+    rows = [(each.n, each.kind, each.quota, each.charge_period, each.region, each.units) for each in statement.lines]
+    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows)
+
+
+def trial_balance_sheet(balance: TrialBalance) -> Sheet:
+    facts: dict[str, Cell] = {"word": balance.word.value, "sources": balance.sources, "places": balance.places}
+    columns = ("account", "transfers", "pools", "leases", "regions")
+    rows = [(each.account, each.transfers, each.pools, each.leases, each.regions) for each in balance.accounts]
+    return Sheet(f"Trial balance {balance.period}", facts, columns, rows)
+
+
+_OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage", "corrected")
+
+
+def reconciliation_sheet(found: Reconciliation) -> Sheet:
+    faults = {f"fault {n}": f"{each.word}: {each.quota_key}: {each.reason}" for n, each in enumerate(found.findings, 1)}
+    facts: dict[str, Cell] = {"word": found.word.value, "state": found.state, "drift": found.drift, **faults}
+    columns = ("quota", "region", *_OF_REGION, "region's own total", "drift", "gaps", "chain")
+    rows = [
+        (
+            quota.quota_key,
+            region.region,
+            *(getattr(region, name) for name in _OF_REGION),
+            *(region.region_total, region.drift, region.gaps, region.chain.value),
+        )
+        for quota in found.quotas
+        for region in quota.regions
+    ]
+    return Sheet(f"Reconciliation {found.period}", facts, columns, rows)

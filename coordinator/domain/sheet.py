@@ -1,0 +1,84 @@
+"""What finance reads, as tables: for a spreadsheet, and for paper.
+
+A spreadsheet takes a text that begins with one of `=+-@`, a tab or a line's end for a formula, and a tenant's name may
+be such a text. So these begin with an apostrophe more, and so do texts that begin with one: whoever takes one leading
+apostrophe away has the text again (`restored`), whatever it was. Numbers are written as numbers.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from html import escape
+from typing import NamedTuple
+
+Cell = str | int | None | datetime
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
+
+
+class Sheet(NamedTuple):
+    title: str
+    facts: Mapping[str, Cell]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+def defused(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+def restored(text: str) -> str:
+    return text.removeprefix("'")
+
+
+def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
+    """RFC 4180. What is missing is empty."""
+    text = io.StringIO()
+    csv.writer(text).writerows(
+        [_text(cell) if isinstance(cell, int) else defused(_text(cell)) for cell in row] for row in rows
+    )
+    return text.getvalue()
+
+
+def _text(cell: Cell) -> str:
+    if isinstance(cell, datetime):
+        return cell.isoformat().replace("+00:00", "Z")
+    return "" if cell is None else str(cell)
+
+
+def html_of(sheet: Sheet) -> str:
+    """One page without scripts, images or anything from elsewhere; on paper the head of the table is on each sheet."""
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in sheet.facts.items())
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in sheet.columns)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in sheet.rows)
+    return _PAGE.format(title=escape(sheet.title), style=_STYLE, facts=facts, head=head, rows=rows)
+
+
+def _cell(cell: Cell) -> str:
+    kind = ' class="number"' if isinstance(cell, int) else ""
+    return f"<td{kind}>{escape(_text(cell))}</td>"
+
+
+_STYLE = """
+@page { size: A4; margin: 18mm 15mm; }
+body { font: 10pt/1.4 Georgia, serif; color: #000; max-width: 180mm; margin: 2em auto; }
+h1 { font-size: 15pt; margin: 0 0 1em; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1.5em; margin: 0 0 1.5em; }
+dd { margin: 0; overflow-wrap: anywhere; }
+table { border-collapse: collapse; width: 100%; }
+thead { display: table-header-group; }
+tr { break-inside: avoid; }
+th, td { text-align: left; padding: 2pt 6pt; border-bottom: 0.5pt solid #999; overflow-wrap: anywhere; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+@media print { body { margin: 0; max-width: none; } }
+"""
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head>
+<body><h1>{title}</h1>
+<dl>{facts}</dl>
+<table><thead><tr>{head}</tr></thead>
+<tbody>
+{rows}</tbody></table>
+</body></html>
+"""

@@ -1,0 +1,227 @@
+"""Read what a tenant is billed for of a period, and where each line of it comes from. Wants a snapshot.
+
+Of a closed period it is all there is. Of any other it is as of a seal, the newest unless another one is asked for: so
+whoever has a statement can ask for the same one again, and its lines keep their numbers.
+
+Usage comes from the rollups, like any usage; what was estimated and replaced from the leases and corrections, with what
+was moved since the seal taken back.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.domain.statement import Amount, LineKind, Statement, StatementId, StatementLine, lines_of
+from coordinator.domain.usage import Dimension, UsageQuestion
+from coordinator.operations.read_periods import BookedPeriod, read_period
+from coordinator.operations.read_usage import read_unaccounted, read_usage
+from coordinator.operations.seal import Sealed, find_sealed
+from protocol.identifiers import lane_of
+
+MOST_LINES = 10_000
+
+
+class NoStatement(StrEnum):
+    NO_PERIOD = "the books have no such period"
+    NO_TENANT = "the books of this period have nothing of this tenant"
+    NOT_SEALED = "no seal covers it (yet); GET /v1/seals lists what is sealed"
+
+
+class _Asked(NamedTuple):
+    of: StatementId
+    period: BookedPeriod
+    sealed: Sealed | None  # None: the period is closed, and all of it counts
+
+
+async def read_statement(
+    connection: Connection, of: StatementId, as_of: int | datetime | None
+) -> Statement | NoStatement:
+    asked = await _asked(connection, of, as_of)
+    return asked if isinstance(asked, NoStatement) else await _statement(connection, asked)
+
+
+async def _asked(connection: Connection, of: StatementId, as_of: int | datetime | None) -> _Asked | NoStatement:
+    period = await read_period(connection, of.period)
+    if period is None:
+        return NoStatement.NO_PERIOD
+    if period.state == "closed" and as_of is None:
+        return _Asked(of, period, None)
+    if as_of is None:
+        as_of = await connection.fetchval(_NEWEST) or 0
+    sealed = Sealed(0, 0) if as_of == 0 else await find_sealed(connection, as_of)
+    return NoStatement.NOT_SEALED if sealed is None else _Asked(of, period, sealed)
+
+
+async def _statement(connection: Connection, asked: _Asked) -> Statement | NoStatement:
+    of, period, sealed = asked
+    amounts = [*await _usage(connection, asked), *await _estimates(connection, asked)]
+    if not amounts and not await connection.fetchval(_TENANT, *of):
+        return NoStatement.NO_TENANT
+    return Statement(
+        id=str(of),
+        period=period.id,
+        starts_at=period.starts_at,
+        ends_at=period.ends_at,
+        tenant=of.tenant,
+        is_final=sealed is None,
+        as_of=(period.position or 0) if sealed is None else sealed.position,
+        root=period.root if sealed is None else None,
+        billed=sum(amount.units for amount in amounts),
+        unaccounted=await read_unaccounted(connection, _question(of), *(sealed or (None, None))),
+        lines=lines_of(of, amounts, sealed and sealed.position),
+    )
+
+
+# What is booked late was used before the period: of usage only the period that it is booked in counts.
+_EVER = [datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)]
+_BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION]
+
+
+def _question(of: StatementId) -> UsageQuestion:
+    return UsageQuestion(_EVER, _BY, {Dimension.PERIOD: [of.period], Dimension.TENANT: [of.tenant]})
+
+
+async def _usage(connection: Connection, asked: _Asked) -> list[Amount]:
+    position, last = asked.sealed or (None, None)
+    page = await read_usage(connection, _question(asked.of), position, 0, MOST_LINES, last)
+    return [_amount(asked.of.period, *row.dimensions.values(), units=row.units) for row in page.rows]
+
+
+def _amount(period: str, *names: str | None, units: int) -> Amount:
+    quota, charge_period, region = map(str, names)
+    kind = LineKind.USAGE if charge_period == period else LineKind.LATE_USAGE
+    return Amount(kind, quota, charge_period, region, units)
+
+
+async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
+    since = asked.sealed or (_NEVER, _NEVER)
+    rows = await connection.fetch(_ESTIMATES, *asked.of, *since, MOST_LINES)
+    return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
+
+
+# --- the way down -----------------------------------------------------------------------------------------------------
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A report that a line is from, with its place in the chain; or what the coordinator moved by itself."""
+
+    region: str
+    epoch: int | None
+    lane: int | None
+    seq: int | None
+    position: int | None
+    body_hash: str | None
+    head: str | None  # of the lane's chain, this report included
+    movement_id: UUID | None  # of what no report tells of
+    units: int  # of this line
+    transfers: int  # so many make them up
+    recorded_at: datetime
+
+
+class Sources(NamedTuple):
+    line: StatementLine
+    sources: list[Source]
+    numbers: list[str]  # where each of them is in the list
+
+
+async def read_sources(
+    connection: Connection, of: StatementId, n: int, as_of: int | datetime | None, after: str, count: int
+) -> Sources | NoStatement | None:
+    """None if it has no such line. At most so many, in the order in which they were booked; then what has no report."""
+    asked = await _asked(connection, of, as_of)
+    if isinstance(asked, NoStatement):
+        return asked
+    found = await _statement(connection, asked)
+    if isinstance(found, NoStatement):
+        return found
+    if not 1 <= n <= len(found.lines):
+        return None
+    line = found.lines[n - 1]
+    rows = await _sources(connection, asked, line, after or "0.0", count)
+    return Sources(line, [_source(row) for row in rows], [f"{row['part']}.{row['number']}" for row in rows])
+
+
+async def _sources(
+    connection: Connection, asked: _Asked, line: StatementLine, after: str, count: int
+) -> list[asyncpg.Record]:
+    """Only the lanes are read that its quotas belong to."""
+    names = asked.of.period, line.charge_period, line.region, line.quota, asked.of.tenant
+    leases = await connection.fetch(_LEASES, *names)
+    lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
+    part, number = map(int, after.split("."))
+    position, last = asked.sealed or (_NEVER, _NEVER)
+    places = [epoch for epoch, _ in lanes], [lane for _, lane in lanes]
+    return list(await connection.fetch(_SOURCES[line.kind], *names, *places, position, last, part, number, count))
+
+
+def _source(row: asyncpg.Record) -> Source:
+    values: dict[str, Any] = {name: _shown(value) for name, value in row.items()}
+    return Source(**{name: values[name] for name in Source.__struct_fields__})
+
+
+def _shown(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_NEVER = 2**63 - 1
+_NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
+_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
+# How much of a transfer each kind of line is made of.
+_SIGNED = {
+    LineKind.USAGE: "CASE WHEN transfer.dst = 'consumed' THEN transfer.units ELSE 0 END",
+    LineKind.LATE_USAGE: "CASE WHEN transfer.dst = 'consumed' THEN transfer.units ELSE 0 END",
+    LineKind.ESTIMATED: """CASE 'estimated' WHEN transfer.dst THEN transfer.units WHEN transfer.src THEN -transfer.units
+        ELSE 0 END""",
+    LineKind.REPLACED: "CASE WHEN transfer.cause = 'replaces_estimate' THEN -transfer.units ELSE 0 END",
+}
+_MOVED = f"""
+SELECT kind, pool.name, transfer.charge_period, transfer.region, -moved.units AS units
+FROM %s JOIN pool USING (quota, period), LATERAL (VALUES
+    ('estimated', {_SIGNED[LineKind.ESTIMATED]}), ('replaced', {_SIGNED[LineKind.REPLACED]})) AS moved (kind, units)
+WHERE transfer.period = $1 AND pool.tenant = $2 AND """  # noqa: S608 - the expressions are those above
+_ESTIMATES = f"""
+SELECT kind, name, charge_period, region, sum(units)::bigint FROM (
+    SELECT 'estimated' AS kind, name, period AS charge_period, region, lease.estimated AS units
+    FROM pool JOIN lease USING (quota, period) WHERE period = $1 AND tenant = $2
+    UNION ALL SELECT kind, name, charge_period, region, booked.units
+    FROM pool JOIN correction USING (quota, period), LATERAL (VALUES
+        ('estimated', correction.estimated), ('replaced', -correction.replaced)) AS booked (kind, units)
+    WHERE period = $1 AND tenant = $2
+    UNION ALL {_MOVED % "report JOIN transfer USING (epoch, lane, seq)"} report.position > $3
+    UNION ALL {_MOVED % "transfer"} transfer.seq IS NULL AND transfer.id > $4
+) AS booked GROUP BY 1, 2, 3, 4 HAVING sum(units) <> 0 ORDER BY 1, 2, 3, 4 LIMIT $5
+"""  # noqa: S608
+_LEASES = """
+SELECT DISTINCT epoch, quota, lanes FROM lease JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
+WHERE period = $2 AND lease.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5 AND $1::text IS NOT NULL
+UNION
+SELECT DISTINCT epoch, quota, lanes FROM correction JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
+WHERE period = $1 AND charge_period = $2 AND correction.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5
+"""
+_OF_LINE = """
+transfer.period = $1 AND transfer.charge_period = $2 AND transfer.region = $3 AND pool.name = $4
+    AND coalesce(pool.tenant, transfer.dimensions ->> 'tenant') = $5"""
+_SOURCES = {
+    kind: f"""
+SELECT 0 AS part, report.position AS number, transfer.region, epoch, lane, seq, report.position, report.body_hash,
+    report.head, NULL::uuid AS movement_id, sum({signed})::bigint AS units, count(*) AS transfers, report.recorded_at
+FROM unnest($6::bigint[], $7::int[]) AS its (epoch, lane) JOIN report USING (epoch, lane)
+JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
+WHERE {_OF_LINE} AND {signed} <> 0 AND report.position <= $8 AND (0, report.position) > ($10::int, $11::bigint)
+GROUP BY transfer.region, epoch, lane, seq, report.position, report.body_hash, report.head, report.recorded_at
+UNION ALL
+SELECT 1, transfer.id, transfer.region, transfer.epoch, NULL, NULL, NULL, NULL, NULL, transfer.movement_id, {signed}, 1,
+    transfer.recorded_at
+FROM transfer JOIN pool USING (quota, period)
+WHERE {_OF_LINE} AND {signed} <> 0 AND seq IS NULL AND transfer.id <= $9 AND (1, transfer.id) > ($10::int, $11::bigint)
+ORDER BY part, number LIMIT $12
+"""  # noqa: S608
+    for kind, signed in _SIGNED.items()
+}
