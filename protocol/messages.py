@@ -203,7 +203,7 @@ class ExchangeResponse(Message, frozen=True):
 
 
 class Signal(Message, frozen=True):
-    kind: str  # recall | grant | policies | drain
+    kind: str  # recall | grant: units came free | fetch: units are there for you, ask | policies | blocks | drain
     quota: QuotaKey | None = None
     keep: Units = 0
     version: Units = 0

@@ -41,6 +41,8 @@ class SignalListener:
             await self._give_back(self._cell_of(signal.quota), signal.quota, signal.keep)
         elif signal.kind == "grant" and signal.quota is not None:
             self._cell_of(signal.quota).leasing.hint(signal.quota)
+        elif signal.kind == "fetch" and signal.quota is not None:
+            self._cell_of(signal.quota).leasing.fetch(signal.quota)
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
                 cell.leasing.hint(None)  # a limit may have been raised

@@ -173,6 +173,11 @@ class Leasing:
                 want.wanted = want.wanted or want.waiting > 0
         self.wake.set()
 
+    def fetch(self, quota: str) -> None:
+        """People had units brought here: they are asked for, though nobody here has asked for any yet."""
+        self._want(quota).wanted = True
+        self.hint(quota)
+
     def is_exhausted(self, quota: str) -> bool:
         return self._clock.monotonic_ms() < self._want(quota).exhausted_until_ms
 

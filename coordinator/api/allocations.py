@@ -34,6 +34,7 @@ from doors.problems import InvalidParameter, Problem
 router = APIRouter(tags=["allocations"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("alloc:write"))]
+Follower = Annotated[Caller, Depends(require("quota:read", "alloc:write"))]  # who begins one sees how far it is
 
 
 class AllocationList(Struct, frozen=True):
@@ -140,7 +141,7 @@ def _tag(version: int) -> str:
 
 
 @router.get("/v1/rebalances", **with_query(described(answers={200: RebalanceList}), PAGE))
-async def list_rebalances(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_rebalances(request: Request, coordinator: TheCoordinator, _: Follower) -> Response:
     query = Query(request)
     page = query.page("rebalances")
     before = query.one("page_after", lambda _: _version(page.cursor.after), None)
@@ -156,7 +157,7 @@ def _version(text: str) -> int | None:
 
 
 @router.get("/v1/rebalances/{rebalance}", **described(answers={200: Rebalance, 404: None}))
-async def get_rebalance(rebalance: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_rebalance(rebalance: str, coordinator: TheCoordinator, _: Follower) -> Response:
     """How far it has come: recalled, returned, regranted; and whose answer it waits for."""
     id_ = _id(rebalance)
     return _found(await coordinator.database.run(lambda c: read_rebalance(c, id_), snapshot=True))

@@ -30,13 +30,13 @@ def actor_of(request: Request, caller: Caller) -> Actor:
     return Actor(str(caller.token_id), request_id_of(request.scope))
 
 
-def require(scope: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]]:
-    """A dependency: `caller: Annotated[Caller, Depends(require("quota:read"))]`."""
+def require(*scopes: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]]:
+    """A dependency: `caller: Annotated[Caller, Depends(require("quota:read"))]`. Of several scopes any will do."""
 
     async def allowed(request: Request, coordinator: TheCoordinator) -> Caller:
         caller = await caller_of(request, coordinator)
-        if not caller.may(scope):
-            raise Problem("forbidden", f"this needs a token with the scope {scope}")
+        if not any(map(caller.may, scopes)):
+            raise Problem("forbidden", f"this needs a token with the scope {' or '.join(scopes)}")
         return caller
 
     return allowed

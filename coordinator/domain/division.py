@@ -208,7 +208,7 @@ def arrived(units: int, region: str, moves: Iterable[Move]) -> None:
 
 def fetched_by(move: Move) -> Notice | None:
     """Units of it are there for the target, which hears of it and asks."""
-    return Notice(Signal(kind="grant", quota=move.key.quota), move.target) if move.travelling else None
+    return Notice(Signal(kind="fetch", quota=move.key.quota), move.target) if move.travelling else None
 
 
 def recalled_by(move: Move, leases: Iterable[Lease], now: datetime) -> Notice | None:

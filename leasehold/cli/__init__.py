@@ -3,6 +3,7 @@
 import typer
 
 from leasehold.cli.agent import agent
+from leasehold.cli.allocations import allocations
 from leasehold.cli.apply import apply
 from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
@@ -10,6 +11,8 @@ from leasehold.cli.migrate import migrate
 from leasehold.cli.override import override
 from leasehold.cli.period import period
 from leasehold.cli.quota import quota
+from leasehold.cli.rebalance import rebalance
+from leasehold.cli.region import region
 from leasehold.cli.subscription import subscription
 from leasehold.cli.token import token
 from leasehold.cli.up import up
@@ -30,10 +33,13 @@ app.command()(agent)
 app.command()(migrate)
 app.command()(verify)
 app.command()(apply)
+app.command()(allocations)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")
 app.add_typer(override, name="override")
 app.add_typer(block, name="block")
+app.add_typer(region, name="region")
+app.add_typer(rebalance, name="rebalance")
 app.add_typer(period, name="period")
 app.add_typer(token, name="token")
 

@@ -134,7 +134,7 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
         ]
         assert await east_hears.take(10) == [Signal(kind="recall", quota=EXPORTS, keep=150)]
         await east.say(3, lease(granted=500, consumed=60, returned=290, units=10))
-        assert Signal(kind="grant", quota=EXPORTS) in (await south_hears.take(10) or ())
+        assert Signal(kind="fetch", quota=EXPORTS) in (await south_hears.take(10) or ())
     assert progress(await ops.sees(begun["id"])) == ("running", 300, 290, 0)
     await west.say(1, wants=[want(waiting=1000)])
     assert (await stand.lease(west))["granted"] == 490  # all but what is on its way

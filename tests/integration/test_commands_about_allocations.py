@@ -1,0 +1,143 @@
+"""`allocations`, `rebalance` and `region`, as somebody types them, against a real coordinator with real agents."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.integration.regional_agent.conftest import Agent, World, running, world
+from tests.integration.test_commands_about_limits import Shell
+
+pytestmark = pytest.mark.anyio
+__all__ = ["world"]  # a fixture: pytest finds it here
+
+EXPORTS = "exports:tenant=acme"
+MOVE = ("rebalance", "move", EXPORTS, "--from", "us-east", "--to", "ap-south")
+
+
+@pytest.fixture
+def environment(world: World) -> dict[str, str]:
+    return {"LEASEHOLD_URL": world.url, "LEASEHOLD_TOKEN": world.tokens["admin"], "COLUMNS": "200"}
+
+
+@pytest.fixture
+async def shell(environment: dict[str, str]) -> AsyncIterator[Shell]:
+    with capture_logs():  # a command's output is this process's, and so is the coordinator's
+        yield Shell(environment)
+
+
+@pytest.fixture
+async def east(shell: Shell, world: World) -> Agent:
+    east = await world.agent("us-east")
+    await east.lease(60)
+    return east
+
+
+@pytest.fixture
+async def south(shell: Shell, world: World) -> Agent:
+    return await world.agent("ap-south")
+
+
+async def held(shell: Shell) -> dict[str, int]:
+    [found] = await shell.json("allocations", "--quota", EXPORTS)
+    return {each["region"]: each["outstanding"] for each in found["regions"]}
+
+
+async def test_who_holds_what_as_a_table_and_without_a_terminal_once(shell: Shell, east: Agent) -> None:
+    said = await shell.said("allocations", "--watch")
+    assert EXPORTS in said
+    assert "(nobody, of 100)" in said
+    assert await held(shell) == {"us-east": 60}
+    assert await shell.json("allocations", "--tenant", "nobody") == []
+
+
+async def test_a_move_shows_its_plan_asks_and_is_followed_to_its_end(shell: Shell, east: Agent, south: Agent) -> None:
+    refused = await shell.typed(*MOVE, "30", stdin="n\n")
+    assert refused.exit_code == 1
+    assert "recalls 30 of exports:tenant=acme from us-east for ap-south" in refused.stdout
+    assert "nothing was changed" in refused.stderr
+    assert await shell.json("rebalance", "show") == []
+    done = await shell.typed(*MOVE, "30", stdin="y\n")
+    assert done.exit_code == 0, done.output
+    assert "recalled 30, returned 30, regranted 30" in done.stdout
+    assert (await held(shell))["us-east"] <= 30
+    [listed] = await shell.json("rebalance", "show")
+    assert "done" in await shell.said("rebalance", "show", listed["id"])
+
+
+async def test_a_dry_run_changes_nothing_and_says_what_cannot_be(shell: Shell, east: Agent, south: Agent) -> None:
+    said = await shell.said(*MOVE, "90", "--dry-run")
+    assert "cannot: 30 of exports:tenant=acme: us-east: it does not hold them" in said
+    assert await shell.json("rebalance", "show") == []
+    refused = await shell.refused("rebalance", "move", EXPORTS, "5", "--from", "ap-south", "--to", "us-east", "-y")
+    assert "[spent]" in refused
+
+
+async def test_settings_are_said_as_words(shell: Shell, east: Agent) -> None:
+    await shell.said("rebalance", "weigh", EXPORTS, "ap-south.pin=20", "us-east.weight=3", "-y")
+    assert "weight 3" in await shell.said("allocations")
+    said = await shell.said("rebalance", "weigh", EXPORTS, "ap-south.pin=-", "--dry-run")
+    assert "ap-south: floor 20, ceiling 20 → nothing set" in said
+    assert "settings: the floors" in await shell.refused("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
+    assert "must look like" in await shell.refused("rebalance", "weigh", EXPORTS, "floor=101", "-y")
+
+
+async def test_a_region_is_drained_and_restored(shell: Shell, east: Agent) -> None:
+    assert "recalls all that us-east holds: 60 units" in await shell.said("rebalance", "drain", "us-east", "--dry-run")
+    assert "done" in await shell.said("rebalance", "drain", "us-east", "-y")
+    assert await held(shell) == {"us-east": 0}
+    assert (await shell.json("region", "show", "us-east"))["status"] == "draining"
+    assert "draining already" in await shell.refused("rebalance", "drain", "us-east", "-y")
+    assert "done" in await shell.said("rebalance", "restore", "us-east", "-y")
+    assert {each["status"] for each in await shell.json("region", "list")} == {"active"}
+    assert (await shell.json("region", "put", "us-east", "--weight", "4"))["weight"] == 4
+    assert "us-east" in await shell.said("region", "list")
+
+
+async def test_ctrl_c_ends_the_following_and_says_that_it_goes_on(
+    shell: Shell, world: World, environment: dict[str, str], east: Agent
+) -> None:
+    async with running(world.settings("ap-south")) as south:
+        await south.ready()  # and then nobody is there who could fetch anything
+    words = (sys.executable, "-m", "leasehold.cli", *MOVE, "30", "-y")
+    command = await asyncio.create_subprocess_exec(*words, env=os.environ | environment, stdout=PIPE, stderr=PIPE)
+    begun = await listed(shell)
+    asked = asyncio.Event()
+    world.weather.before_replies_to[f"/v1/rebalances/{begun['id']}"] = noted(asked)
+    await asyncio.wait_for(asked.wait(), 30)
+    command.send_signal(signal.SIGINT)
+    _, told = await asyncio.wait_for(command.communicate(), 30)
+    assert command.returncode == 130
+    assert f"it goes on by itself: `leasehold rebalance show {begun['id']}`" in told.decode()
+    assert (await shell.json("rebalance", "show", begun["id"]))["state"] == "running"
+    await shows(shell, begun["id"], "waits for ap-south to fetch 30")
+    assert (await shell.json("rebalance", "cancel", begun["id"]))["state"] == "cancelled"
+
+
+async def shows(shell: Shell, id_: str, sentence: str) -> None:
+    for _ in range(3_000):
+        if sentence in await shell.said("rebalance", "show", id_):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(sentence)
+
+
+async def listed(shell: Shell) -> dict[str, Any]:
+    for _ in range(3_000):
+        if found := await shell.json("rebalance", "show"):
+            return dict(found[0])
+        await asyncio.sleep(0.01)
+    raise AssertionError("none has begun")
+
+
+def noted(event: asyncio.Event) -> Callable[[], Awaitable[None]]:
+    async def note() -> None:
+        event.set()
+
+    return note
