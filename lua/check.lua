@@ -4,8 +4,8 @@
 --       then, for each request in turn: its operation's record if it names one; then, for each policy, its algorithm's
 -- ARGV  1 fingerprint   2 epoch   3 number of requests
 --       then, for each request in turn: mode (enforce | peek | adjust | hold), number of policies, hash of the
---         operation's body or ''; only with an operation: how long it is remembered, ms; only of a hold, which always
---         is an operation: its id, its name, how long it lasts, ms
+--         operation's body or ''; only with an operation: how long it is remembered, ms; only of a hold: its id, its
+--         name, how long it lasts, ms
 --         then, for each policy in turn: its algorithm's name, cost, the algorithm's own arguments
 -- Gives {'fenced'} | one string: for each request its outcome (a byte: 0 denied, 1 allowed, 2 replayed, 3 another
 --       body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text, after a 3 nothing,

@@ -1,7 +1,7 @@
--- Tell a hold what became of the work: commit, release or extend it; or look at it.
+-- Tell a hold what became of the work: commit, spend, release or extend it; or look at it.
 --
 -- KEYS  1 the fence   2 the epochs that this store has ever had   then, for each part in turn: its algorithm's
--- ARGV  1 fingerprint   2 epoch   3 lanes   4 the hold's name   5 commit | release | extend | look
+-- ARGV  1 fingerprint   2 epoch   3 lanes   4 the hold's name   5 commit | spend | release | extend | look
 --       6 units to commit, or ms to extend by   7 number of parts
 --       then, for each part in turn, what check takes for a policy: its algorithm's name, cost, the algorithm's own
 --         arguments
@@ -10,13 +10,15 @@
 -- The epoch is the hold's own: work that was done is booked on the lease that it was set aside of, whichever epoch is
 -- the store's now. So only the fingerprint is compared; and an older epoch is known again, for it has evidence again.
 -- All parts of a hold end together. What may follow what is one table; what is not in it is refused. A part that is no
--- accounting (`is_passing`) is no evidence, and may be forgotten while others are known.
+-- accounting (`is_passing`) is no evidence, and may be forgotten while others are known. To spend is to commit to each
+-- part what it has set aside, for a check whose policies lie in several cells: what has run out cannot be spent any
+-- more, for nobody was told yet that it was admitted.
 
 local MAY_BECOME = {
-  open = {commit = 'committed', release = 'released', extend = 'open', look = 'open'},
+  open = {commit = 'committed', spend = 'committed', release = 'released', extend = 'open', look = 'open'},
   lapsed = {commit = 'committed', release = 'released', look = 'lapsed'},
   charged = {commit = 'committed', release = 'charged', look = 'charged'},
-  committed = {commit = 'committed', look = 'committed'},
+  committed = {commit = 'committed', spend = 'committed', look = 'committed'},
   released = {release = 'released', look = 'released'},
 }
 
@@ -65,7 +67,9 @@ for _, part in ipairs(parts) do due = math.min(due, mono + (part.longest_us or m
 -- From here on nothing may fail: everything was checked above.
 for _, part in ipairs(parts) do
   if action == 'extend' then part.algorithm.extend(part, due)
-  elseif part.becomes ~= part.state then part.algorithm.finish(part, part.becomes, amount) end
+  elseif part.becomes ~= part.state then
+    part.algorithm.finish(part, part.becomes, action == 'spend' and part.units or amount)
+  end
 end
 if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
 return told('done')

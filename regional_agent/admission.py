@@ -5,7 +5,7 @@ decides what that means.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple, Protocol, TypeVar
@@ -15,7 +15,7 @@ import structlog
 
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
-from protocol.policy import QuotaKind
+from protocol.policy import SLICED, QuotaKind
 from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, answer_of
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
@@ -30,6 +30,7 @@ from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import says_that_it_cannot
 from regional_agent.store.scripts import (
     AllowanceCharge,
+    Charge,
     Decision,
     Fenced,
     Life,
@@ -68,11 +69,18 @@ class Asked(NamedTuple):
     windows_s: list[int]
     blocked: Blocked | None = None  # then nothing else is known of it
     hold_ms: int | None = None  # of a hold: how long it shall last
+    beside: tuple[HoldId, ...] = ()  # what is set aside for it in other cells
+    is_step: bool = False  # of a request over several cells, whose answer is not known yet
 
     @property
     def lasts(self) -> bool:
         """As long as the policies: the same check asks the same again."""
         return self.blocked is None and self.request.operation is None
+
+    @property
+    def is_noted(self) -> bool:
+        """Its demand is known from the step before."""
+        return self.is_step and self.request.mode != "peek"
 
 
 OnVerdict = Callable[[Verdict | Exception], None]
@@ -171,6 +179,16 @@ class Admission:
         else:
             on_verdict(MEETS_NO_POLICY)
 
+    def give_back(self, charges: Sequence[Charge]) -> None:
+        """What was taken of rates that can have it back: no more than their burst is ever there."""
+        returned = tuple(
+            charge._replace(cost=-charge.cost)
+            for charge in charges
+            if isinstance(charge, RateCharge) and charge.algorithm in SLICED
+        )
+        if returned and self._life.current is not None:
+            self._gatherer.submit(self._life.current, Request("adjust", returned), lambda _: None)
+
     async def close(self) -> None:
         """Who still waits for units waits in vain."""
         for task in self._waiting:
@@ -198,7 +216,7 @@ class Admission:
             self._gatherer.submit(life, asked.request, on_decision)
         else:
             parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
-            terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), asked.hold_ms)
+            terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts, asked.beside), asked.hold_ms)
             self._gatherer.submit(life, asked.request._replace(hold=terms), on_decision)
 
     def _denied_before(self, asked: Asked) -> Decision | None:
@@ -229,7 +247,7 @@ class Admission:
         if isinstance(decision, Decision) and not decision.replayed:
             if self._looks_again(pending, decision):
                 return
-            self._note(pending.asked.demanded, decision)
+            self._note(pending.asked, decision)
             if not decision.allowed:
                 self._remember_denial(pending, decision)
             decision = self._slicing.heard(pending.asked.request, decision, pending.asked_at_ms)
@@ -250,7 +268,8 @@ class Admission:
         return True
 
     def _conclude(self, pending: "_Pending", decision: Decision | Exception) -> None:
-        self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
+        if not pending.asked.is_step:
+            self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
         if isinstance(decision, Decision):
             pending.on_verdict(self._verdict(pending.asked, decision))
         elif isinstance(decision, (StoreUnavailable, StoreError, Fenced)):
@@ -302,15 +321,17 @@ class Admission:
         waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
         return next(waitable, None)
 
-    def _note(self, demanded: list[Demanded], decision: Decision) -> None:
-        for each, policy in zip(demanded, decision.policies, strict=True):
+    def _note(self, asked: Asked, decision: Decision) -> None:
+        for each, policy in zip(asked.demanded, decision.policies, strict=True):
             grantable = policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if grantable and isinstance(each.charge, AllowanceCharge):
-                self._leasing.note(each.charge.quota, each.charge.cost, policy)
+                if not asked.is_noted:
+                    self._leasing.note(each.charge.quota, each.charge.cost, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(each.charge.quota, each.charge.cost)
-        self._without_store.note(demanded, decision)
-        self._note_rates(demanded)
+        self._without_store.note(asked.demanded, decision)
+        if not asked.is_noted:
+            self._note_rates(asked.demanded)
 
     def _note_rates(self, demanded: list[Demanded]) -> None:
         for each in demanded:
@@ -319,9 +340,8 @@ class Admission:
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
         answers = list(map(self._policy_answer, asked.demanded, decision.policies))
-        for answer in answers:
-            counts = self._metrics.checks.allowed if answer.allowed else self._metrics.checks.denied
-            counts[answer.policy] += 1
+        if not asked.is_step:
+            self._metrics.checks.note(answers)
         return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s, decision.hold)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:

@@ -14,6 +14,7 @@ from regional_agent.admission import Admission
 from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import Breaker
+from regional_agent.domain.hold_ids import HoldId
 from regional_agent.journal import Journal
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
@@ -21,16 +22,17 @@ from regional_agent.metrics import Metrics
 from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
 from regional_agent.slicing import Slicing
-from regional_agent.store.connection import Store
+from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
-from regional_agent.store.scripts import Fenced, Scripts
+from regional_agent.store.scripts import Fenced, HoldState, Operation, Scripts
 from regional_agent.without_store import WithoutStore
 
 log = structlog.get_logger()
 
 LAST_WORDS_S = 6.0
 RETRY_S = 0.2
+AT_LEAST_MS = 1_000
 
 
 class Cell:
@@ -68,6 +70,27 @@ class Cell:
             clock=clock,
             interval_ms=settings.report_interval_ms,
         )
+
+    async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
+        """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
+        life = self.life.current
+        if life is None:
+            raise StoreUnavailable("the region has no epoch yet")
+        try:
+            told = await self.scripts.tell_hold(life.fingerprint, hold, action, amount)
+        except Fenced:
+            self.life.doubt()
+            raise StoreUnavailable("the region's store began another life; ask again") from None
+        if hold.epoch != life.epoch:
+            self.conversation.look_back_again()
+        return told
+
+    async def knows(self, operation: Operation) -> bool:
+        """For a while yet. Raises likewise."""
+        life = self.life.current
+        if life is None:
+            raise StoreUnavailable("the region has no epoch yet")
+        return await self.scripts.operation_left_ms(life, operation.digest) > AT_LEAST_MS
 
     async def leave(self, *, return_unspent: bool) -> None:
         """The loops have ended: nothing more is decided, and what was spent is told."""

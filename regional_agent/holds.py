@@ -4,7 +4,7 @@ Nothing is remembered here. A hold's id names what it was set aside of, and the 
 agent of the region can be told, of a hold whose period or epoch is over as well.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -15,7 +15,7 @@ from regional_agent.cell import Cell
 from regional_agent.domain.hold_ids import HoldId
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, HoldState
+from regional_agent.store.scripts import HoldState
 
 log = structlog.get_logger()
 
@@ -29,7 +29,7 @@ class Holds:
     async def tell(self, hold_id: str, action: str, amount: int = 0) -> HoldStatus:
         """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be."""
         hold = _parsed(hold_id)
-        if not hold.parts:
+        if not hold.by_cell:
             return HoldStatus(hold_id=hold_id, state="nothing_held", units=0, committed=0, expires_in_ms=0)
         told = await self._ask_store(hold, action, amount)
         self._metrics.holds.labels(action, told.outcome.value).inc()
@@ -44,20 +44,13 @@ class Holds:
         )
 
     async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
-        cell = self._cell_of(hold.parts[0].quota)
-        life = cell.life.current
+        """Each cell that something is set aside in. Said again, those that know it already change nothing."""
+        parts = hold.by_cell
         try:
-            if life is None:
-                raise StoreUnavailable("the region has no epoch yet")
-            told = await cell.scripts.tell_hold(life.fingerprint, hold, action, amount)
-        except Fenced:
-            cell.life.doubt()
-            raise _unavailable("the region's store began another life; ask again") from None
+            told = [await self._cell_of(each.parts[0].quota).tell_hold(each, action, amount) for each in parts]
         except (StoreUnavailable, StoreError) as error:
             raise _unavailable(str(error)) from error
-        if hold.epoch != life.epoch:
-            cell.conversation.look_back_again()
-        return told
+        return told_of(list(zip(parts, told, strict=True)))
 
     def _refusal(self, hold: HoldId, told: HoldState, action: str, amount: int) -> Problem:
         if told.outcome is HoldOutcome.ENDED:
@@ -67,9 +60,17 @@ class Holds:
             fault = InvalidParameter("units", "maximum", "more units than can be counted in a period")
             return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
         if action == "commit":  # the units are in suspense if the store lost them: people decide, and have this
-            quotas = [part.quota for part in hold.parts]
+            quotas = [part.quota for each in hold.by_cell for part in each.parts]
             log.warning("a commit to a hold that is not known", epoch=hold.epoch, quotas=quotas, units=amount)
         return _unknown()
+
+
+def told_of(told: Sequence[tuple[HoldId, HoldState]]) -> HoldState:
+    """What is no accounting may be forgotten while the rest is known. Accounting is told before what is none."""
+    accounting = [state for hold, state in told if any(part.algorithm == "allowance" for part in hold.parts)]
+    others = [state for _, state in told if state not in accounting and state.outcome is not HoldOutcome.UNKNOWN]
+    known = [*accounting, *others] or [state for _, state in told]
+    return next((state for state in known if state.outcome is not HoldOutcome.DONE), known[0])
 
 
 def _parsed(hold_id: str) -> HoldId:

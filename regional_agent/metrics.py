@@ -4,13 +4,14 @@ What every check adds to is kept in plain numbers, and becomes samples when some
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from doors.metrics import Durations
+from regional_agent.answers import PolicyAnswer
 from regional_agent.domain.breaker import BreakerState
 
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
@@ -21,6 +22,11 @@ class CheckCounts(Collector):
         self.allowed: defaultdict[str, int] = defaultdict(int)
         self.denied: defaultdict[str, int] = defaultdict(int)
         self.seconds = Durations(CHECK_BUCKETS_S)
+
+    def note(self, answers: Iterable[PolicyAnswer]) -> None:
+        for answer in answers:
+            counts = self.allowed if answer.allowed else self.denied
+            counts[answer.policy] += 1
 
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         checks = CounterMetricFamily(

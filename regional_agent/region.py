@@ -43,8 +43,8 @@ class Region:
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
-        spread = SpreadAdmission([cell.admission for cell in self.cells])
-        self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else spread
+        self._spread = SpreadAdmission(self.cells, self.metrics)
+        self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else self._spread
         self.holds = Holds(self.cell_of, self.metrics)
         self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
@@ -112,6 +112,7 @@ class Region:
             for loop in loops:
                 loop.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
+            await self._spread.close()
             await asyncio.gather(
                 *(cell.leave(return_unspent=self.settings.return_on_stop) for cell in self.cells),
             )

@@ -1,12 +1,38 @@
-"""Admission over the cells of a Cluster: each request is decided by the cell that its policies lie in."""
+"""Admission over the cells of a Cluster: each request is decided by the cell that its policies lie in.
 
-from collections.abc import Sequence
+Where they lie in several, no script reaches all of them. Then every cell is asked first, and nothing is taken: mostly a
+denial is known by that. If all agree, each sets aside what it has to give; and only when all have, it is spent. What an
+agent that dies has set aside runs out by itself; no total is ever lowered. The caller is told that it is admitted when
+everything is booked, and never before.
 
-from regional_agent.admission import Admission, Asked, OnVerdict, verdict_on
-from regional_agent.answers import Check, Hold, Verdict
+Of an operation the cell where it is known, its home, sets aside last, and writes down with it what all the others did.
+So whoever comes with it again either finds nothing, or all that is needed to go on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from protocol.outcomes import HoldOutcome
+from regional_agent.admission import Asked, OnVerdict, verdict_on
+from regional_agent.answers import Check, Hold, PolicyAnswer, Verdict, answer_of
 from regional_agent.blocks import Blocks
+from regional_agent.cell import Cell
 from regional_agent.domain.cells import cell_of, home_of
-from regional_agent.policies import Policies
+from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.metrics import Metrics
+from regional_agent.policies import Policies, digest
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.scripts import AllowanceCharge, Charge, Operation, OperationConflict, Request
+from regional_agent.without_store import STRICTEST_FIRST, closed
+
+log = structlog.get_logger()
+
+SPENT_WITHIN_MS = 60_000  # else what a check has set aside is free again
 
 
 class SeveralCells(Exception):
@@ -14,42 +40,270 @@ class SeveralCells(Exception):
 
     def __init__(self) -> None:
         super().__init__(
-            "the policies of this request lie in several cells of the region's Cluster, which is not served"
+            "the policies of this request lie in several cells of the region's Cluster: there is no mode 'adjust' there"
         )
 
 
+class Step(NamedTuple):
+    """What one cell decides of a request."""
+
+    number: int
+    cell: Cell
+    places: tuple[int, ...]  # of its policies, among those of the request
+
+
+Told = Mapping[Step, Verdict]
+Ask = Callable[[Step], Awaitable[Verdict]]
+
+
 class SpreadAdmission:
-    def __init__(self, cells: Sequence[Admission]) -> None:
+    def __init__(self, cells: Sequence[Cell], metrics: Metrics) -> None:
         self._cells = cells
+        self._metrics = metrics
+        self._under_way: set[asyncio.Task[None]] = set()
 
     @property
     def policies(self) -> Policies | None:
-        return self._cells[0].policies
+        return self._cells[0].admission.policies
 
     @property
     def blocks(self) -> Blocks | None:
-        return self._cells[0].blocks
+        return self._cells[0].admission.blocks
 
     def asked(self, check: Check) -> Asked:
-        return self._cells[0].asked(check)
+        return self._cells[0].admission.asked(check)
 
     async def decide(self, check: Check) -> Verdict:
         return await verdict_on(self, self.asked(check))
 
     async def hold(self, hold: Hold) -> Verdict:
-        return await verdict_on(self, self._cells[0].asked_to_hold(hold))
+        return await verdict_on(self, self._cells[0].admission.asked_to_hold(hold))
 
     def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
-        places = _places(asked)
-        if len(places) > 1:
+        steps = self._steps(asked)
+        if len(steps) <= 1:
+            cell = steps[0].cell if steps else self._cells[0]
+            cell.admission.submit(asked, on_verdict)
+        elif asked.request.mode == "adjust":
             on_verdict(SeveralCells())
         else:
-            self._cells[places.pop() if places else 0].submit(asked, on_verdict)
+            task = asyncio.get_running_loop().create_task(self._over(asked, steps, on_verdict))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def close(self) -> None:
+        """What is under way is given up, and runs out."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _steps(self, asked: Asked) -> list[Step]:
+        places: dict[int, list[int]] = {}
+        for place, each in enumerate(asked.demanded):
+            places.setdefault(cell_of(each.charge.quota), []).append(place)
+        return [Step(number, self._cells[number], tuple(found)) for number, found in sorted(places.items())]
+
+    async def _over(self, asked: Asked, steps: list[Step], on_verdict: OnVerdict) -> None:
+        began = perf_counter()
+        outcome: Verdict | Exception
+        try:
+            outcome = await Spanning(asked, steps).decide()
+        except (StoreUnavailable, StoreError) as error:
+            log.warning("a request over several cells is denied", reason=str(error))
+            outcome = Verdict(closed(asked.demanded), asked.windows_s)
+        except OperationConflict as error:
+            outcome = error
+        except Exception as error:
+            log.exception("a request over several cells failed")
+            outcome = error
+        if isinstance(outcome, Verdict):
+            self._metrics.checks.note(outcome.answer.policies)
+            self._metrics.checks.seconds.observe(perf_counter() - began)
+        on_verdict(outcome)
 
 
-def _places(asked: Asked) -> set[int]:
-    """The cells of its policies; of an operation also that in which it is known."""
-    places = {cell_of(each.charge.quota) for each in asked.demanded}
-    if asked.request.operation is not None:
-        places.add(home_of(asked.subject.get("tenant", "")))
-    return places
+class Spanning:
+    """One request over several cells, on its way."""
+
+    def __init__(self, asked: Asked, steps: list[Step]) -> None:
+        self._asked = asked
+        self._steps = steps
+        self._home = None if asked.request.operation is None else _home(asked, steps)
+        self._holds = asked.request.mode == "hold"
+
+    async def decide(self) -> Verdict:
+        """Raises StoreUnavailable or StoreError if it is not known what came of it."""
+        if self._home is not None and await self._home.cell.knows(self._operation()):
+            return await self._go_on(await self._take(self._home, ()))
+        peeks = await self._each(self._steps, self._peek)
+        if self._asked.request.mode == "peek" or not _all_agree(peeks):
+            return self._merged(peeks)
+        taken = await self._take_but_home(peeks)
+        if not _all_agree(taken):
+            return await self._give_up(peeks, taken)
+        if self._home is None:
+            return await self._conclude(taken, _ids(taken))
+        return await self._conclude_at(self._home, peeks, taken)
+
+    async def _take_but_home(self, peeks: Told) -> dict[Step, Verdict]:
+        """Where a store is away its policies answer by their failure modes, and last: they cannot take that back."""
+        steps = [step for step in self._steps if step != self._home]
+        away = [step for step in steps if peeks[step].answer.degraded]
+        taken = await self._each([step for step in steps if step not in away], self._set_aside)
+        return taken | await self._each(away, self._without_store) if _all_agree(taken) else taken
+
+    async def _conclude_at(self, home: Step, peeks: Told, taken: dict[Step, Verdict]) -> Verdict:
+        """From here on the operation is known, with all that is set aside for it."""
+        beside = _ids(taken)
+        verdict = await self._take(home, beside)
+        if verdict.answer.degraded:  # it may be known, and is said again: so what is set aside is left to run out
+            raise StoreUnavailable("the cell where the operation is known went away")
+        if verdict.hold is not None and verdict.hold.id.others != beside:
+            await self._release(taken)  # somebody was quicker with the same operation
+            return await self._go_on(verdict)
+        taken[home] = verdict
+        if verdict.hold is None:
+            return await self._give_up(peeks, taken)
+        return await self._conclude(taken, [verdict.hold.id])
+
+    # --- what a cell is asked ----------------------------------------------------------------------------------------
+
+    async def _each(self, steps: Iterable[Step], ask: Ask) -> dict[Step, Verdict]:
+        """All at once; whatever one of them raises is raised when all are told."""
+        steps = list(steps)
+        told = await asyncio.gather(*map(ask, steps), return_exceptions=True)
+        for each in told:
+            if isinstance(each, BaseException):
+                raise each
+        return {step: each for step, each in zip(steps, told, strict=True) if not isinstance(each, BaseException)}
+
+    async def _peek(self, step: Step) -> Verdict:
+        return await self._ask(step, Request("peek", self._charges(step)))
+
+    async def _set_aside(
+        self, step: Step, operation: Operation | None = None, beside: tuple[HoldId, ...] = ()
+    ) -> Verdict:
+        lasts_ms, charges = self._asked.hold_ms, self._charges(step)
+        if lasts_ms is None:
+            lasts_ms, charges = SPENT_WITHIN_MS, tuple(map(_released, charges))
+        return await self._ask(step, Request("hold", charges, operation), lasts_ms, beside)
+
+    async def _without_store(self, step: Step) -> Verdict:
+        request = self._asked.request
+        return await self._ask(step, request._replace(charges=self._charges(step)), self._asked.hold_ms)
+
+    async def _take(self, home: Step, beside: tuple[HoldId, ...]) -> Verdict:
+        return await self._set_aside(home, self._operation(), beside)
+
+    async def _ask(
+        self, step: Step, request: Request, hold_ms: int | None = None, beside: tuple[HoldId, ...] = ()
+    ) -> Verdict:
+        asked = self._asked._replace(
+            demanded=[self._asked.demanded[place] for place in step.places],
+            request=request,
+            windows_s=[self._asked.windows_s[place] for place in step.places],
+            hold_ms=hold_ms,
+            beside=beside,
+            is_step=True,
+        )
+        return await verdict_on(step.cell.admission, asked)
+
+    def _charges(self, step: Step) -> tuple[Charge, ...]:
+        return tuple(self._asked.request.charges[place] for place in step.places)
+
+    def _operation(self) -> Operation:
+        """What is written down of it names other cells, so it is no operation that a single one can answer."""
+        operation = self._asked.request.operation
+        assert operation is not None
+        return operation._replace(body=digest(["several cells", operation.body]))
+
+    # --- what comes of it --------------------------------------------------------------------------------------------
+
+    async def _give_up(self, peeks: Told, taken: Told) -> Verdict:
+        """Somebody else took it between the two questions."""
+        await self._release(taken)
+        return self._merged({**peeks, **{step: each for step, each in taken.items() if not each.answer.allowed}})
+
+    async def _release(self, taken: Told) -> None:
+        """Where that fails it runs out; of rates that cannot have it back the units stay taken for their window."""
+        for step, verdict in taken.items():
+            if verdict.answer.allowed and not verdict.answer.degraded:
+                step.cell.admission.give_back(self._charges(step))
+        tellings = (self._cell(each).tell_hold(each, "release") for hold in _ids(taken) for each in hold.by_cell)
+        await asyncio.gather(*tellings, return_exceptions=True)
+
+    async def _conclude(self, taken: Told, holds: Iterable[HoldId]) -> Verdict:
+        if not self._holds:
+            await self._spend(holds, {HoldOutcome.DONE})
+        return self._merged(taken)
+
+    async def _go_on(self, home: Verdict) -> Verdict:
+        """The operation is known: whatever is set aside for it is spent, and its policies are told as they are."""
+        if home.hold is None:
+            raise StoreUnavailable("the store went away over an operation that is known")
+        if not self._holds:
+            # What is not known any more was spent so long ago that it is forgotten.
+            await self._spend([home.hold.id], {HoldOutcome.DONE, HoldOutcome.UNKNOWN})
+        peeks = await self._each(self._steps, self._peek)
+        return self._merged(peeks, admitted=home.hold)
+
+    async def _spend(self, holds: Iterable[HoldId], fine: set[HoldOutcome]) -> None:
+        """Where one of them fails the caller hears that nobody knows, and may come with its operation again."""
+        tellings = [self._cell(each).tell_hold(each, "spend") for hold in holds for each in hold.by_cell]
+        for told in await asyncio.gather(*tellings, return_exceptions=True):
+            if isinstance(told, BaseException):
+                raise told
+            if told.outcome not in fine:
+                raise StoreUnavailable(f"what was set aside in one of several cells is {told.state or 'not known'}")
+
+    def _cell(self, hold: HoldId) -> Cell:
+        number = cell_of(hold.parts[0].quota)
+        return next(step.cell for step in self._steps if step.number == number)
+
+    def _merged(self, told: Told, admitted: HoldTerms | None = None) -> Verdict:
+        """What each cell says of its policies, in the order of the request."""
+        blocked = next((each for each in told.values() if each.answer.blocked_by is not None), None)
+        if blocked is not None:
+            return blocked
+        by_place = {
+            place: answer
+            for step, each in told.items()
+            for place, answer in zip(step.places, each.answer.policies, strict=True)
+        }
+        policies = [by_place[place] for place in sorted(by_place)]
+        if admitted is not None:
+            policies = list(map(_allowed, policies))
+        modes = [each.answer.degraded for each in told.values()]
+        degraded = next((mode.value for mode in STRICTEST_FIRST if mode.value in modes), None)
+        is_allowed = admitted is not None or _all_agree(told)
+        hold = (admitted or self._held(told)) if self._holds and is_allowed else None
+        return Verdict(answer_of(is_allowed, degraded, policies), self._asked.windows_s, hold)
+
+    def _held(self, told: Told) -> HoldTerms | None:
+        """The home's, which names all of them, for as long as the first of them lasts."""
+        terms = [each.hold for each in told.values() if each.hold is not None]
+        home = None if self._home is None else told[self._home].hold
+        return None if home is None else home._replace(ttl_ms=min(each.ttl_ms for each in terms))
+
+
+def _home(asked: Asked, steps: Sequence[Step]) -> Step:
+    """The tenant's cell, if one of the policies lies there; else the first."""
+    wanted = home_of(asked.subject.get("tenant", ""))
+    return next((step for step in steps if step.number == wanted), steps[0])
+
+
+def _all_agree(told: Told) -> bool:
+    return all(each.answer.allowed for each in told.values())
+
+
+def _ids(taken: Told) -> tuple[HoldId, ...]:
+    return tuple(each.hold.id for each in taken.values() if each.hold is not None)
+
+
+def _released(charge: Charge) -> Charge:
+    """A check sets aside for a moment only, and nobody did any work by it."""
+    return charge._replace(on_hold_expiry="release") if isinstance(charge, AllowanceCharge) else charge
+
+
+def _allowed(answer: PolicyAnswer) -> PolicyAnswer:
+    return msgspec.structs.replace(answer, allowed=True, retry_after_ms=0)

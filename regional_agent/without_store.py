@@ -56,7 +56,7 @@ class WithoutStore:
         mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
         if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode == "hold")):
-            on_answer(_closed(demanded))
+            on_answer(closed(demanded))
             return
         answers = self._answers(demanded, request.mode)
         answer = answer_of(all(each.allowed for each in answers), mode.value, answers)
@@ -150,7 +150,7 @@ class WithoutStore:
             return
         for entry in entries:
             self.allowances.take_back(entry.quota, entry.units)
-        on_answer(_closed(demanded))
+        on_answer(closed(demanded))
 
     def _entry(self, each: Demanded) -> Entry:
         """By this machine's calendar: who could say otherwise is away."""
@@ -166,7 +166,7 @@ def _mode(each: Demanded) -> StoreFailure:
     return each.policy.spec.on_store_failure
 
 
-def _closed(demanded: Sequence[Demanded]) -> CheckAnswer:
+def closed(demanded: Sequence[Demanded]) -> CheckAnswer:
     """Denied by the policies that fail closed, or else by the allowances, of which nothing can be kept now."""
     is_closed = any(_mode(each) is StoreFailure.CLOSED for each in demanded)
     answers = [

@@ -1,7 +1,8 @@
 """A hold's id: it names the epoch and the leases that units were set aside of.
 
 So whoever is told of a hold finds what to book it on without asking anybody, long after the period or the epoch is
-over. To services it is a text without spaces, and no more: `name.epoch.lanes.parts`.
+over. To services it is a text without spaces, and no more: `name.epoch.lanes.parts`. Of a hold over several cells of a
+Cluster it names what was set aside in each of them: `…~…`.
 """
 
 import binascii
@@ -13,6 +14,7 @@ from typing import NamedTuple, Self
 
 LONGEST = 8_192  # it has to fit into a request line
 NAME_BYTES = 16
+BESIDE = "~"
 _ID = re.compile(r"([A-Za-z0-9_-]{22})\.(\d{1,15})\.(\d{1,4})\.([A-Za-z0-9_-]*)")
 
 
@@ -28,10 +30,11 @@ class HoldId(NamedTuple):
     epoch: int
     lanes: int
     parts: tuple[HoldPart, ...]  # in the order of the policies; none: nothing is set aside
+    others: tuple["HoldId", ...] = ()  # of the same hold, in other cells
 
     @classmethod
-    def fresh(cls, epoch: int, lanes: int, parts: Iterable[HoldPart]) -> Self:
-        return cls(_text(secrets.token_bytes(NAME_BYTES)), epoch, lanes, tuple(parts))
+    def fresh(cls, epoch: int, lanes: int, parts: Iterable[HoldPart], others: "tuple[HoldId, ...]" = ()) -> Self:
+        return cls(_text(secrets.token_bytes(NAME_BYTES)), epoch, lanes, tuple(parts), others)
 
     @classmethod
     def of_nothing(cls) -> Self:
@@ -41,7 +44,14 @@ class HoldId(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError for what `str` never makes."""
-        found = _ID.fullmatch(text) if len(text) <= LONGEST else None
+        if len(text) > LONGEST:
+            raise ValueError("not the id of a hold")
+        first, *others = map(cls._one, text.split(BESIDE))
+        return first._replace(others=tuple(others))
+
+    @classmethod
+    def _one(cls, text: str) -> Self:
+        found = _ID.fullmatch(text)
         if found is None:
             raise ValueError("not the id of a hold")
         name, epoch, lanes, packed = found.groups()
@@ -52,7 +62,13 @@ class HoldId(NamedTuple):
 
     def __str__(self) -> str:
         parts = "\n".join(f"{part.algorithm} {part.quota}" for part in self.parts)
-        return f"{self.name}.{self.epoch}.{self.lanes}.{_text(parts.encode())}"
+        own = f"{self.name}.{self.epoch}.{self.lanes}.{_text(parts.encode())}"
+        return BESIDE.join((own, *map(str, self.others)))
+
+    @property
+    def by_cell(self) -> "list[HoldId]":
+        """What is set aside, each in one cell."""
+        return [each for each in (self._replace(others=()), *self.others) if each.parts]
 
 
 class HoldTerms(NamedTuple):

@@ -331,10 +331,14 @@ class Scripts:
         name = keys.operation(_tag(digest, life.lanes, life.cell), digest)
         await self._store.call("SET", name, body, "PX", remembered_ms, "NX")
 
+    async def operation_left_ms(self, life: Life, digest: str) -> int:
+        """For how much longer it is remembered; below zero if it is not."""
+        return int(await self._store.call("PTTL", keys.operation(_tag(digest, life.lanes, life.cell), digest)))
+
     # --- holds -------------------------------------------------------------------------------------------------------
 
     async def tell_hold(self, fingerprint: str, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-        """Tell it what became of the work: `commit` of so many units, `release`, `extend` by ms; or `look` at it."""
+        """What became of the work: `commit` of so many units, `spend` of all, `release`, `extend` by ms; or `look`."""
         if not all(part.algorithm in _HOLDING for part in hold.parts):
             return HoldState(HoldOutcome.UNKNOWN)
         life = Life(fingerprint, hold.epoch, hold.lanes, self.cell)

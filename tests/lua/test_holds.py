@@ -59,6 +59,30 @@ async def test_held_units_are_not_available_and_a_commit_books_what_was_used(scr
     assert (lease.consumed, [line.units for line in lease.lines]) == (5, [5])
 
 
+async def test_what_is_spent_is_what_was_set_aside_and_once(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lasting(granted=10))
+    hold = await set_aside(scripts, life, 7)
+    for _ in range(2):
+        assert await tell(scripts, life, hold, "spend") == HoldState(HoldOutcome.DONE, "committed", 7, 7, 0)
+        assert await totals(scripts, life) == (3, 0, 7)
+    assert (await tell(scripts, life, hold, "commit", 6)).outcome is HoldOutcome.ENDED
+
+
+@pytest.mark.parametrize("end", ["release", "time"])
+async def test_what_has_ended_otherwise_cannot_be_spent(
+    scripts: Scripts, life: Life, connection: StoreConnection, end: str
+) -> None:
+    """Its units may be somebody else's by now."""
+    await install(scripts, life, lasting(granted=10))
+    hold = await set_aside(scripts, life, 7, ttl_ms=1_000)
+    if end == "time":
+        await pass_ms(connection, 1_001)
+    else:
+        await tell(scripts, life, hold, "release")
+    assert (await tell(scripts, life, hold, "spend")).outcome is HoldOutcome.ENDED
+    assert await totals(scripts, life) == (10, 0, 0)
+
+
 async def test_a_release_leaves_nothing_behind(scripts: Scripts, life: Life) -> None:
     await install(scripts, life, lasting(granted=10))
     hold = await set_aside(scripts, life, 7)

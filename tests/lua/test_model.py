@@ -225,7 +225,7 @@ slots = st.builds(
 words = st.one_of(
     st.tuples(st.just("commit"), st.one_of(few, few, st.sampled_from([1_000, MAX_UNITS]))),
     st.tuples(st.just("extend"), st.sampled_from([1, 60_000, 3_600_000])),
-    st.tuples(st.sampled_from(["release", "look"]), st.just(0)),
+    st.tuples(st.sampled_from(["spend", "release", "look"]), st.just(0)),
 )
 pauses_us = st.sampled_from([0, 0, 1_000_000, 61_000_000, HOUR_US, 25 * HOUR_US])
 periods = st.sampled_from(list(PERIODS))
@@ -415,7 +415,7 @@ class Store(RuleBasedStateMachine):
         others=st.lists(st.one_of(allowances, rates(), slots), max_size=1),
         period=st.one_of(st.none(), periods),
         ttl_ms=ttls_ms,
-        digest=st.sampled_from(["d1", "d2", "h1", "h2", "h3", "h4"]),
+        digest=st.sampled_from(["", "d1", "d2", "h1", "h2", "h3", "h4"]),
         body=st.sampled_from(["hold-1", "hold-1", "hold-2"]),
     )
     def set_aside(
@@ -431,7 +431,8 @@ class Store(RuleBasedStateMachine):
             self.grant(charges[0].quota, period, 2_000)
         charges = charges + others
         told: list[Any] = []
-        request = Request("hold", charges, Operation(digest, body, 3_600_000), hold_of(charges, ttl_ms))
+        operation = Operation(digest, body, 3_600_000) if digest else None
+        request = Request("hold", charges, operation, hold_of(charges, ttl_ms))
         self.scripts.send_check(Life("life-1", 7, LANES), [request], [told.append], lambda _: None)
         self.both.compare()
         held = getattr(told[0], "hold", None)

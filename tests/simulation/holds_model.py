@@ -13,10 +13,10 @@ PENDING = ("open", "lapsed", "charged")
 OVER = ("granted", "overage", "consumed", "returned", "told", "held", "holds")
 
 MAY_BECOME = {
-    "open": {"commit": "committed", "release": "released", "extend": "open", "look": "open"},
+    "open": {"commit": "committed", "spend": "committed", "release": "released", "extend": "open", "look": "open"},
     "lapsed": {"commit": "committed", "release": "released", "look": "lapsed"},
     "charged": {"commit": "committed", "release": "charged", "look": "charged"},
-    "committed": {"commit": "committed", "look": "committed"},
+    "committed": {"commit": "committed", "spend": "committed", "look": "committed"},
     "released": {"release": "released", "look": "released"},
 }
 

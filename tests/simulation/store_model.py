@@ -699,10 +699,11 @@ def _tell(holds: Holds, slots: Slots, parts: Sequence[Part | Slot], action: str,
         becomes = MAY_BECOME[part.state][action]
         if action != "extend" and becomes == part.state:
             continue
+        units = part.units if action == "spend" else amount
         if isinstance(part, Slot):
-            slots.extend(part, due) if action == "extend" else slots.finish(part, becomes, amount)
+            slots.extend(part, due) if action == "extend" else slots.finish(part, becomes, units)
         else:
-            holds.extend(part, due) if action == "extend" else holds.finish(part, becomes, amount)
+            holds.extend(part, due) if action == "extend" else holds.finish(part, becomes, units)
 
 
 def _refused(part: Part | Slot, parts: int, action: str, amount: int) -> bytes:

@@ -40,12 +40,15 @@ class Node:
     directory: Path
     port: int = field(default_factory=_port)
     bus: int = field(default_factory=_port)
+    appendfsync: str = "everysec"
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         more = SETTINGS.format(bus=self.bus, password=PASSWORD)
         log = self.directory.with_suffix(".log")
-        self.process = embedded.start_store(self.directory, self.port, PASSWORD, more=more, log=log)
+        self.process = embedded.start_store(
+            self.directory, self.port, PASSWORD, appendfsync=self.appendfsync, more=more, log=log
+        )
         assert wait_until(lambda: embedded.store_is_ready(self.port, PASSWORD), 30), log.read_text()
 
     def kill(self) -> None:
@@ -115,8 +118,8 @@ class Nodes:
 
 
 @contextmanager
-def a_cluster(directory: Path, *, replicas: int = 0) -> Iterator[Nodes]:
-    primaries = [Node(directory / f"primary-{number}") for number in range(PRIMARIES)]
+def a_cluster(directory: Path, *, replicas: int = 0, appendfsync: str = "everysec") -> Iterator[Nodes]:
+    primaries = [Node(directory / f"primary-{number}", appendfsync=appendfsync) for number in range(PRIMARIES)]
     others = [Node(directory / f"replica-{number}") for number in range(replicas)]
     try:
         for node in (*primaries, *others):

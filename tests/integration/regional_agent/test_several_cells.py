@@ -1,0 +1,369 @@
+"""Requests whose policies lie in several cells of a Cluster: all or none, booked once, as in a single store."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from regional_agent.domain.cells import cell_of
+from regional_agent.domain.hold_ids import HoldId
+from regional_agent.store.connection import StoreUnavailable
+from regional_agent.store.scripts import HoldState
+from tests.integration.regional_agent.clusters import Nodes, a_cluster
+from tests.integration.regional_agent.conftest import Agent, World, until
+
+pytestmark = pytest.mark.anyio
+
+ALLOWANCES = ("team", "person", "key")
+DOCUMENT: dict[str, Any] = {
+    "plans": {"free": {}},
+    "default_plan": "free",
+    "quotas": [
+        {"name": "team", "kind": "allowance", "limit": 60, "period": "month"},
+        {"name": "person", "kind": "allowance", "limit": 40, "period": "month"},
+        {"name": "key", "kind": "allowance", "limit": 90, "period": "month"},
+        {"name": "wide", "kind": "allowance", "limit": 10_000, "period": "month"},
+        {"name": "bucket", "kind": "rate", "limit": "3/hour, burst 30"},
+        {"name": "window", "kind": "rate", "limit": "25/hour", "algorithm": "fixed_window"},
+        {"name": "jobs", "kind": "concurrency", "limit": 18, "slot_ttl": "5m"},
+    ],
+    "policies": [
+        {"name": "team", "match": {"route": "/all"}, "by": ["tenant"], "quota": "team"},
+        {"name": "team-alone", "match": {"route": "/team"}, "by": ["tenant"], "quota": "team"},
+        {"name": "key-alone", "match": {"route": "/key"}, "by": ["api_key"], "quota": "key"},
+        {"name": "person", "match": {"route": "/all"}, "by": ["user"], "quota": "person"},
+        {"name": "key", "match": {"route": "/all"}, "by": ["api_key"], "quota": "key"},
+        {"name": "wide-team", "match": {"route": "/wide"}, "by": ["tenant"], "quota": "wide", "wait": "5s"},
+        {"name": "wide-person", "match": {"route": "/wide"}, "by": ["user"], "quota": "wide", "wait": "5s"},
+        {"name": "wide-key", "match": {"route": "/wide"}, "by": ["api_key"], "quota": "wide", "wait": "5s"},
+        {"name": "fast", "match": {"route": "/rates"}, "by": ["tenant"], "quota": "bucket"},
+        {"name": "steady", "match": {"route": "/rates"}, "by": ["user"], "quota": "window"},
+        {"name": "mixed", "match": {"route": "/mixed"}, "by": ["user"], "quota": "bucket"},
+        {"name": "mixed-team", "match": {"route": "/mixed"}, "by": ["tenant"], "quota": "team"},
+        {"name": "work", "match": {"route": "/work"}, "by": ["user"], "quota": "jobs"},
+        {"name": "work-team", "match": {"route": "/work"}, "by": ["tenant"], "quota": "team"},
+        {"name": "open-team", "match": {"route": "/open"}, "by": ["tenant"], "quota": "team"},
+        {
+            "name": "open-user",
+            "match": {"route": "/open"},
+            "by": ["user"],
+            "quota": "bucket",
+            "on_store_failure": "open",
+        },
+    ],
+}
+SUBJECT = {"tenant": "acme", "user": "ann", "api_key": "k-1"}
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with a_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def nodes(standing: Nodes) -> Nodes:
+    standing.forget_everything()
+    return standing
+
+
+@pytest.fixture
+async def limited(world: World) -> World:
+    assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
+    return world
+
+
+@pytest.fixture
+async def agent(limited: World, nodes: Nodes) -> AsyncIterator[Agent]:
+    yield await limited.agent(store_url=nodes.url)
+    await limited.agents.aclose()
+
+
+def subject(route: str, **changed: str) -> dict[str, str]:
+    return {**SUBJECT, "route": route, **changed}
+
+
+def cells_of(of: dict[str, str]) -> list[int]:
+    fields = {"team": "tenant", "person": "user", "key": "api_key"}
+    return [cell_of(f"{quota}:{field}={of[field]}") for quota, field in fields.items()]
+
+
+async def ready(agent: Agent, *subjects: dict[str, str], units: int = 1) -> None:
+    """Every cell has some units of it: what is asked for while there are none waits for nobody here."""
+    for each in subjects:
+        for _ in range(1_000):
+            if (await agent.check(each, mode="peek", cost=units)).status_code == 200:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError(f"{each} never has {units}")
+
+
+async def booked(world: World, agent: Agent) -> dict[str, int]:
+    """Of each quota, once all is told."""
+    await until(lambda: all(not cell.conversation.stopped_lanes for cell in agent.whole.cells))
+    for cell in agent.whole.cells:
+        life = cell.life.current
+        assert life is not None
+        await cell.conversation._report_everything(life)
+    return {quota: await world.usage(quota=quota) for quota in ALLOWANCES}
+
+
+def told(answer: httpx.Response) -> tuple[Any, ...]:
+    body = answer.json()
+    policies = [(each["policy"], each["allowed"], each["limit"], each["remaining"]) for each in body["policies"]]
+    return answer.status_code, body["denied_by"], body["degraded"], policies
+
+
+def likened(answer: httpx.Response) -> tuple[Any, ...]:
+    """A single store's denial that is certain may be told again as it was found, though more would deny it by now."""
+    status, _, degraded, policies = told(answer)
+    return status, degraded, policies if status == 200 else None
+
+
+def test_the_subject_lies_in_several_cells() -> None:
+    assert len(set(cells_of(SUBJECT))) == 3
+
+
+async def test_the_answers_are_those_of_a_single_store(limited: World, agent: Agent) -> None:
+    """The same random checks of two customers, one in each kind of region."""
+    single = await limited.agent("eu-west")
+    others = {"tenant": "other", "user": "otto", "api_key": "k-2"}
+    routes = ("/all", "/rates", "/mixed")
+    chance = random.Random(20)
+    for each, own in ((agent, SUBJECT), (single, others)):
+        for route, units in (("/all", 40), ("/team", 60), ("/key", 90)):  # all of it, so that nothing has to come yet
+            await ready(each, {**own, "route": route}, units=units)
+    for _ in range(120):
+        route, cost, mode = (
+            chance.choice(routes),
+            chance.choice([1, 1, 2, 3, 9]),
+            chance.choice(["enforce"] * 4 + ["peek"]),
+        )
+        answers = [
+            likened(await each.check({**own, "route": route}, cost=cost, mode=mode))
+            for each, own in ((agent, SUBJECT), (single, others))
+        ]
+        assert answers[0] == answers[1]
+    assert {told(await agent.check(subject(route)))[0] for route in routes} == {429}
+
+
+@pytest.mark.parametrize("clients", [200])
+async def test_of_many_at_once_exactly_the_limit_passes_and_each_is_booked_in_all(
+    limited: World, agent: Agent, clients: int
+) -> None:
+    await ready(agent, subject("/all"), units=40)
+    answers = await asyncio.gather(*(agent.check(subject("/all")) for _ in range(clients)))
+    statuses = Counter(answer.status_code for answer in answers)
+    # Whoever asks at the same moment may each be denied by what the other has set aside.
+    assert set(statuses) == {200, 429}
+    admitted = statuses[200]
+    while (await agent.check(subject("/all"))).status_code == 200:
+        admitted += 1
+    assert admitted == 40
+    assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
+
+
+async def test_a_denial_takes_nothing_anywhere(limited: World, agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    assert (await agent.check(subject("/all"), cost=30)).status_code == 200
+    for _ in range(3):
+        answer = await agent.check(subject("/all"), cost=11)
+        assert told(answer) == (
+            429,
+            "person",
+            None,
+            [("team", True, 60, 30), ("person", False, 40, 10), ("key", True, 90, 60)],
+        )
+    assert (await agent.check(subject("/all"), cost=10)).status_code == 200
+    assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
+
+
+async def test_an_operation_over_several_cells_is_charged_once(limited: World, agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    told_at_once = await asyncio.gather(*(agent.check(subject("/all"), cost=5, operation_id="o-1") for _ in range(8)))
+    again = await agent.check(subject("/all"), cost=5, operation_id="o-1")
+    assert {answer.status_code for answer in (*told_at_once, again)} == {200}
+    other_body = await agent.check(subject("/all"), cost=6, operation_id="o-1")
+    assert (other_body.status_code, other_body.json()["type"]) == (422, "/problems/operation-conflict")
+    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_it_was(
+    limited: World, agent: Agent, nodes: Nodes
+) -> None:
+    """What is set aside waits for it: whichever agent is asked again spends it, and no other."""
+    await ready(agent, subject("/all"), units=40)
+    last = agent.whole.cells[cells_of(SUBJECT)[1]]
+    spends = last.scripts.tell_hold
+
+    async def dies(*_: Any) -> HoldState:
+        raise StoreUnavailable("the agent dies here")
+
+    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    answer = await agent.check(subject("/all"), cost=5, operation_id="o-1")
+    assert (answer.status_code, answer.json()["degraded"]) == (503, "closed"), "nobody is told that it was admitted"
+    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    other = await limited.agent(store_url=nodes.url)
+    for each in (other, agent, other):
+        assert (await each.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 200
+    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: World, agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
+    real = [cell.scripts.tell_hold for cell in cells]
+
+    async def dies(*_: Any) -> HoldState:
+        raise StoreUnavailable("the agent dies here")
+
+    for cell in cells:
+        cell.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    assert (await agent.check(subject("/all"), cost=30)).status_code == 503
+    for cell, tell in zip(cells, real, strict=True):
+        cell.scripts.tell_hold = tell  # type: ignore[method-assign]
+    assert (await agent.check(subject("/all"), cost=30)).status_code == 429
+    for cell in cells:
+        await cell.store.call("HINCRBY", f"lh:{{{cell.number}}}:fence", "mono", 60_001_000)
+    await ready(agent, subject("/all"), units=40)
+    assert (await agent.check(subject("/all"), cost=40)).status_code == 200
+    assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
+
+
+async def test_whoever_loses_between_the_questions_gives_a_bucket_back_what_it_took(agent: Agent) -> None:
+    """The window is spent by somebody else after it was asked, and before it is taken."""
+    peek = (await agent.check(subject("/rates"), mode="peek")).json()
+    full = next(each["limit"] for each in peek["policies"] if each["policy"] == "fast")
+    bucket, window = (agent.whole.cells[cell_of(key)] for key in ("bucket:tenant=acme", "window:user=ann"))
+    submit, asked = window.admission.submit, 0
+
+    def late(asked_: Any, on_verdict: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            taken = asked_._replace(request=asked_.request._replace(mode="enforce"), hold_ms=None, is_step=False)
+            for _ in range(25):
+                submit(taken, lambda _: None)
+        submit(asked_, on_verdict)
+
+    window.admission.submit = late  # type: ignore[method-assign, assignment]
+    answer = await agent.check(subject("/rates"))
+    assert told(answer)[:2] == (429, "steady")
+    window.admission.submit = submit  # type: ignore[method-assign]
+    await until(lambda: bucket.guard.calls >= 3)
+    told_later = {
+        each["policy"]: each["remaining"] for each in (await agent.check(subject("/rates"))).json()["policies"]
+    }
+    assert told_later == {"fast": full, "steady": 0}
+
+
+async def test_a_hold_over_several_cells_is_one_hold(limited: World, agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    body = {"subject": subject("/all"), "units": 7, "ttl_ms": 60_000, "operation_id": "h-1"}
+    made = [await agent.http.post("/v1/holds", json=body) for _ in range(2)]
+    assert [answer.status_code for answer in made] == [201, 201]
+    first, again = (answer.json() for answer in made)
+    assert first["hold_id"] == again["hold_id"]
+    assert len(HoldId.parse(first["hold_id"]).by_cell) == 3
+    path = f"/v1/holds/{first['hold_id']}"
+    assert (await agent.http.get(path)).json()["state"] == "open"
+    assert (await agent.check(subject("/all"), cost=34)).status_code == 429, "it is set aside in all of them"
+    extended = await agent.http.post(f"{path}:extend", json={"ttl_ms": 120_000})
+    assert extended.json()["expires_in_ms"] > 100_000
+    for _ in range(2):
+        committed = await agent.http.post(f"{path}:commit", json={"units": 9})
+        assert (committed.status_code, committed.json()["committed"]) == (200, 9)
+    assert (await agent.http.post(f"{path}:release")).status_code == 409
+    assert await booked(limited, agent) == {"team": 9, "person": 9, "key": 9}
+
+
+async def test_a_slot_in_another_cell_comes_back_with_its_hold(agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    bodies = [
+        {"subject": subject("/work"), "units": 2, "ttl_ms": 60_000, "operation_id": f"w-{number}"}
+        for number in range(7)
+    ]
+    held = [await agent.http.post("/v1/holds", json=body) for body in bodies]
+    assert [answer.status_code for answer in held] == [201] * 6 + [429]
+    assert held[-1].json()["denied_by"] == "work"
+    hold_id = held[0].json()["hold_id"]
+    assert (await agent.http.post(f"/v1/holds/{hold_id}:release")).json()["state"] == "released"
+    assert (await agent.http.post("/v1/holds", json=bodies[-1])).status_code == 201
+
+
+async def test_an_adjustment_of_several_cells_is_refused_by_name(agent: Agent) -> None:
+    answer = await agent.check(subject("/all"), mode="adjust")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/several-cells")
+
+
+async def test_metrics_count_each_policy_once(agent: Agent) -> None:
+    await ready(agent, subject("/all"), units=40)
+    before = agent.region.metrics.checks.allowed["person"]
+    assert (await agent.check(subject("/all"))).status_code == 200
+    assert agent.region.metrics.checks.allowed["person"] == before + 1
+
+
+@pytest.mark.parametrize(("route", "limit"), [("/wide", 10_000), ("/all", 40)])
+async def test_a_shard_that_is_killed_over_its_requests_costs_no_unit_and_gives_none_away(
+    limited: World, tmp_path: Path, route: str, limit: int
+) -> None:
+    """Every client says its operation until it is told yes or no. Each yes is booked in all cells, once."""
+    with a_cluster(tmp_path, appendfsync="always") as nodes:
+        agent = await limited.agent(store_url=nodes.url)
+        asked = subject(route)
+        victim = nodes.of_cell(cells_of(SUBJECT)[1])
+        await ready(agent, asked, units=min(limit, 50))
+        answers: Counter[int] = Counter()
+        told_closed: set[str] = set()
+
+        async def client(operation: str) -> int:
+            for _ in range(2_000):
+                status = (await agent.check(asked, operation_id=operation)).status_code
+                answers[status] += 1
+                if status != 503:
+                    return status
+                told_closed.add(operation)
+                await asyncio.sleep(0.02)
+            return 503
+
+        async def killer() -> None:
+            await until(lambda: answers[200] >= 10)
+            victim.kill()
+            await until(lambda: answers[503] >= 10)
+            await asyncio.to_thread(victim.start)
+
+        killing = asyncio.create_task(killer())
+        ended: Counter[int] = Counter()
+        for turn in range(20):  # ten at a time, so that some are always under way
+            ended.update(await asyncio.gather(*(client(f"o-{turn}-{number}") for number in range(10))))
+        await killing
+        assert told_closed
+        assert ended[200] + ended[429] + ended[503] == 200
+        await until(lambda: agent.whole.has_epochs)
+        by_key = [await usage_of(limited, agent, quota) for quota in quotas_of(asked)]
+        assert all(ended[200] <= units <= ended[200] + ended[503] + len(told_closed) for units in by_key), (
+            ended,
+            by_key,
+        )
+        assert max(by_key) <= limit
+        assert ended[200] >= (150 if limit > 200 else 10)
+        await limited.agents.aclose()
+
+
+def quotas_of(asked: dict[str, str]) -> list[str]:
+    name = {"/wide": ["wide"] * 3}.get(asked["route"], list(ALLOWANCES))
+    fields = ("tenant", "user", "api_key")
+    return [f"{quota}:{field}={asked[field]}" for quota, field in zip(name, fields, strict=True)]
+
+
+async def usage_of(world: World, agent: Agent, key: str) -> int:
+    """What the ledger has of it once all that is known here is told."""
+    await booked(world, agent)
+    rows = await world._rows("SELECT coalesce(sum(consumed), 0)::bigint AS units FROM lease WHERE quota = $1", key)
+    return int(rows[0]["units"])
