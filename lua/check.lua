@@ -14,11 +14,12 @@
 --       not denied, before the policies: expires_in_ms (eight bytes), the length of its id (two), its id; replayed,
 --       those of the first time
 --
--- Requests are decided one after the other, so a key that two of them share counts both. How a policy decides is its
--- algorithm's business: algorithms/NAME.lua gives `look`, `refuse`, `keep` and `tell`, as lua/README.md says. This is
--- the envelope, and knows none of them by name. A hold is decided as a check is; but an algorithm that can `hold` sets
--- units aside where another consumes them. A request that fails (a key of another type, a spoilt value) fails alone; an
--- error that tells of the store itself (no memory, no disk) is everybody's.
+-- A policy whose algorithm's name begins with `shadow:` is decided like any other, but stops nobody, and where it would
+-- refuse it takes nothing. Requests are decided one after the other, so a key that two of them share counts both. How a
+-- policy decides is its algorithm's business: algorithms/NAME.lua gives `look`, `refuse`, `keep` and `tell`, as
+-- lua/README.md says. This is the envelope, and knows none of them by name. A hold is decided as a check is; but an
+-- algorithm that can `hold` sets units aside where another consumes them. A request that fails (a key of another type,
+-- a spoilt value) fails alone; an error that tells of the store itself (no memory, no disk) is everybody's.
 
 local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
 local POLICY_BYTES = 57
@@ -27,18 +28,12 @@ local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
-local named = require('algorithms/*')
-local algorithms = {}
+local named = require('parts/named')(mono, now)
 local key, at = 2, 4 -- where the next key and the next argument are
 
 -- What the next policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.
 local function read_policy(states)
-  local name, cost = ARGV[at], tonumber(ARGV[at + 1])
-  local algorithm = algorithms[name]
-  if not algorithm then
-    algorithm = named(name, mono, now)
-    algorithms[name] = algorithm
-  end
+  local algorithm, cost = named(ARGV[at]), tonumber(ARGV[at + 1])
   local state = states[KEYS[key]]
   if not state then
     state = algorithm.look(key, at + 2)
@@ -52,18 +47,22 @@ end
 
 local function skip_policies(count)
   for _ = 1, count do
-    local algorithm = named(ARGV[at], mono, now)
+    local algorithm = named(ARGV[at])
     key, at = key + algorithm.keys, at + 2 + algorithm.arguments
   end
 end
 
--- Each policy's verdict; gives the policies, and whether one of them refuses.
-local function decide(count, mode)
+-- Each policy's verdict; gives the policies, and whether one that is enforced refuses. What has no `keep` is for holds.
+local function decide(count, is_enforced, may_hold)
   local policies, states, refused = {}, {}, false
   for i = 1, count do
     local policy = read_policy(states)
-    policy.reason, policy.retry_ms = policy.algorithm.refuse(policy.state, policy.cost, mode ~= 'adjust')
-    if policy.reason then refused = true else policy.state.taken = policy.state.taken + policy.cost end
+    local algorithm = policy.algorithm
+    if algorithm.keep or may_hold then
+      policy.reason, policy.retry_ms = algorithm.refuse(policy.state, policy.cost, is_enforced)
+    else policy.reason = 'hold_needed' end
+    if not policy.reason then policy.state.taken = policy.state.taken + policy.cost
+    elseif not algorithm.is_shadow then refused = true end
     policies[i] = policy
   end
   return policies, refused
@@ -108,18 +107,21 @@ local function read_request()
   return request
 end
 
--- All policies agree: what each takes is written. No part of a hold outlasts another.
+-- All that are enforced agree: what each takes is written, and nothing where a shadow refuses. No part of a hold
+-- outlasts another; one in shadow may end first.
 local function take(policies, hold)
   local parts = 0
   for _, policy in ipairs(policies) do
-    if hold then hold.due = math.min(hold.due, mono + (policy.state.longest_us or math.huge)) end
+    local shortens = hold and policy.state.longest_us and not policy.algorithm.is_shadow
+    if shortens then hold.due = math.min(hold.due, mono + policy.state.longest_us) end
   end
   for _, policy in ipairs(policies) do
     local algorithm = policy.algorithm
-    if hold and algorithm.hold then
-      parts = parts + 1
+    local sets_aside = hold and algorithm.hold
+    if sets_aside then parts = parts + 1 end
+    if sets_aside and not policy.reason then
       algorithm.hold(policy.state, policy.key, policy.at, policy.cost, hold.name .. '/' .. parts, hold.due)
-    else
+    elseif not policy.reason then
       algorithm.keep(policy.state, policy.key, policy.at, policy.cost)
     end
   end
@@ -143,15 +145,16 @@ local function replay(request)
   if #said == count * POLICY_BYTES then
     skip_policies(count)
   else
-    said = all_told((decide(count, 'adjust')), false)
+    said = all_told((decide(count, false, true)), false)
   end
   return REPLAYED .. head_of(hold) .. said
 end
 
 local function answer_to(request)
   if request.known then return replay(request) end
-  local policies, refused = decide(request.count, request.mode)
-  if refused or request.mode == 'peek' then
+  local mode = request.mode
+  local policies, refused = decide(request.count, mode ~= 'adjust', mode == 'hold' or mode == 'peek')
+  if refused or mode == 'peek' then
     return (refused and DENIED or ALLOWED) .. all_told(policies, false)
   end
   -- From here on nothing may fail: everything was checked above.

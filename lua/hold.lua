@@ -13,6 +13,7 @@
 -- accounting (`is_passing`) is no evidence, and may be forgotten while others are known. To spend is to commit to each
 -- part what it has set aside, for a check whose policies lie in several cells: what has run out cannot be spent any
 -- more, for nobody was told yet that it was admitted.
+-- One that is in shadow follows where it can, and has no say; a hold of nothing else is `nothing_held`.
 
 local MAY_BECOME = {
   open = {commit = 'committed', spend = 'committed', release = 'released', extend = 'open', look = 'open'},
@@ -27,26 +28,27 @@ if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
 local action, amount = ARGV[5], tonumber(ARGV[6])
-local named = require('algorithms/*')
-local algorithms, parts, is_evidence = {}, {}, false
+local named = require('parts/named')(mono, now)
+local parts, shadows, is_evidence, is_missing = {}, {}, false, false
 local key, at = 3, 8
 
 for i = 1, tonumber(ARGV[7]) do
-  local name = ARGV[at]
-  algorithms[name] = algorithms[name] or named(name, mono, now)
-  local algorithm = algorithms[name]
+  local algorithm = named(ARGV[at])
   local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
+  local among = algorithm.is_shadow and shadows or parts
   if part then
-    part.algorithm, parts[#parts + 1] = algorithm, part
+    part.algorithm, among[#among + 1] = algorithm, part
   elseif not algorithm.is_passing then return {'unknown'} end
+  is_missing = is_missing or not part and not algorithm.is_shadow
   is_evidence = is_evidence or not algorithm.is_passing
   key, at = key + algorithm.keys, at + 2 + algorithm.arguments
 end
-if #parts == 0 then return {'unknown'} end
+if #parts == 0 and is_missing then return {'unknown'} end
 
 -- Of parts that ran out some may have been charged: then the hold was. Accounting is told before what is none.
 local function told(outcome)
   local first = parts[1]
+  if not first then return {outcome, 'nothing_held', 0, 0, 0} end
   for _, part in ipairs(parts) do
     if part.state == 'charged' or first.algorithm.is_passing and not part.algorithm.is_passing then first = part end
   end
@@ -55,9 +57,8 @@ local function told(outcome)
 end
 
 for _, part in ipairs(parts) do
-  part.becomes = MAY_BECOME[part.state][action]
   local is_another = part.state == 'committed' and action == 'commit' and part.committed ~= amount
-  if not part.becomes or is_another then return told('ended') end
+  if not MAY_BECOME[part.state][action] or is_another then return told('ended') end
   if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return told('too_many') end
 end
 
@@ -65,11 +66,13 @@ local due = mono + amount * 1000
 for _, part in ipairs(parts) do due = math.min(due, mono + (part.longest_us or math.huge)) end
 
 -- From here on nothing may fail: everything was checked above.
-for _, part in ipairs(parts) do
+local function follow(part)
+  local becomes = MAY_BECOME[part.state][action]
+  if not becomes then return end -- in shadow
   if action == 'extend' then part.algorithm.extend(part, due)
-  elseif part.becomes ~= part.state then
-    part.algorithm.finish(part, part.becomes, action == 'spend' and part.units or amount)
-  end
+  elseif becomes ~= part.state then part.algorithm.finish(part, becomes, action == 'spend' and part.units or amount) end
 end
+for _, part in ipairs(parts) do follow(part) end
+for _, part in ipairs(shadows) do follow(part) end
 if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
 return told('done')

@@ -167,7 +167,7 @@ class PolicySpec(Part, frozen=True):
     local_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.2  # of its region's share: what an agent gives by itself
     on_hold_expiry: HoldExpiry = HoldExpiry.RELEASE
     wait: str = "400ms"  # at the very end of an allowance, how long a request may wait for a last unit
-    shadow: bool = False
+    shadow: bool = False  # decided and counted, and never enforced
 
 
 class LimitsDocument(Part, frozen=True):
@@ -304,6 +304,7 @@ def faults_of(document: LimitsDocument) -> list[Fault]:
             for index, policy in enumerate(document.policies)
             for fault in _faults_of_policy(document, index, policy)
         ),
+        *_faults_of_shadows(document),
     ]
 
 
@@ -449,8 +450,6 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if quota is not None and isinstance(quota.limit, dict) and "tenant" not in policy.by:
         # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
         yield Fault(f"{where}.by", "tenant", f"the limit of {quota.name!r} depends on the plan: count by tenant, too")
-    if policy.shadow:
-        yield Fault(f"{where}.shadow", "supported", "shadow policies are not served by this version")
     yield from _faults_of_failure(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
         yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
@@ -464,6 +463,21 @@ def _faults_of_usage(where: str, policy: PolicySpec, quota: QuotaSpec | None) ->
             yield Fault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}")
         if field in policy.usage_by[:place]:
             yield Fault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
+
+
+def _faults_of_shadows(document: LimitsDocument) -> Iterator[Fault]:
+    """What is in shadow may count, and change nothing for anybody."""
+    kinds = {quota.name: quota.kind for quota in document.quotas}
+    enforced = {policy.quota: policy.name for policy in document.policies if not policy.shadow}
+    for index, policy in enumerate(document.policies):
+        where = f"policies[{index}].shadow"
+        if policy.shadow and kinds.get(policy.quota) is QuotaKind.ALLOWANCE:
+            reason = "what is counted of an allowance is billed: only a rate or a concurrency may be in shadow"
+            yield Fault(where, "supported", reason)
+        elif policy.shadow and policy.quota in enforced:
+            other = enforced[policy.quota]
+            reason = f"{policy.quota!r} is enforced by policy {other!r}, whose units it would take: count another quota"
+            yield Fault(where, "quota", reason)
 
 
 def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:

@@ -137,7 +137,7 @@ class Admission:
         """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing has happened then."""
         asked = self._asked(check)
         for each in asked.demanded:
-            if isinstance(each.charge, SlotCharge) and check.mode != "peek":
+            if isinstance(each.charge, SlotCharge) and check.mode != "peek" and not each.charge.is_shadow:
                 raise HoldNeeded(each.policy.spec.name)
         return asked
 
@@ -237,7 +237,7 @@ class Admission:
         until_ms = [
             policy.retry_after_ms
             for charge, policy in zip(request.charges, decision.policies, strict=True)
-            if isinstance(charge, RateCharge) and policy.reason == DenialReason.RATE_EXCEEDED
+            if isinstance(charge, RateCharge) and policy.reason == DenialReason.RATE_EXCEEDED and not charge.is_shadow
         ]
         if until_ms and _may_be_certain(request) and pending.asked_in is self._denials_of:
             self._denials.keep(request.charges, decision, pending.asked_at_ms, max(until_ms))
@@ -315,7 +315,8 @@ class Admission:
         """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
         if not isinstance(decision, Decision) or decision.allowed:
             return None
-        denials = [pair for pair in zip(asked.demanded, decision.policies, strict=True) if not pair[1].allowed]
+        told = zip(asked.demanded, decision.policies, strict=True)
+        denials = [(each, policy) for each, policy in told if not (policy.allowed or each.is_shadow)]
         if any(policy.reason not in WORTH_WAITING for _, policy in denials):
             return None
         waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
@@ -355,6 +356,7 @@ class Admission:
             reset_ms=policy.reset_ms,
             retry_after_ms=self._retry_after_ms(each, policy),
             delay_ms=policy.delay_ms,
+            shadow=each.is_shadow,
         )
 
     def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:

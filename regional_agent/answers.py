@@ -88,6 +88,7 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True):
     reset_ms: int
     retry_after_ms: int
     delay_ms: int = 0  # of a leaky bucket: how long to wait before the work is begun
+    shadow: bool = False  # what it says is counted, and stops nobody
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ class CheckAnswer(Struct, frozen=True, kw_only=True):
 
 def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
     """Denied by the policy that is asked again last."""
-    denials = [policy for policy in policies if not policy.allowed]
+    denials = [] if allowed else [policy for policy in policies if not (policy.allowed or policy.shadow)]
     last = max(denials, key=lambda policy: policy.retry_after_ms, default=None)
     return CheckAnswer(
         allowed=allowed,
@@ -231,17 +232,18 @@ MOST_IN_A_HEADER = 999_999_999_999_999
 
 
 def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> dict[str, str]:
-    """RateLimit by the current draft (-11) for every policy, and the X- set for the tightest."""
-    if not policies:
+    """RateLimit by the current draft (-11) for every policy that is enforced, and the X- set for the tightest."""
+    enforced = [pair for pair in zip(policies, windows_s, strict=True) if not pair[0].shadow]
+    if not enforced:
         return {}
     quotas = [
         f'"{each.policy}";q={min(each.limit, MOST_IN_A_HEADER)}{_window(each.kind, window)}'
-        for each, window in zip(policies, windows_s, strict=True)
+        for each, window in enforced
     ]
     left = [
-        f'"{each.policy}";r={min(each.remaining, MOST_IN_A_HEADER)};t={_seconds(each.reset_ms)}' for each in policies
+        f'"{each.policy}";r={min(each.remaining, MOST_IN_A_HEADER)};t={_seconds(each.reset_ms)}' for each, _ in enforced
     ]
-    tightest = policies[0] if len(policies) == 1 else min(policies, key=lambda each: (each.allowed, each.remaining))
+    tightest, _ = enforced[0] if len(enforced) == 1 else min(enforced, key=_room)
     return {
         "RateLimit-Policy": ", ".join(quotas),
         "RateLimit": ", ".join(left),
@@ -249,6 +251,10 @@ def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> di
         "X-RateLimit-Remaining": str(tightest.remaining),
         "X-RateLimit-Reset": str(_seconds(tightest.reset_ms)),
     }
+
+
+def _room(pair: tuple[PolicyAnswer, int]) -> tuple[bool, int]:
+    return pair[0].allowed, pair[0].remaining
 
 
 def _window(kind: str, window_s: int) -> str:

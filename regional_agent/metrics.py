@@ -17,22 +17,25 @@ from regional_agent.domain.breaker import BreakerState
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
 
 
+ANSWERS = ("allowed", "denied", "shadow_allowed", "shadow_denied")
+
+
 class CheckCounts(Collector):
     def __init__(self) -> None:
-        self.allowed: defaultdict[str, int] = defaultdict(int)
-        self.denied: defaultdict[str, int] = defaultdict(int)
+        self.counts: dict[str, defaultdict[str, int]] = {answer: defaultdict(int) for answer in ANSWERS}
         self.seconds = Durations(CHECK_BUCKETS_S)
 
     def note(self, answers: Iterable[PolicyAnswer]) -> None:
-        for answer in answers:
-            counts = self.allowed if answer.allowed else self.denied
-            counts[answer.policy] += 1
+        for each in answers:
+            self.counts[ANSWERS[2 * each.shadow + (not each.allowed)]][each.policy] += 1
 
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         checks = CounterMetricFamily(
-            "leasehold_checks", "Requests decided, by policy and answer.", labels=("policy", "answer")
+            "leasehold_checks",
+            "Requests decided, by policy and answer; shadow_…: what one in shadow would have answered.",
+            labels=("policy", "answer"),
         )
-        for answer, counts in (("allowed", self.allowed), ("denied", self.denied)):
+        for answer, counts in self.counts.items():
             for policy, count in counts.items():
                 checks.add_metric((policy, answer), count)
         yield checks

@@ -38,7 +38,15 @@ from protocol.policy import (
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
-from regional_agent.domain.subjects import NO_CLASS, PLAIN_FIELDS, RouteClasses, is_within, usage_dimensions, value_of
+from regional_agent.domain.subjects import (
+    NO_CLASS,
+    PLAIN_FIELDS,
+    InvalidAddress,
+    RouteClasses,
+    is_within,
+    usage_dimensions,
+    value_of,
+)
 from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge, SlotCharge
 
 Subject = dict[str, str]
@@ -75,6 +83,7 @@ class CompiledPolicy:
     wait_ms: int
     slot_ttl_ms: int
     may_slice: bool
+    is_shadow: bool  # it never denies
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
@@ -115,6 +124,10 @@ class Demanded:
     policy: CompiledPolicy
     charge: Charge
     wait_ms: int = 0
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.policy.is_shadow
 
     def holding(self, units: int) -> "Demanded":
         """The same for a hold: its units are those of allowances. What is spent at once costs what a check does."""
@@ -160,9 +173,15 @@ class Policies:
         return Met(route_class, found, any(policy.networks for policy in found))
 
     def demand(self, subject: Subject, cost: int | None) -> list[Demanded]:
-        """What the request takes of each policy that it meets."""
-        met = self._meet(subject)
-        return [self._demanded(policy, subject, met.route_class, cost) for policy in _from_here(met, subject)]
+        """What the request takes of each policy that it meets. What cannot be read of it is no concern of a shadow."""
+        met, demanded = self._meet(subject), []
+        for policy in _from_here(met, subject):
+            try:
+                demanded.append(self._demanded(policy, subject, met.route_class, cost))
+            except (UnknownSubjectField, InvalidAddress):
+                if not policy.is_shadow:
+                    raise
+        return demanded
 
     def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
@@ -174,10 +193,11 @@ class Policies:
             return Demanded(policy, AllowanceCharge(key, units, limit, dimensions, on_expiry), policy.wait_ms)
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
-            return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms))
+            return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms, policy.is_shadow))
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
-        return Demanded(policy, RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice))
+        rate = RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice, policy.is_shadow)
+        return Demanded(policy, rate)
 
     def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
         """An override's, of whichever is for the narrowest subject; else the plan's.
@@ -218,7 +238,16 @@ def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
     """Less what is for other addresses than the request's."""
     if not met.any_networks:
         return met.policies
-    return [policy for policy in met.policies if not policy.networks or is_within(subject, policy.networks)]
+    return [policy for policy in met.policies if not policy.networks or _is_within(subject, policy)]
+
+
+def _is_within(subject: Subject, policy: CompiledPolicy) -> bool:
+    try:
+        return is_within(subject, policy.networks)
+    except InvalidAddress:
+        if not policy.is_shadow:
+            raise
+        return False
 
 
 def begun(term: OverrideTerm, age_ms: int) -> bool:
@@ -258,7 +287,8 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
         slot_ttl_ms=parse_duration_ms(quota.slot_ttl) if is_slots and quota.slot_ttl else DEFAULT_SLOT_TTL_MS,
-        may_slice=quota.slices and quota.algorithm in SLICED,
+        may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
+        is_shadow=policy.shadow,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,
         dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),

@@ -1,8 +1,9 @@
 """What a failure means: where the store cannot be asked, each policy's `on_store_failure` answers, and it is said so.
 
-The strictest of a request's policies decides: all or nothing here, too. Rates are counted in memory. Of an allowance
-nothing is admitted that is not in the journal, on disk, before the answer; and nothing for a request that the store was
-asked about and did not answer: it may have been spent there. Nor is anything set aside: a hold is known to the store.
+Of those that are enforced, the strictest of a request's policies decides: all or nothing here, too. Rates are counted
+in memory. Of an allowance nothing is admitted that is not in the journal, on disk, before the answer; and nothing for a
+request that the store was asked about and did not answer: it may have been spent there. Nor is anything set aside: a
+hold is known to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,13 +54,13 @@ class WithoutStore:
         for each in demanded:
             spec = each.policy.spec
             self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
-        mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
+        mode = _strictest(demanded)
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
         if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode == "hold")):
             on_answer(closed(demanded))
             return
         answers = self._answers(demanded, request.mode)
-        answer = answer_of(all(each.allowed for each in answers), mode.value, answers)
+        answer = answer_of(not _is_denied(answers), mode, answers)
         if counted and answer.allowed and request.mode != "peek":
             self._keep(demanded, counted, request, answer, on_answer)
         else:
@@ -73,15 +74,20 @@ class WithoutStore:
             return None
         if body != operation.body:
             return OperationConflict()
-        mode = next(mode for mode in STRICTEST_FIRST if any(_mode(each) is mode for each in demanded))
-        return answer_of(True, mode.value, [_answer(each, allowed=True) for each in demanded])
+        return answer_of(True, _strictest(demanded), [_answer(each, allowed=True) for each in demanded])
 
     def _answers(self, demanded: Sequence[Demanded], mode: str) -> list[PolicyAnswer]:
-        """What is local passes as far as this agent's part of it goes, and the rest is open."""
-        answers = [_answer(each, allowed=True) for each in demanded]
+        """What is local passes as far as this agent's part of it goes, and the rest is open. Closed may be a shadow.
+
+        Each shadow is decided by itself, and takes what it lets pass if the request does.
+        """
+        answers = [_answer(each, allowed=_mode(each) is not StoreFailure.CLOSED) for each in demanded]
         self._count_allowances(demanded, answers, mode)
-        if all(answer.allowed for answer in answers):
-            self._count_rates(demanded, answers, mode)
+        if not _is_denied(answers):
+            self._count_rates(demanded, [n for n, each in enumerate(demanded) if not each.is_shadow], answers, mode)
+        shadow_mode = "peek" if _is_denied(answers) else mode
+        for place in (n for n, each in enumerate(demanded) if each.is_shadow):
+            self._count_rates(demanded, [place], answers, shadow_mode)
         return answers
 
     def _count_allowances(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
@@ -97,8 +103,10 @@ class WithoutStore:
                 retry_after_ms=0 if fits else RETRY_WHEN_DEGRADED_MS,
             )
 
-    def _count_rates(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
-        asks = {place: ask for place, each in enumerate(demanded) if (ask := self._rate_ask(each)) is not None}
+    def _count_rates(
+        self, demanded: Sequence[Demanded], places: Sequence[int], answers: list[PolicyAnswer], mode: str
+    ) -> None:
+        asks = {place: ask for place in places if (ask := self._rate_ask(demanded[place])) is not None}
         told = self._rates.decide(list(asks.values()), self._clock.monotonic_ms(), mode)
         for (place, ask), local in zip(asks.items(), told, strict=True):
             answers[place] = _locally(answers[place], ask, local)
@@ -166,13 +174,23 @@ def _mode(each: Demanded) -> StoreFailure:
     return each.policy.spec.on_store_failure
 
 
+def _strictest(demanded: Sequence[Demanded]) -> StoreFailure | None:
+    """None where nothing is enforced."""
+    modes = {_mode(each) for each in demanded if not each.is_shadow}
+    return next((mode for mode in STRICTEST_FIRST if mode in modes), None)
+
+
+def _is_denied(answers: Sequence[PolicyAnswer]) -> bool:
+    return not all(answer.allowed or answer.shadow for answer in answers)
+
+
 def closed(demanded: Sequence[Demanded]) -> CheckAnswer:
     """Denied by the policies that fail closed, or else by the allowances, of which nothing can be kept now."""
-    is_closed = any(_mode(each) is StoreFailure.CLOSED for each in demanded)
+    is_closed = _strictest(demanded) is StoreFailure.CLOSED
     answers = [
-        _answer(
-            each, allowed=_mode(each) is not StoreFailure.CLOSED if is_closed else isinstance(each.charge, RateCharge)
-        )
+        _answer(each, allowed=_mode(each) is not StoreFailure.CLOSED)
+        if is_closed or each.is_shadow
+        else _answer(each, allowed=isinstance(each.charge, RateCharge))
         for each in demanded
     ]
     return answer_of(False, StoreFailure.CLOSED.value, answers)
@@ -189,6 +207,7 @@ def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
         remaining=0,
         reset_ms=0,
         retry_after_ms=0 if allowed else RETRY_WHEN_DEGRADED_MS,
+        shadow=each.is_shadow,
     )
 
 

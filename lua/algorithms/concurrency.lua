@@ -108,7 +108,8 @@ local function refuse(state, cost, is_enforced)
   end
 end
 
-local function hold(state, _, _, cost, name, due)
+local function hold(state, _, _, cost, name, latest)
+  local due = math.min(latest, mono + state.longest_us)
   redis.call('HINCRBY', state.here.slots, 'used', whole(cost))
   state.last = math.max(state.last, due)
   local slot = {state = 'open', units = cost, committed = 0, due = due, longest_us = state.longest_us}
@@ -140,8 +141,8 @@ local function finish(slot, state, units)
   write(slot.here, slot.name, slot, mono + REMEMBERED_US)
 end
 
-local function extend(slot, due)
-  slot.due = math.max(slot.due, due)
+local function extend(slot, latest)
+  slot.due = math.max(slot.due, math.min(latest, mono + slot.longest_us))
   write_taken(slot.here, slot.name, slot)
 end
 

@@ -11,4 +11,5 @@ return {
   rate_exceeded = 4,
   cost_above_limit = 5,
   slots_taken = 6,
+  hold_needed = 7,
 }

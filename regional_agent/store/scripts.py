@@ -20,6 +20,7 @@ from regional_agent.store.sources import sources
 
 ENOUGH_LINES = 1000
 PROBE_KEPT_MS = 60_000
+SHADOW = "shadow:"  # before an algorithm's name: it is decided, and never refuses
 KEYS_KEPT = 65_536  # names of keys that are remembered, for those that are asked for again and again
 
 
@@ -74,10 +75,12 @@ class RateCharge(NamedTuple):
     algorithm: str = "token_bucket"
     window_ms: int = 0  # of the algorithms that count in windows
     may_slice: bool = False  # an agent may take more than one request needs, and give it out by itself
+    is_shadow: bool = False
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         names = _rate_keys(self.quota, life.lanes, life.cell)
-        arguments = (self.algorithm, self.cost, self.rate_micro, self.burst)
+        name = SHADOW + self.algorithm if self.is_shadow else self.algorithm
+        arguments = (name, self.cost, self.rate_micro, self.burst)
         if self.algorithm not in WINDOWS:
             return names[:1], arguments
         is_logged = self.algorithm == RateAlgorithm.SLIDING_LOG
@@ -89,9 +92,15 @@ class SlotCharge(NamedTuple):
     cost: int
     limit: int
     slot_ttl_ms: int
+    is_shadow: bool = False
+
+    @property
+    def algorithm(self) -> str:
+        return f"{SHADOW}concurrency" if self.is_shadow else "concurrency"
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        return _slot_keys(self.quota, life.lanes, life.cell), ("concurrency", self.cost, self.limit, self.slot_ttl_ms)
+        names = _slot_keys(self.quota, life.lanes, life.cell)
+        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms)
 
 
 Charge = AllowanceCharge | RateCharge | SlotCharge
@@ -99,6 +108,7 @@ Charge = AllowanceCharge | RateCharge | SlotCharge
 _HOLDING: dict[str, Callable[[str], Charge]] = {
     "allowance": lambda quota: AllowanceCharge(quota, 0, 0, ""),
     "concurrency": lambda quota: SlotCharge(quota, 0, 0, 0),
+    f"{SHADOW}concurrency": lambda quota: SlotCharge(quota, 0, 0, 0, is_shadow=True),
 }
 
 
@@ -106,7 +116,7 @@ def part_of(charge: Charge) -> HoldPart | None:
     """What a hold sets aside for it; nothing of a rate, which is spent at once."""
     if isinstance(charge, RateCharge):
         return None
-    return HoldPart("allowance" if isinstance(charge, AllowanceCharge) else "concurrency", charge.quota)
+    return HoldPart("allowance" if isinstance(charge, AllowanceCharge) else charge.algorithm, charge.quota)
 
 
 def _tag(name: str, lanes: int, cell: int | None) -> int:

@@ -69,7 +69,7 @@ def test_the_pages_have_examples() -> None:
         "README.md": 4,
         "docs/auditing.md": 2,
         "docs/finance.md": 5,
-        "docs/limits.md": 4,
+        "docs/limits.md": 5,
         "docs/operations.md": 6,
         "docs/performance.md": 0,
         "docs/services.md": 4,

@@ -221,6 +221,7 @@ slots = st.builds(
     st.integers(1, 4),
     st.sampled_from([0, 3, 5, 5]),
     st.sampled_from([1_000, 90_000, 3_600_000]),
+    st.sampled_from([False, False, True]),
 )
 words = st.one_of(
     st.tuples(st.just("commit"), st.one_of(few, few, st.sampled_from([1_000, MAX_UNITS]))),
@@ -243,6 +244,7 @@ def rates(draw: st.DrawFn) -> RateCharge:
         draw(st.sampled_from([0, 1, 10, 900_000])),
         RATES[quota],
         draw(st.sampled_from([1_000, 1_000, 60_000])) if windowed else 0,
+        is_shadow=draw(st.sampled_from([False, False, True])),
     )
 
 
@@ -381,6 +383,13 @@ class Store(RuleBasedStateMachine):
     @rule(charges=st.lists(st.one_of(slots, slots, rates()), min_size=1, max_size=2))
     def peek_at_slots(self, charges: list[Charge]) -> None:
         self.do(self.scripts.check(Life("life-1", 7, LANES), "peek", charges))
+
+    @rule(
+        charges=st.lists(st.one_of(slots, rates()), min_size=1, max_size=2), mode=st.sampled_from(["enforce", "adjust"])
+    )
+    def check_slots(self, charges: list[Charge], mode: str) -> None:
+        """Which the doors let come only of slots in shadow."""
+        self.do(self.scripts.check(Life("life-1", 7, LANES), mode, charges))
 
     @rule(requests=st.lists(st.one_of(requests, requests, returns), min_size=2, max_size=5))
     def check_many(self, requests: list[Request]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import REASONS, Scripts
+from regional_agent.store.scripts import REASONS, SHADOW, Scripts
 from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
@@ -26,6 +26,7 @@ from tests.simulation.slots_model import Slot, Slots
 POLICY_BYTES = 57
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NEXT = "next:"
+HOLDING = (ALGORITHMS["allowance"], ALGORITHMS["concurrency"])
 MOST_LEASES = 400
 
 Hash = dict[str, str]
@@ -40,6 +41,7 @@ class Policy(NamedTuple):
     names: Names
     arguments: Names
     cost: int
+    is_shadow: bool
 
 
 class Hold(NamedTuple):
@@ -319,17 +321,20 @@ class StoreModel:
             return b"\2" + _head(hold, mono) + said_before
         states: dict[str, State] = {}
         asked = "adjust" if known else mode
+        may_hold = bool(known) or mode in ("hold", "peek")
         try:
-            refusals = [self._refusal(policy, states, asked, mono, holds) for policy in policies]
+            refusals = [self._refusal(policy, states, asked, mono, holds, may_hold) for policy in policies]
         except StoreError as error:  # while it is looked at: nothing was taken
             return b"\4" + struct.pack("<H", len(str(error))) + str(error).encode()
-        is_taken = not known and not any(reason for reason, _ in refusals) and mode != "peek"
+        refuses = [bool(reason) for reason, _ in refusals]
+        said_no = [no and not policy.is_shadow for policy, no in zip(policies, refuses, strict=True)]
+        is_taken = not known and not any(said_no) and mode != "peek"
         for reason, _ in refusals:
             if reason:
                 self.note_denial(reason)
         if is_taken:
-            hold = hold and _shortened(hold, states, mono)
-            self._take(policies, states, mode, hold, holds)
+            hold = hold and _shortened(hold, policies, states, mono)
+            self._take(policies, states, mode, hold, holds, refuses)
         said = b""
         for policy, (reason, retry_ms) in zip(policies, refusals, strict=True):
             state = states[policy.names[0]]
@@ -337,7 +342,7 @@ class StoreModel:
         if operation and is_taken:
             self.data[record] = [operation, _record(hold) + said]
             self._expire(record, remembered_ms)
-        if not known and any(reason for reason, _ in refusals):
+        if not known and any(said_no):
             return b"\0" + said
         return (b"\2" if known else b"\1") + _head(hold, mono) + said
 
@@ -346,18 +351,27 @@ class StoreModel:
         return Hold(hold_id, name, mono + ttl_ms * 1000)
 
     def _take(
-        self, policies: Sequence[Policy], states: dict[str, State], mode: str, hold: Hold | None, holds: Holds
+        self,
+        policies: Sequence[Policy],
+        states: dict[str, State],
+        mode: str,
+        hold: Hold | None,
+        holds: Holds,
+        refuses: Sequence[bool],
     ) -> None:
+        """What refuses is in shadow, and takes nothing."""
         parts = 0
-        for policy in policies:
+        for policy, is_refused in zip(policies, refuses, strict=True):
             state = states[policy.names[0]]
+            parts += hold is not None and policy.algorithm in HOLDING
+            if is_refused:
+                continue
             if hold is not None and policy.algorithm is ALGORITHMS["concurrency"]:
-                parts += 1
-                numbers = ("open", policy.cost, 0, hold.due, state["longest_us"])
+                due = min(hold.due, holds.mono + state["longest_us"])
+                numbers = ("open", policy.cost, 0, due, state["longest_us"])
                 Slots(self, holds.mono).take(Slot(SlotPlace(*policy.names), f"{hold.name}/{parts}", *numbers))
-                state["last"] = max(state["last"], hold.due)
+                state["last"] = max(state["last"], due)
             elif hold is not None and policy.algorithm is ALGORITHMS["allowance"]:
-                parts += 1
                 _, quota, dimensions, on_expiry = policy.arguments
                 last_minute, period = state["last_minute"], state["period"]
                 place, name = place_of(policy.names, quota), f"{hold.name}/{parts}"
@@ -368,17 +382,23 @@ class StoreModel:
                 self._note(policy, state, mode)
 
     def _policy(self, names: Iterator[str], arguments: Iterator[str]) -> Policy:
-        algorithm, cost = ALGORITHMS[next(arguments)], int(next(arguments))
+        name, cost = next(arguments), int(next(arguments))
+        algorithm = ALGORITHMS[name.removeprefix(SHADOW)]
         mine = [next(names) for _ in range(algorithm.keys)]
-        return Policy(algorithm, mine, [next(arguments) for _ in range(algorithm.arguments)], cost)
+        own = [next(arguments) for _ in range(algorithm.arguments)]
+        return Policy(algorithm, mine, own, cost, name.startswith(SHADOW))
 
-    def _refusal(self, policy: Policy, states: dict[str, State], mode: str, mono: int, holds: Holds) -> tuple[str, int]:
+    def _refusal(
+        self, policy: Policy, states: dict[str, State], mode: str, mono: int, holds: Holds, may_hold: bool
+    ) -> tuple[str, int]:
         name = policy.names[0]
         if name not in states:
             if policy.algorithm is ALGORITHMS["allowance"]:
                 self._take_over(name, policy.arguments[1], policy.names[2], mono)
                 holds.sweep(place_of(policy.names, policy.arguments[1]))
             states[name] = policy.algorithm.look(self, policy.names, policy.arguments, mono) | {"taken": 0}
+        if policy.algorithm is ALGORITHMS["concurrency"] and not may_hold:
+            return "hold_needed", 0
         reason, retry_ms = policy.algorithm.refuse(states[name], policy.cost, mode != "adjust")
         if not reason:
             states[name]["taken"] += policy.cost
@@ -427,25 +447,27 @@ class StoreModel:
         mono = self._tick(keys[0])
         holds, slots, names, rest = Holds(self, mono), Slots(self, mono), iter(keys[2:]), iter(arguments)
         policies = [self._policy(names, rest) for _ in range(int(count))]
-        parts, booked = list[Part | Slot](), list[Part]()
+        parts, booked, shadows = list[Part | Slot](), list[Part](), list[Slot]()
         for i, policy in enumerate(policies, 1):
             if policy.algorithm is ALGORITHMS["concurrency"]:
                 slot = slots.find(SlotPlace(*policy.names), f"{name}/{i}")
-                parts += [slot] if slot else []
+                (shadows if policy.is_shadow else parts).extend([slot] if slot else [])
                 continue
             part = holds.find(place_of(policy.names, policy.arguments[1]), f"{name}/{i}")
             if part is None:
                 return [b"unknown"]
             parts.append(part)
             booked.append(part)
-        if not parts:
+        if not parts and not all(policy.is_shadow for policy in policies):
             return [b"unknown"]
         refused = [_refused(part, len(parts), action, int(amount)) for part in parts]
         outcome = next((each for each in refused if each), b"done")
         if outcome == b"done":
-            _tell(holds, slots, parts, action, int(amount))
+            _tell(holds, slots, parts, shadows, action, int(amount))
             if booked and fence.get("epoch") != epoch:
                 self._write(keys[1], {epoch: lanes})
+        if not parts:
+            return [outcome, b"nothing_held", 0, 0, 0]
         first = next((part for part in booked if part.state == "charged"), (booked or parts)[0])
         left_ms = math.ceil((first.due - mono) / 1000) if first.state == "open" else 0
         return [outcome, first.state.encode(), first.units, first.committed, left_ms]
@@ -687,21 +709,25 @@ def _head(hold: Hold | None, mono: int) -> bytes:
     return struct.pack("<qH", max(0, -((mono - hold.due) // 1000)), len(hold.id)) + hold.id.encode()
 
 
-def _shortened(hold: Hold, states: dict[str, State], mono: int) -> Hold:
-    """No part of it outlasts another."""
-    return hold._replace(due=min([hold.due, *(mono + s["longest_us"] for s in states.values() if "longest_us" in s)]))
+def _shortened(hold: Hold, policies: Sequence[Policy], states: dict[str, State], mono: int) -> Hold:
+    """No part of it outlasts another, but for what is in shadow."""
+    enforced = [states[policy.names[0]] for policy in policies if not policy.is_shadow]
+    return hold._replace(due=min([hold.due, *(mono + s["longest_us"] for s in enforced if "longest_us" in s)]))
 
 
-def _tell(holds: Holds, slots: Slots, parts: Sequence[Part | Slot], action: str, amount: int) -> None:
+def _tell(
+    holds: Holds, slots: Slots, parts: Sequence[Part | Slot], shadows: Sequence[Slot], action: str, amount: int
+) -> None:
     longest_us = [part.longest_us for part in parts if isinstance(part, Slot)]
     due = holds.mono + min([amount * 1000, *longest_us])
-    for part in parts:
-        becomes = MAY_BECOME[part.state][action]
-        if action != "extend" and becomes == part.state:
+    for part in (*parts, *shadows):
+        becomes = MAY_BECOME[part.state].get(action)
+        if becomes is None or (action != "extend" and becomes == part.state):
             continue
         units = part.units if action == "spend" else amount
         if isinstance(part, Slot):
-            slots.extend(part, due) if action == "extend" else slots.finish(part, becomes, units)
+            latest = min(due, slots.mono + part.longest_us)
+            slots.extend(part, latest) if action == "extend" else slots.finish(part, becomes, units)
         else:
             holds.extend(part, due) if action == "extend" else holds.finish(part, becomes, units)
 

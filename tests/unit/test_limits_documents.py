@@ -92,7 +92,6 @@ def test_what_is_no_json_has_a_place_too() -> None:
         ("period: month", "period: month\n    cap: soft", "quotas[0].cap"),
         ("period: month", "period: month\n    cap: {overdraft: 50}", "quotas[0].cap"),
         ("period: month", "period: month\n    mode: regional", "quotas[0].mode"),
-        ("cost: 5", "cost: 5\n    shadow: true", "policies[0].shadow"),
     ],
 )
 def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str, field: str) -> None:

@@ -68,6 +68,18 @@ DOCUMENT: dict[str, Any] = {
     ],
 }
 
+# Policies to be tried out, for whatever comes: a region has five units and two slots of them.
+IN_SHADOW: dict[str, list[dict[str, Any]]] = {
+    "quotas": [
+        {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15"},
+        {"name": "trial-slots", "kind": "concurrency", "limit": 6, "slot_ttl": "1m"},
+    ],
+    "policies": [
+        {"name": "trial", "by": ["tenant"], "quota": "trial", "shadow": True},
+        {"name": "trial-slot", "by": ["tenant"], "quota": "trial-slots", "shadow": True},
+    ],
+}
+
 
 class Weather:
     """What happens to calls on their way to the coordinator and back."""
@@ -167,6 +179,11 @@ class World:
         agent = await self.agents.enter_async_context(running(self.settings(region, **changed)))
         await agent.ready()
         return agent
+
+    async def try_out(self, more: dict[str, list[dict[str, Any]]] = IN_SHADOW) -> None:
+        """Beside what is in force."""
+        document = DOCUMENT | {name: [*DOCUMENT[name], *each] for name, each in more.items()}
+        assert (await self.admin.put("/v1/limits", json=document)).is_success
 
     async def usage(self, **filters: str) -> int:
         answer = await self.admin.get("/v1/usage", params=filters)

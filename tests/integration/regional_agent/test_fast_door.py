@@ -125,11 +125,14 @@ def random_check(chance: random.Random, tenant: str, number: int) -> dict[str, A
     return check
 
 
-async def test_three_doors_say_the_same(doors: Doors) -> None:
+async def test_three_doors_say_the_same(doors: Doors, world: World) -> None:
+    before = doors.agent.region.admission.policies
+    await world.try_out()
+    await until(lambda: doors.agent.region.admission.policies is not before)
     for tenant in TENANTS.values():  # all of it here, so that what remains hangs on nobody else
         whole = {"subject": EXPORT | {"tenant": tenant}, "cost": 100, "mode": "peek"}
         assert (await doors.post(doors.slow, whole)).status_code == 200
-    statuses = set()
+    statuses, would_deny = set(), set[str]()
     for number in range(150):
         checks = {name: random_check(random.Random(number), tenant, number) for name, tenant in TENANTS.items()}
         fast = await doors.post(doors.fast, checks["fast"])
@@ -139,7 +142,10 @@ async def test_three_doors_say_the_same(doors: Doors) -> None:
         assert abs(fast.json().get("retry_after_ms", 0) - slow.json().get("retry_after_ms", 0)) < 60_000
         await compare_batches(doors, checks["many"], slow)
         statuses.add(fast.status_code)
+        shadows = [policy for policy in fast.json().get("policies", []) if policy["shadow"]]
+        would_deny |= {policy["policy"] for policy in shadows if not policy["allowed"] and fast.status_code == 200}
     assert statuses >= {200, 422, 429}
+    assert would_deny == {"trial", "trial-slot"}
 
 
 async def compare_batches(doors: Doors, check: dict[str, Any], alone: httpx.Response) -> None:

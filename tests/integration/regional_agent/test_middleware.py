@@ -61,7 +61,10 @@ def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
     """What an agent or a service in front of which somebody asked says of a decision, but for moments and ids."""
     body = answer.json() if answer.status_code != 200 else {}
     kept = {name: body.get(name) for name in ("type", "title", "status", "allowed", "degraded", "denied_by")}
-    policies = [(each["policy"], each["limit"], each["remaining"]) for each in body.get("policies", [])]
+    policies = [
+        (each["policy"], each["limit"], each["remaining"], each["shadow"], each["allowed"])
+        for each in body.get("policies", [])
+    ]
     said = {name: answer.headers[name] for name in HEADERS if name in answer.headers}
     return answer.status_code, said | {"again": str("retry-after" in answer.headers)}, kept | {"policies": policies}
 
@@ -80,12 +83,14 @@ async def compare(agent: Agent, asking: httpx.AsyncClient) -> set[int]:
 
 
 async def test_the_engine_answers_as_an_agent_does(world: World) -> None:
+    await world.try_out()
     agent = await world.agent()
     async with engine_of(world) as engine, service(engine.check) as asking:
         assert await compare(agent, asking) == {200, 429}
 
 
 async def test_a_client_in_its_place_answers_the_same(world: World) -> None:
+    await world.try_out()
     agent = await world.agent()
     async with served_agent(world) as url, AsyncClient(url) as client, service(client.check) as asking:
         assert await compare(agent, asking) == {200, 429}

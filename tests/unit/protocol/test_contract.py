@@ -163,8 +163,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
             {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "roulette", "sharing": "even"},
         ],
         policies=[
-            {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "shadow": True,
-             "wait": "long"},
+            {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "wait": "long"},
             {"name": "o", "quota": "a", "by": ["tenant"], "on_store_failure": "open"},
             {"name": "l", "quota": "a", "by": ["tenant"], "on_store_failure": "local"},
         ],
@@ -186,8 +185,26 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "policies[0].by[0]": "known",
         "policies[0].match.route": "path",
         "policies[0].wait": "duration",
-        "policies[0].shadow": "supported",
     }  # fmt: skip
+
+
+def test_what_is_in_shadow_bills_nothing_and_takes_nothing_of_what_is_enforced() -> None:
+    quotas = [
+        {"name": "exports", "kind": "allowance", "limit": 5, "period": "month"},
+        {"name": "api", "kind": "rate", "limit": "5/second"},
+        {"name": "trial", "kind": "rate", "limit": "5/second"},
+        {"name": "slots", "kind": "concurrency", "limit": 5},
+    ]
+    enforced = {"name": "enforced", "quota": "api", "by": ["tenant"]}
+    tried = [
+        {"name": f"p{number}", "quota": quota, "by": ["tenant"], "shadow": True}
+        for number, quota in enumerate(("exports", "api", "trial", "trial", "slots"))
+    ]
+    assert faults(quotas=quotas, policies=[*tried, enforced]) == {
+        "policies[0].shadow": "supported",
+        "policies[1].shadow": "quota",
+    }
+    assert faults(quotas=quotas, policies=tried[1:]) == {}
 
 
 @given(

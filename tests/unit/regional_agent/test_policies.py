@@ -106,6 +106,28 @@ def test_what_may_run_at_once_is_shared_by_weight_too(policies: Policies) -> Non
     assert charge == SlotCharge("reports:tenant=acme", 1, 3, 600_000), "a third of eleven"
 
 
+def test_what_a_shadow_cannot_read_is_no_fault_of_the_request() -> None:
+    tried: list[dict[str, Any]] = [
+        {"name": "by-user", "quota": "tried", "by": ["user"], "shadow": True},
+        {"name": "by-ip", "quota": "tried", "by": ["ip"], "match": {"ip": "10.0.0.0/8"}, "shadow": True},
+    ]
+    quotas = [*DOCUMENT["quotas"], {"name": "tried", "kind": "rate", "limit": "3/second"}]
+    told = DOCUMENT | {"quotas": quotas, "policies": [*DOCUMENT["policies"], *tried]}
+    document = msgspec.convert(told, LimitsDocument)
+    assert faults_of(document) == []
+    policies = Policies(PolicyBundle(version=3, document=document, subscriptions={}, weight=1, total_weight=1))
+    subject = {"tenant": "acme", "route": "/v1/search"}
+    for extra, met in (
+        ({}, ["search"]),
+        ({"ip": "nonsense"}, ["search"]),
+        ({"user": "eve", "ip": "10.1.2.3"}, ["search", "by-user", "by-ip"]),
+    ):
+        demanded = policies.demand(subject | extra, None)
+        assert [each.policy.spec.name for each in demanded] == met
+    assert [each.is_shadow for each in demanded] == [False, True, True]
+    assert demanded[1].charge == RateCharge("tried:user=eve", 1, 3_000_000, 3, is_shadow=True), "and it has no slices"
+
+
 def test_a_missing_field_is_refused_by_name(policies: Policies) -> None:
     with pytest.raises(UnknownSubjectField, match="'search' counts by 'tenant'"):
         policies.demand({"route": "/v1/search"}, None)

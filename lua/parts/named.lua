@@ -1,0 +1,20 @@
+-- The algorithms of a call by their names, each made once; `shadow:NAME` is NAME, decided and never enforced.
+--
+-- KEYS  none
+-- ARGV  none
+-- Gives a function of the store's clock, which gives a function of a name
+
+return function(mono, now)
+  local one_of = require('algorithms/*')
+  local known = {}
+  return function(name)
+    local algorithm = known[name]
+    if not algorithm then
+      local in_shadow = string.match(name, '^shadow:(.*)')
+      algorithm = one_of(in_shadow or name, mono, now)
+      algorithm.is_shadow = in_shadow ~= nil
+      known[name] = algorithm
+    end
+    return algorithm
+  end
+end

@@ -1,0 +1,137 @@
+"""What is in shadow on a real store: it is counted as if it were enforced, and changes nothing for anybody."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from protocol.identifiers import quota_key
+from protocol.outcomes import HoldOutcome
+from regional_agent.store.connection import StoreConnection
+from regional_agent.store.scripts import Charge, Decision, Life, Operation, RateCharge, Scripts, SlotCharge
+from tests.conftest import Server
+from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
+from tests.lua.test_slots import TTL_MS, Slots, slots
+
+TRIAL = quota_key("trial", [("tenant", "acme")])
+ENFORCED = RateCharge(RATE, 1, 1_000, 10)
+
+
+def tried(cost: int = 1, burst: int = 3) -> RateCharge:
+    return RateCharge(TRIAL, cost, 1_000, burst, is_shadow=True)
+
+
+def tried_slot(units: int = 1, limit: int = 2, slot_ttl_ms: int = TTL_MS) -> SlotCharge:
+    return SlotCharge(TRIAL, units, limit, slot_ttl_ms, is_shadow=True)
+
+
+async def check(scripts: Scripts, life: Life, *charges: Charge, mode: str = "enforce") -> list[tuple[str, int]]:
+    """Of a request that is allowed: what each policy says."""
+    decision = await scripts.check(life, mode, charges)
+    assert decision.allowed
+    return said(decision)
+
+
+def said(decision: Decision) -> list[tuple[str, int]]:
+    return [(policy.reason, policy.remaining) for policy in decision.policies]
+
+
+@pytest.mark.anyio
+async def test_a_shadow_counts_until_it_would_refuse_and_then_takes_nothing(scripts: Scripts, life: Life) -> None:
+    told = [(await check(scripts, life, ENFORCED, tried()))[1] for _ in range(5)]
+    assert told == [("", 2), ("", 1), ("", 0), ("rate_exceeded", 0), ("rate_exceeded", 0)]
+    assert await check(scripts, life, ENFORCED, mode="peek") == [("", 5)], "the other counted all of them"
+    assert (await check(scripts, life, tried(9)))[0] == ("cost_above_limit", 0)
+
+
+@pytest.mark.anyio
+async def test_what_is_denied_takes_nothing_of_a_shadow(scripts: Scripts, life: Life) -> None:
+    decision = await scripts.check(life, "enforce", [tried(), RateCharge(RATE, 11, 1_000, 10)])
+    assert (decision.allowed, said(decision)) == (False, [("", 3), ("cost_above_limit", 10)])
+    assert await check(scripts, life, tried(), mode="peek") == [("", 3)]
+
+
+@pytest.mark.anyio
+async def test_a_shadow_leaves_its_count_to_who_enforces_it(scripts: Scripts, life: Life) -> None:
+    for _ in range(3):
+        await check(scripts, life, tried())
+    decision = await scripts.check(life, "enforce", [tried()._replace(is_shadow=False)])
+    assert (decision.allowed, said(decision)) == (False, [("rate_exceeded", 0)])
+
+
+@pytest.mark.anyio
+async def test_an_operation_is_told_again_what_its_shadow_said(scripts: Scripts, life: Life) -> None:
+    once = Operation("once", "body", 60_000)
+    first, again = [await scripts.check(life, "enforce", [ENFORCED, tried(4)], once) for _ in range(2)]
+    assert (again.allowed, again.replayed, said(again)) == (True, True, said(first))
+    assert said(first)[1] == ("cost_above_limit", 3)
+
+
+@pytest.mark.anyio
+async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(scripts: Scripts, life: Life) -> None:
+    for mode, left in (("enforce", 9), ("adjust", 8)):
+        assert await check(scripts, life, ENFORCED, tried_slot(), mode=mode) == [("", left), ("hold_needed", 2)]
+    assert await check(scripts, life, tried_slot(), mode="peek") == [("", 2)]
+
+
+# --- holds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_hold_is_granted_and_ended_whatever_its_shadows_say(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, lease_reply(granted=100))
+    holds = [await ask_for_hold(scripts, life, tried_slot(), charge_of(10), name=f"h-{n}") for n in range(3)]
+    assert [hold.policies[0].reason for hold in holds] == ["", "", "slots_taken"]
+    assert await available(scripts, life, QUOTA) == 70
+    for hold in holds:
+        assert hold.hold is not None
+        told = await scripts.tell_hold(life.fingerprint, hold.hold.id, "commit", 4)
+        assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 4)
+    assert await available(scripts, life, QUOTA) == 88
+    assert await check(scripts, life, tried_slot(), mode="peek") == [("", 2)], "both slots are back"
+
+
+@pytest.fixture
+def clocked(store_server: Server) -> Iterator[Slots]:
+    with closing(Slots(store_server)) as found:
+        yield found
+
+
+def free(clocked: Slots) -> int:
+    return clocked.look_at(tried_slot()).remaining
+
+
+def test_a_shadow_neither_shortens_a_hold_nor_ends_it(clocked: Slots) -> None:
+    decision = clocked.hold(slots(), tried_slot(slot_ttl_ms=1_000))
+    assert decision.hold is not None
+    assert (decision.hold.ttl_ms, free(clocked)) == (TTL_MS, 1)
+    clocked.advance(1_000_000)
+    assert free(clocked) == 2, "it ran out by its own quota"
+    told = clocked.tell(decision.hold.id, "extend", TTL_MS)
+    assert (told.outcome, told.expires_in_ms) == (HoldOutcome.DONE, TTL_MS)
+    assert clocked.tell(decision.hold.id, "release").state == "released"
+    assert clocked.look().remaining == 5
+
+
+def test_a_hold_of_nothing_but_shadows_is_told_anything(clocked: Slots) -> None:
+    held = [clocked.hold(tried_slot()) for _ in range(3)]
+    assert [each.policies[0].reason for each in held] == ["", "", "slots_taken"]
+    for each, left in zip(held, (1, 2, 2), strict=True):
+        assert each.hold is not None
+        for action in ("extend", "look", "commit", "commit", "release"):
+            told = clocked.tell(each.hold.id, action, 7)
+            assert (told.outcome, told.state) == (HoldOutcome.DONE, "nothing_held"), action
+        assert free(clocked) == left
+
+
+def test_an_extension_keeps_the_slot_of_a_shadow_as_long_as_its_quota_says(clocked: Slots) -> None:
+    decision = clocked.hold(tried_slot(), ttl_ms=10 * TTL_MS)
+    assert decision.hold is not None
+    for _ in range(5):
+        clocked.advance(TTL_MS * 1000 - 1)
+        clocked.tell(decision.hold.id, "extend", 10 * TTL_MS)
+        assert free(clocked) == 1
+    clocked.advance(TTL_MS * 1000)
+    assert free(clocked) == 2
