@@ -11,6 +11,7 @@ So whoever comes with it again either finds nothing, or all that is needed to go
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from time import perf_counter
 from typing import NamedTuple
 
@@ -80,6 +81,7 @@ class SpreadAdmission:
         return await verdict_on(self, self._cells[0].admission.asked_to_hold(hold))
 
     def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
+        asked = without_strangers(asked)
         steps = self._steps(asked)
         if len(steps) <= 1:
             cell = steps[0].cell if steps else self._cells[0]
@@ -284,6 +286,20 @@ class Spanning:
         terms = [each.hold for each in told.values() if each.hold is not None]
         home = None if self._home is None else told[self._home].hold
         return None if home is None else home._replace(ttl_ms=min(each.ttl_ms for each in terms))
+
+
+def without_strangers(asked: Asked) -> Asked:
+    """Less the shadows that do not lie with all that is enforced: no cell is asked for their sake."""
+    enforced = [each for each in asked.demanded if not each.is_shadow] or asked.demanded[:1]
+    cells = {cell_of(each.charge.quota) for each in enforced}
+    kept = [not each.is_shadow or {cell_of(each.charge.quota)} == cells for each in asked.demanded]
+    if all(kept):
+        return asked
+    return asked._replace(
+        demanded=list(compress(asked.demanded, kept)),
+        request=asked.request._replace(charges=tuple(compress(asked.request.charges, kept))),
+        windows_s=list(compress(asked.windows_s, kept)),
+    )
 
 
 def _home(asked: Asked, steps: Sequence[Step]) -> Step:

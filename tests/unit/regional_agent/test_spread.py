@@ -1,0 +1,55 @@
+"""What lies in which cell of a Cluster, and what is left out for it."""
+
+from typing import Any
+
+import msgspec
+
+from protocol.policy import LimitsDocument, PolicyBundle
+from regional_agent.admission import Asked
+from regional_agent.domain.cells import cell_of
+from regional_agent.policies import Policies
+from regional_agent.spread import without_strangers
+from regional_agent.store.scripts import Operation, Request
+
+
+def quotas() -> tuple[str, str, str]:
+    """Two whose keys lie in one cell, and one whose key lies in another."""
+    names = [f"q{number}" for number in range(200)]
+    first, *others = names
+    near = next(name for name in others if cell_of(f"{name}:user=a") == cell_of(f"{first}:user=a"))
+    far = next(name for name in others if cell_of(f"{name}:user=a") != cell_of(f"{first}:user=a"))
+    return first, near, far
+
+
+def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) -> Asked:
+    """Of a request that meets policies on these quotas, each in shadow or not."""
+    document: dict[str, Any] = {
+        "quotas": [{"name": name, "kind": "rate", "limit": "5/second"} for name, _ in policies],
+        "policies": [{"name": name, "quota": name, "by": ["user"], "shadow": shadow} for name, shadow in policies],
+    }
+    bundle = PolicyBundle(
+        version=1, document=msgspec.convert(document, LimitsDocument), subscriptions={}, weight=1, total_weight=1
+    )
+    subject = {"user": "a"}
+    demanded = Policies(bundle).demand(subject, None)
+    charges = tuple(each.charge for each in demanded)
+    return Asked(subject, demanded, Request("enforce", charges, operation), [1] * len(demanded))
+
+
+def kept(asked: Asked) -> list[str]:
+    """The quotas that are asked about."""
+    asked = without_strangers(asked)
+    assert len(asked.windows_s) == len(asked.request.charges) == len(asked.demanded)
+    return [charge.quota.partition(":")[0] for charge in asked.request.charges]
+
+
+def test_a_shadow_in_another_cell_is_left_out() -> None:
+    first, near, far = quotas()
+    assert kept(asked_of((first, False), (far, True), (near, True))) == [first, near]
+    assert kept(asked_of((far, True), (first, True), (near, True))) == [far]
+    assert kept(asked_of((first, False), (near, False))) == [first, near]
+
+
+def test_what_is_enforced_in_several_cells_is_asked_without_any_shadow() -> None:
+    first, near, far = quotas()
+    assert kept(asked_of((near, True), (first, False), (far, False))) == [first, far]
