@@ -45,7 +45,7 @@ from tests.simulation.store_model import ModelConnection, StoreModel
 T = TypeVar("T")
 
 NOW, READ_NOW = b"redis.call('TIME')", b"redis.call('HMGET', 'clock', 's', 'us')"
-# The real store forgets so long after this moment, centuries ahead: the test says when, and no machine's clock has a say.
+# The real store forgets so long after this moment, in centuries: the test says when, and no machine has a say in it.
 FAR_MS = 10**13
 # How the scripts say that something is to be forgotten, and ask when it will be.
 FORGETTING = (

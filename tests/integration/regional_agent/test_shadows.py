@@ -142,7 +142,7 @@ async def test_a_hold_that_meets_shadows_only_is_granted_and_ends_as_one_of_noth
 async def test_a_shadows_failure_mode_is_told_and_denies_nobody(world: World, mode: str, says: list[bool]) -> None:
     await world.try_out(trial(on_store_failure=mode, **({"local_fraction": 0.4} if mode == "local" else {})))
     agent = await world.agent()
-    await agent.store.close()
+    await agent.whole.store.close()
     for subject, degraded in ((OPEN | {"tenant": "other"}, "open"), (NOWHERE, None)):
         answers = [await agent.check(subject) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200] * 4
@@ -155,7 +155,7 @@ async def test_a_shadows_failure_mode_is_told_and_denies_nobody(world: World, mo
 async def test_what_is_denied_without_the_store_takes_nothing_of_a_shadow(world: World) -> None:
     await world.try_out(trial(on_store_failure="local"))
     agent = await world.agent()
-    await agent.store.close()
+    await agent.whole.store.close()
     local = {"tenant": "acme", "route": "/v1/local"}
     assert (await agent.check(local, cost=5)).status_code == 200, "all that it may give by itself"
     denied = await agent.check(local)
