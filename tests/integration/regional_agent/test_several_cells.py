@@ -304,9 +304,9 @@ async def test_an_adjustment_of_several_cells_is_refused_by_name(agent: Agent) -
 
 async def test_metrics_count_each_policy_once(agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
-    before = agent.region.metrics.checks.allowed["person"]
+    before = agent.region.metrics.checks.counts["allowed"]["person"]
     assert (await agent.check(subject("/all"))).status_code == 200
-    assert agent.region.metrics.checks.allowed["person"] == before + 1
+    assert agent.region.metrics.checks.counts["allowed"]["person"] == before + 1
 
 
 @pytest.mark.parametrize(("route", "limit"), [("/wide", 10_000), ("/all", 40)])
