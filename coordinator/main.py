@@ -13,6 +13,7 @@ from coordinator.api import (
     allocations,
     blocks,
     catalogue,
+    exports,
     finance,
     health,
     operations,
@@ -28,6 +29,7 @@ from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.exports import do_exports
 from coordinator.operations.first_answers import forget
 from coordinator.operations.follow_rebalances import follow_rebalances
 from coordinator.operations.recall import recall_suspense
@@ -56,6 +58,7 @@ ROUTERS = (
     allocations.router,
     finance.router,
     statements.router,
+    exports.router,
     proof.router,
     suspense.router,
 )
@@ -100,6 +103,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
+        Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 

@@ -57,6 +57,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "period-not-closable": ProblemKind(
         409, "Period not closable", "People have something to do first: `missing` lists it. Nothing was changed."
     ),
+    "export-not-ready": ProblemKind(
+        409, "Export not ready", "It is still being counted, or nothing is sealed yet. Ask again."
+    ),
     "hold-ended": ProblemKind(
         409, "Hold ended otherwise", "`state` says how, and `committed` how many units were. Nothing was changed."
     ),
@@ -92,6 +95,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "idempotency-key-reused": ProblemKind(
         422, "Idempotency-Key used twice", "This Idempotency-Key was used before, with another body."
     ),
+    "range-not-satisfiable": ProblemKind(416, "Range not satisfiable", "There is nothing from that byte on."),
     "hold-needed": ProblemKind(
         422,
         "Hold needed",

@@ -43,6 +43,7 @@ PRIVILEGES: Mapping[str, str] = {
     "seal": "SELECT, INSERT",
     "job": "SELECT, INSERT",
     "verification": "SELECT, INSERT",
+    "export": "SELECT, INSERT",
     # suspense
     "resolution": "SELECT, INSERT",
     # what changes all day
@@ -71,6 +72,7 @@ CHANGES: Mapping[str, str] = {
     "subscription": "plan changed_at",
     "job": "due_at",
     "verification": "finished_at result",
+    "export": "finished_at reached rows bytes sha256 marks",
     "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
         region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",

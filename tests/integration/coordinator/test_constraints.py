@@ -48,6 +48,8 @@ ROWS: dict[str, dict[str, str]] = {
     | {"reports_hash": "''", "movements": "0", "movements_hash": "''", "entries": "0", "entries_hash": "''"}
     | {"balances": "'{}'", "sealed_at": "'2026-11-18 09:05Z'", "hash": "'x'"},
     "job": {"name": "'seal'", "due_at": "now()"},
+    "export": {"id": f"'{'0' * 32}'", "period": "'2026-11'", "format": "'csv'", "seal": "1", "is_final": "false"}
+    | {"asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
     "verification": {"id": f"'{'0' * 32}'", "asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
     "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
     | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
@@ -245,6 +247,9 @@ TRIALS: dict[str, Trial] = {
     "resolution_has_two_people": wrong("resolution", approved_by=f"'{'1' * 32}'", approved_at="now()"),
     "resolution_is_of_a_lease_or_a_lane": wrong("resolution", seq="NULL"),
     "region_epoch_retired": wrong("region_epoch", state="'retired'"),
+    "export_format_is_known": wrong("export", format="'xls'"),
+    "export_is_finished_whole": wrong("export", finished_at="now()"),
+    "export_period_fkey": wrong("export", period="'2026-10'"),
     "verification_check": wrong("verification", finished_at="now()"),
     "usage_hour_is_of_something": wrong("usage_hour", units="0"),
     "usage_day_is_of_something": wrong("usage_day", units="0"),
@@ -307,6 +312,7 @@ TRIALS: dict[str, Trial] = {
     "seal_sealed_at_key": twice("seal", number="2", hash="'y'"),
     "seal_hash_key": twice("seal", number="2", sealed_at="now()"),
     "subscription_pkey": twice("subscription"),
+    "export_pkey": twice("export"),
     "verification_pkey": twice("verification"),
     "token_pkey": Trial(
         "token", [row("token", {"id": f"'{'0' * 32}'"}), row("token", {"id": f"'{'0' * 32}'", "hash": "'y'"})]
@@ -474,6 +480,7 @@ async def test_nothing_may_be_missing_but_this(owner: Connection) -> None:
 MAY_BE_MISSING = {
     "audit": {"request_id"},
     "block": {"valid_until"},
+    "export": {"finished_at", "marks", "sha256", "tenant"},
     "first_answer": {"body", "headers", "status"},
     "lane": {"last_hash"},
     "limit_override": {"valid_until"},
@@ -509,6 +516,7 @@ MAY = {
     "audit": "ar",
     "block": "adrw",
     "block_version": "rw",
+    "export": "arw",
     "first_answer": "adrw",
     "correction": "arw",
     "job": "arw",
@@ -554,6 +562,7 @@ FIXED = {
     "policy_version": {"only_row"},
     "job": {"name"},
     "verification": {"id", "asked_by", "asked_at"},
+    "export": {"id", "period", "tenant", "format", "seal", "is_final", "asked_by", "asked_at"},
     "resolution": {"epoch", "lane", "quota", "period"},
     "correction": {"epoch", "quota", "charge_period", "period", "region"},
 }
