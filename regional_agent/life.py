@@ -135,11 +135,14 @@ class LifeKeeper:
         assert fence.nonce is not None
         self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
-            self.current = await self._open(fence.nonce, fingerprint, fence.whole)
+            life = await self._open(fence.nonce, fingerprint, fence.whole)
         else:
-            self.current = Life(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
+            life = Life(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
-        self._newest_epoch = self.current.epoch
+        self._newest_epoch = life.epoch
+        if self._doubted.is_set():
+            raise StoreUnavailable("the store may have begun another life while this one was looked at")
+        self.current = life
         self.refused = ""
         self.established.set()
         self._on_established()

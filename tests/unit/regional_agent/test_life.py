@@ -1,0 +1,53 @@
+"""Which life of its store an agent believes in, while lives change below it."""
+
+import asyncio
+
+import pytest
+
+from protocol.messages import EpochOpened, OpenEpoch, RebindEpoch
+from regional_agent.life import LifeKeeper
+from regional_agent.store.scripts import Scripts
+from tests.simulation.store_model import ModelConnection, StoreModel
+
+pytestmark = pytest.mark.anyio
+
+
+class Coordinator:
+    """Its store restarts while it is asked for the first time."""
+
+    def __init__(self, store: ModelConnection) -> None:
+        self._store = store
+        self.opened = 0
+
+    async def open_epoch(self, _: OpenEpoch) -> EpochOpened:
+        self.opened += 1
+        if self.opened == 1:
+            self._store.model.restart("run-2", "replid-2")
+            self._store.lose()
+            await self._store.connect()
+        return EpochOpened(epoch=6 + self.opened, lanes=2)
+
+    async def rebind_epoch(self, epoch: int, request: RebindEpoch) -> EpochOpened:
+        raise AssertionError(f"no store here is exempt: {epoch}, {request}")
+
+
+async def test_what_was_found_out_of_a_life_that_is_over_by_then_is_not_believed() -> None:
+    """Its data may have been lost with it: what the older one's fence says would be admitted on once more."""
+    believed: list[bool] = []
+
+    def doubt() -> None:
+        keeper.doubt()
+
+    def note() -> None:
+        assert keeper.current is not None
+        believed.append(keeper.current.fingerprint == store.fingerprint)
+
+    store = ModelConnection(StoreModel(), on_connected=doubt)
+    keeper = LifeKeeper(store, Scripts(store), Coordinator(store), on_established=note)  # type: ignore[arg-type]
+    await store.connect()
+    running = asyncio.create_task(keeper.run())
+    async with asyncio.timeout(20):
+        while keeper.current is None:
+            await keeper.established.wait()
+    running.cancel()
+    assert (believed, keeper.current.epoch) == ([True], 8)
