@@ -131,8 +131,8 @@ class Holds:
         self.book(part, -part.units, part.units if charged else 0, 0)
         part.state, part.due = "charged" if charged else "lapsed", self.mono + RAN_OUT_US
         self._write(part)
-        if charged:
-            self._note_work(part, part.units, part.units)
+        paid = part.units if charged else 0
+        self._note_work(part, paid, paid)
 
     def _fall_due(self, part: Part) -> None:
         if part.state == "open":

@@ -188,7 +188,8 @@ class _Run:
                 world.start_agent(region)
         for second in range(HEALED_S):
             world.step += 1
-            for region in sorted(world.told_and_lost.keys() - world.coordinators.alarmed):
+            stopped = {world.ledger.epochs[epoch].region for epoch, _, _ in world.ledger.regressed()}
+            for region in sorted((world.told_and_lost.keys() - world.coordinators.alarmed) | stopped):
                 world.ask(region, world.random, "adjust", 1)  # only who says something shows what the ledger lost
             await asyncio.sleep(1)
             people.close_at_last(world)

@@ -66,7 +66,7 @@ class Machine:
     jumped_back: bool = False
     left: Left | None = None
     note_work: Callable[[Admission], None] = lambda _: None
-    works: dict[tuple[str, str, str], tuple[int, int]] = field(default_factory=dict)  # by lease, period, part of a hold
+    works: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of holds that ended, by lease, period, part
     denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -88,13 +88,17 @@ class Machine:
         self.note(self._admission(lease, period, units, is_enforced))
 
     def _worked(self, lease: str, period: str, part: str, units: int, covered: int) -> None:
-        """What a hold was committed or charged. A store that forgot it may be told again: it is the same work."""
-        noted, covered_before = self.works.get((lease, period, part), (0, 0))
-        units, covered = max(units, noted), max(covered, covered_before)
-        self.works[lease, period, part] = units, covered
-        for more, is_covered in ((covered - covered_before, True), (units - covered - noted + covered_before, False)):
-            if more:
-                self.note_work(self._admission(lease, period, more, is_covered))
+        """What a hold came to at its end, by a commit, a charge, or nothing. What it had set aside is free by then.
+
+        A store that forgot it may be told again: it is the same work, and nothing covers what there is beyond it.
+        """
+        before = self.works.get((lease, period, part))
+        covered = covered if before is None else 0
+        more = max(0, units - (before or 0))
+        self.works[lease, period, part] = (before or 0) + more
+        for units_more, is_covered in ((covered, True), (more - covered, False)):
+            if units_more:
+                self.note_work(self._admission(lease, period, units_more, is_covered))
 
     def _admission(self, lease: str, period: str, units: int, is_enforced: bool) -> Admission:
         _, _, _, epoch, quota = lease.split(":", 4)
