@@ -8,16 +8,21 @@ from msgspec import Struct
 
 from coordinator.api.auth import require
 from coordinator.api.idempotency import PeoplesRoute
-from coordinator.api.queries import PAGE, Query, with_query
+from coordinator.api.queries import INTEGER, PAGE, Query, a_number, with_query
+from coordinator.api.statements import AS_OF, asked_line, of_line
 from coordinator.operations.authenticate import Caller
+from coordinator.operations.read_proof import LineProof, TooManySeals, read_proof
 from coordinator.operations.seal import ShownSeal, read_seals
 from coordinator.operations.verifications import AskedVerification, ask_verification, read_verification
 from coordinator.state import TheCoordinator
 from doors.bodies import described, reply
-from doors.problems import Problem
+from doors.problems import InvalidParameter, Problem
 
 router = APIRouter(tags=["audit"], route_class=PeoplesRoute)
 Auditor = Annotated[Caller, Depends(require("audit:read"))]
+
+
+PARTS = 100  # reports of a line, with all that came in them
 
 
 class SealList(Struct, frozen=True):
@@ -62,3 +67,29 @@ def _parsed(text: str) -> UUID | None:
         return UUID(text)
     except ValueError:
         return None
+
+
+@router.get(
+    "/v1/statements/{statement}/lines/{n}/proof",
+    **with_query(
+        described(answers={200: LineProof, 404: None}),
+        AS_OF | PAGE | {"seal": ("the number of the seal that you kept; without it, the last one needed", INTEGER)},
+    ),
+)
+async def get_proof(request: Request, statement: str, n: str, coordinator: TheCoordinator, _: Auditor) -> Response:
+    """Proves a line of a statement, by the reports that it is from, to whoever has kept a seal. A page has few reports.
+
+    It has these reports whole, with what others used in them.
+    """
+    asked = asked_line(request, statement, n, PARTS)
+    last = asked.query.one("seal", a_number, None)
+    asked.query.checked()
+    size = asked.page.size
+    found = await coordinator.database.run(
+        lambda c: read_proof(c, asked.of, asked.n, asked.as_of, asked.page.cursor.after, size, last), snapshot=True
+    )
+    if isinstance(found, TooManySeals):
+        fault = InvalidParameter("page_size", "bound", f"its reports are {found.seals} seals apart: ask for fewer")
+        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
+    line, reports, movements, seals, numbers = of_line(found)
+    return reply(LineProof(line, reports, movements, seals, asked.page.links(numbers, str)))

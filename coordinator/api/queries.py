@@ -51,9 +51,9 @@ class Query:
         parsed = [self._parsed(name, value, parse, None) for value in values]
         return [value for value in parsed if value is not None]
 
-    def page(self, *question: object) -> "Page":
+    def page(self, *question: object, size: int = DEFAULT_PAGE_SIZE) -> "Page":
         """`page_size` and `page_after`, for the list that this question asks for."""
-        size = self.one("page_size", a_page_size, DEFAULT_PAGE_SIZE)
+        size = self.one("page_size", a_page_size, size)
         first = Cursor(question_digest(*question))
         cursor = self.one("page_after", read_cursor, first)
         if cursor.question != first.question:
@@ -103,6 +103,12 @@ def a_text(text: str) -> str:
     if not 1 <= len(text) <= 256 or not text.isprintable():
         raise ValueError("it is a text of 1 to 256 printable characters")
     return text
+
+
+def a_number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise ValueError("it is a whole number")
+    return int(text)
 
 
 def a_page_size(text: str) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, NoReturn
+from typing import Annotated, NamedTuple, NoReturn, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Struct
@@ -10,7 +10,7 @@ from msgspec import Struct
 from coordinator.api.auth import require
 from coordinator.api.finance import parse_as_of
 from coordinator.api.idempotency import PeoplesRoute
-from coordinator.api.queries import PAGE, TEXT, Query, a_text, number_of, with_query
+from coordinator.api.queries import DEFAULT_PAGE_SIZE, PAGE, TEXT, Page, Query, a_text, number_of, with_query
 from coordinator.api.sheets import OTHER_MEDIA, SHAPE, Shape, shape_of, shaped, statement_sheet
 from coordinator.domain.statement import Statement, StatementId, StatementLine, parse_statement_id
 from coordinator.operations.authenticate import Caller
@@ -21,6 +21,7 @@ from doors.problems import InvalidParameter, Problem
 
 router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
+T = TypeVar("T")
 
 
 class SourceList(Struct, frozen=True):
@@ -31,12 +32,12 @@ class SourceList(Struct, frozen=True):
     page: dict[str, str | None]
 
 
-_AS_OF = {"as_of": ("a sealed position, or a time; without it, all of a closed period, or the newest seal", TEXT)}
+AS_OF = {"as_of": ("a sealed position, or a time; without it, all of a closed period, or the newest seal", TEXT)}
 _STATEMENT = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_MEDIA)
 _TENANT = {"tenant": ("whose; it must be given", TEXT)}
 
 
-@router.get("/v1/periods/{period}/statement", **with_query(_STATEMENT, _TENANT | _AS_OF | SHAPE))
+@router.get("/v1/periods/{period}/statement", **with_query(_STATEMENT, _TENANT | AS_OF | SHAPE))
 async def get_statement_of_period(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """What a tenant is billed for, in numbered lines. Final once the period is closed."""
     query = Query(request)
@@ -51,7 +52,7 @@ async def get_statement_of_period(request: Request, period: str, coordinator: Th
 _BY_ID = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_MEDIA)
 
 
-@router.get("/v1/statements/{statement}", **with_query(_BY_ID, _AS_OF | SHAPE))
+@router.get("/v1/statements/{statement}", **with_query(_BY_ID, AS_OF | SHAPE))
 async def get_statement(request: Request, statement: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """The same by its id, which never changes."""
     query = Query(request)
@@ -72,25 +73,47 @@ async def _statement(
 
 @router.get(
     "/v1/statements/{statement}/lines/{n}/reports",
-    **with_query(described(answers={200: SourceList, 404: None}), _AS_OF | PAGE),
+    **with_query(described(answers={200: SourceList, 404: None}), AS_OF | PAGE),
 )
 async def list_sources(request: Request, statement: str, n: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """Each report that a line is from: who sent it, where it is in its chain, and how many units of the line it has."""
+    asked = asked_line(request, statement, n, DEFAULT_PAGE_SIZE)
+    asked.query.checked()
+    page = asked.page
+    found = of_line(
+        await coordinator.database.run(
+            lambda c: read_sources(c, asked.of, asked.n, asked.as_of, page.cursor.after, page.size + 1), snapshot=True
+        )
+    )
+    return reply(SourceList(found.line, found.sources[: page.size], page.links(found.numbers, str)))
+
+
+class AskedLine(NamedTuple):
+    """A part of what a line of a statement is from."""
+
+    query: Query
+    of: StatementId
+    n: int
+    as_of: int | datetime | None
+    page: Page
+
+
+def asked_line(request: Request, statement: str, n: str, page_size: int) -> AskedLine:
+    """Whoever asks has the query checked, after reading what else it wants of it."""
     query, of, number = Query(request), _named(statement), number_of("n", n)
     as_of = query.one("as_of", _parse_as_of, None)
-    page = query.page(of, number, as_of)
+    page = query.page(of, number, as_of, size=page_size)
     if page.cursor.after and not re.fullmatch(r"[01]\.\d{1,18}", page.cursor.after, re.ASCII):
         query.refuse("page_after", "format", "it is not the `next` of a page")
-    query.checked()
-    found = await coordinator.database.run(
-        lambda c: read_sources(c, of, number, as_of, page.cursor.after, page.size + 1), snapshot=True
-    )
+    return AskedLine(query, of, number, as_of, page)
+
+
+def of_line(found: T | NoStatement | None) -> T:
     if isinstance(found, NoStatement):
         _refuse(found)
     if found is None:
         raise Problem("not-found", "the statement has no such line")
-    numbered = list(zip(found.sources, found.numbers, strict=True))
-    return reply(SourceList(found.line, found.sources[: page.size], page.links(numbered, lambda pair: pair[1])))
+    return found
 
 
 def _parse_as_of(text: str) -> int | datetime:

@@ -27,7 +27,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _MINUTE_US = 60_000_000
 
 
-def _microseconds(moment: datetime) -> int:
+def microseconds(moment: datetime) -> int:
     return (moment - _BEGINNING) // _MICROSECOND
 
 
@@ -53,7 +53,7 @@ def _hashed(
     recorded_at: datetime,
     billed: Sequence[object],
 ) -> bytes:
-    covered = [region, epoch, lane, seq, body_hash.hex(), _microseconds(recorded_at), billed]
+    covered = [region, epoch, lane, seq, body_hash.hex(), microseconds(recorded_at), billed]
     return hashlib.sha256(head + _encoder.encode(covered)).digest()
 
 
@@ -187,7 +187,7 @@ class Chain:
 
     def _hash(self, report: ReportRow, transfers: Sequence[TransferRow]) -> bytes:
         lane = self._lane
-        billed = [_billed_row(row) for row in transfers]
+        billed = [billed_row(row) for row in transfers]
         return _hashed(
             self._head, lane.region, lane.epoch, lane.lane, report.seq, report.body_hash, report.recorded_at, billed
         )
@@ -204,7 +204,7 @@ class Chain:
         return Fault(kind, reason, self._lane.epoch, self._lane.lane, seq)
 
 
-def _billed_row(row: TransferRow) -> list[object]:
+def billed_row(row: TransferRow) -> list[object]:
     return [
         row.line,
         row.part,
@@ -215,7 +215,7 @@ def _billed_row(row: TransferRow) -> list[object]:
         row.dst,
         row.units,
         row.cause,
-        None if row.window_at is None else _microseconds(row.window_at),
+        None if row.window_at is None else microseconds(row.window_at),
         None if row.dimensions is None else msgspec.json.decode(row.dimensions),
         row.reverses,
         None if row.movement_id is None else str(row.movement_id),
@@ -235,7 +235,7 @@ class Digest:
         self.rows = 0
 
     def add(self, row: Iterable[object]) -> None:
-        self._hash.update(_encoder.encode([_plain(value) for value in row]) + b"\n")
+        self._hash.update(_encoder.encode([plain(value) for value in row]) + b"\n")
         self.rows += 1
 
     @property
@@ -243,9 +243,9 @@ class Digest:
         return self._hash.digest()
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     if isinstance(value, datetime):
-        return _microseconds(value)
+        return microseconds(value)
     return value.hex() if isinstance(value, bytes) else value
 
 
@@ -272,7 +272,7 @@ class Seal(NamedTuple):
 
 
 def seal_hash(seal: Seal) -> bytes:
-    return hashlib.sha256(_encoder.encode([_plain(value) for value in seal])).digest()
+    return hashlib.sha256(_encoder.encode([plain(value) for value in seal])).digest()
 
 
 def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> Fault | None:

@@ -53,6 +53,7 @@ DOORS = {
         "POST /v1/periods/{period}:close",
         "GET /v1/periods/{period}/statement",
         "GET /v1/statements/{statement}",
+        "GET /v1/statements/{statement}/lines/{n}/proof",
         "POST /v1/exports",
         "GET /v1/exports/{export}",
         "GET /v1/exports/{export}/data",
