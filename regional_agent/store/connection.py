@@ -29,7 +29,6 @@ T = TypeVar("T")
 Reply = Any
 Argument = bytes | str | int
 
-IS_A_NODE = b"redis_mode:cluster"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 # Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
@@ -368,11 +367,11 @@ class StoreConnection:
             await self._ask("AUTH", *user, self.address.password)
         if self.address.database:
             await self._ask("SELECT", self.address.database)
-        server = await self._ask("INFO", "server")
-        if not self._is_node and IS_A_NODE in server:
+        cluster = await self._ask("INFO", "cluster")
+        if not self._is_node and _field(cluster, b"cluster_enabled") == "1":
             self._reason = ": it is a node of a Cluster, whose address begins with redis+cluster://"
             raise StoreUnavailable(f"the store at {self.address} is not connected{self._reason}")
-        fingerprint = _fingerprint(server, await self._ask("INFO", "replication"))
+        fingerprint = await self.read_fingerprint()
         policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
         self.eviction_policy = policy[1].decode() if policy else None
         self.fingerprint = fingerprint

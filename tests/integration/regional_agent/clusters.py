@@ -32,7 +32,12 @@ repl-diskless-sync-delay 0
 
 
 def _port() -> int:
-    return next(port for port in iter(free_port, 0) if port <= LARGEST_PORT)
+    port = next(port for port in iter(free_port, 0) if port <= LARGEST_PORT and port not in _given)
+    _given.add(port)
+    return port
+
+
+_given: set[int] = set()  # a node that is not started yet does not hold its own
 
 
 @dataclass
@@ -95,15 +100,27 @@ class Nodes:
 
     def move(self, cell: int, source: Node, target: Node) -> None:
         """Its slot, key by key, as it is done by hand."""
-        slot = slot_of(b"%d" % cell)
-        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
-        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
-        while names := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 100):
-            where = (embedded.LOOPBACK, target.port, "", 0, 5_000)
-            source.ask("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *names)
+        slot = self.begin_to_move(cell, source, target)
+        while self._carry(slot, source, target, 100):
+            pass
         for node in (target, source):
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
         assert wait_until(lambda: all(self._has(node, slot, target.id) for node in self.primaries), 60)
+
+    def begin_to_move(self, cell: int, source: Node, target: Node) -> int:
+        """As far as its first two keys."""
+        slot = slot_of(b"%d" % cell)
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
+        self._carry(slot, source, target, 2)
+        return slot
+
+    @staticmethod
+    def _carry(slot: int, source: Node, target: Node, most: int) -> bool:
+        names = source.ask("CLUSTER", "GETKEYSINSLOT", slot, most)
+        if names:
+            source.ask("MIGRATE", embedded.LOOPBACK, target.port, "", 0, 5_000, "AUTH", PASSWORD, "KEYS", *names)
+        return bool(names)
 
     @staticmethod
     def _has(node: Node, slot: int, owner: str) -> bool:

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from leasehold.processes import wait_until
 from regional_agent.domain.cells import CELLS, cell_of
-from tests.integration.regional_agent.clusters import Nodes, a_cluster
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+from regional_agent.domain.slot_map import slot_of
+from tests.integration.regional_agent.clusters import PASSWORD, Nodes, a_cluster
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -156,10 +159,157 @@ async def test_while_a_shard_is_gone_its_policies_fail_by_their_modes_and_no_oth
         await world.agents.aclose()
 
 
-async def until_it_answers(agent: Agent, subject: dict[str, str], status: int) -> None:
+async def until_it_answers(agent: Agent, subject: dict[str, str], status: int, **fields: Any) -> None:
     """A call that was under way when a connection was left is answered by the failure mode, once."""
     for _ in range(1_000):
-        if (await agent.check(subject)).status_code == status:
+        if (await agent.check(subject, **fields)).status_code == status:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(f"{subject} is never answered {status}")
+
+
+# --- every algorithm -------------------------------------------------------------------------------------------------
+
+WINDOWED = ("fixed_window", "sliding_window", "sliding_log")
+BUCKETS = ("token_bucket", "gcra", "leaky_bucket")
+PASS = 40
+EVERY: dict[str, Any] = {
+    "quotas": [
+        # A third of each is this region's; and so slow, or so long, that nothing comes back while the test runs.
+        *({"name": name, "kind": "rate", "limit": "3/hour, burst 120", "algorithm": name} for name in BUCKETS),
+        *({"name": name, "kind": "rate", "limit": "120/hour", "algorithm": name} for name in WINDOWED),
+        {"name": "allowance", "kind": "allowance", "limit": PASS, "period": "month"},
+        {"name": "concurrency", "kind": "concurrency", "limit": 3 * PASS},
+    ],
+    "policies": [
+        {"name": name, "match": {"route": f"/{name}"}, "by": ["tenant"], "quota": name}
+        for name in (*BUCKETS, *WINDOWED, "allowance", "concurrency")
+    ],
+}
+
+
+@pytest.mark.parametrize("algorithm", [*BUCKETS, *WINDOWED, "allowance", "concurrency"])
+async def test_of_200_clients_at_once_exactly_the_limit_passes(
+    world: World, agent: Agent, nodes: Nodes, algorithm: str
+) -> None:
+    """They ask two agents of the region."""
+    assert (await world.admin.put("/v1/limits", json=EVERY)).is_success
+    agents = [agent, await world.agent(store_url=nodes.url)]
+    subject = {"tenant": "acme", "route": f"/{algorithm}"}
+    for each in agents:
+        await until_it_answers(each, {"tenant": "acme", "route": "/allowance"}, 200, mode="peek", cost=PASS)
+
+    async def ask(number: int) -> int:
+        http = agents[number % 2].http
+        if algorithm != "concurrency":
+            return (await http.post("/v1/check", json={"subject": subject})).status_code
+        hold = {"subject": subject, "units": 1, "ttl_ms": 60_000, "operation_id": str(number)}
+        return (await http.post("/v1/holds", json=hold)).status_code
+
+    statuses = await asyncio.gather(*map(ask, range(200)))
+    assert sum(status in (200, 201) for status in statuses) == PASS
+    assert set(statuses) <= {200, 201, 429}
+
+
+# --- the conversation ------------------------------------------------------------------------------------------------
+
+
+async def test_leaving_returns_what_every_cell_has_where_it_is_told_to(world: World, nodes: Nodes) -> None:
+    async with running(world.settings("us-east", store_url=nodes.url, return_on_stop=True)) as agent:
+        await agent.ready()
+        for cell in range(CELLS):
+            await until_it_answers(agent, export(tenant_in(cell)), 200, mode="peek", cost=50)
+            assert (await agent.check(export(tenant_in(cell)), cost=cell)).status_code == (200 if cell else 422)
+    for cell in range(CELLS):
+        quota = await world.quota(f"exports:tenant={tenant_in(cell)}")
+        assert (quota["consumed"], quota["outstanding"], quota["unallocated"]) == (cell, 0, 100 - cell)
+
+
+async def test_units_that_lie_idle_in_a_cell_are_recalled_for_who_waits_elsewhere(world: World, agent: Agent) -> None:
+    asker, tenant = await world.agent("eu-west"), tenant_in(9)
+    await until_it_answers(agent, export(tenant), 200, mode="peek", cost=90)
+    assert (await agent.check(export(tenant), cost=20)).status_code == 200
+    assert (await asker.check(export(tenant), cost=80)).status_code == 200
+    assert (await agent.check(export(tenant))).status_code == 429
+
+
+# --- what a Cluster answers ------------------------------------------------------------------------------------------
+
+
+async def test_a_slot_whose_keys_are_under_way_fails_by_its_modes_until_it_has_arrived(
+    world: World, agent: Agent, nodes: Nodes
+) -> None:
+    """Half of its keys are here, half there: neither may be taken for all there is."""
+    tenant = tenant_in(5)
+    await until_it_answers(agent, export(tenant), 200)
+    source = nodes.of_cell(5)
+    target = next(node for node in nodes.primaries if node is not source)
+    before = epochs_of(agent)
+    nodes.begin_to_move(5, source, target)
+    try:
+        for _ in range(20):
+            assert (await agent.check(export(tenant))).status_code == 503
+            assert (await agent.check({**export(tenant), "route": "/v1/open"})).status_code == 200
+        await until_it_answers(agent, export(tenant_in(6)), 200)
+        nodes.move(5, source, target)
+        await spends(agent, tenant, 1)
+        assert epochs_of(agent)[5] > before[5]
+        await until_booked(world, 3)
+    finally:
+        await world.agents.aclose()
+        nodes.move(5, target, source)
+
+
+async def test_a_cluster_that_is_down_fails_by_the_modes_and_comes_back(world: World, tmp_path: Path) -> None:
+    """CLUSTERDOWN: one shard is gone, and the others may not answer without it."""
+    with a_cluster(tmp_path) as nodes:
+        for node in nodes.primaries:
+            node.ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+        agent = await world.agent(store_url=nodes.url)
+        await until_it_answers(agent, EXPORT, 200)
+        there = nodes.of_cell(cell_of("exports:tenant=acme"))
+        slot = slot_of(b"%d" % next(cell for cell in range(CELLS) if nodes.of_cell(cell) is not there))
+        there.ask("CLUSTER", "DELSLOTS", slot)  # to its mind nobody has it
+        assert wait_until(lambda: "cluster_state:fail" in there.ask("CLUSTER", "INFO"), 30)
+        await until_it_answers(agent, EXPORT, 503)
+        await until_it_answers(agent, {**EXPORT, "route": "/v1/open"}, 200)
+        there.ask("CONFIG", "SET", "cluster-require-full-coverage", "no")
+        await until_it_answers(agent, EXPORT, 200)
+        await world.agents.aclose()
+
+
+async def test_a_plain_address_of_a_node_is_refused_with_a_sentence(world: World, nodes: Nodes) -> None:
+    url = f"redis://:{PASSWORD}@127.0.0.1:{nodes.primaries[0].port}"
+    async with running(world.settings("us-east", store_url=url)) as agent:
+        await until(lambda: "redis+cluster://" in agent.region.store.fault)
+        ready = await agent.http.get("/readyz")
+        assert (ready.status_code, "it is a node of a Cluster" in ready.json()["detail"]) == (503, True)
+
+
+async def test_what_a_cell_admits_without_its_shard_is_booked_when_it_is_back(world: World, tmp_path: Path) -> None:
+    document = {
+        "quotas": [{"name": "exports", "kind": "allowance", "limit": 1_000, "period": "month"}],
+        "policies": [
+            {"name": "open", "match": {"route": "/o"}, "by": ["tenant"], "quota": "exports", "on_store_failure": "open"}
+        ],
+    }
+    assert (await world.admin.put("/v1/limits", json=document)).is_success
+    with a_cluster(tmp_path) as nodes:
+        agent = await world.agent(store_url=nodes.url, journal_dir=tmp_path / "journal")
+        gone = nodes.of_cell(3)
+        subjects = [{"tenant": tenant_in(cell), "route": "/o"} for cell in range(CELLS)]
+        for subject in subjects:
+            await until_it_answers(agent, subject, 200)
+        gone.kill()
+        await until(lambda: not agent.whole.cells[3].store.connected)
+        admitted: list[str | None] = []
+        for subject in subjects:
+            answer = await agent.check(subject, cost=2)
+            assert answer.status_code == 200, answer.text
+            admitted.append(answer.json()["degraded"])
+        away = [nodes.of_cell(cell) is gone for cell in range(CELLS)]
+        assert admitted == ["open" if is_away else None for is_away in away]
+        gone.start()
+        await until_booked(world, 3 * CELLS)
+        assert await world.usage(degraded="open") == 2 * sum(away)
+        await world.agents.aclose()
