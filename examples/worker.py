@@ -24,6 +24,12 @@ def main(url: str) -> None:
         except Denied as denied:
             print(denied)
 
+        @client.in_slot(lambda tenant: {"tenant": tenant, "route": "/v1/reports", "method": "POST"})
+        def make_report(tenant: str) -> str:
+            return f"reported for {tenant}, as one of few at once"
+
+        print(make_report("acme"))
+
         patient = client.wait(EXPORT, patience_s=5)
         print("after waiting:", "allowed" if patient.allowed else "denied")
 

@@ -12,15 +12,15 @@
     with client.holding(export, units=40) as holding:
         holding.commit(units=make(...))  # what it did cost; without a commit it is released
 
+    @client.in_slot(lambda tenant: {"tenant": tenant, "route": "/v1/reports"})
+    def make_report(tenant: str) -> None: ...  # has a slot while it runs, and gives it back
+
 What is asked and what an answer means is decided in `leasehold/asking.py`; here the talks are only walked through.
 """
 
 import asyncio
-import functools
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -36,20 +36,16 @@ from leasehold.asking import (
     Pause,
     Refused,
     Response,
-    Subject,
     Talk,
     go_on,
 )
+from leasehold.holding import AsyncGuarding, Guarding
 from leasehold.wire import AsyncConnections, Connections, address_of
 
 __all__ = ["AgentUnavailable", "AsyncClient", "Breaker", "Client", "Decision", "Denied", "Held", "Refused"]
 
 DEFAULT_URL = "http://127.0.0.1:8411"
-DEFAULT_TTL_MS = 60_000
-SLOT_TTL_MS = 600_000  # at most: the quota says how long a slot is held
-
 P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -73,7 +69,7 @@ def _awaited(talk: Callable[Concatenate[Asking, P], Talk[T]]) -> "Callable[Conca
     return method
 
 
-class Client:
+class Client(Guarding):
     """For threads. Any number of them may share one."""
 
     def __init__(
@@ -96,47 +92,6 @@ class Client:
     commit = _walked(Asking.commit)
     extend = _walked(Asking.extend)
     release = _walked(Asking.release)
-
-    @contextmanager
-    def holding(
-        self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str | None = None
-    ) -> Iterator["Holding"]:
-        """Units set aside while the block runs; what it did not commit is released, also if it failed."""
-        held = self.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex)
-        holding = Holding(self, held)
-        try:
-            yield holding
-        finally:
-            if not holding.is_committed:
-                self.release(held)
-
-    @contextmanager
-    def slot(
-        self, subject: Subject, *, units: int = 1, ttl_ms: int = SLOT_TTL_MS, operation_id: str | None = None
-    ) -> Iterator["Holding"]:
-        """A place among those who may run at once, while the block runs. Raises Denied where there is none.
-
-        Where an allowance limits the subject as well, the block uses so many `units` of it, and none if it fails.
-        """
-        with self.holding(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id) as holding:
-            yield holding
-            if not holding.is_committed:
-                holding.commit(units)
-
-    def limited(
-        self, subject: Callable[P, Subject], *, cost: int | None = None
-    ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-        """A decorator: the function is called only if its arguments' subject may; else Denied is raised."""
-
-        def decorate(function: Callable[P, R]) -> Callable[P, R]:
-            @functools.wraps(function)
-            def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                _insist(self.check(subject(*args, **kwargs), cost=cost))
-                return function(*args, **kwargs)
-
-            return guarded
-
-        return decorate
 
     def _walk(self, talk: Talk[T]) -> T:
         came = None
@@ -168,7 +123,7 @@ class Client:
         self.close()
 
 
-class AsyncClient:
+class AsyncClient(AsyncGuarding):
     """For an event loop; otherwise the same."""
 
     def __init__(
@@ -191,40 +146,6 @@ class AsyncClient:
     commit = _awaited(Asking.commit)
     extend = _awaited(Asking.extend)
     release = _awaited(Asking.release)
-
-    @asynccontextmanager
-    async def holding(
-        self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str | None = None
-    ) -> AsyncIterator["AsyncHolding"]:
-        held = await self.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id or uuid.uuid4().hex)
-        holding = AsyncHolding(self, held)
-        try:
-            yield holding
-        finally:
-            if not holding.is_committed:
-                await self.release(held)
-
-    @asynccontextmanager
-    async def slot(
-        self, subject: Subject, *, units: int = 1, ttl_ms: int = SLOT_TTL_MS, operation_id: str | None = None
-    ) -> AsyncIterator["AsyncHolding"]:
-        async with self.holding(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id) as holding:
-            yield holding
-            if not holding.is_committed:
-                await holding.commit(units)
-
-    def limited(
-        self, subject: Callable[P, Subject], *, cost: int | None = None
-    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]:
-        def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-            @functools.wraps(function)
-            async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-                _insist(await self.check(subject(*args, **kwargs), cost=cost))
-                return await function(*args, **kwargs)
-
-            return guarded
-
-        return decorate
 
     async def _walk(self, talk: Talk[T]) -> T:
         came = None
@@ -254,39 +175,3 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class Holding:
-    """A hold within its block."""
-
-    def __init__(self, client: Client, held: Held) -> None:
-        self._client = client
-        self.held = held
-        self.is_committed = False
-
-    def commit(self, units: int) -> None:
-        self._client.commit(self.held, units)
-        self.is_committed = True
-
-    def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:
-        """It lasts at least so long from now on; with a slot in it, at most as long as its quota says."""
-        self._client.extend(self.held, ttl_ms)
-
-
-class AsyncHolding:
-    def __init__(self, client: AsyncClient, held: Held) -> None:
-        self._client = client
-        self.held = held
-        self.is_committed = False
-
-    async def commit(self, units: int) -> None:
-        await self._client.commit(self.held, units)
-        self.is_committed = True
-
-    async def extend(self, ttl_ms: int = SLOT_TTL_MS) -> None:
-        await self._client.extend(self.held, ttl_ms)
-
-
-def _insist(decision: Decision) -> None:
-    if not decision.allowed:
-        raise Denied(decision)

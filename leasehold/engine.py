@@ -13,15 +13,27 @@ import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
+from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 
-from doors.problems import problem_document
+from doors.problems import Problem, problem_document
 from doors.settings import load_settings
-from leasehold.asking import Decision, Mode, Refused, Subject, decision_of
+from leasehold.asking import AgentUnavailable, Decision, Denied, Held, Mode, Refused, Subject, decision_of
+from leasehold.holding import AsyncGuarding
 from protocol.clock import SystemClock
 from regional_agent.admission import Asked, verdict_on
-from regional_agent.answers import Check, CheckAnswer, headers_of, retry_after_header
+from regional_agent.answers import (
+    Check,
+    CheckAnswer,
+    Hold,
+    HoldCommit,
+    HoldExtension,
+    Verdict,
+    headers_of,
+    retry_after_header,
+)
 from regional_agent.asked_before import AskedBefore
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
@@ -30,8 +42,10 @@ from regional_agent.settings import AgentSettings
 PATIENCE_S = 5  # of a service that starts, with a coordinator and a store that may not be there
 LOOK_AGAIN_S = 0.01
 
+T = TypeVar("T")
 
-class Engine:
+
+class Engine(AsyncGuarding):
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = Region(settings or load_settings(AgentSettings), SystemClock())
         self._asked_before: AskedBefore[tuple[object, ...]] = AskedBefore(self.region.admission)
@@ -54,12 +68,45 @@ class Engine:
     ) -> Decision:
         """May this happen now? Raises Refused for a question that an agent would refuse."""
         try:
-            asked = self._asked(subject, cost, operation_id, mode)
-            answer, windows_s, _ = await verdict_on(self.region.admission, asked)
+            verdict = await verdict_on(self.region.admission, self._asked(subject, cost, operation_id, mode))
         except REFUSALS as error:
-            problem = problem_of(error)
-            raise Refused(problem.status, problem_document(problem, "", "")) from None
-        return decision_of(answer, _Headers(answer, windows_s))
+            raise _refused(problem_of(error)) from None
+        return _decision(verdict)
+
+    # --- holds -------------------------------------------------------------------------------------------------------
+
+    async def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> Held:
+        """Set units aside for work whose cost is not known yet. Raises Denied where there are not as many."""
+        asked = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
+        try:
+            verdict = await self.region.admission.hold(_read(asked, Hold))
+        except REFUSALS as error:
+            raise _refused(problem_of(error)) from None
+        if not verdict.answer.allowed:
+            raise Denied(_decision(verdict))
+        held = verdict.held(ttl_ms)
+        return Held(str(held.id), units, held.ttl_ms)
+
+    async def commit(self, hold: Held, units: int) -> None:
+        """So many were used. Repeating it changes nothing; another number is refused."""
+        await self._tell(hold, "commit", _read({"units": units}, HoldCommit).units)
+
+    async def extend(self, hold: Held, ttl_ms: int) -> None:
+        await self._tell(hold, "extend", _read({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms)
+
+    async def release(self, hold: Held) -> None:
+        await self._tell(hold, "release")
+
+    async def _tell(self, hold: Held, action: str, amount: int = 0) -> None:
+        """A failure is the caller's to know: a commit that nobody heard is not billed."""
+        if hold.hold_id is None:
+            return
+        try:
+            await self.region.holds.tell(hold.hold_id, action, amount)
+        except Problem as problem:
+            if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise AgentUnavailable(problem.detail) from None
+            raise _refused(problem) from None
 
     def _asked(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Asked:
         question = (*subject.items(), cost, type(cost), operation_id, mode)
@@ -100,9 +147,20 @@ class _Headers(Mapping[str, str]):
         return repr(self._told)
 
 
+def _decision(verdict: Verdict) -> Decision:
+    return decision_of(verdict.answer, _Headers(verdict.answer, verdict.windows_s))
+
+
+def _refused(problem: Problem) -> Refused:
+    return Refused(problem.status, problem_document(problem, "", ""))
+
+
 def _check(subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Check:
-    asked = {"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}
+    return _read({"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}, Check)
+
+
+def _read(asked: Mapping[str, object], shape: type[T]) -> T:
     try:
-        return msgspec.convert(asked, Check)
+        return msgspec.convert(asked, shape)
     except msgspec.ValidationError as error:
         raise Refused(422, {"title": "Invalid request", "detail": str(error)}) from None

@@ -153,6 +153,10 @@ class Verdict(NamedTuple):
     windows_s: Sequence[int]
     hold: HoldTerms | None = None  # where units were set aside
 
+    def held(self, ttl_ms: int) -> HoldTerms:
+        """Where nothing could be set aside, and the work may be done, the id says so."""
+        return self.hold or HoldTerms(HoldId.of_nothing(), ttl_ms)
+
 
 class Answered(NamedTuple):
     status: int
@@ -165,11 +169,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def hold_answered(verdict: Verdict, hold: Hold, path: str, request_id: str) -> Answered:
-    """A denial is that of a check. Where nothing could be set aside, and the work may be done, the id says so."""
+    """A denial is that of a check."""
     answer = verdict.answer
     if not answer.allowed:
         return answered(verdict, path, request_id)
-    held = verdict.hold or HoldTerms(HoldId.of_nothing(), hold.ttl_ms)
+    held = verdict.held(hold.ttl_ms)
     told = HoldAnswer(
         hold_id=str(held.id),
         units=hold.units,

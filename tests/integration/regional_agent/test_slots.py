@@ -1,14 +1,18 @@
 """How much runs at once, through the doors: taken with all else or not at all, and given back by whoever has it."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from leasehold import AsyncClient, Client, Denied
-from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World
+from leasehold import AgentUnavailable, AsyncClient, Client, Denied, Refused
+from leasehold.asking import Held
+from leasehold.holding import AsyncHolding, Holding
+from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World
 from tests.integration.regional_agent.test_clients import served_agent
 from tests.integration.regional_agent.test_holds import hold, pass_ms, say
+from tests.integration.regional_agent.test_middleware import engine_of
 
 pytestmark = pytest.mark.anyio
 
@@ -104,3 +108,134 @@ async def test_a_client_has_a_slot_while_its_block_runs(world: World, agent: Age
 def _work(client: Client) -> None:
     with client.slot(BIG, units=5) as slot:
         slot.extend(1_000)
+
+
+async def test_a_decorated_function_has_a_slot_while_it_runs(world: World, agent: Agent) -> None:
+    begun, may_end = asyncio.Semaphore(0), asyncio.Event()
+    async with served_agent(world) as url, AsyncClient(url) as client:
+
+        @client.in_slot(lambda tenant: REPORT | {"tenant": tenant})
+        async def report(tenant: str) -> str:
+            begun.release()
+            await may_end.wait()
+            return f"for {tenant}"
+
+        running = [asyncio.ensure_future(report("acme")) for _ in range(2)]
+        for _ in running:
+            await begun.acquire()
+        assert await left(agent) == {"reports": 0}
+        with pytest.raises(Denied):
+            await report("acme")
+        may_end.set()
+        assert await asyncio.gather(*running) == ["for acme"] * 2
+        assert await left(agent) == {"reports": 2}
+
+        @client.in_slot(lambda: REPORT)
+        async def fails() -> None:
+            raise ZeroDivisionError
+
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                await fails()
+        assert await left(agent) == {"reports": 2}
+
+
+ANSWERS: list[Exception | None] = [None, AgentUnavailable("away"), None, Refused(409, {"state": "lapsed"})]
+
+
+class Scripted(Client):
+    """What extends a hold is heard, refused and unreachable in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[int] = []
+        self.refused = threading.Event()
+
+    def extend(self, hold: Held, ttl_ms: int) -> None:
+        self.said.append(ttl_ms)
+        answer = ANSWERS[len(self.said) - 1]
+        if isinstance(answer, Refused):
+            self.refused.set()
+        if answer is not None:
+            raise answer
+
+
+class AsyncScripted(AsyncClient):
+    def __init__(self) -> None:
+        super().__init__()
+        self._other = Scripted()
+        self.said, self.refused = self._other.said, asyncio.Event()
+
+    async def extend(self, hold: Held, ttl_ms: int) -> None:
+        try:
+            self._other.extend(hold, ttl_ms)
+        finally:
+            if self._other.refused.is_set():
+                self.refused.set()
+
+
+def test_a_thread_keeps_what_is_held_until_its_block_ends_or_it_has_ended() -> None:
+    with Scripted() as client:
+        with Holding(client, Held("h", 1, 30)).kept():
+            assert client.refused.wait(10)
+        assert client.said == [30] * 4
+        with Holding(client, Held("h", 1, 10**9)).kept():
+            pass  # it does not wait for its next turn
+    assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-keeping"]
+
+
+async def test_a_task_does_the_same() -> None:
+    async with AsyncScripted() as client, asyncio.timeout(10):
+        async with AsyncHolding(client, Held("h", 1, 30)).kept():
+            await client.refused.wait()
+        assert client.said == [30] * 4
+        async with AsyncHolding(client, Held("h", 1, 10**9)).kept():
+            pass
+
+
+async def test_a_slot_of_a_function_that_takes_long_is_extended(world: World, agent: Agent) -> None:
+    extended = asyncio.Event()
+
+    class Seeing(AsyncClient):
+        async def extend(self, hold: Held, ttl_ms: int) -> None:
+            await AsyncClient.extend(self, hold, ttl_ms)
+            extended.set()
+
+    async with served_agent(world) as url, Seeing(url) as client:
+
+        @client.in_slot(lambda: REPORT, ttl_ms=3_000)
+        async def report() -> None:
+            async with asyncio.timeout(30):
+                await extended.wait()
+
+        await report()
+        assert await left(agent) == {"reports": 2}
+
+
+async def test_an_engine_holds_in_process_as_an_agent_does(world: World, agent: Agent) -> None:
+    async with engine_of(world) as engine:
+        assert (await engine.check(EXPORT, cost=80, mode="peek")).allowed
+        held = await engine.hold(EXPORT, units=40, ttl_ms=60_000, operation_id="one")
+        assert held.hold_id == (await engine.hold(EXPORT, units=40, ttl_ms=60_000, operation_id="one")).hold_id
+        with pytest.raises(Denied):
+            await engine.hold(EXPORT, units=90, ttl_ms=60_000, operation_id="two")
+        await engine.extend(held, 90_000)
+        await engine.commit(held, 25)
+        await engine.commit(held, 25)
+        for call in (engine.commit(held, 26), engine.release(held)):
+            with pytest.raises(Refused) as refused:
+                await call
+            assert (refused.value.status, refused.value.problem["type"]) == (409, "/problems/hold-ended")
+        with pytest.raises(Refused) as unknown:
+            await engine.release(Held("nonsense", 1, 1))
+        assert unknown.value.status == 404
+        with pytest.raises(Refused) as wrong:
+            await engine.hold(EXPORT, units=0, ttl_ms=60_000, operation_id="three")
+        assert wrong.value.status == 422
+        async with engine.slot(REPORT) as slot, slot.kept():
+            assert await left(agent) == {"reports": 1}
+        assert await left(agent) == {"reports": 2}
+        await engine.region.store.close()
+        with pytest.raises(AgentUnavailable):
+            await engine.extend(held, 1_000)
+    assert await left(agent, EXPORT) == {"exports": 75}
