@@ -7,15 +7,18 @@ from leasehold.cli.allocations import allocations
 from leasehold.cli.apply import apply
 from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
+from leasehold.cli.export import export
 from leasehold.cli.migrate import migrate
 from leasehold.cli.override import override
 from leasehold.cli.period import period
 from leasehold.cli.quota import quota
 from leasehold.cli.rebalance import rebalance
 from leasehold.cli.region import region
+from leasehold.cli.statement import statement
 from leasehold.cli.subscription import subscription
 from leasehold.cli.token import token
 from leasehold.cli.up import up
+from leasehold.cli.usage import usage
 from leasehold.cli.verify import verify
 
 # Pretty tracebacks would print local variables, and with them secrets.
@@ -33,6 +36,9 @@ app.command()(agent)
 app.command()(migrate)
 app.command()(verify)
 app.command()(apply)
+app.command()(usage)
+app.command()(statement)
+app.command()(export)
 app.command()(allocations)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")

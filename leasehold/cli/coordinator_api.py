@@ -12,7 +12,11 @@ import typer
 from leasehold.cli.failure import fail, say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     import httpx
+
+    from coordinator.domain.sheet import Cell
 
 URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 TIMEOUT_S = 30
@@ -46,6 +50,17 @@ def answer(response: "httpx.Response", *, of: str | None = None) -> Any:
     if not response.is_success:
         _give_up(response, of)
     return response.json() if response.content else None
+
+
+def text_answer(response: "httpx.Response") -> str:
+    refuse_unless_success(response)
+    return response.text
+
+
+def refuse_unless_success(response: "httpx.Response") -> None:
+    if not response.is_success:
+        response.read()
+        _give_up(response, None)
 
 
 def _give_up(response: "httpx.Response", of: str | None) -> NoReturn:
@@ -92,6 +107,12 @@ def echo_json(value: object) -> None:
     import msgspec
 
     typer.echo(msgspec.json.encode(value).decode())
+
+
+def echo_csv(rows: "Iterable[Sequence[Cell]]") -> None:
+    from coordinator.domain.sheet import csv_of
+
+    typer.echo(csv_of(rows), nl=False)
 
 
 def text_of(file: Path) -> bytes:

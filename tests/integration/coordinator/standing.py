@@ -1,12 +1,15 @@
 """What every test of a coordinator stands on: a time that moves only when it is moved, and the database behind it."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import asyncpg
+from fastapi import FastAPI
 
 from coordinator.database.connection import Connection
+from doors.serving import serve
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 
@@ -36,3 +39,17 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+@asynccontextmanager
+async def served(app: FastAPI, before_shutdown: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[str]:
+    """The address of the app on a real port."""
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(
+        serve(app, host="127.0.0.1", port=0, before_shutdown=before_shutdown, on_listening=listening.set_result)
+    )
+    try:
+        yield await asyncio.wait_for(listening, 10)
+    finally:
+        server.cancel()
+        await asyncio.wait([server], timeout=20)

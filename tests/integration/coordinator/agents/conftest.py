@@ -1,6 +1,5 @@
 """A coordinator on a real Postgres, asked as agents ask it; after every test the books must be their transfers."""
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,12 +20,11 @@ from coordinator.operations.issue_token import issue_token
 from coordinator.operations.put_limits import put_limits
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
-from doors.serving import serve
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt
 from protocol.policy import LimitsDocument
 from tests.conftest import restricted
-from tests.integration.coordinator.standing import NOON, StandingClock, connected
+from tests.integration.coordinator.standing import NOON, StandingClock, connected, served
 
 PERIOD = "2026-11"
 NEVER_MS = 86_400_000
@@ -175,15 +173,8 @@ class Stand:
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
         """The address of the coordinator on a real port: streams need one."""
-        listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        server = asyncio.create_task(
-            serve(self.app, host="127.0.0.1", port=0, before_shutdown=self._end, on_listening=listening.set_result)
-        )
-        try:
-            yield await asyncio.wait_for(listening, 10)
-        finally:
-            server.cancel()
-            await asyncio.wait([server], timeout=20)
+        async with served(self.app, self._end) as url:
+            yield url
 
     async def _end(self) -> None:
         self.hub.close()
