@@ -211,7 +211,7 @@ def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: da
 
 def waits(lease: Lease, now: datetime) -> bool:
     """May something be pushed to it?"""
-    return after(lease.state, LeaseEvent.GRANT) is not None and _waits(lease, now)
+    return lease.state is LeaseState.ACTIVE and _waits(lease, now)
 
 
 # --- hints to other regions -------------------------------------------------------------------------------------------

@@ -99,7 +99,23 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*KINDS[kind][1])))
-    return events
+    return events if only else sorted([*events, *_of_ops(seed, steps)], key=lambda event: event.step)
+
+
+# What people divide over the regions while all that happens: a stream of its own.
+OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
+
+
+def _of_ops(seed: int, steps: int) -> list[Event]:
+    chance = random.Random(f"ops {seed}")
+    if chance.random() < 0.5:
+        return []
+    kinds = [chance.choice(list(OF_OPS)) if chance.random() < 0.05 else None for _ in range(1, steps)]
+    return [
+        Event(step, kind, chance.choice(REGIONS), chance.randint(*OF_OPS[kind]))
+        for step, kind in enumerate(kinds, 1)
+        if kind is not None
+    ]
 
 
 def _mix(chance: random.Random) -> dict[str, int]:

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
@@ -29,13 +30,14 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.contest import LATELY, contenders
-from coordinator.domain.division import Move
+from coordinator.domain.division import Move, fetched_by, recalled_by
 from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.period import current_ids, period_of
 from coordinator.domain.proof import genesis_head
+from coordinator.domain.rebalancing import Plan, Planner, Table, fate_of, plan_of
 from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, rebase_all, state_of_forgotten, told
 from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
@@ -263,6 +265,62 @@ class LedgerModel:
         signal = Notice(Signal(kind="policies", version=version))
         writes = {Name("override", len(self.rows["override"])): override, Name("policy_version", 0): version}
         return Transaction(writes, [signal])
+
+    # --- rebalance ----------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, settings: Mapping[str, Setting]) -> Transaction:
+        version = self.rows["policy_version"][0] + 1
+        writes: dict[Name, Any] = {Name("setting", (key, region)): each for region, each in settings.items()}
+        signal = Notice(Signal(kind="policies", version=version))
+        return Transaction(writes | {Name("policy_version", 0): version}, [signal])
+
+    def begin_moves(self, key: Key, planner: Planner, id_: UUID, now: datetime) -> tuple[Plan | None, Transaction]:
+        """None if there is no such pool, another moves units of it, or nothing of it can be moved."""
+        transaction = Transaction()
+        pools = self._lock_pools([key], [], transaction)
+        if not any(locked.period_is_open for locked in pools.values()) or self._open_moves([key]):
+            return None, transaction
+        plan = plan_of(self._tables(pools, now), planner, now)
+        if not plan.moves:
+            return None, transaction
+        for number, each in enumerate(plan.moves, 1):
+            move = Move(id_, number, each.key, each.source, each.target, each.units)
+            transaction.writes |= {Name("move", move.name): move, Name("rebalance", id_): now}
+            transaction.notices += [
+                notice for notice in [recalled_by(move, self._read_leases(pools, (), pools), now)] if notice
+            ]
+        return plan, transaction
+
+    def follow_moves(self, id_: UUID, now: datetime) -> Transaction:
+        """What any coordinator does of one rebalance every second."""
+        transaction = Transaction()
+        moves = [move for move in self._open_moves() if move.rebalance == id_]
+        pools = self._lock_pools({move.key for move in moves}, [], transaction)
+        tables = {table.key: table for table in self._tables(pools, now)}
+        for move in moves:
+            begun_at, is_open = self.rows["rebalance"][id_], pools[move.key].period_is_open
+            table = tables[move.key]
+            if fate_of(move, table, begun_at, now, period_is_open=is_open):
+                transaction.writes[Name("move", move.name)] = None
+            else:
+                hints = recalled_by(move, table.leases, now), fetched_by(move)
+                transaction.notices += [notice for notice in hints if notice]
+        return transaction
+
+    def cancel_moves(self, id_: UUID) -> Transaction:
+        moves = [move for move in self._open_moves() if move.rebalance == id_]
+        return Transaction({Name("move", move.name): None for move in moves})
+
+    def _tables(self, pools: Mapping[Key, LockedPool], now: datetime) -> list[Table]:
+        catalogue = self._catalogue([key.quota for key in pools], now)
+        divisions = deciding.divisions_of(catalogue, pools, self._open_moves(pools))
+        leases = self._read_leases(pools, (), pools)
+        current = {epoch.region for epoch in self.epochs.values() if epoch.state is EpochState.CURRENT}
+        regions = {region for region in current if catalogue.is_active(region)}
+        return [
+            Table(locked.pool, [each for each in leases if each.key == key], divisions[key], regions)
+            for key, locked in sorted(pools.items())
+        ]
 
     def policy_bundle(self, region: str) -> PolicyBundle:
         active = {name: each.weight for name, each in self.rows["region"].items() if each.is_active}
@@ -701,10 +759,10 @@ class LedgerModel:
             if key in pools and (lease.state is LeaseState.ACTIVE or epoch in epochs or key.quota in quotas)
         ]
 
-    def _open_moves(self, keys: Collection[Key]) -> list[Move]:
+    def _open_moves(self, keys: Collection[Key] | None = None) -> list[Move]:
         """The oldest first: the table is in the order of their making."""
         moves: dict[Any, Move | None] = self.rows["move"]
-        return [copy(move) for move in moves.values() if move is not None and move.key in keys]
+        return [copy(move) for move in moves.values() if move is not None and (keys is None or move.key in keys)]
 
     def _write(self, transaction: Transaction, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
         for batch in decision.regressed:

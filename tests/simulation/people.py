@@ -4,24 +4,28 @@ import functools
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import msgspec
 
 from coordinator.domain.books import Correction, Key, Lease, Pool
 from coordinator.domain.overrides import faults_of_change, faults_of_override
-from coordinator.domain.period import is_over
+from coordinator.domain.period import is_over, period_at
+from coordinator.domain.rebalancing import Planner, plan_even_out, plan_move
 from coordinator.domain.resolution import ResolutionKind
+from coordinator.domain.setting import NOTHING_SET, Setting
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of, subject_key
 from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, RebindEpoch, Versions
-from protocol.policy import LimitsDocument, Part, QuotaSpec
-from tests.simulation.faults import Event
+from protocol.policy import LimitsDocument, Part, PeriodKind, QuotaSpec
+from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import Name, Override
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
 CHANGED_FOR = 8  # steps
+GIVEN_UP_AFTER = 60  # likewise
 GRACE = timedelta(seconds=1)  # between asking for a close and the close
 LATER_THAN_LATE = timedelta(days=36)
 APPROVED_AFTER = 12  # steps: evidence may come between what was proposed and what is approved
@@ -125,6 +129,43 @@ def let_hours_pass(world: "World", event: Event) -> None:
     """For everybody alike: stores and coordinators find another time on their clocks."""
     world.clock.slept += timedelta(hours=event.number % 3 + 1) if event.number else LATER_THAN_LATE
     world.days_passed |= not event.number
+
+
+# --- rebalances -------------------------------------------------------------------------------------------------------
+
+
+def move(world: "World", event: Event) -> None:
+    """Somebody brings idle units of the hour from one region to the next; a while later they give it up."""
+    target = REGIONS[(REGIONS.index(event.region) + 1) % len(REGIONS)]
+    _begin_moves(world, event, lambda table, now: plan_move(table, event.region, target, event.number, now))
+
+
+def even_out(world: "World", event: Event) -> None:
+    _begin_moves(world, event, plan_even_out)
+
+
+def _begin_moves(world: "World", event: Event, planner: Planner) -> None:
+    now, id_ = world.clock.now(), UUID(int=event.step + 1)
+    plan, transaction = world.ledger.begin_moves(Key(_QUOTA, period_at(PeriodKind.HOUR, now).id), planner, id_, now)
+    if plan:
+        world.coordinators.outcomes["moves"] += len(plan.moves)
+        world.commit(transaction)
+        world.until[event.step + GIVEN_UP_AFTER].append(lambda: world.commit(world.ledger.cancel_moves(id_)))
+
+
+def follow_moves(world: "World") -> None:
+    """What coordinators do of what people began."""
+    for id_ in list(world.ledger.rows["rebalance"]):
+        world.commit(world.ledger.follow_moves(id_, world.clock.now()))
+
+
+def divide(world: "World", event: Event) -> None:
+    """Somebody sets a region's weight, floor and ceiling, and takes it all back a while later."""
+    number = event.number
+    setting = Setting(number % 4, number if number % 3 else None, 2 * number if number % 2 else None)
+    world.commit(world.ledger.set("exports:", {event.region: setting}))
+    unset = {event.region: NOTHING_SET}
+    world.until[event.step + CHANGED_FOR].append(lambda: world.commit(world.ledger.set("exports:", unset)))
 
 
 # --- documents --------------------------------------------------------------------------------------------------------

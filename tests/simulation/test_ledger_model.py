@@ -19,22 +19,29 @@ from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.moves import move_of_row
 from coordinator.database.notices import CHANNEL
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
 from coordinator.domain.contest import MOST_OPENINGS
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
-from coordinator.domain.period import moment_of
+from coordinator.domain.period import moment_of, period_at
+from coordinator.domain.rebalancing import Planner, plan_division, plan_even_out, plan_move
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
+from coordinator.domain.setting import NOTHING_SET, Setting
+from coordinator.domain.wishes import AnyAsked, EvenOut, MoveUnits, Weigh, Words
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import apply_exchange
 from coordinator.operations.close_period import CloseRequest, close_period, look
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.follow_rebalances import cancel_rebalance, follow
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
 from coordinator.operations.put_region import put_region
 from coordinator.operations.read_overrides import Override
+from coordinator.operations.read_rebalances import Rebalance
+from coordinator.operations.rebalance import Wish, begin_rebalance
 from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.recall import recall_outstanding, recall_suspense
@@ -44,6 +51,7 @@ from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
+from protocol.policy import PeriodKind
 from regional_agent.domain.journal import Entry, batches
 from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction
@@ -66,6 +74,7 @@ class Both:
         self.documents = Documents()
         self.model = LedgerModel(LANES)
         self.chance = random.Random(seed)
+        self.hands = random.Random(f"hands {seed}")  # of ops: their own draws
         self.transfers: Counter[tuple[object, ...]] = Counter()
         self.quarantined: list[tuple[object, ...]] = []
         self.model.on_commit = self._note
@@ -74,7 +83,7 @@ class Both:
         self.said: dict[Any, tuple[str, LiveState]] = {}  # the last batch of each lane, to be said again
         self.nonces: dict[int, str] = {}
         self.rebound: list[EpochOpened | EpochRefusal] = []
-        self.rebased = self.recalled = 0
+        self.rebased = self.recalled = self.begun = 0
 
     async def limit(self, units: int) -> None:
         await put_limits(self.real, document(units), lambda _: True, None, self.now)
@@ -346,7 +355,74 @@ class Both:
             "lines": [line] if line["units"] else [],
         }
 
+    async def rebalance(self) -> None:
+        """Somebody begins one, those that run come further, or somebody stops one."""
+        await self.hands.choice(
+            [self._move, self._move, self._even_out, self._weigh, self._follow, self._follow, self._cancel]
+        )()
+
+    async def _move(self) -> None:
+        """From where most lies idle: most of what is leased here is spent or given back at once."""
+        source = max(REGIONS, key=self._idle)
+        target = next(region for region in REGIONS if region != source)
+        asked = MoveUnits(quota=QUOTAS[0], source=source, target=target, units=self.hands.choice([1, 10, 60]))
+        await self._begin(asked, lambda table, now: plan_move(table, source, target, asked.units, now))
+
+    def _idle(self, region: str) -> int:
+        key = Key(QUOTAS[0], period_at(PeriodKind.HOUR, self.now).id)
+        return sum(
+            lease.outstanding for lease in self.model.leases.values() if (lease.key, lease.region) == (key, region)
+        )
+
+    async def _even_out(self) -> None:
+        await self._begin(EvenOut(quota=QUOTAS[0]), plan_even_out)
+
+    async def _weigh(self) -> None:
+        weight, floor, ceiling = (self.hands.choice(each) for each in ((None, 1, 3), (None, 5, 15), (None, 15, 60)))
+        region = self.hands.choice(REGIONS)
+        words = Words(weight=weight, floor=floor, ceiling=ceiling)
+        asked = Weigh(quota="exports", settings={region: words})
+        await self._begin(asked, plan_division, {region: Setting(weight, floor, ceiling)})
+
+    async def _begin(self, asked: AnyAsked, planner: Planner, settings: dict[str, Setting] | None = None) -> None:
+        wish = Wish(UUID(int=self.hands.getrandbits(128)), asked, Actor("test"), lambda _: True)
+        async with self.real.transaction():
+            real = await begin_rebalance(self.real, self.documents, wish, self.now)
+        if not isinstance(real, Rebalance):
+            return
+        if settings:
+            self.model.commit(self.model.set("exports:", settings))
+        period = period_at(PeriodKind.HOUR, self.now).id
+        plan, transaction = self.model.begin_moves(Key(QUOTAS[0], period), planner, wish.id, self.now)
+        assert real.plan.moves == (plan.moves if plan else [])
+        self.model.commit(transaction)
+        self.begun += bool(plan)
+
+    async def _follow(self) -> None:
+        for id_ in self.model.rows["rebalance"]:
+            async with self.real.transaction():
+                await follow(self.real, self.documents, id_, self.now)
+            self.model.commit(self.model.follow_moves(id_, self.now))
+
+    async def _cancel(self) -> None:
+        if ids := list(self.model.rows["rebalance"]):
+            id_ = self.hands.choice(ids)
+            async with self.real.transaction():
+                await cancel_rebalance(self.real, id_, Actor("test"), self.now)
+            self.model.commit(self.model.cancel_moves(id_))
+
+    async def _compare_moves(self) -> None:
+        rows = await self.real.fetch("SELECT * FROM rebalance_move WHERE ended_at IS NULL")
+        moves = [move for move in self.model.rows["move"].values() if move is not None]
+        assert sorted(map(repr, map(move_of_row, rows))) == sorted(map(repr, moves))
+        counted = {Key(row["quota"], row["period"]): row["moves"] for row in await self.real.fetch(_MOVING)}
+        assert counted == Counter(move.key for move in moves)
+        settings = {(row["key"], row["region"]): row["weight"] for row in await self.real.fetch(_SETTINGS)}
+        kept = self.model.rows["setting"].items()
+        assert settings == {name: each.weight for name, each in kept if each != NOTHING_SET}
+
     async def compare(self) -> None:
+        await self._compare_moves()
         pools = {
             (row["quota"], row["period"]): {name: row[name] for name in POOL_COLUMNS}
             for row in await self.real.fetch("SELECT * FROM pool")
@@ -459,6 +535,8 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
             await both.tell_journal(step)
         await _something(both, both.chance.random())
         await both.compare()
+        await both.rebalance()
+        await both.compare()
         await both.recall()
     await both.retire()
     await both.compare()
@@ -481,11 +559,14 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     assert consumed >= {"2026-11-18T12", "2026-11-18T13", "2026-11-18"}
     assert both.rebased
     assert both.recalled
+    assert both.begun
     assert both.model.period("2026-11-18T12").closed_at
     assert both.model.corrections
 
 
 NO_NEW_EPOCHS = 0.06
+_MOVING = "SELECT quota, period, moves FROM pool WHERE moves <> 0"
+_SETTINGS = "SELECT key, region, weight FROM region_setting"
 
 
 async def _something(both: Both, what: float) -> None:

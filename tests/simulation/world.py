@@ -268,6 +268,7 @@ class World:
                 try:
                     people.rebase(self)
                     people.go_on_closing(self)
+                    people.follow_moves(self)
                     if second % RECALLED_EVERY_S == 0:
                         self.commit(self.ledger.recall_suspense(self.clock.now()))
                 except Exception as error:
@@ -647,6 +648,9 @@ _HAPPENS: dict[str, Any] = {
     "suspense_resolved": people.resolve,
     "period_closed": people.close,
     "hours_pass": people.let_hours_pass,
+    "moved": people.move,
+    "evened_out": people.even_out,
+    "set": people.divide,
     "strange_call": people.strange_call,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),
