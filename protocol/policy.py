@@ -29,8 +29,8 @@ MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
 MAX_WILDCARDS = 4  # in a route
-# What policies count by; `ip_prefix` and `route_class` are worked out from the address and the route.
-SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class")
+# What policies count by; `ip_prefix`, `route_class` and `plan` are worked out from address, route and tenant.
+SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
 USAGE_FIELDS = ("api_key", "route_class")  # what usage can be told apart by beyond its quota, region and policy
 OTHER_CLASSES = "*"  # in a table of costs: whatever it does not name
 
@@ -447,9 +447,10 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     yield from _faults_of_method(f"{where}.match.method", policy.match.method)
     yield from _faults_of_match(document, f"{where}.match", policy.match)
     yield from _faults_of_cost(document, f"{where}.cost", policy.cost)
-    if quota is not None and isinstance(quota.limit, dict) and "tenant" not in policy.by:
+    if quota is not None and isinstance(quota.limit, dict) and not {"tenant", "plan"} & set(policy.by):
         # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
-        yield Fault(f"{where}.by", "tenant", f"the limit of {quota.name!r} depends on the plan: count by tenant, too")
+        reason = f"the limit of {quota.name!r} depends on the plan: count by tenant, or by plan, too"
+        yield Fault(f"{where}.by", "tenant", reason)
     yield from _faults_of_failure(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
         yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")

@@ -40,6 +40,7 @@ from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
 from regional_agent.domain.subjects import (
     NO_CLASS,
+    NO_PLAN,
     PLAIN_FIELDS,
     InvalidAddress,
     RouteClasses,
@@ -91,13 +92,13 @@ class CompiledPolicy:
     def cost(self, route_class: str) -> int:
         return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
 
-    def key(self, subject: Subject, route_class: str = NO_CLASS) -> str:
+    def key(self, subject: Subject, route_class: str = NO_CLASS, plan: str | None = None) -> str:
         by = self.spec.by
         try:
             if self.is_plain:
                 return quota_key(self.quota.name, [(field, subject[field]) for field in by])
             prefix = self.spec.ip_prefix
-            values = [(field, value_of(field, subject, route_class, prefix)) for field in by]
+            values = [(field, value_of(field, subject, route_class, plan or NO_PLAN, prefix)) for field in by]
             return quota_key(self.quota.name, values)
         except KeyError as missing:
             raise UnknownSubjectField(self.spec.name, str(missing.args[0])) from None
@@ -185,8 +186,9 @@ class Policies:
 
     def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
-        key = policy.key(subject, route_class)
-        limit = self._limit(quota, subject, key)
+        plan = self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
+        key = policy.key(subject, route_class, plan)
+        limit = self._limit(quota, plan, key)
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
@@ -199,7 +201,7 @@ class Policies:
         rate = RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice, policy.is_shadow)
         return Demanded(policy, rate)
 
-    def _limit(self, quota: QuotaSpec, subject: Subject, key: str) -> int | Rate:
+    def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
         """An override's, of whichever is for the narrowest subject; else the plan's.
 
         Of a rate, and of what runs at once, this region's share.
@@ -208,7 +210,6 @@ class Policies:
             for wider in wider_keys(key):
                 if wider in self._overrides:
                     return self._overrides[wider]
-        plan = self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
         limit = self._limits.get((quota.name, plan))
         if limit is None:  # there are no more plans and quotas than the document has
             limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)

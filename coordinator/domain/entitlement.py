@@ -125,6 +125,9 @@ def _override(catalogue: Catalogue, quota_key: str) -> LimitValue | None:
 
 
 def _plan(catalogue: Catalogue, quota_key: str) -> str | None:
-    tenant = tenant_of(quota_key)
+    counted_by = parse_quota_key(quota_key)[1]
+    if "plan" in counted_by:
+        return counted_by["plan"] or None
+    tenant = counted_by.get("tenant")
     subscribed = catalogue.plans.get(tenant) if tenant is not None else None
     return subscribed or catalogue.default_plan

@@ -13,6 +13,7 @@ from regional_agent.domain.routes import Routes
 Subject = Mapping[str, str]
 
 NO_CLASS = "*"  # of a route that belongs to none
+NO_PLAN = ""  # of a tenant that is on none
 KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys apart
 _encoder = msgspec.json.Encoder(order="sorted")
 PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
@@ -76,12 +77,14 @@ def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
     )
 
 
-def value_of(field: str, subject: Subject, route_class: str, prefix: IpPrefix) -> str:
+def value_of(field: str, subject: Subject, route_class: str, plan: str, prefix: IpPrefix) -> str:
     """As quota keys have it. Raises KeyError, with the name of the subject's field, where that is missing."""
     if field == "ip":
         return address_of(subject).text
     if field == "ip_prefix":
         return prefix_of(address_of(subject), prefix.ipv4, prefix.ipv6)
+    if field == "plan":
+        return plan
     return route_class if field == "route_class" else subject[field]
 
 
