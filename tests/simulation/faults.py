@@ -107,7 +107,7 @@ OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
 
 
 def _of_ops(seed: int, steps: int) -> list[Event]:
-    chance = random.Random(f"ops {seed}")
+    chance = random.Random(f"what ops do {seed}")
     if chance.random() < 2 / 3:
         return []
     kinds = [chance.choice(list(OF_OPS)) if chance.random() < 0.05 else None for _ in range(1, steps)]
