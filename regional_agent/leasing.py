@@ -6,10 +6,12 @@ exchange. A request waits only when the lease is spent and its policy lets it: t
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from protocol.clock import Clock
-from protocol.messages import LeaseWant, RateDemand
+from protocol.messages import ExchangeReply, LeaseWant, RateDemand
+from protocol.outcomes import GrantRefusal
 from protocol.policy import Rate
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
@@ -17,6 +19,9 @@ from regional_agent.domain.remembered import Remembered
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
+# A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
+# another: who waits goes on waiting.
+HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
 LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
 
 
@@ -93,18 +98,28 @@ class Leasing:
 
     async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
         """Wait for the next news of a quota with these units asked for. False if none came in time."""
+        news, in_time = self.waits(quota, units), False
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                in_time = await news.wait()
+        except TimeoutError:
+            self.waited_in_vain(quota)
+        finally:
+            self.waits_no_more(quota, units)
+        return in_time
+
+    def waits(self, quota: str, units: int) -> asyncio.Event:
+        """A request does, until there is news."""
         want = self._want(quota)
         want.waiting += units
         self._ask(want)
-        try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                await want.changed.wait()
-            return True
-        except TimeoutError:
-            want.patience.lost(self._clock.monotonic_ms())
-            return False
-        finally:
-            want.waiting -= units
+        return want.changed
+
+    def waited_in_vain(self, quota: str) -> None:
+        self._want(quota).patience.lost(self._clock.monotonic_ms())
+
+    def waits_no_more(self, quota: str, units: int) -> None:
+        self._want(quota).waiting -= units
 
     # --- asked and told by the conversation --------------------------------------------------------------------------
 
@@ -143,6 +158,17 @@ class Leasing:
     def leased(self, quota: str, renew_at_ms: int | None) -> None:
         """There is a lease: it is renewed in time even if nobody uses it, for an expired one could not be spent."""
         self._want(quota).renew_at_ms = renew_at_ms
+
+    def answered(self, asked: Iterable[str], reply: ExchangeReply, gained: Mapping[str, int]) -> None:
+        """To what was asked for now, this is what may newly be spent, and what is said of the rest."""
+        refused = {each.quota: LONGEST_PAUSE_MS for each in reply.refused if each.refusal not in HOPEFUL}
+        current = [lease for lease in reply.leases if not lease.starts_in_ms]
+        refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
+        for quota in asked:
+            if gained.get(quota, 0) == 0 and quota in refused:
+                self.refused(quota, refused[quota])
+            else:
+                self.granted(quota, gained.get(quota, 0))
 
     def granted(self, quota: str, units: int) -> None:
         """The lease is good again, with so many units more: whoever waits tries again."""

@@ -31,7 +31,7 @@ from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.policy import Rate
 from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.domain.refill import LONGEST_PAUSE_MS as LONGEST_REFUSAL_MS
+from regional_agent.domain.persistence import LONGEST_PAUSE_MS, Persistence
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -41,8 +41,6 @@ from regional_agent.store.scripts import Fenced, Frozen, Life, Scripts
 log = structlog.get_logger()
 T = TypeVar("T")
 
-FIRST_PAUSE_MS = 400
-LONGEST_PAUSE_MS = 5_000
 HELD_PAUSE_S = 0.2
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
@@ -52,9 +50,6 @@ OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused,
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
 # The store has forgotten what it told: its epoch is over, and another is opened.
 EVIDENCE_OF_LOSS = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
-# A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
-# another: who waits goes on waiting.
-HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
 # There will be no more, but what there is may be spent.
 SPENDABLE = (None, GrantRefusal.EXHAUSTED, GrantRefusal.TOTAL_TOO_LARGE)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
@@ -91,7 +86,7 @@ class Conversation:
         self._metrics = metrics
         self._clock = clock
         self._interval_ms = interval_ms
-        self._pause_ms = 0
+        self._persistence = Persistence()
         self._report_at_ms = 0
         self._rates_at_ms = 0
         self._sent_ms = 0
@@ -125,6 +120,7 @@ class Conversation:
     async def finish(self, *, return_unspent: bool) -> None:
         """The last words: what was spent is booked and, where the agent is told to, the rest returned."""
         life = self._life.current
+        self._persistence = Persistence(LONGEST_PAUSE_MS)  # said once: it is waited for as long as for any
         await self._journal.book_last(life)
         if life is None:
             return
@@ -152,8 +148,8 @@ class Conversation:
 
     async def _pause(self) -> None:
         """Until somebody wants something, a report is due, or the pause after a failure is over."""
-        if self._pause_ms:
-            await asyncio.sleep(self._pause_ms / 1000)
+        if self._persistence.pause_ms:
+            await asyncio.sleep(max(0, self._persistence.again_at_ms - self._clock.monotonic_ms()) / 1000)
             return
         moments = [self._report_at_ms - self._clock.monotonic_ms(), self._leasing.next_due_in_ms()]
         timeout_ms = max(0, min(moment for moment in moments if moment is not None))
@@ -163,22 +159,21 @@ class Conversation:
         self._leasing.wake.clear()
 
     async def _speak(self) -> None:
-        life = self._life.current
+        life, began_ms = self._life.current, self._clock.monotonic_ms()
         try:
             await self._journal.book(life)
             if life is None:
                 await self._wait_for_life()
-                self._pause_ms = 0
             else:
                 await self._look_back(life)
                 await self._say_what_is_due(life)
-                self._pause_ms = 0
+            self._persistence.succeeded()
         except Fenced:
             self._life.doubt()
         except FAILURES as error:
-            self._pause_ms = min(LONGEST_PAUSE_MS, max(FIRST_PAUSE_MS, 2 * self._pause_ms))
+            self._persistence.failed(began_ms)
             self._metrics.exchange_failures.inc()
-            log.warning("an exchange failed", reason=str(error), again_in_ms=self._pause_ms)
+            log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
 
     async def _wait_for_life(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -292,10 +287,18 @@ class Conversation:
         ]
         request = ExchangeRequest(fingerprint=life.fingerprint, versions=self.versions, exchanges=exchanges)
         self._sent_ms = self._clock.monotonic_ms()
-        response = await self._coordinator.exchange(request)
+        response = await self._ask(request)
         self._leasing.round_trip_ms = self._clock.monotonic_ms() - self._sent_ms
         self._metrics.exchange_seconds.observe(self._leasing.round_trip_ms / 1000)
         return response
+
+    async def _ask(self, request: ExchangeRequest) -> ExchangeResponse:
+        """Requests wait for what it grants, and the next one would say the same."""
+        try:
+            async with asyncio.timeout(self._persistence.reply_within_ms(self._leasing.round_trip_ms) / 1000):
+                return await self._coordinator.exchange(request)
+        except TimeoutError:
+            raise CoordinatorUnavailable("no reply in time") from None
 
     # --- the reply ---------------------------------------------------------------------------------------------------
 
@@ -341,14 +344,7 @@ class Conversation:
             self.report_now()
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
-        refused = {each.quota: LONGEST_REFUSAL_MS for each in reply.refused if each.refusal not in HOPEFUL}
-        current = [lease for lease in reply.leases if not lease.starts_in_ms]
-        refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
-        for quota in asked:
-            if gained.get(quota, 0) == 0 and quota in refused:
-                self._leasing.refused(quota, refused[quota])
-            else:
-                self._leasing.granted(quota, gained.get(quota, 0))
+        self._leasing.answered(asked, reply, gained)
         for rate in reply.rates:
             self._leasing.refresh_ms = rate.refresh_in_ms
             self._leasing.share_heard(rate.quota, Rate(rate.rate_micro, rate.burst))

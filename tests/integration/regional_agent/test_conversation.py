@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from structlog.testing import capture_logs
 
 from leasehold import embedded
 from leasehold.processes import stop, wait_until
@@ -74,6 +75,21 @@ async def test_a_lost_reply_loses_nothing_and_books_nothing_twice(world: World) 
     assert (await statuses([agent], 100)).count(200) == 84
     await eventually(world.usage, 100)
     assert (await world.quota())["consumed"] == 100
+
+
+async def test_a_reply_that_does_not_come_is_not_waited_for_while_requests_wait(world: World) -> None:
+    hangs = asyncio.Event()
+
+    async def until_the_end() -> None:
+        await hangs.wait()
+
+    world.weather.before_replies_to["/exchanges"] = until_the_end
+    with capture_logs() as logs:
+        agent = await world.agent()
+        await agent.lease(10)
+        assert not hangs.is_set(), "the first reply never came"
+        hangs.set()
+    assert [each["reason"] for each in logs if each["event"] == "an exchange failed"][:1] == ["no reply in time"]
 
 
 async def test_cut_off_a_region_spends_its_lease_and_tells_later(world: World) -> None:
