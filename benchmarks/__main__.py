@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import structlog
 
 from benchmarks import agent, coordinator, failures, keys
+from benchmarks.allocation import run as allocation
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
 from benchmarks.peers import run as peers
@@ -17,6 +18,7 @@ from benchmarks.stack import can_be_pinned
 Run = Callable[[int, float, int], Coroutine[None, None, Mapping[str, Lines]]]  # repeats, seconds, port
 BENCHMARKS: Mapping[str, Run] = {
     "agent": agent.run,
+    "allocation": allocation.run,
     "coordinator": coordinator.run,
     "failures": failures.run,
     "keys": keys.run,

@@ -56,8 +56,8 @@ class Row:
     store_calls: float | None = None  # for each decision
 
 
-def figure(samples: Sequence[float]) -> Figure:
-    return Figure(round(statistics.median(samples), 1), round(min(samples), 1), round(max(samples), 1))
+def figure(samples: Sequence[float], digits: int = 1) -> Figure:
+    return Figure(*(round(each, digits) for each in (statistics.median(samples), min(samples), max(samples))))
 
 
 def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:
@@ -83,7 +83,15 @@ def facts(samples: Mapping[str, Sequence[float]]) -> list[Fact]:
     return [Fact(name, figure(each), round(statistics.median(each) / reference, 3)) for name, each in samples.items()]
 
 
-Lines = Sequence[Row] | Sequence[Fact]
+@dataclass(frozen=True)
+class Case:
+    """What has several figures of its own, or words."""
+
+    name: str
+    columns: Mapping[str, Figure | str]
+
+
+Lines = Sequence[Row] | Sequence[Fact] | Sequence[Case]
 
 
 async def compare(turns: Mapping[str, Turn], repeats: int) -> list[Row]:
@@ -118,9 +126,9 @@ def write(name: str, tables: Mapping[str, Lines], how: Mapping[str, object]) -> 
     return path
 
 
-def plain(line: Row | Fact) -> dict[str, object]:
+def plain(line: Row | Fact | Case) -> dict[str, object]:
     """With the names of the figures' parts, which a JSON of tuples would lose."""
-    parts = asdict(line)
+    parts = {"name": line.name, **line.columns} if isinstance(line, Case) else asdict(line)
     return {name: value._asdict() if isinstance(value, Figure) else value for name, value in parts.items()}
 
 
@@ -168,6 +176,8 @@ def cells(lines: Lines) -> tuple[list[str], list[list[str]]]:
     """What stands above the columns, and a name with its figures for each line."""
     if isinstance(lines[0], Fact):
         return ["median", "between", "ratio"], [_of_fact(each) for each in lines if isinstance(each, Fact)]
+    if isinstance(lines[0], Case):
+        return list(lines[0].columns), [_of_case(each) for each in lines if isinstance(each, Case)]
     rows = [each for each in lines if isinstance(each, Row)]
     counted = any(each.store_calls is not None for each in rows)
     headings = ["a second", "between", "p50 µs", "p99 µs", "refused", "ratio", *(["store calls"] if counted else [])]
@@ -179,6 +189,16 @@ def _of_row(row: Row) -> list[str]:
     latencies = [f"{row.p50_us.median:,.0f}", f"{row.p99_us.median:,.0f}"]
     rest = [str(row.refused), f"{row.of_reference:.3f}", "" if calls is None else f"{calls:.4f}"]
     return [row.name, f"{speed.median:,.0f}", f"{speed.lowest:,.0f} to {speed.highest:,.0f}", *latencies, *rest]
+
+
+def _of_case(case: Case) -> list[str]:
+    return [case.name, *(_in_words(each) if isinstance(each, Figure) else each for each in case.columns.values())]
+
+
+def _in_words(each: Figure) -> str:
+    if each.lowest == each.highest:
+        return f"{each.median:,}"
+    return f"{each.median:,} ({each.lowest:,} to {each.highest:,})"
 
 
 def _of_fact(fact: Fact) -> list[str]:

@@ -1,0 +1,335 @@
+"""Leasehold's own allocation on virtual time: what decides here is the code that ships.
+
+A region's `Leasing` says when to ask, for what, and who may wait; the coordinator's `domain.exchange` decides, whole:
+judge, sort, settle, grant, recall, push, reply. Here is only what is around them: totals instead of a store with its
+scripts, a dict instead of Postgres, a network that loses, delays and doubles, and the turns of the conversation.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.allocation.network import Network
+from benchmarks.allocation.score import Score
+from benchmarks.allocation.traces import Trace
+from benchmarks.allocation.waiting import Queue
+from coordinator.domain import exchange as deciding
+from coordinator.domain.books import Key, Lease, Pool
+from coordinator.domain.division import by_weight
+from coordinator.domain.entitlement import Catalogue, RegionShare
+from coordinator.domain.exchange import Call, Incoming, LockedPool
+from coordinator.domain.granting import Terms
+from coordinator.domain.notice import Notice
+from coordinator.domain.settlement import EpochState, Lane, expire
+from protocol.messages import (
+    ExchangeReply,
+    ExchangeResponse,
+    FrozenBatch,
+    FrozenLease,
+    LiveState,
+    Receipt,
+    Signal,
+    UsageLine,
+)
+from protocol.outcomes import ExchangeOutcome
+from protocol.policy import QuotaKind, QuotaSpec
+from regional_agent.domain.persistence import Persistence
+from regional_agent.leasing import Leasing
+from regional_agent.reporting import ACKNOWLEDGED, renewal_of
+from regional_agent.store.scripts import PolicyDecision
+
+QUOTA = "units:tenant=acme"
+REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise
+EXPIRY_EVERY_MS = 1_000
+TERMS = Terms(lease_ms=60_000, refresh_ms=5_000)
+
+
+class Coordinator:
+    """One lane for each region, whose epoch is its number and one."""
+
+    def __init__(self, trace: Trace, horizon: str, network: Network, tell: Callable[[Notice], None]) -> None:
+        spec = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=trace.limit, period="hour", horizon=horizon)
+        self._regions = [name_of(region) for region in range(trace.regions)]
+        self._catalogue = Catalogue(
+            1, {"units": spec}, None, {}, {name: RegionShare("active", 1) for name in self._regions}
+        )
+        self._lanes = {
+            (epoch, 0): Lane(epoch, 0, 0, None, b"", EpochState.CURRENT, name, 1)
+            for epoch, name in enumerate(self._regions, 1)
+        }
+        self._receipts = {name: Receipt(position=0, head="") for name in self._lanes}
+        self._division = by_weight(self._catalogue)
+        self._pools: dict[Key, Pool] = {}
+        self._leases: dict[tuple[int, Key], Lease] = {}
+        self._network, self._tell = network, tell
+        network.later(EXPIRY_EVERY_MS, self._expire)
+
+    def exchange(self, call: Call) -> ExchangeResponse:
+        """As `apply_exchange` does it."""
+        now, works = self._network.now(), deciding.works_of(call)
+        deciding.judge(works, self._lanes)
+        deciding.sort(works, self._catalogue, TERMS, now)
+        for key in deciding.pools_needed(works):
+            self._pools.setdefault(key, Pool(key))
+        pools = {key: LockedPool(pool, period_is_open=True) for key, pool in self._pools.items()}
+        divisions = dict.fromkeys(pools, self._division)
+        books = deciding.books_of(works, pools, self._leases.values(), [], divisions, now)
+        books.pushable = deciding.waiting_epochs(works, books, now)
+        decision = deciding.decide(works, books, TERMS, now)
+        self._leases |= {(lease.epoch, lease.key): lease for lease in decision.new_leases}
+        for booked in decision.booked:
+            name = booked.report.epoch, booked.report.lane
+            self._lanes[name] = self._lanes[name]._replace(last_seq=booked.report.seq, last_hash=booked.body_hash)
+        for notice in decision.notices:
+            self._tell(notice)
+        return deciding.respond(works, books, self._catalogue, self._receipts, TERMS, now)
+
+    def _expire(self) -> None:
+        for lease in self._leases.values():
+            expire(self._pools[lease.key], lease, self._network.now())
+        self._network.later(EXPIRY_EVERY_MS, self._expire)
+
+
+def name_of(region: int) -> str:
+    return f"region-{region}"
+
+
+@dataclass(slots=True)
+class Store:
+    """A region's totals, and what its scripts do with them."""
+
+    period: str = ""
+    granted: int = 0
+    overage: int = 0
+    consumed: int = 0
+    returned: int = 0
+    last_grant: int = 0
+    expires_ms: int = 0
+    is_dirty: bool = False
+    seq: int = 0
+    told: int = 0  # of what was consumed
+    frozen: FrozenBatch | None = None
+
+    @property
+    def available(self) -> int:
+        return self.granted + self.overage - self.consumed - self.returned
+
+    def spend(self, units: int, now_ms: int) -> int:
+        """check.lua. Gives how many were admitted."""
+        taken = min(units, self.available) if now_ms < self.expires_ms else 0
+        self.consumed += taken
+        self.is_dirty |= taken > 0
+        return taken
+
+    def freeze(self, epoch: int) -> FrozenBatch:
+        if self.frozen is None:
+            lines = (
+                [UsageLine(minute=0, dimensions={}, units=self.consumed - self.told)]
+                if self.consumed > self.told
+                else []
+            )
+            totals = {
+                "granted": self.granted,
+                "overage": self.overage,
+                "consumed": self.consumed,
+                "returned": self.returned,
+            }
+            leases = [FrozenLease(quota=QUOTA, period=self.period, lines=lines, **totals)] if self.period else []
+            self.frozen = FrozenBatch(epoch=epoch, lane=0, seq=self.seq + 1, leases=leases)
+            self.told, self.is_dirty = self.consumed, False
+        return self.frozen
+
+    def settle(self, reply: ExchangeReply, sent_ms: int) -> dict[str, int]:
+        if self.frozen is not None and self.frozen.seq == reply.seq:
+            self.seq, self.frozen = reply.seq, None
+        gained = {}
+        for lease in reply.leases:
+            more = max(0, lease.granted - self.granted)
+            self.period, self.granted = lease.period, max(self.granted, lease.granted)
+            self.overage = max(self.overage, lease.overage)
+            self.expires_ms = max(self.expires_ms, sent_ms + lease.expires_in_ms)
+            self.last_grant = more or self.last_grant
+            gained[lease.quota] = more
+        return gained
+
+    def give_back(self, keep: int) -> int:
+        units = max(0, self.available - keep)
+        self.returned += units
+        self.is_dirty |= units > 0
+        return units
+
+
+class Region:
+    """An agent: its admission of this one quota, and its conversation."""
+
+    def __init__(self, number: int, network: Network, score: Score, ask: Callable[["Region", Call, int], None]) -> None:
+        self.number, self.epoch = number, number + 1
+        self._network, self._score, self._ask = network, score, ask
+        self.store, self.leasing, self._queue = Store(), Leasing(network), Queue()
+        self._news: asyncio.Event | None = None
+        self._call = 0  # the one that is under way; 0: none
+        self._calls = 0
+        self._next_ms = self._sent_ms = self._report_at_ms = 0
+        self._persistence = Persistence()
+        self._asked: list[str] = []
+
+    # --- admission ---------------------------------------------------------------------------------------------------
+
+    def arrive(self, units: int, tick: int) -> None:
+        taken = self.store.spend(units, self._network.now_ms)
+        self._score.admit(self.number, taken)
+        decision = PolicyDecision(0, 0, 0, 0, 0, self.store.available, self.store.last_grant, 0)
+        self.leasing.note(QUOTA, units, decision)
+        if taken < units:
+            if self.leasing.may_wait(QUOTA):
+                self._queue.put(units - taken, tick, self._network.now_ms)
+                self._news = self.leasing.waits(QUOTA, units - taken)
+            else:
+                self._score.deny(self.number, units - taken, tick)
+
+    def _heed_news(self) -> None:
+        """Whoever waits asks the store again, and then waits on if there is hope."""
+        if self._news is None or not self._news.is_set():
+            return
+        waiting = self._queue.units
+        self.leasing.waits_no_more(QUOTA, waiting)
+        taken = self.store.spend(waiting, self._network.now_ms)
+        self._score.admit(self.number, self._queue.take(taken))
+        self._news = None
+        if not self._queue.cohorts:
+            return
+        if self.leasing.may_wait(QUOTA):
+            self._news = self.leasing.waits(QUOTA, self._queue.units)
+        else:
+            for cohort in self._queue.overdue(self._network.now_ms + 10**9):
+                self._score.deny(self.number, cohort.units, cohort.tick)
+
+    def _give_up(self) -> None:
+        for cohort in self._queue.overdue(self._network.now_ms):
+            self.leasing.waited_in_vain(QUOTA)
+            self.leasing.waits_no_more(QUOTA, cohort.units)
+            self._score.deny(self.number, cohort.units, cohort.tick)
+
+    # --- conversation ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Says what is due, unless a call is under way."""
+        self._give_up()
+        now_ms, wake = self._network.now_ms, self.leasing.wake
+        if self._call or now_ms < self._persistence.again_at_ms or not (wake.is_set() or now_ms >= self._next_ms):
+            return
+        wake.clear()
+        asked, reports = self.leasing.due(), now_ms >= self._report_at_ms
+        if reports:
+            self._report_at_ms = now_ms + REPORT_EVERY_MS
+        if asked or self.store.frozen or (reports and self.store.is_dirty):
+            self._speak(asked)
+        due_in_ms = self.leasing.next_due_in_ms()
+        self._next_ms = self._report_at_ms if due_in_ms is None else min(self._report_at_ms, now_ms + due_in_ms)
+
+    def _speak(self, asked: list[str]) -> None:
+        batch = self.store.freeze(self.epoch)
+        live = LiveState(wants=[self.leasing.want_of(quota) for quota in asked])
+        self._calls += 1
+        self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms
+        name, number = name_of(self.number), self._call
+        self._ask(self, Call(name, name, [Incoming(batch, repr(batch).encode(), live)]), number)
+        reply_within_ms = self._persistence.reply_within_ms(self.leasing.round_trip_ms)
+        self._network.later(reply_within_ms, lambda: self._fail(number))
+
+    def _fail(self, number: int) -> None:
+        if number == self._call:
+            self._call = 0
+            self._persistence.failed(self._sent_ms)
+
+    def hear(self, response: ExchangeResponse, number: int) -> None:
+        if number != self._call:
+            return
+        self._call = 0
+        self._persistence.succeeded()
+        self.leasing.round_trip_ms = self._network.now_ms - self._sent_ms
+        for reply in response.replies:
+            self._settle(reply)
+        self._heed_news()
+        self.turn()
+
+    def _settle(self, reply: ExchangeReply) -> None:
+        if reply.outcome not in ACKNOWLEDGED:
+            assert reply.outcome is ExchangeOutcome.STALE, reply.outcome
+            return
+        gained = self.store.settle(reply, self._sent_ms)
+        if reply.outcome is ExchangeOutcome.APPLIED:
+            self.leasing.answered(self._asked, reply, gained)
+        renewal_in_ms = renewal_of(reply.leases)
+        self.leasing.leased(QUOTA, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
+        for lease in reply.leases:
+            if lease.recall_keep is not None and self.store.give_back(lease.recall_keep):
+                self._report_now()
+
+    def heed(self, signal: Signal) -> None:
+        if signal.kind == "recall":
+            self.give_back(signal.keep)
+        elif signal.kind == "grant":
+            self.leasing.hint(signal.quota)
+        self.turn()
+
+    def _report_now(self) -> None:
+        self._report_at_ms = 0
+        self.leasing.wake.set()
+
+    def give_back(self, keep: int) -> None:
+        self.store.give_back(keep)
+        self._report_now()
+
+
+class Leased:
+    """Regions and a coordinator, with a network in between."""
+
+    name = "Leasehold"
+
+    def __init__(self, trace: Trace, score: Score, horizon: str = "10s") -> None:
+        self.network = Network(trace, self.name)
+        self.coordinator = Coordinator(trace, horizon, self.network, self._signal)
+        self.regions = [Region(number, self.network, score, self._ask) for number in range(trace.regions)]
+        self.asking = 0
+        self.stranded = 0  # units of the region that is cut off, when it is
+        if trace.cut:
+            self.network.later(trace.cut.from_ms, self._note_stranded)
+        if trace.cut and trace.settled_at_ms is not None:
+            lost = self.regions[trace.cut.region]
+            self.network.later(trace.settled_at_ms, lambda: lost.give_back(0))
+
+    def _note_stranded(self) -> None:
+        assert self.network.cut is not None
+        self.stranded = self.regions[self.network.cut.region].store.available
+
+    @property
+    def messages(self) -> int:
+        return self.network.messages
+
+    def arrive(self, region: int, units: int, tick: int) -> None:
+        self.regions[region].arrive(units, tick)
+
+    def turn(self) -> None:
+        for region in self.regions:
+            region.turn()
+
+    def _ask(self, region: Region, call: Call, number: int) -> None:
+        about = 1 if call.incoming[0].live.wants else 0
+        self.asking += about
+
+        def answer() -> None:
+            response = self.coordinator.exchange(call)
+            self.asking += about
+            self.network.send(region.number, lambda: region.hear(response, number))
+
+        self.network.send(region.number, answer)
+
+    def _signal(self, notice: Notice) -> None:
+        for region in self.regions:
+            if notice.region in (None, name_of(region.number)):
+                self.asking += 1
+                self._send(region, notice.signal)
+
+    def _send(self, region: Region, signal: Signal) -> None:
+        self.network.send(region.number, lambda: region.heed(signal))

@@ -1,0 +1,72 @@
+"""Small traces of each kind over the rules that ship: what must hold of them, and about how well they do.
+
+The network of the benchmark loses, delays and doubles messages, so this is also where the rules meet each other.
+"""
+
+from collections.abc import Mapping
+
+import pytest
+
+from benchmarks.allocation.leased import Leased
+from benchmarks.allocation.others import Chunks, StaticSplit
+from benchmarks.allocation.run import play
+from benchmarks.allocation.score import jain, omniscient
+from benchmarks.allocation.traces import SHAPES, Shape, diurnal, flash, on_off, rotating, trace, zipf
+
+LIMIT = 40_000  # for eight seconds
+SMALL: Mapping[str, Shape] = {
+    "Zipf": Shape(5, zipf, LIMIT, 10),
+    "diurnal": Shape(5, diurnal(6), LIMIT, 10),
+    "flash": Shape(5, flash(3, 4), LIMIT, 10),
+    "on/off": Shape(5, on_off, LIMIT, 24),
+    "rotating": Shape(5, rotating(2), LIMIT, 11),
+    "lost": Shape(5, zipf, LIMIT, 12, cut_s=(4, 10), is_lost=True),
+    "cut off": Shape(5, zipf, LIMIT, 12, cut_s=(3, 6)),
+    "short": Shape(20, rotating(0.2), 10_000, 4),
+}
+
+
+# Rough: without recalls, or without grants that shrink at the end, they are several times as many.
+MOST_WRONG_PER_1000 = {"Zipf": 8, "flash": 15, "on/off": 10, "rotating": 20, "short": 40}
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_nothing_is_admitted_beyond_the_limit_and_hardly_anything_is_left(name: str, seed: int) -> None:
+    run = play(trace(name, SMALL[name], seed), Leased)
+    assert run.over == 0
+    assert run.utilisation >= 0.985
+    assert run.wrong_per_1000 <= MOST_WRONG_PER_1000.get(name, 1000)
+    assert run.asking <= run.bound
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_seed_says_all(name: str) -> None:
+    made = trace(name, SMALL[name], 1)
+    assert made == trace(name, SMALL[name], 1)
+    assert play(made, Leased) == play(made, Leased)
+
+
+def test_what_others_do_is_worse_where_it_should_be() -> None:
+    made = trace("Zipf", SMALL["Zipf"], 1)
+    static, chunks, ours = (play(made, makes) for makes in (StaticSplit, Chunks, Leased))
+    assert static.utilisation < 0.9 < chunks.utilisation < ours.utilisation
+    assert static.wrong_per_1000 > chunks.wrong_per_1000 > ours.wrong_per_1000
+    assert static.messages == 0
+
+
+def test_who_knows_all_at_once_spends_all_in_the_order_in_which_it_is_asked_for() -> None:
+    made = trace("Zipf", SMALL["Zipf"], 1)
+    assert sum(omniscient(made)) == made.limit
+    assert omniscient(made) == sorted(omniscient(made), reverse=True)
+
+
+def test_jain_is_one_where_all_have_the_same_part() -> None:
+    assert jain([0.5, 0.5]) == 1
+    assert jain([1.0, 0.0]) == 0.5
+
+
+def test_the_traces_of_the_benchmark_ask_for_more_than_there_is() -> None:
+    for name in ("Zipf over 3 regions", "20,000 units, rotating over 50 regions"):
+        made = trace(name, SHAPES[name], 1)
+        assert sum(units for tick in made.ticks for _, units in tick) > made.limit
