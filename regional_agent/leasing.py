@@ -8,6 +8,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import attrgetter
+from typing import NamedTuple
 
 from protocol.clock import Clock
 from protocol.messages import ExchangeReply, LeaseWant, RateDemand
@@ -51,6 +54,11 @@ class Want:
             return self.retry_at_ms
         moments = [self.renew_at_ms, self.look_at_ms if self.held else None]
         return min((moment for moment in moments if moment is not None), default=None)
+
+
+class HotKey(NamedTuple):
+    quota: str
+    demand_milli: int
 
 
 class Leasing:
@@ -209,6 +217,14 @@ class Leasing:
 
     def demand_milli(self, quota: str) -> int:
         return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())
+
+    def hottest(self, most: int) -> list[HotKey]:
+        """What is asked for most, the most first, of rates and allowances alike."""
+        now_ms = self._clock.monotonic_ms()
+        demands = [(quota, want.demand) for quota, want in self._wants.items()]
+        demands += [(quota, demand) for quota, (demand, _) in self._rates.items()]
+        measured = (HotKey(quota, demand.per_second_milli(now_ms)) for quota, demand in demands)
+        return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
 
     # --- within ------------------------------------------------------------------------------------------------------
 

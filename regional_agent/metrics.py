@@ -13,7 +13,10 @@ from prometheus_client.registry import Collector
 from doors.metrics import Durations
 from regional_agent.answers import PolicyAnswer
 from regional_agent.domain.breaker import BreakerState
+from regional_agent.leasing import HotKey
 
+MOST_HOT_KEYS = 10  # at a time: a key names whoever is limited, and most are of no interest to a monitor
+HOT_MILLI = 100_000
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
 
 
@@ -137,4 +140,17 @@ class Metrics:
         self.blocked = Counter(
             "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
         )
+        self._hot_keys = Gauge(
+            "leasehold_hot_key_units_per_second",
+            f"What is asked for most, of keys that are asked for {HOT_MILLI // 1000} units a second or more.",
+            ["quota"],
+            registry=self.registry,
+        )
         self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)
+
+    def hot_keys(self, keys: Iterable[HotKey]) -> None:
+        """Those that are not named any more are no series any more."""
+        self._hot_keys.clear()
+        for key in keys:
+            if key.demand_milli >= HOT_MILLI:
+                self._hot_keys.labels(key.quota).set(key.demand_milli / 1000)

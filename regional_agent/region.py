@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from heapq import nlargest
+from operator import attrgetter
 from typing import Protocol
 
 import structlog
@@ -22,7 +24,8 @@ from regional_agent.feeds import Feed
 from regional_agent.hearing import SignalListener
 from regional_agent.holds import Holds
 from regional_agent.journal import Journal, JournalDirectory
-from regional_agent.metrics import Metrics
+from regional_agent.leasing import HotKey
+from regional_agent.metrics import MOST_HOT_KEYS, Metrics
 from regional_agent.policies import Policies, edges_ms
 from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.spread import SpreadAdmission
@@ -157,6 +160,10 @@ class Region:
         """Open as soon as one cell is left alone."""
         return max((cell.guard.state for cell in self.cells), key=_WORST.index)
 
+    def hottest(self, most: int) -> list[HotKey]:
+        found = [key for cell in self.cells for key in cell.leasing.hottest(most)]
+        return nlargest(most, found, key=attrgetter("demand_milli"))
+
     def measure(self) -> None:
         """Set the gauges that are looked up rather than counted."""
         lives, policies = [cell.life for cell in self.cells], self.admission.policies
@@ -168,6 +175,7 @@ class Region:
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.breaker())
+        self.metrics.hot_keys(self.hottest(MOST_HOT_KEYS))
         self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
 
 

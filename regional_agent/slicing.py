@@ -97,6 +97,10 @@ class Slicing:
             self._return(slice_, now_ms)
         return any(slice_.returned_at_ms >= asked_at_ms for slice_ in slices)
 
+    def units_here(self, quota: str) -> int:
+        slice_ = self._slices.get(quota)
+        return 0 if slice_ is None else slice_.left
+
     def give_back_all(self) -> None:
         """Limits or shares are others by now, or the agent leaves."""
         slices, self._slices = self._slices, {}

@@ -14,6 +14,7 @@ from regional_agent.region import Region
 from regional_agent.store.scripts import Life
 
 MOST_LEASES = 1000
+MOST_HOT_KEYS = 20
 LOOK_AGAIN_S = 0.01
 _NO_EPOCH: Mapping[str, str] = {
     EpochRefusal.REGION_DOWN: "the region has no epoch: its status is down",
@@ -42,6 +43,14 @@ class SlotStatus(Struct, frozen=True, kw_only=True):
     holders: Units
 
 
+class HotKeyStatus(Struct, frozen=True, kw_only=True):
+    """What is asked for most, by way of this agent."""
+
+    quota: str
+    demand_milli: Units
+    in_slices: Units  # units of a rate that lie with this agent, to be given out without the store
+
+
 class CellStatus(Struct, frozen=True, kw_only=True):
     """One part of a Cluster, which lives by itself."""
 
@@ -67,6 +76,7 @@ class Status(Struct, frozen=True, kw_only=True):
     more_leases: Units
     slots: list[SlotStatus]
     more_slots: Units
+    hot_keys: list[HotKeyStatus]  # the hottest first
 
 
 async def status_of(region: Region, faults: list[str]) -> Status:
@@ -93,7 +103,13 @@ async def status_of(region: Region, faults: list[str]) -> Status:
         more_leases=max(0, len(leases) - MOST_LEASES),
         slots=[slots for pair in slotted[:MOST_LEASES] if (slots := await _slots(*pair)).in_use],
         more_slots=max(0, len(slotted) - MOST_LEASES),
+        hot_keys=[_hot_key(region, *key) for key in region.hottest(MOST_HOT_KEYS)],
     )
+
+
+def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:
+    in_slices = region.cell_of(quota).slicing.units_here(quota)
+    return HotKeyStatus(quota=quota, demand_milli=demand_milli, in_slices=in_slices)
 
 
 def _cells(region: Region) -> list[CellStatus]:

@@ -154,3 +154,16 @@ async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> No
     await asyncio.gather(*gone, return_exceptions=True)
     assert await crowd(doors.agent, 300) == 300
     assert doors.agent.region.slicing.taken <= doors.agent.region.guard.calls < 330
+
+
+async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> None:
+    ask = over_http(doors.fast)
+    for _ in range(8):
+        await asyncio.gather(*(ask("hot", 1) for _ in range(40)))
+    await ask("cold", 1)
+    await until(lambda: bool(doors.agent.region.leasing.hottest(1)))
+    status = (await doors.slow.get("/v1/status")).json()["hot_keys"]
+    assert [key["quota"] for key in status] == ["api:tenant=hot", "api:tenant=cold"]
+    assert status[0]["demand_milli"] > 50 * status[1]["demand_milli"] > 0
+    assert status[1]["in_slices"] == 0 <= status[0]["in_slices"] <= BURST // 8
+    assert "leasehold_hot_key_units_per_second" in (await doors.slow.get("/metrics")).text

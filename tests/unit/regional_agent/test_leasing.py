@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from regional_agent.leasing import Leasing
+from prometheus_client import generate_latest
+
+from regional_agent.leasing import HotKey, Leasing
+from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import PolicyDecision
 
 QUOTA = "exports:tenant=acme"
@@ -81,3 +84,32 @@ def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
     assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
     leasing.note(QUOTA, 1, spent(available=20))
     assert leasing.due() == [QUOTA], "the new period's lease is refilled at its low water mark"
+
+
+def test_the_hottest_keys_are_what_is_asked_for_most_of_rates_and_allowances() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    for number in (n for n in range(50) if n != 45):
+        leasing.note_rate(f"api:tenant=t{number}", number, 1_000)
+    leasing.note(QUOTA, 45, spent(100))
+    leasing.want_of("exports:tenant=silent")
+    clock.now_ms += 1_000
+    hottest = leasing.hottest(7)
+    expected = [f"api:tenant=t{number}" for number in (49, 48, 47, 46)] + [QUOTA] + ["api:tenant=t44", "api:tenant=t43"]
+    assert [key.quota for key in hottest] == expected
+    assert "exports:tenant=silent" not in {key.quota for key in leasing.hottest(100)}
+    clock.now_ms += 60_000
+    assert leasing.hottest(1) == [], "what was hot has cooled down"
+
+
+def test_only_what_is_hot_is_a_series_and_only_as_long_as_it_is() -> None:
+    metrics = Metrics()
+
+    def told() -> list[str]:
+        lines = generate_latest(metrics.registry).decode().splitlines()
+        return [line for line in lines if line.startswith("leasehold_hot_key_units_per_second")]
+
+    metrics.hot_keys([HotKey("api:tenant=a", 250_000), HotKey("api:tenant=b", 99_999)])
+    assert told() == ['leasehold_hot_key_units_per_second{quota="api:tenant=a"} 250.0']
+    metrics.hot_keys([])
+    assert told() == []
