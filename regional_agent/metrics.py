@@ -82,6 +82,23 @@ class EpochMetrics:
             self._refused.labels(refusal).set(1)
 
 
+class HotKeyMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._keys = Gauge(
+            "leasehold_hot_key_units_per_second",
+            f"What is asked for most, of keys that are asked for {HOT_MILLI // 1000} units a second or more.",
+            ["quota"],
+            registry=registry,
+        )
+
+    def show(self, keys: Iterable[HotKey]) -> None:
+        """Those that are not named any more are no series any more."""
+        self._keys.clear()
+        for key in keys:
+            if key.demand_milli >= HOT_MILLI:
+                self._keys.labels(key.quota).set(key.demand_milli / 1000)
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -140,17 +157,5 @@ class Metrics:
         self.blocked = Counter(
             "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
         )
-        self._hot_keys = Gauge(
-            "leasehold_hot_key_units_per_second",
-            f"What is asked for most, of keys that are asked for {HOT_MILLI // 1000} units a second or more.",
-            ["quota"],
-            registry=self.registry,
-        )
+        self.hot_keys = HotKeyMetrics(self.registry)
         self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)
-
-    def hot_keys(self, keys: Iterable[HotKey]) -> None:
-        """Those that are not named any more are no series any more."""
-        self._hot_keys.clear()
-        for key in keys:
-            if key.demand_milli >= HOT_MILLI:
-                self._hot_keys.labels(key.quota).set(key.demand_milli / 1000)

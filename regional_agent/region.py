@@ -175,7 +175,7 @@ class Region:
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.breaker())
-        self.metrics.hot_keys(self.hottest(MOST_HOT_KEYS))
+        self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
         self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
 
 

@@ -109,7 +109,7 @@ def test_only_what_is_hot_is_a_series_and_only_as_long_as_it_is() -> None:
         lines = generate_latest(metrics.registry).decode().splitlines()
         return [line for line in lines if line.startswith("leasehold_hot_key_units_per_second")]
 
-    metrics.hot_keys([HotKey("api:tenant=a", 250_000), HotKey("api:tenant=b", 99_999)])
+    metrics.hot_keys.show([HotKey("api:tenant=a", 250_000), HotKey("api:tenant=b", 99_999)])
     assert told() == ['leasehold_hot_key_units_per_second{quota="api:tenant=a"} 250.0']
-    metrics.hot_keys([])
+    metrics.hot_keys.show([])
     assert told() == []
