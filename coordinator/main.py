@@ -9,6 +9,7 @@ import uvloop
 from fastapi import FastAPI, Request, Response
 
 from coordinator.api import (
+    adjustments,
     agents,
     allocations,
     blocks,
@@ -61,6 +62,7 @@ ROUTERS = (
     exports.router,
     proof.router,
     suspense.router,
+    adjustments.router,
 )
 
 

@@ -72,6 +72,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "resolution-refused": ProblemKind(
         409, "Resolution refused", "Suspense or quarantine does not end this way; `refusal` names the reason."
     ),
+    "adjustment-refused": ProblemKind(409, "Adjustment refused", "`refusal` names the reason. Nothing was changed."),
     "rebalance-running": ProblemKind(
         409, "Another rebalance is running", "`rebalance` is its id. Wait for its end, or cancel it."
     ),

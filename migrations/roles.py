@@ -46,6 +46,7 @@ PRIVILEGES: Mapping[str, str] = {
     "export": "SELECT, INSERT",
     # suspense
     "resolution": "SELECT, INSERT",
+    "adjustment": "SELECT, INSERT",
     # what changes all day
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
@@ -65,7 +66,7 @@ CHANGES: Mapping[str, str] = {
     "lane": "last_seq last_hash head",
     "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
-        consumed written_off moves""",
+        consumed written_off adjustment credited moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
     "policy_version": "version",
@@ -76,6 +77,7 @@ CHANGES: Mapping[str, str] = {
     "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
         region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
+    "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "block": "reason created_at created_by valid_until",
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",

@@ -349,7 +349,8 @@ async def _texts(entries: Iterable[Entry], recorded_at: str) -> AsyncIterator[by
 
 def _rows(entry: Entry, recorded_at: str) -> Iterator[str]:
     """As COPY reads them: the columns between tabs, in the order of _TRANSFER_COLUMNS."""
-    origin = "\t".join((_text(entry.region), str(entry.epoch), *_origin(entry)))
+    whose = (_NULL, _NULL) if entry.region is None else (_text(entry.region), str(entry.epoch))
+    origin = "\t".join((*whose, *_origin(entry)))
     for each in entry.transfers:
         period, quota, charged = _text(each.key.period), _text(each.key.quota), _text(each.charge_period)
         line = _NULL if isinstance(entry, Movement) else each.line
@@ -488,6 +489,8 @@ POOL_COLUMNS = (
     "estimated",
     "consumed",
     "written_off",
+    "adjustment",
+    "credited",
 )
 LEASE_COLUMNS = (
     "granted",

@@ -7,7 +7,7 @@ all demand makes of the pool: towards the end grants shrink geometrically, so th
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from coordinator.domain.books import Account, Cause, Entry, Lease, Pool, Report, post
+from coordinator.domain.books import Account, Cause, Entry, Lease, Pool, post
 from protocol.lease import LeaseState
 
 FLOOR_UNITS = 1
@@ -67,11 +67,11 @@ def demand_milli_of(lease: Lease, now: datetime) -> int:
     return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
 
 
-def fund(report: Report, pool: Pool, limit: int) -> None:
+def fund(entry: Entry, pool: Pool, limit: int) -> None:
     """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns."""
-    post(report, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
+    post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
     surplus = min(max(0, pool.funded - limit), pool.unallocated)
-    post(report, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
+    post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 
 def grant(entry: Entry, pool: Pool, lease: Lease, units: int) -> None:

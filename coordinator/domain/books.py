@@ -4,7 +4,7 @@ Units only ever move from one account to another, and `post` is the one place wh
 lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
 lease is at any time what its transfers add up to:
 
-    pool    funded + overage + carried_in + correction
+    pool    funded + adjustment + overage + carried_in + correction
             = unallocated + outstanding + suspense + carried + carried_out + estimated + consumed + written_off
     lease   granted + overage
             = consumed + returned + outstanding + suspense + carried_out + estimated + written_off
@@ -61,6 +61,8 @@ class Cause(StrEnum):
     CARRIED = "carried"  # out of a period that is closed, and into the open one
     REPLACES_ESTIMATE = "replaces_estimate"  # that a closed period billed: billed is consumed + estimated - replaced
     REPLACES_WRITE_OFF = "replaces_write_off"  # what a closed period had given up was used after all
+    CREDITED = "credited"  # by two people, as what follows
+    DEBITED = "debited"
 
 
 class Key(NamedTuple):
@@ -85,6 +87,13 @@ class Pool:
     estimated: int = 0
     consumed: int = 0
     written_off: int = 0
+    adjustment: int = 0  # net: where more was debited than credited it is below zero
+    credited: int = 0  # of that, what can be spent
+
+    @property
+    def spendable(self) -> int:
+        """In the whole period: its limit, and what people have credited beyond it."""
+        return self.funded + self.credited
 
     @property
     def grantable(self) -> int:
@@ -93,7 +102,7 @@ class Pool:
 
     @property
     def balances(self) -> bool:
-        came = self.funded + self.overage + self.carried_in + self.correction
+        came = self.funded + self.adjustment + self.overage + self.carried_in + self.correction
         waits = self.unallocated + self.outstanding + self.suspense + self.carried
         return came == waits + self.carried_out + self.estimated + self.consumed + self.written_off
 
@@ -237,11 +246,11 @@ class Report:
 
 @dataclass(slots=True)
 class Movement:
-    """What the coordinator moves by itself on one lease. Its id follows from what is moved, so it is booked once."""
+    """What no report moves, on one lease or pool. Its id follows from what is moved, so it is booked once."""
 
     movement_id: UUID
-    region: str
-    epoch: int
+    region: str | None  # none: it is of a pool, and of no lease
+    epoch: int | None
     transfers: list[Transfer] = field(default_factory=list)
 
 
@@ -266,7 +275,9 @@ _OUTSIDE = {
     Account.OVERAGE: "overage",
     Account.CARRIED_IN: "carried_in",
     Account.CORRECTION: "correction",
+    Account.ADJUSTMENT: "adjustment",
 }
+_MAY_BE_NEGATIVE = {"adjustment"}  # what was debited can be more than what was credited
 _IN_LEASE = {
     Account.OUTSTANDING,
     Account.CONSUMED,
@@ -293,11 +304,15 @@ def post(
 
 def _move(pool: Pool, book: Lease | Correction | None, src: Account, dst: Account, units: int) -> None:
     changes = [*_changes_of_pool(pool, src, dst, units), *_changes_of_book(book, src, dst, units)]
-    if units < 0 or any(getattr(each, column) + change < 0 for each, column, change in changes):
+    if units < 0 or any(_is_overdrawn(*change) for change in changes):
         raise Overdrawn(f"{units} from {src} to {dst} of {pool.key}")
     # Everything is checked: from here on nothing may fail.
     for each, column, change in changes:
         setattr(each, column, getattr(each, column) + change)
+
+
+def _is_overdrawn(book: Pool | Lease | Correction, column: str, change: int) -> bool:
+    return column not in _MAY_BE_NEGATIVE and getattr(book, column) + change < 0
 
 
 # In this order evidence drains a lease: an estimate, and what was written off, give way to the truth.

@@ -296,7 +296,7 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         period=lease.key.period,
         granted=lease.granted,
         overage=lease.overage,
-        limit=pool.funded,
+        limit=pool.spendable,
         unallocated=pool.grantable,
         starts_in_ms=period.starts_in_ms(now),
         expires_in_ms=min(_spendable_for_ms(lease, terms, now), ends_in_ms) if may_spend else 0,

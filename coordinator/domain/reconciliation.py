@@ -44,7 +44,7 @@ class Chain(StrEnum):
 SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
 CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
-POOL = ("funded", "carried_in", "correction", "unallocated", "carried", *SHARED)
+POOL = ("funded", "adjustment", "carried_in", "correction", "unallocated", "carried", *SHARED)
 
 
 class PoolRow(NamedTuple):
@@ -52,6 +52,7 @@ class PoolRow(NamedTuple):
     name: str
     tenant: str | None
     accounts: Mapping[str, int]  # of POOL
+    credited: int = 0  # of its `adjustment`, what can be spent
 
 
 class LeaseRow(NamedTuple):
@@ -75,6 +76,21 @@ class CorrectionRow(NamedTuple):
     region: str
     accounts: Mapping[str, int]  # of CORRECTION
     drift: int  # what the region says it consumed, less what all periods have booked of that
+
+
+class Adjusted(NamedTuple):
+    """What approved adjustments come to, in the terms of a pool."""
+
+    adjustment: int = 0
+    credited: int = 0
+    written_off: int = 0
+
+
+class AdjustmentRow(NamedTuple):
+    """What the approved adjustments of a pool come to."""
+
+    quota: str
+    adjusted: Adjusted
 
 
 class Moved(NamedTuple):
@@ -126,6 +142,7 @@ class Books(NamedTuple):
     lanes: Sequence[LaneRow]
     misrolled: Sequence[Misrolled] = ()
     corrections: Sequence[CorrectionRow] = ()
+    adjustments: Sequence[AdjustmentRow] = ()
 
 
 # --- what finance gets ------------------------------------------------------------------------------------------------
@@ -164,6 +181,7 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     carried: int  # of that, what still waits
     carried_out: int
     correction: int  # used in periods that are closed, beyond what was carried
+    adjustment: int  # credits and write-offs, less debits
     regions: list[RegionAccount]
 
 
@@ -192,11 +210,13 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
     sums = Sums(period, books.moved)
     lanes = {(lane.epoch, lane.lane): lane for lane in books.lanes}
     leases, corrections = _by_quota(books.leases), _by_quota(books.corrections)
+    adjusted = defaultdict(Adjusted, books.adjustments)
     quotas = [
         _quota_account(pool, leases[pool.quota], corrections[pool.quota], sums, lanes, now) for pool in books.pools
     ]
     findings = [
-        *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, sums)),
+        *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, adjusted, sums)),
+        *(each for pool in books.pools for each in _faults_of_adjustments(pool, adjusted[pool.quota])),
         *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
         *(finding for correction in books.corrections for finding in _faults_of_correction(correction, sums)),
         *(finding for quota in quotas for finding in _faults_of_regions(quota)),
@@ -242,7 +262,7 @@ class Sums:
 
 
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded", "overage": "overage", "carried_in": "carried_in", "correction": "correction"}
+_SOURCES = {"funding": "funded"} | {name: name for name in ("overage", "carried_in", "correction", "adjustment")}
 
 
 def _move(accounts: dict[str, int], each: Moved) -> None:
@@ -257,6 +277,7 @@ def _faults_of_pool(
     pool: PoolRow,
     leases: Mapping[str, Sequence[LeaseRow]],
     corrections: Mapping[str, Sequence[CorrectionRow]],
+    adjusted: Mapping[str, Adjusted],
     sums: Sums,
 ) -> Iterable[Finding]:
     for account in POOL:
@@ -265,10 +286,21 @@ def _faults_of_pool(
             reason = f"the pool's {account} is {kept}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
     parts = [*(each.accounts for each in leases[pool.quota]), *(each.accounts for each in corrections[pool.quota])]
+    parts.append({"written_off": adjusted[pool.quota].written_off})
     for account in dict.fromkeys((*SHARED, *CORRECTION)):
         held, kept = sum(part.get(account, 0) for part in parts), pool.accounts[account]
         if held != kept:
             reason = f"the pool's {account} is {kept}, its leases make {held}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
+    for account, approved, kept in (
+        ("adjustment", made.adjustment, pool.accounts["adjustment"]),
+        ("credited", made.credited, pool.credited),
+    ):
+        if approved != kept:
+            reason = f"the pool's {account} is {kept}, what was approved makes {approved}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
 
 
@@ -353,7 +385,7 @@ def _quota_account(
 
 _OF_QUOTA = (
     *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
-    *("carried_in", "carried", "carried_out", "correction"),
+    *("carried_in", "carried", "carried_out", "correction", "adjustment"),
 )
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
 

@@ -15,7 +15,13 @@ from msgspec import Struct
 
 from coordinator.domain.reconciliation import LEASE, POOL, Books, Sums, Word, reconcile
 
-SOURCES = ("funded", "overage", "carried_in", "correction")  # where units come from; the others: where they are
+SOURCES = (
+    "funded",
+    "overage",
+    "carried_in",
+    "correction",
+    "adjustment",
+)  # where units come from; the others: where they are
 _IN_A_TRIAL_BALANCE = (Word.DRIFT, Word.RETURNS, Word.PROJECTION)
 
 
@@ -41,7 +47,8 @@ def trial_balance(period: str, books: Books, now: datetime) -> TrialBalance:
     of_pools = _added_up(sums.of_pool.values(), POOL)
     of_leases = _added_up([*sums.of_lease.values(), *sums.of_correction.values()], LEASE)
     pools = _added_up((pool.accounts for pool in books.pools), POOL)
-    parts = [*(lease.accounts for lease in books.leases), *(each.accounts for each in books.corrections)]
+    given_up = [{"written_off": each.adjusted.written_off} for each in books.adjustments]
+    parts = [*(lease.accounts for lease in books.leases), *(each.accounts for each in books.corrections), *given_up]
     leases = _added_up(parts, LEASE)
     corrected = sum(each.accounts["consumed"] + each.drift for each in books.corrections)
     regions = {

@@ -16,6 +16,8 @@ from coordinator.domain.reconciliation import (
     CORRECTION,
     LEASE,
     POOL,
+    Adjusted,
+    AdjustmentRow,
     Books,
     CorrectionRow,
     LaneRow,
@@ -83,6 +85,7 @@ async def read_books(connection: Connection, period: str, settled: Settled | Non
         lanes=[*settled.lanes, *(await _lanes(connection, sorted(new)) if new else ())],
         misrolled=settled.misrolled,
         corrections=corrections,
+        adjustments=[_adjusted(row) for row in await connection.fetch(_ADJUSTMENTS, period)],
     )
 
 
@@ -95,7 +98,8 @@ async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRo
 
 
 def _pool(row: asyncpg.Record) -> PoolRow:
-    return PoolRow(row["quota"], row["name"], row["tenant"], {account: row[account] for account in POOL})
+    accounts = {account: row[account] for account in POOL}
+    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"])
 
 
 def _lease(row: asyncpg.Record) -> LeaseRow:
@@ -112,6 +116,10 @@ def _lease(row: asyncpg.Record) -> LeaseRow:
     )
 
 
+def _adjusted(row: asyncpg.Record) -> AdjustmentRow:
+    return AdjustmentRow(row["quota"], Adjusted(row["adjustment"], row["credited"], row["written_off"]))
+
+
 def _correction(row: asyncpg.Record) -> CorrectionRow:
     accounts = {account: row[account] for account in CORRECTION}
     return CorrectionRow(
@@ -123,6 +131,13 @@ _POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
 _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
 WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
+"""
+# In the terms of a pool, as domain/adjusting.py moves them.
+_ADJUSTMENTS = """
+SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END)::bigint AS adjustment,
+    sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END)::bigint AS credited,
+    sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END)::bigint AS written_off
+FROM adjustment WHERE booked_in = $1 GROUP BY quota
 """
 _NEWEST = 2**63 - 1
 _SEALED = "SELECT coalesce(max(transfer), 0) FROM seal"

@@ -182,6 +182,7 @@ POOL_ACCOUNTS = (
     "estimated",
     "consumed",
     "written_off",
+    "adjustment",
 )
 # As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
 _SNAPSHOT_BEHIND_THE_GATE = f"""

@@ -2,6 +2,7 @@
 
 import typer
 
+from leasehold.cli.adjustment import adjustment
 from leasehold.cli.agent import agent
 from leasehold.cli.allocations import allocations
 from leasehold.cli.apply import apply
@@ -47,6 +48,7 @@ app.add_typer(block, name="block")
 app.add_typer(region, name="region")
 app.add_typer(rebalance, name="rebalance")
 app.add_typer(period, name="period")
+app.add_typer(adjustment, name="adjustment")
 app.add_typer(token, name="token")
 
 

@@ -58,6 +58,9 @@ ROWS: dict[str, dict[str, str]] = {
     | {"claimed_at": "now()"},
     "resolution": {"id": f"'{'0' * 32}'", "epoch": "1", "lane": "0", "seq": "1", "kind": "'rebase'"}
     | {"suspense": "0", "charged": "0", "reason": "'x'", "proposed_by": f"'{'1' * 32}'", "proposed_at": "now()"},
+    "adjustment": {"id": f"'{'0' * 32}'", "quota": "'q'", "period": "'2026-10'", "kind": "'credit'", "units": "1"}
+    | {"reason": "'x'", "document": "'x'", "proposed_by": f"'{'1' * 32}'", "proposed_at": "now()"}
+    | {"expires_at": "now()"},
     "region_setting": {"key": "'q:'", "region": "'r'", "weight": "1", "changed_at": "now()", "changed_by": "'x'"},
     "rebalance": {"id": f"'{'1' * 32}'", "version": "2", "mode": "'drain'", "asked": "'{}'", "plan": "'{}'"}
     | {"region": "'r'", "recalled": "0", "state": "'running'", "created_at": "now()", "created_by": "'x'"},
@@ -66,6 +69,8 @@ ROWS: dict[str, dict[str, str]] = {
     "alembic_version": {"version_num": "'x'"},
 }
 APPROVED = {"approved_by": f"'{'2' * 32}'", "approved_at": "now()"}
+BOOKED = APPROVED | {"booked_in": "'2026-11'"}
+WITHDRAWN = {"withdrawn_by": f"'{'1' * 32}'", "withdrawn_at": "now()"}
 OF_A_LEASE = {"lane": "NULL", "seq": "NULL", "kind": "'charge'", "quota": "'q'", "period": "'2026-11'"}
 ANOTHER = {"id": f"'{'3' * 32}'"}
 PARENTS = """
@@ -237,6 +242,17 @@ TRIALS: dict[str, Trial] = {
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
     ),
+    "adjustment_kind_check": wrong("adjustment", kind="'forget'"),
+    "adjustment_units_check": wrong("adjustment", units="0"),
+    "adjustment_reason_check": wrong("adjustment", reason="''"),
+    "adjustment_document_check": wrong("adjustment", document="''"),
+    "adjustment_has_two_people": wrong("adjustment", **BOOKED | {"approved_by": f"'{'1' * 32}'"}),
+    "adjustment_is_approved_whole": wrong("adjustment", **APPROVED),
+    "adjustment_is_withdrawn_whole": wrong("adjustment", withdrawn_at="now()"),
+    "adjustment_ends_once": wrong("adjustment", **BOOKED, **WITHDRAWN),
+    "adjustment_is_approved_in_time": wrong("adjustment", **BOOKED, expires_at="'2026-11-01'"),
+    "pool_is_credited_by_adjustments": wrong("pool", credited="1"),
+    "pool_is_debited_of_what_it_has": wrong("pool", credited="-1"),
     "resolution_kind_check": Trial("resolution", [row("lease"), row("resolution", OF_A_LEASE | {"kind": "'forget'"})]),
     "resolution_suspense_check": Trial(
         "resolution", ["ALTER TABLE resolution DROP CONSTRAINT resolution_check", row("resolution", {"suspense": "-1"})]
@@ -269,10 +285,12 @@ TRIALS: dict[str, Trial] = {
     "rebalance_move_target_fkey": wrong("rebalance_move", target="'nowhere'"),
     "region_setting_region_fkey": wrong("region_setting", region="'nowhere'"),
     "region_epoch_region_fkey": wrong("region_epoch", region="'nowhere'"),
+    "adjustment_quota_booked_in_fkey": wrong("adjustment", **BOOKED, quota="'nothing'"),
     "resolution_of_an_epoch": wrong("resolution", **OF_A_LEASE, epoch="99"),
     "resolution_of_a_lane": wrong("resolution", lane="9"),
     "report_epoch_lane_fkey": wrong("report", lane="9"),
     # the same twice
+    "adjustment_pkey": twice("adjustment"),
     "alembic_version_pkc": twice("alembic_version"),
     "audit_pkey": twice("audit"),
     "block_pkey": twice("block"),
@@ -353,6 +371,13 @@ TRIALS: dict[str, Trial] = {
     ),
     "pool_is_never_truncated": then("pool", "TRUNCATE pool CASCADE"),
     # triggers: what two people agreed on has moved units
+    "adjustment_stands_once_ended.update": Trial(
+        "adjustment", [row("adjustment", BOOKED), "UPDATE adjustment SET units = 2"]
+    ),
+    "adjustment_stands_once_ended.delete": Trial(
+        "adjustment", [row("adjustment", WITHDRAWN), "DELETE FROM adjustment"]
+    ),
+    "adjustment_is_never_truncated": then("adjustment", "TRUNCATE adjustment"),
     "resolution_stands_once_approved.update": Trial(
         "resolution", [row("resolution", APPROVED), "UPDATE resolution SET reason = 'y'"]
     ),
@@ -478,6 +503,7 @@ async def test_nothing_may_be_missing_but_this(owner: Connection) -> None:
 
 
 MAY_BE_MISSING = {
+    "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
     "audit": {"request_id"},
     "block": {"valid_until"},
     "export": {"finished_at", "marks", "sha256", "tenant"},
@@ -512,6 +538,7 @@ async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) ->
 
 # What the coordinator may: r(ead), a(dd), d(elete), and w(rite) for some of the columns. Of all else, nothing.
 MAY = {
+    "adjustment": "arw",
     "alembic_version": "r",
     "audit": "ar",
     "block": "adrw",
@@ -546,6 +573,8 @@ MAY = {
 }
 # The columns that make a row what it is, and can never be changed.
 FIXED = {
+    "adjustment": {"id", "quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at"}
+    | {"expires_at"},
     "lane": {"epoch", "lane"},
     "lease": {"epoch", "quota", "period", "region"},
     "period": {"id", "kind", "starts_at", "ends_at"},

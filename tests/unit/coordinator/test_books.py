@@ -60,7 +60,7 @@ class Ledger(RuleBasedStateMachine):
         self.pool = Pool(KEY)
         self.leases = {region: new_lease(region, epoch) for epoch, region in enumerate(REGIONS, start=1)}
         self.stores = {region: Store() for region in REGIONS}
-        self.transfers: list[tuple[str, object]] = []
+        self.transfers: list[tuple[str | None, object]] = []
         self.funded = 0
         self.seq = 0
 

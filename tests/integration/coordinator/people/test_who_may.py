@@ -40,6 +40,11 @@ DOORS = [
     ("POST", "/v1/suspense:propose", "adjust:propose"),
     ("POST", "/v1/suspense/00000000-0000-0000-0000-000000000000:approve", "adjust:approve"),
     ("GET", "/v1/quarantine", "usage:read"),
+    ("GET", "/v1/adjustments", "usage:read"),
+    ("GET", "/v1/adjustments/00000000-0000-0000-0000-000000000000", "usage:read"),
+    ("POST", "/v1/adjustments", "adjust:propose"),
+    ("POST", "/v1/adjustments/00000000-0000-0000-0000-000000000000:approve", "adjust:approve"),
+    ("POST", "/v1/adjustments/00000000-0000-0000-0000-000000000000:withdraw", "adjust:propose"),
 ]
 
 

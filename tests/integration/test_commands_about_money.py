@@ -1,0 +1,51 @@
+"""`adjustment`, as two people type it, against a real coordinator."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import asyncpg
+import pytest
+from structlog.testing import capture_logs
+
+from coordinator.operations.issue_token import issue_token
+from tests.integration.regional_agent.conftest import another_coordinator
+from tests.integration.test_commands_about_limits import DOCUMENT, Shell
+
+pytestmark = pytest.mark.anyio
+
+MONTH = datetime.now(UTC).strftime("%Y-%m")
+WHY = ("--reason", "an outage", "--document", "T-1")
+
+
+@pytest.fixture
+async def shells(database: str) -> AsyncIterator[list[Shell]]:
+    """Of one who may do everything but approve what they propose, and of another."""
+    connection = await asyncpg.connect(database)
+    try:
+        tokens = [(await issue_token(connection, ["admin"], "test", datetime.now(UTC))).token for _ in range(2)]
+    finally:
+        await connection.close()
+    with capture_logs():
+        async with another_coordinator(database) as url:
+            yield [Shell({"LEASEHOLD_URL": url, "LEASEHOLD_TOKEN": token, "COLUMNS": "200"}) for token in tokens]
+
+
+async def test_an_adjustment_is_proposed_by_one_and_approved_by_another(shells: list[Shell]) -> None:
+    one, other = shells
+    await one.said("apply", "-y", "-f", "-", stdin=DOCUMENT)
+    made = await one.json("adjustment", "propose", "credit", "exports:tenant=acme", MONTH, "5", *WHY)
+    assert "does not approve" in await one.refused("adjustment", "approve", made["id"])
+    assert made["id"] in await other.said("adjustment", "list", "--state", "proposed", "--period", MONTH)
+    assert "approved" in await other.said("adjustment", "approve", made["id"])
+    assert (await one.json("adjustment", "show", made["id"]))["booked_in"] == MONTH
+    assert "T-1" in await one.said("adjustment", "show", made["id"])
+    assert await one.json("adjustment", "list", "--quota", "exports:tenant=nobody") == []
+
+
+async def test_an_adjustment_is_taken_back(shells: list[Shell]) -> None:
+    one, other = shells
+    await one.said("apply", "-y", "-f", "-", stdin=DOCUMENT)
+    made = await one.json("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "5", *WHY)
+    assert "withdrawn" in await one.said("adjustment", "withdraw", made["id"])
+    assert "it was withdrawn" in await other.refused("adjustment", "approve", made["id"])
+    assert "units" in await one.refused("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "0", *WHY)
