@@ -1,0 +1,123 @@
+"""What the OpenAPI document says is so, for calls of any shape that it allows, with the token of each scope.
+
+A short look by default; LEASEHOLD_FUZZ_EXAMPLES is how many calls of each operation are tried.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+import requests
+import schemathesis
+from fastapi import FastAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from structlog.testing import capture_logs
+
+from coordinator.domain.scopes import SCOPES
+from coordinator.openapi import document
+from coordinator.operations.issue_token import issue_token
+from tests.integration.coordinator.people.conftest import Stand
+from tests.integration.coordinator.people.test_statements import region
+from tests.integration.coordinator.standing import served
+
+__all__ = ["region"]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.usefixtures("region"),
+    # The coordinator runs in this process, beside the strategies, and draws lots of its own.
+    pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies"),
+]
+
+PATHS: dict[str, dict[str, Any]] = msgspec.json.decode(document())["paths"]
+OPERATIONS = [f"{method.upper()} {path}" for path in PATHS for method in PATHS[path] if path.startswith("/v1/")]
+EXAMPLES = int(os.environ.get("LEASEHOLD_FUZZ_EXAMPLES", "4"))
+REGION = "region:eu-west"
+CLOSED = (401, 403)
+# They answer when there is news, or never end: the tests of streams and of long polls are for them.
+WAITS = {"GET /v1/regions/{region}/signals", "GET /v1/policies", "GET /v1/blocks"}
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+FEW = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+async def test_no_call_of_any_shape_is_answered_otherwise(stand: Stand) -> None:
+    scopes = (*SCOPES, REGION)
+    tokens = {scope: (await issue_token(stand.owner, [scope], "", stand.clock.now())).token for scope in scopes}
+    coordinator = stand.transport.app
+    assert isinstance(coordinator, FastAPI)
+    with capture_logs():
+        async with served(coordinator) as url:
+            asked = await asyncio.to_thread(lambda: Fuzz(url, tokens).everything())
+    assert sorted(asked) == sorted(OPERATIONS)
+
+
+class Fuzz:
+    def __init__(self, url: str, tokens: Mapping[str, str]) -> None:
+        self._url, self._tokens = url, tokens
+        self._session = requests.Session()
+        self._session.trust_env = False
+
+    def everything(self) -> list[str]:
+        schema = schemathesis.openapi.from_dict(msgspec.json.decode(document()))
+        found: list[Any] = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
+        return [self._operation(each) for each in found if each.path.startswith("/v1/")]
+
+    def _operation(self, operation: Any) -> str:
+        name = f"{operation.method.upper()} {operation.path}"
+        opens = [scope for scope in self._tokens if self._probe(operation, scope) not in CLOSED]
+        assert self._is_one_scopes(opens), (name, opens)
+        for scope in opens if name not in WAITS else ():
+            self._try(operation, scope, must_be_closed=False)
+        for other in self._others(opens):
+            self._try(operation, other, must_be_closed=True)
+        return name
+
+    def _others(self, opens: list[str]) -> Iterator[str | None]:
+        """All of them would be many calls: the one that reads most, one that changes, and nobody."""
+        yield from [each for each in ("audit:read", "usage:read", "quota:write", REGION) if each not in opens][:2]
+        yield None
+
+    def _is_one_scopes(self, opens: list[str]) -> bool:
+        of_people = [scope for scope in opens if scope != REGION]
+        return opens == [REGION] or of_people in [["quota:read", "alloc:write", "admin"], [opens[0], "admin"]]
+
+    def _probe(self, operation: Any, scope: str) -> int:
+        """Refused for its token before anything is looked at, or not."""
+        path = re.sub(r"\{\w+\}", "1", operation.path.replace("{region}", "eu-west"))
+        headers = self._headers(scope)
+        with self._session.request(
+            operation.method, self._url + path, headers=headers, json={}, timeout=30, stream=True
+        ) as answer:
+            return answer.status_code
+
+    def _headers(self, scope: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._tokens[scope]}"} if scope else {"Authorization": ""}
+
+    def _try(self, operation: Any, scope: str | None, *, must_be_closed: bool) -> None:
+        @FEW if not must_be_closed else settings(FEW, max_examples=1)
+        @given(case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in GenerationMode]))
+        def once(case: Any) -> None:
+            answer = case.call(base_url=self._url, session=self._session, headers=self._headers(scope), timeout=30)
+            assert not must_be_closed or answer.status_code in CLOSED, (operation.label, scope, answer.status_code)
+            case.validate_response(answer, checks=CHECKS)
+
+        once()
