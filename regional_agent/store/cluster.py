@@ -126,6 +126,7 @@ class Cluster:
         self._timeout_ms = timeout_ms
         self._decision_timeout_ms = decision_timeout_ms
         self._on_connected = on_connected
+        self.look_again_s = LOOK_AGAIN_S
         self._places: dict[bytes, Place] = {}
         self._known = set(self.address.seeds)
         self._links: dict[tuple[str, int], StoreConnection] = {}
@@ -159,7 +160,7 @@ class Cluster:
                 await asyncio.sleep(PAUSE_S)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_S):
+                async with asyncio.timeout(self.look_again_s):
                     await self._look_now.wait()
 
     async def _look(self) -> bool:

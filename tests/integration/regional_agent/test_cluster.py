@@ -10,6 +10,7 @@ import pytest
 from leasehold.processes import wait_until
 from regional_agent.domain.cells import CELLS, cell_of
 from regional_agent.domain.slot_map import slot_of
+from regional_agent.store.cluster import Cluster
 from tests.integration.regional_agent.clusters import PASSWORD, Nodes, a_cluster
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
 
@@ -94,6 +95,25 @@ async def test_a_slot_that_is_moved_begins_another_life_and_no_other_cell_does(
         assert [after for cell, after in enumerate(epochs_of(agent)) if cell != 5] == [*before[:5], *before[6:]]
         await spends(agent, tenant_in(5), 7)
         await until_booked(world, 7 * (CELLS + 1))
+        assert agent.whole.cells[5].store.node == f"127.0.0.1:{target.port}/0"
+    finally:
+        await world.agents.aclose()
+        nodes.move(5, target, source)
+
+
+async def test_a_sign_is_enough_to_look_who_has_a_slot_now(world: World, agent: Agent, nodes: Nodes) -> None:
+    """MOVED, from the node that was asked; nobody has looked since."""
+    cluster, source = agent.whole.store, nodes.of_cell(5)
+    assert isinstance(cluster, Cluster)
+    target = next(node for node in nodes.primaries if node is not source)
+    await until_it_answers(agent, export(tenant_in(5)), 200)
+    cluster.look_again_s = 3_600
+    node = agent.whole.cells[6].store
+    node.reconnect()
+    await until(lambda: node.connected)  # by then it looks no more by itself
+    nodes.move(5, source, target)
+    try:
+        await spends(agent, tenant_in(5), 1)
         assert agent.whole.cells[5].store.node == f"127.0.0.1:{target.port}/0"
     finally:
         await world.agents.aclose()
@@ -309,6 +329,8 @@ async def test_what_a_cell_admits_without_its_shard_is_booked_when_it_is_back(wo
             admitted.append(answer.json()["degraded"])
         away = [nodes.of_cell(cell) is gone for cell in range(CELLS)]
         assert admitted == ["open" if is_away else None for is_away in away]
+        written = {path.parent.name for path in (tmp_path / "journal").rglob("*.journal")}
+        assert written == {f"cell-{cell}" for cell in range(CELLS) if away[cell]}, "each is found again by its own cell"
         gone.start()
         await until_booked(world, 3 * CELLS)
         assert await world.usage(degraded="open") == 2 * sum(away)

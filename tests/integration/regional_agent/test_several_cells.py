@@ -36,7 +36,14 @@ DOCUMENT: dict[str, Any] = {
         {"name": "team", "match": {"route": "/all"}, "by": ["tenant"], "quota": "team"},
         {"name": "team-alone", "match": {"route": "/team"}, "by": ["tenant"], "quota": "team"},
         {"name": "key-alone", "match": {"route": "/key"}, "by": ["api_key"], "quota": "key"},
-        {"name": "person", "match": {"route": "/all"}, "by": ["user"], "quota": "person"},
+        # A service's hold of it is charged when it runs out; a check that is over before it was admitted is not.
+        {
+            "name": "person",
+            "match": {"route": "/all"},
+            "by": ["user"],
+            "quota": "person",
+            "on_hold_expiry": "charge",
+        },
         {"name": "key", "match": {"route": "/all"}, "by": ["api_key"], "quota": "key"},
         {"name": "wide-team", "match": {"route": "/wide"}, "by": ["tenant"], "quota": "wide", "wait": "5s"},
         {"name": "wide-person", "match": {"route": "/wide"}, "by": ["user"], "quota": "wide", "wait": "5s"},
@@ -189,9 +196,12 @@ async def test_an_operation_over_several_cells_is_charged_once(limited: World, a
     told_at_once = await asyncio.gather(*(agent.check(subject("/all"), cost=5, operation_id="o-1") for _ in range(8)))
     again = await agent.check(subject("/all"), cost=5, operation_id="o-1")
     assert {answer.status_code for answer in (*told_at_once, again)} == {200}
+    assert (await agent.check(subject("/all"), cost=35)).status_code == 200
+    assert (await agent.check(subject("/all"))).status_code == 429
+    assert (await agent.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 200, "though nothing is left"
     other_body = await agent.check(subject("/all"), cost=6, operation_id="o-1")
     assert (other_body.status_code, other_body.json()["type"]) == (422, "/problems/operation-conflict")
-    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+    assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
 
 
 async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_it_was(
@@ -234,6 +244,15 @@ async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: Worl
     await ready(agent, subject("/all"), units=40)
     assert (await agent.check(subject("/all"), cost=40)).status_code == 200
     assert await booked(limited, agent) == {"team": 40, "person": 40, "key": 40}
+
+
+async def test_a_flood_that_one_policy_denies_uses_up_no_window_of_another(agent: Agent) -> None:
+    """A window could not have it back."""
+    bob = await agent.check(subject("/rates", user="bob"), cost=8)
+    assert told(bob)[3] == [("fast", True, 10, 2), ("steady", True, 8, 0)]
+    for _ in range(20):
+        denied = await agent.check(subject("/rates"), cost=3)
+        assert told(denied)[3] == [("fast", False, 10, 2), ("steady", True, 8, 8)]
 
 
 async def test_whoever_loses_between_the_questions_gives_a_bucket_back_what_it_took(agent: Agent) -> None:
