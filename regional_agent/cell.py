@@ -30,7 +30,8 @@ from regional_agent.without_store import WithoutStore
 
 log = structlog.get_logger()
 
-LAST_WORDS_S = 6.0
+LAST_WORDS_S = 6.0  # for each time that they are said
+HELD_PAUSE_S = 0.2
 RETRY_S = 0.2
 AT_LEAST_MS = 1_000
 
@@ -48,6 +49,7 @@ class Cell:
     ) -> None:
         """`number`: None of a single store."""
         self.number = number
+        self.last_words_s = LAST_WORDS_S
         self.store = store
         self.journal = journal
         self.metrics = metrics
@@ -100,14 +102,27 @@ class Cell:
         await self._last_words(return_unspent=return_unspent)
 
     async def _last_words(self, *, return_unspent: bool) -> None:
-        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up."""
+        """Who returns everything waits for what is held, until its holds have ended or run out."""
+        held = await self._say_last_words(return_unspent=return_unspent)
+        if held:
+            log.info("leaving when what is held has ended or run out", units=held, cell=self.number)
+        while held:
+            await asyncio.sleep(HELD_PAUSE_S)
+            held = await self._say_last_words(return_unspent=return_unspent)
+
+    async def _say_last_words(self, *, return_unspent: bool) -> int:
+        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up.
+
+        Gives the units that are held yet.
+        """
         finish = tenacity.retry(
             retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
             wait=tenacity.wait_fixed(RETRY_S),
             sleep=asyncio.sleep,
         )(self.conversation.finish)
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
-                await finish(return_unspent=return_unspent)
+            async with asyncio.timeout(self.last_words_s):
+                return await finish(return_unspent=return_unspent)
         except TimeoutError:
             log.error("leaving without having reported everything; it stays in the store", cell=self.number)
+            return 0

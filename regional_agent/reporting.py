@@ -41,7 +41,6 @@ from regional_agent.store.scripts import Fenced, Frozen, Life, Scripts
 log = structlog.get_logger()
 T = TypeVar("T")
 
-HELD_PAUSE_S = 0.2
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
 OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused, in case people have resolved it
@@ -117,20 +116,20 @@ class Conversation:
         self._older_news += 1
         self.report_now()
 
-    async def finish(self, *, return_unspent: bool) -> None:
-        """The last words: what was spent is booked and, where the agent is told to, the rest returned."""
+    async def finish(self, *, return_unspent: bool) -> int:
+        """The last words: what was spent is booked and, where the agent is told to, the rest returned.
+
+        Gives the units that cannot be returned yet, for they are held.
+        """
         life = self._life.current
         self._persistence = Persistence(LONGEST_PAUSE_MS)  # said once: it is waited for as long as for any
         await self._journal.book_last(life)
         if life is None:
-            return
-        while True:
-            if return_unspent:
-                await self._return_everything(life)
-            await self._report_everything(life)
-            if not return_unspent or not await self._scripts.held(life):
-                return
-            await asyncio.sleep(HELD_PAUSE_S)
+            return 0
+        if return_unspent:
+            await self._return_everything(life)
+        await self._report_everything(life)
+        return await self._scripts.held(life) if return_unspent else 0
 
     async def _return_everything(self, life: Life) -> int:
         """Gives the units that were."""

@@ -269,10 +269,33 @@ async def outstanding(world: World, epoch: int) -> int:
 async def test_who_leaves_and_returns_all_waits_for_holds(world: World, agent: Agent) -> None:
     hold_id = await held(agent, 30)
     epoch = agent.region.life.current.epoch if agent.region.life.current else 0
-    leaving = asyncio.create_task(agent.region.conversation.finish(return_unspent=True))
+    leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
     await becomes(lambda: outstanding(world, epoch), 30)
     assert not leaving.done()
     await say(agent, hold_id, "commit", units=30)
     await leaving
     await becomes(world.usage, 30)
     assert await outstanding(world, epoch) == 0
+
+
+async def test_who_leaves_waits_for_longer_than_it_takes_to_say_so_until_the_hold_runs_out(
+    world: World, agent: Agent
+) -> None:
+    await held(agent, 30, ttl_ms=3_600_000)
+    life = agent.region.life.current
+    assert life is not None
+    agent.region.last_words_s, clock = 2.0, asyncio.get_running_loop()
+    said_by_s = clock.time() + 2 * agent.region.last_words_s
+    leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
+    await until(lambda: leaving.done() or clock.time() > said_by_s)
+    assert not leaving.done()
+    assert await outstanding(world, life.epoch) == 30
+    await pass_ms(agent, 3_600_000)
+    await leaving
+    assert await outstanding(world, life.epoch) == 0
+
+
+async def test_who_leaves_without_returning_anything_waits_for_no_hold(world: World, agent: Agent) -> None:
+    await held(agent, 30, ttl_ms=3_600_000)
+    async with asyncio.timeout(60):
+        await agent.region.leave(return_unspent=False)
