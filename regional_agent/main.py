@@ -16,7 +16,7 @@ from doors.problems import install_problems
 from doors.requests import install_requests
 from doors.serving import Listener, listening, serve_on
 from doors.settings import load_settings, variable_of
-from doors.supervisor import supervise
+from doors.supervisor import Beat, supervise
 from protocol.clock import Clock, SystemClock
 from regional_agent import api
 from regional_agent.fast_door import FastDoor, fast_protocol
@@ -31,7 +31,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with region.running(), workers.running():
+        async with workers.beating(), region.running(), workers.running():
             yield
 
     app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None)
@@ -66,9 +66,9 @@ def run(workers: int | None = None) -> None:
 def _supervise(settings: AgentSettings, listener: Listener) -> None:
     with TemporaryDirectory(prefix="leasehold-agent-") as directory:
 
-        def work(number: int) -> None:
+        def work(number: int, beat: Beat) -> None:
             named = settings.model_copy(update={"name": f"{settings.name}-{number}"})
-            _serve(named, listener, Worker(number, settings.workers, Path(directory)))
+            _serve(named, listener, Worker(number, settings.workers, Path(directory), beat))
 
         if not supervise(settings.workers, work):
             raise SystemExit(1)

@@ -6,7 +6,7 @@ can enter. Who dies takes its counts along: they begin anew with its next life, 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from regional_agent.status import able_to_enforce, faults_of
 FAULTS, METRICS = b"faults\n", b"metrics\n"
 ANSWER_S = 1.0
 READY_S = 2.0
+BEAT_S = 1.0
 LENGTH_BYTES = 4
 
 
@@ -31,6 +32,7 @@ class Worker(NamedTuple):
     number: int
     workers: int
     directory: Path
+    beat: Callable[[], None]  # says that it gets on
 
     def socket(self, number: int) -> Path:
         return self.directory / f"{number}.sock"
@@ -42,6 +44,16 @@ class Workers:
     def __init__(self, region: Region, worker: Worker | None) -> None:
         self._region = region
         self._worker = worker
+
+    @asynccontextmanager
+    async def beating(self) -> AsyncIterator[None]:
+        """From its beginning to its last words: so long its parent hears that its loop turns."""
+        beating = None if self._worker is None else asyncio.create_task(_beat(self._worker.beat))
+        try:
+            yield
+        finally:
+            if beating is not None:
+                beating.cancel()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -102,6 +114,12 @@ class Workers:
         answers = await asyncio.gather(*(_ask(worker.socket(number), what) for number in others))
         told = {worker.number: self._tell(what)} | dict(zip(others, answers, strict=True))
         return {number: text for number, text in sorted(told.items()) if text is not None}
+
+
+async def _beat(beat: Callable[[], None]) -> None:
+    while True:
+        beat()
+        await asyncio.sleep(BEAT_S)
 
 
 async def _ask(socket: Path, what: bytes) -> bytes | None:

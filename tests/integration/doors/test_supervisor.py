@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from doors.supervisor import FIRST_PAUSE_S, LONGEST_PAUSE_S, STEADY_S, next_pause_s
+from doors.supervisor import (
+    BEGIN_LOOKS,
+    FIRST_PAUSE_S,
+    HUNG_LOOKS,
+    LONGEST_PAUSE_S,
+    STEADY_S,
+    _Life,
+    next_pause_s,
+)
 from leasehold.processes import Identity, identity, is_running, wait_until
 
 PATIENCE_S = 30
@@ -23,7 +31,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT}})
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
-def work(number):
+def work(number, beat):
     signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT}})
     say("began", number, os.getpid())
     {work}
@@ -74,6 +82,45 @@ def test_who_dies_is_begun_again_and_the_others_go_on(tmp_path: Path) -> None:
         assert is_running(again)
         numbers = [number for number, _ in ours.said("began")]
         assert numbers[2] == numbers[[pid for _, pid in ours.said("began")].index(str(victim.pid))]
+
+
+BEATING = """
+    while not signal.sigtimedwait({signal.SIGTERM, signal.SIGINT}, 0.2):
+        beat()
+        say('beat', number)
+"""
+
+
+def test_who_hangs_is_killed_and_begun_again_and_the_others_go_on(tmp_path: Path) -> None:
+    with family(tmp_path, BEATING) as ours:
+        ours.wait_for(2, "began")
+        victim, other = ours.workers()
+        for number in "01":
+            ours.wait_for(1, "beat", number)
+        os.kill(victim.pid, signal.SIGSTOP)
+        ours.wait_for(3, "began")
+        assert not is_running(victim)
+        assert is_running(other), "who counts on is left alone"
+        ours.parent.send_signal(signal.SIGTERM)
+        assert ours.parent.wait(PATIENCE_S) == 0
+
+
+def test_who_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
+    with family(tmp_path, BEATING) as ours:
+        ours.wait_for(2, "began")
+        victim, _ = ours.workers()
+        for number in "01":
+            ours.wait_for(1, "beat", number)
+        os.kill(victim.pid, signal.SIGSTOP)
+        ours.parent.send_signal(signal.SIGTERM)
+        assert ours.parent.wait(PATIENCE_S) == 1
+
+
+def test_who_never_begins_is_given_longer() -> None:
+    slow, hung = _Life(0, 0.0), _Life(1, 0.0)
+    assert [slow.is_hung(0) for _ in range(BEGIN_LOOKS)] == [False] * (BEGIN_LOOKS - 1) + [True]
+    assert [hung.is_hung(7) for _ in range(HUNG_LOOKS + 1)] == [False] * HUNG_LOOKS + [True]
+    assert not hung.is_hung(8)
 
 
 def test_who_fails_each_time_is_begun_again_each_time(tmp_path: Path) -> None:

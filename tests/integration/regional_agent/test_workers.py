@@ -93,8 +93,8 @@ async def running(world: World, tmp_path: Path, *options: str, **changed: object
             await process.wait()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(TURNS):
+async def until(condition: Callable[[], bool], turns: int = TURNS) -> None:
+    for _ in range(turns):
         if condition():
             return
         await asyncio.sleep(0.01)
@@ -209,6 +209,17 @@ async def test_what_one_that_is_killed_had_admitted_without_the_store_is_booked_
         assert await workers.end() == 0
     assert await world.usage(degraded="open") == admitted
     assert not list(journal.iterdir())
+
+
+async def test_one_that_hangs_is_replaced(world: World, tmp_path: Path) -> None:
+    async with running(world, tmp_path, "--workers", "2") as workers:
+        await all_up(workers, 2)
+        os.kill(workers.pids()[0], signal.SIGSTOP)
+        await until(lambda: len(workers.pids()) == 3, 2 * TURNS)
+        await all_up(workers, 2)
+        [hung] = workers.logged("a worker hangs and is killed")
+        assert hung["pid"] == workers.pids()[0]
+        assert await workers.end() == 0
 
 
 async def test_who_is_not_able_to_enforce_makes_the_agent_not_ready(world: World, tmp_path: Path) -> None:
