@@ -35,6 +35,7 @@ from coordinator.operations.first_answers import forget
 from coordinator.operations.follow_rebalances import follow_rebalances
 from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
+from coordinator.operations.share_rates import forget_quiet_rates
 from coordinator.operations.verifications import do_verifications
 from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
@@ -104,6 +105,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("rebalance", 1, lambda database: follow_rebalances(database, documents, clock)),
         Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
+        Job("forget_rates", 60, lambda database: database.run(lambda c: forget_quiet_rates(c, clock.now()))),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),

@@ -43,9 +43,23 @@ class Metrics:
         self.contested_regions = Gauge(
             f"{name}contested_regions", "1: two stores answer under this name", ["region"], registry=registry
         )
+        about = "Units of a rate shared by demand that a key may have had beyond its limit and burst"
+        self._worst: defaultdict[tuple[Gauge, str], int] = defaultdict(int)
+        self.overshoot = Gauge(f"{name}rate_overshoot_units", f"{about}, at most", ["quota"], registry=registry)
+        self.overshoot_bound = Gauge(
+            f"{name}rate_overshoot_bound_units", f"{about}, in the worst case", ["quota"], registry=registry
+        )
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )
+
+    def note_overshoots(self, overshoots: Iterable[tuple[str, int, int]]) -> None:
+        """Of a quota's keys the one that was worst: there may be very many."""
+        for key, most, bound in overshoots:
+            quota = key.partition(":")[0]
+            for gauge, parts in ((self.overshoot, most), (self.overshoot_bound, bound)):
+                self._worst[gauge, quota] = max(self._worst[gauge, quota], parts)
+                gauge.labels(quota).set(self._worst[gauge, quota] / 1_000_000_000)
 
     def note_exchanges(
         self, response: ExchangeResponse, reports: Iterable[Report], quarantined: int, notices: Sequence[Notice]

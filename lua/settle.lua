@@ -1,11 +1,10 @@
 -- Take in the coordinator's reply to an exchange: drop the batch that it acknowledges, install what it grants.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then the leases, then the states of the rates
+-- KEYS  1 the fence   2 the lane   3 its dirty set   then the leases
 -- ARGV  1 fingerprint   2 epoch   3 seq that was acknowledged, or 0   4 mono when the request was made
---       5 number of leases   6 number of rates
+--       5 number of leases
 --       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
 --         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms
---       then, for each rate, three: rate_micro, burst, expires_in_ms
 -- Gives {'fenced'} | {'settled', 1 if a batch was dropped, for each lease the units that may newly be spent …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
@@ -32,8 +31,8 @@ if fence[2] ~= ARGV[2] then
       prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
   end
   for i = 1, tonumber(ARGV[5]) do
-    hear(KEYS[3 + i], '', 7 + (i - 1) * 10)
-    hear(KEYS[3 + i], 'next:', 7 + (i - 1) * 10)
+    hear(KEYS[3 + i], '', 6 + (i - 1) * 10)
+    hear(KEYS[3 + i], 'next:', 6 + (i - 1) * 10)
   end
   return answer
 end
@@ -99,16 +98,9 @@ local function install(key, quota, at)
   return redis.call('HGET', key, 'period') == period and more or 0
 end
 
-local share = require('parts/share')
-local at = 7
+local at = 6
 for i = 1, tonumber(ARGV[5]) do
   answer[#answer + 1] = install(KEYS[3 + i], ARGV[at], at)
   at = at + 10
-end
-for i = 1, tonumber(ARGV[6]) do
-  local key = KEYS[3 + tonumber(ARGV[5]) + i]
-  local rate_micro, burst, expires_in_ms = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
-  share.install(key, rate_micro, burst, sent + expires_in_ms * 1000, expires_in_ms)
-  at = at + 3
 end
 return answer

@@ -40,6 +40,7 @@ PRIVILEGES: Mapping[str, str] = {
     "audit": "SELECT, INSERT",
     # proof
     "position_gate": "SELECT, UPDATE",  # it has no rows: this is the right to lock it
+    "rate_share": "SELECT, INSERT, DELETE",
     "seal": "SELECT, INSERT",
     "job": "SELECT, INSERT",
     "verification": "SELECT, INSERT",
@@ -71,6 +72,7 @@ CHANGES: Mapping[str, str] = {
         region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
     "policy_version": "version",
     "subscription": "plan changed_at",
+    "rate_share": "state reported_at",
     "job": "due_at",
     "verification": "finished_at result",
     "export": "finished_at reached rows bytes sha256 marks",

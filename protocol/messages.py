@@ -24,6 +24,7 @@ MAX_CELLS = 64
 MAX_EXCHANGES = MAX_LANES
 MAX_LEASES_PER_EXCHANGE = 500
 MAX_LINES_PER_LEASE = 50_000  # a month of minutes, which is as many as one policy can make in one period
+MAX_RATES = 2000
 MAX_FROZEN_BYTES = 8 * 1024 * 1024
 
 Sequence = Annotated[int, Meta(ge=1, le=2**53 - 1)]
@@ -109,14 +110,8 @@ class LeaseWant(Message, frozen=True):
     waiting: Units = 0  # units of the requests that wait for this very exchange
 
 
-class RateDemand(Message, frozen=True):
-    quota: QuotaKey
-    demand_milli: MilliUnitsPerSecond
-
-
 class LiveState(Message, frozen=True):
     wants: Annotated[list[LeaseWant], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
-    rates: Annotated[list[RateDemand], Meta(max_length=1000)] = []
 
 
 class Exchange(Message, frozen=True):
@@ -160,14 +155,6 @@ class LeaseReply(Message, frozen=True):
     refusal: GrantRefusal | None = None  # why nothing, or less than wanted, was granted
 
 
-class RateReply(Message, frozen=True):
-    quota: QuotaKey
-    rate_micro: MicroUnitsPerSecond
-    burst: Units
-    expires_in_ms: Milliseconds
-    refresh_in_ms: Milliseconds
-
-
 class WantRefused(Message, frozen=True):
     """A want that leads to no lease at all."""
 
@@ -189,7 +176,6 @@ class ExchangeReply(Message, frozen=True):
     receipt: Receipt | None = None
     expected_seq: Sequence | None = None
     leases: list[LeaseReply] = []
-    rates: list[RateReply] = []
     refused: list[WantRefused] = []
 
 
@@ -199,11 +185,47 @@ class ExchangeResponse(Message, frozen=True):
     drain: bool = False  # return what is unspent, ask for nothing
 
 
+# --- shares of rates: no ledger, and nothing is frozen ----------------------------------------------------------------
+
+
+class RateReport(Message, frozen=True):
+    """How it stands with one rate in a region's store, in one moment."""
+
+    quota: QuotaKey
+    demand_micro: MicroUnitsPerSecond
+    number: Units  # of the share that is in force; 0: none was given
+    rate_micro: MicroUnitsPerSecond  # in force
+    spent: Units = 0  # since there was a share first
+
+
+class SharesRequest(Message, frozen=True):
+    rates: Annotated[list[RateReport], Meta(min_length=1, max_length=MAX_RATES)]
+
+
+class RateShare(Message, frozen=True):
+    """What the region may use from now on, counted from before it asked."""
+
+    quota: QuotaKey
+    number: Units  # a store takes only a higher one than it has
+    rate_micro: MicroUnitsPerSecond
+    after_micro: MicroUnitsPerSecond  # when the share has expired; some time after that, the safe share again
+    expires_in_ms: Milliseconds
+    refresh_in_ms: Milliseconds
+    contended: bool  # others want more than they have: what is not used is to be given up
+
+
+class SharesResponse(Message, frozen=True):
+    rates: list[RateShare]
+    refused: list[WantRefused] = []
+
+
 # --- signals: hints that never carry truth; what is missed comes with the next exchange -------------------------------
 
 
 class Signal(Message, frozen=True):
-    kind: str  # recall | grant: units came free | fetch: units are there for you, ask | policies | blocks | drain
+    # recall | grant: units came free | fetch: units are there for you, ask | rate: report it | policies | blocks |
+    # drain
+    kind: str
     quota: QuotaKey | None = None
     keep: Units = 0
     version: Units = 0

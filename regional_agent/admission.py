@@ -24,6 +24,7 @@ from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Demanded, HoldNeeded, Policies, Subject, digest
+from regional_agent.sharing import Sharing
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
@@ -108,6 +109,7 @@ class Admission:
         life: LifeKeeper,
         leasing: Leasing,
         slicing: Slicing,
+        sharing: Sharing,
         without_store: WithoutStore,
         metrics: Metrics,
         clock: Clock,
@@ -116,6 +118,7 @@ class Admission:
         self._slicing = slicing
         self._life = life
         self._leasing = leasing
+        self._sharing = sharing
         self._metrics = metrics
         self._clock = clock
         self._without_store = without_store
@@ -172,7 +175,9 @@ class Admission:
         elif (sliced := self._slicing.decide(asked.request)) is not None:
             on_verdict(self._verdict(asked, sliced))
         elif (denied := self._denied_before(asked)) is not None:
-            self._note_rates(asked.demanded)
+            for each in asked.demanded:
+                if isinstance(each.charge, RateCharge):
+                    self._sharing.note(each.charge, each.charge.cost, each.charge.cost)
             on_verdict(self._verdict(asked, denied))
         elif asked.demanded:
             self._ask_store(asked, _Pending(self, asked, on_verdict, self._clock.monotonic_ms(), self._denials_of))
@@ -221,7 +226,7 @@ class Admission:
 
     def _denied_before(self, asked: Asked) -> Decision | None:
         """What the store is certain to say, with its times as they are by now."""
-        circumstances = self._life.current, self._leasing.shares_heard
+        circumstances = self._life.current, self._sharing.heard
         if circumstances != self._denials_of:
             self._denials.clear()
             self._denials_of = circumstances
@@ -330,14 +335,11 @@ class Admission:
                     self._leasing.note(each.charge.quota, each.charge.cost, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(each.charge.quota, each.charge.cost)
-        self._without_store.note(asked.demanded, decision)
-        if not asked.is_noted:
-            self._note_rates(asked.demanded)
-
-    def _note_rates(self, demanded: list[Demanded]) -> None:
-        for each in demanded:
             if isinstance(each.charge, RateCharge):
-                self._leasing.note_rate(each.charge.quota, each.charge.cost, each.charge.rate_micro // 1000)
+                if not asked.is_noted and grantable:
+                    self._sharing.note(each.charge, each.charge.cost, each.charge.cost)
+                self._sharing.look(each.charge, policy.available, policy.last_grant)
+        self._without_store.note(asked.demanded, decision)
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
         answers = list(map(self._policy_answer, asked.demanded, decision.policies))

@@ -21,6 +21,7 @@ from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.reporting import FAILURES, Conversation
 from regional_agent.settings import AgentSettings
+from regional_agent.sharing import Sharing
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
@@ -59,9 +60,12 @@ class Cell:
         self.life = LifeKeeper(store, self.scripts, coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)
         gatherer = Gatherer(self.scripts, self.guard)
-        self.slicing = Slicing(gatherer, self.life, self.leasing, clock)
+        self.sharing = Sharing(settings.name, self.scripts, self.life, self.leasing, coordinator, metrics, clock)
+        self.slicing = Slicing(gatherer, self.life, self.sharing, clock)
         without_store = WithoutStore(journal, metrics, clock, settings.workers)
-        self.admission = Admission(gatherer, self.life, self.leasing, self.slicing, without_store, metrics, clock)
+        self.admission = Admission(
+            gatherer, self.life, self.leasing, self.slicing, self.sharing, without_store, metrics, clock
+        )
         self.conversation = Conversation(
             scripts=self.scripts,
             coordinator=coordinator,

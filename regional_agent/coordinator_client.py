@@ -7,7 +7,16 @@ import httpx
 import msgspec
 
 from protocol.blocks import BlockList
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
+from protocol.messages import (
+    EpochOpened,
+    ExchangeRequest,
+    ExchangeResponse,
+    OpenEpoch,
+    RebindEpoch,
+    SharesRequest,
+    SharesResponse,
+    Signal,
+)
 from protocol.policy import PolicyBundle
 
 T = TypeVar("T")
@@ -51,6 +60,9 @@ class CoordinatorClient:
 
     async def exchange(self, request: ExchangeRequest) -> ExchangeResponse:
         return await self._post(f"{self._region}/exchanges", msgspec.json.encode(request), ExchangeResponse)
+
+    async def shares(self, request: SharesRequest) -> SharesResponse:
+        return await self._post(f"{self._region}/shares", msgspec.json.encode(request), SharesResponse)
 
     async def policies(self, since: int | None) -> PolicyBundle | None:
         """The newest policies; None if there are none newer than `since` for as long as the coordinator waits."""

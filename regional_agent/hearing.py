@@ -43,6 +43,8 @@ class SignalListener:
             self._cell_of(signal.quota).leasing.hint(signal.quota)
         elif signal.kind == "fetch" and signal.quota is not None:
             self._cell_of(signal.quota).leasing.fetch(signal.quota)
+        elif signal.kind == "rate" and signal.quota is not None:
+            self._cell_of(signal.quota).sharing.asked(signal.quota)
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
                 cell.leasing.hint(None)  # a limit may have been raised

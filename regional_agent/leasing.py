@@ -13,12 +13,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from protocol.clock import Clock
-from protocol.messages import ExchangeReply, LeaseWant, RateDemand
+from protocol.messages import ExchangeReply, LeaseWant
 from protocol.outcomes import GrantRefusal
-from protocol.policy import Rate
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
-from regional_agent.domain.remembered import Remembered
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
@@ -65,11 +63,8 @@ class Leasing:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._wants: OrderedDict[str, Want] = OrderedDict()
-        self._rates: OrderedDict[str, tuple[Demand, int]] = OrderedDict()
-        self._shares: Remembered[str, Rate] = Remembered(MOST_KEYS)
-        self.shares_heard = 0  # how often one was another than before
+        self._rates: OrderedDict[str, Demand] = OrderedDict()
         self.round_trip_ms = 0
-        self.refresh_ms = 5_000
         self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
 
@@ -86,10 +81,11 @@ class Leasing:
         if decision.available <= low_water(decision.last_grant, demand_milli, self.round_trip_ms):
             self._ask(want)
 
-    def note_rate(self, quota: str, units: int, share_milli: int) -> None:
-        demand, _ = self._rates.get(quota) or (Demand(self._clock.monotonic_ms()), 0)
+    def note_rate(self, quota: str, units: int) -> None:
+        """Of a rate nothing is leased: it is measured for whoever asks what is hot."""
+        demand = self._rates.get(quota) or Demand(self._clock.monotonic_ms())
         demand.note(units)
-        self._rates[quota] = (demand, share_milli)
+        self._rates[quota] = demand
         self._rates.move_to_end(quota)
         if len(self._rates) > MOST_KEYS:
             self._rates.popitem(last=False)
@@ -131,12 +127,6 @@ class Leasing:
 
     # --- asked and told by the conversation --------------------------------------------------------------------------
 
-    def share_heard(self, quota: str, share: Rate) -> None:
-        """The coordinator gave this region a share of a rate: what a smaller one denied is open again."""
-        if self._shares.get(quota) != share:
-            self._shares.put(quota, share)
-            self.shares_heard += 1
-
     def due(self) -> list[str]:
         """Quotas to ask for now."""
         now_ms = self._clock.monotonic_ms()
@@ -156,12 +146,6 @@ class Leasing:
         """So many are, as the store says: it is looked at again after a while, for what runs out is to be reported."""
         want = self._want(quota)
         want.held, want.look_at_ms = units, self._clock.monotonic_ms() + self.look_at_held_ms
-
-    def contended_rates(self) -> list[RateDemand]:
-        """Rates whose demand is above half of the safe share: below it, a key costs no message at all."""
-        now_ms = self._clock.monotonic_ms()
-        measured = [(quota, demand.per_second_milli(now_ms), share) for quota, (demand, share) in self._rates.items()]
-        return [RateDemand(quota=quota, demand_milli=milli) for quota, milli, share in measured if 2 * milli > share]
 
     def leased(self, quota: str, renew_at_ms: int | None) -> None:
         """There is a lease: it is renewed in time even if nobody uses it, for an expired one could not be spent."""
@@ -222,7 +206,7 @@ class Leasing:
         """What is asked for most, the most first, of rates and allowances alike."""
         now_ms = self._clock.monotonic_ms()
         demands = [(quota, want.demand) for quota, want in self._wants.items()]
-        demands += [(quota, demand) for quota, (demand, _) in self._rates.items()]
+        demands += self._rates.items()
         measured = (HotKey(quota, demand.per_second_milli(now_ms)) for quota, demand in demands)
         return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
 

@@ -7,14 +7,14 @@ thrown away with it; whoever lets something else change an answer (an override t
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
 
 from protocol.addresses import Network, parse_network
-from protocol.identifiers import quota_key, wider_keys
+from protocol.identifiers import parse_quota_key, quota_key, wider_keys
 from protocol.policy import (
     DEFAULT_SLOT_TTL_MS,
     OTHER_CLASSES,
@@ -28,6 +28,7 @@ from protocol.policy import (
     QuotaKind,
     QuotaSpec,
     Rate,
+    Sharing,
     as_list,
     costs_of,
     limit_of,
@@ -35,6 +36,7 @@ from protocol.policy import (
     parse_rate,
     safe_share,
     share_of,
+    sharing_of,
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
@@ -85,6 +87,7 @@ class CompiledPolicy:
     slot_ttl_ms: int
     may_slice: bool
     is_shadow: bool  # it never denies
+    is_shared: bool
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
@@ -145,6 +148,7 @@ class Policies:
         self._bundle = bundle
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
         self._classes = RouteClasses(bundle.document.route_classes)
+        self._has_others = bundle.weight < bundle.total_weight
         self._met: Remembered[tuple[str, str], Met] = Remembered(MOST_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
@@ -186,7 +190,7 @@ class Policies:
 
     def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
-        plan = self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
+        plan = self._plan_of(subject)
         key = policy.key(subject, route_class, plan)
         limit = self._limit(quota, plan, key)
         if quota.kind is QuotaKind.ALLOWANCE:
@@ -198,7 +202,17 @@ class Policies:
             return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms, policy.is_shadow))
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
-        rate = RateCharge(key, units, rate_micro, burst, quota.algorithm, window_ms, policy.may_slice, policy.is_shadow)
+        rate = RateCharge(
+            key,
+            units,
+            rate_micro,
+            burst,
+            quota.algorithm,
+            window_ms,
+            policy.may_slice,
+            policy.is_shadow,
+            policy.is_shared and self._has_others,
+        )
         return Demanded(policy, rate)
 
     def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
@@ -214,6 +228,18 @@ class Policies:
         if limit is None:  # there are no more plans and quotas than the document has
             limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)
         return limit
+
+    def _plan_of(self, subject: Mapping[str, str]) -> str | None:
+        return self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
+
+    def shared_rate(self, key: str) -> Rate | None:
+        """This region's safe share of a rate that is shared by demand. None if it is none."""
+        name, values = parse_quota_key(key)
+        quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
+        if quota is None or not _is_shared(quota) or not self._has_others:
+            return None
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        return limit if isinstance(limit, Rate) else None
 
     def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
         """By the keys that they are for; of several for one, the last."""
@@ -264,6 +290,10 @@ def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
             yield term.ends_in_ms
 
 
+def _is_shared(quota: QuotaSpec) -> bool:
+    return quota.kind is QuotaKind.RATE and sharing_of(quota) is not Sharing.REGIONAL
+
+
 def quota_of(key: str) -> str:
     return key.partition(":")[0]
 
@@ -290,6 +320,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         slot_ttl_ms=parse_duration_ms(quota.slot_ttl) if is_slots and quota.slot_ttl else DEFAULT_SLOT_TTL_MS,
         may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,
+        is_shared=_is_shared(quota) and not policy.shadow,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
         place=place,
         dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),

@@ -107,7 +107,7 @@ class Region:
         self.store.keep()
         parts: list[Part] = [self._signals, self._policies, self._blocks]
         for cell in self.cells:
-            parts += (cell.life, cell.conversation)
+            parts += (cell.life, cell.conversation, cell.sharing)
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -128,7 +128,7 @@ class Region:
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         policies = Policies(bundle, age_ms)
         for cell in self.cells:
-            cell.admission.policies = policies
+            cell.admission.policies = cell.sharing.policies = policies
             cell.slicing.give_back_all()
             cell.leasing.hint(None)  # a limit may have been raised
         self._note_versions()

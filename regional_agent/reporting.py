@@ -24,11 +24,9 @@ from protocol.messages import (
     ExchangeResponse,
     LeaseReply,
     LiveState,
-    RateDemand,
     Versions,
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from protocol.policy import Rate
 from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.domain.persistence import LONGEST_PAUSE_MS, Persistence
@@ -61,7 +59,6 @@ class Spoken:
     lane: int
     frozen: Frozen
     asked: list[str]
-    rates: list[RateDemand]
 
 
 class Conversation:
@@ -87,7 +84,6 @@ class Conversation:
         self._interval_ms = interval_ms
         self._persistence = Persistence()
         self._report_at_ms = 0
-        self._rates_at_ms = 0
         self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
         self._looked_back: Life | None = None
@@ -140,7 +136,7 @@ class Conversation:
         for _ in range(MOST_ROUNDS):
             # Each round looks at every lane: another agent may have frozen a batch meanwhile, and died with it.
             self._resend = set(range(life.lanes))
-            if not await self._exchange(life, asked={}, rates={}, reports=True):
+            if not await self._exchange(life, asked={}, reports=True):
                 return
 
     # --- one turn ----------------------------------------------------------------------------------------------------
@@ -229,25 +225,14 @@ class Conversation:
         if reports:
             self._report_at_ms = now_ms + self._interval_ms
         asked = _by_lane(life, self._leasing.due()[:MOST_QUOTAS], quota_of=str)
-        rates = _by_lane(life, self._due_rates(now_ms), quota_of=lambda rate: rate.quota)
-        await self._exchange(life, asked=asked, rates=rates, reports=reports)
+        await self._exchange(life, asked=asked, reports=reports)
         if reports:
             self.reported_at_ms = now_ms
 
-    def _due_rates(self, now_ms: int) -> list[RateDemand]:
-        if now_ms < self._rates_at_ms:
-            return []
-        self._rates_at_ms = now_ms + self._leasing.refresh_ms
-        return self._leasing.contended_rates()[:MOST_QUOTAS]
-
-    async def _exchange(
-        self, life: Life, *, asked: dict[int, list[str]], rates: dict[int, list[RateDemand]], reports: bool
-    ) -> bool:
+    async def _exchange(self, life: Life, *, asked: dict[int, list[str]], reports: bool) -> bool:
         """One call with all lanes that have something to say. False if there was nothing to say."""
-        lanes = range(life.lanes) if reports else sorted({*asked, *rates, *self._resend})
-        frozen = await asyncio.gather(
-            *(self._freeze(life, lane, asked.get(lane, []), rates.get(lane, [])) for lane in lanes)
-        )
+        lanes = range(life.lanes) if reports else sorted({*asked, *self._resend})
+        frozen = await asyncio.gather(*(self._freeze(life, lane, asked.get(lane, [])) for lane in lanes))
         spoken = [part for part in frozen if part is not None]
         if not spoken:
             return False
@@ -255,20 +240,20 @@ class Conversation:
         await self._take_in(life, spoken, await self._call(life, spoken))
         return True
 
-    async def _freeze(self, life: Life, lane: int, asked: list[str], rates: list[RateDemand]) -> Spoken | None:
+    async def _freeze(self, life: Life, lane: int, asked: list[str]) -> Spoken | None:
         if (life.epoch, lane) in self._resting:
             for quota in asked:
                 self._leasing.refused(quota)
             return None
         dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
-        if not dirty and not asked and not rates and not await self._must_resend(life, lane):
+        if not dirty and not asked and not await self._must_resend(life, lane):
             return None
         quotas = [*dirty, *(quota for quota in asked if quota not in dirty)]
         frozen = await self._scripts.freeze(life, lane, quotas)
         if life == self._life.current:
             for quota, units in frozen.held.items():
                 self._leasing.held(quota, units)
-        return Spoken(lane, frozen, asked, rates)
+        return Spoken(lane, frozen, asked)
 
     async def _must_resend(self, life: Life, lane: int) -> bool:
         waits = lane in self._resend and await self._scripts.frozen_seq(life, lane) is not None
@@ -280,7 +265,7 @@ class Conversation:
         exchanges = [
             Exchange(
                 frozen=part.frozen.bytes,
-                live=LiveState(wants=[self._leasing.want_of(quota) for quota in part.asked], rates=part.rates),
+                live=LiveState(wants=[self._leasing.want_of(quota) for quota in part.asked]),
             )
             for part in spoken
         ]
@@ -344,9 +329,6 @@ class Conversation:
 
     def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
         self._leasing.answered(asked, reply, gained)
-        for rate in reply.rates:
-            self._leasing.refresh_ms = rate.refresh_in_ms
-            self._leasing.share_heard(rate.quota, Rate(rate.rate_micro, rate.burst))
 
     def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""

@@ -13,8 +13,8 @@ from functools import partial
 
 from protocol.clock import Clock
 from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice
-from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
+from regional_agent.sharing import Sharing
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import Charge, Decision, Life, PolicyDecision, RateCharge, Request
 
@@ -22,10 +22,10 @@ RateSlice = Slice[RateCharge]
 
 
 class Slicing:
-    def __init__(self, gatherer: Gatherer, life: LifeKeeper, leasing: Leasing, clock: Clock) -> None:
+    def __init__(self, gatherer: Gatherer, life: LifeKeeper, sharing: Sharing, clock: Clock) -> None:
         self._gatherer = gatherer
         self._life = life
-        self._leasing = leasing
+        self._sharing = sharing
         self._clock = clock
         self._slices: dict[str, RateSlice] = {}
         self._heat = Heat()
@@ -116,7 +116,7 @@ class Slicing:
 
     def _look_around(self) -> None:
         """A store that lives another life knows nothing of what was taken; other shares are other rates."""
-        life, shares = self._life.current, self._leasing.shares_heard
+        life, shares = self._life.current, self._sharing.heard
         if life is not self._of[0] and life != self._of[0]:
             self._slices.clear()
         elif shares == self._of[1]:
@@ -145,7 +145,7 @@ class Slicing:
         if life is None or not units:
             slice_.low_water = max(0, slice_.left - 1) // 2  # looked at again then, and not at each request
             return
-        self._leasing.note_rate(charge.quota, slice_.spent_since_asked(), charge.rate_micro // 1000)
+        self._sharing.note(charge, slice_.spent_since_asked())
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
         taken = Request("enforce", (charge._replace(cost=units),))
@@ -162,6 +162,7 @@ class Slicing:
         now_ms = self._clock.monotonic_ms()
         (policy,) = decision.policies
         self.taken += 1
+        self._sharing.look(slice_.of, policy.available, policy.last_grant)
         slice_.add(units, now_ms)
         slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
         if self._slices.get(slice_.of.quota) is not slice_ and life == self._life.current:
@@ -171,7 +172,7 @@ class Slicing:
         """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
         life, units = self._life.current, slice_.taken_back(now_ms)
         charge = slice_.of
-        self._leasing.note_rate(charge.quota, slice_.spent_since_asked(), charge.rate_micro // 1000)
+        self._sharing.note(charge, slice_.spent_since_asked())
         if life is None or not units:
             return False
         self._gatherer.submit(life, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from coordinator.api.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.api.conditions import unless_known
-from coordinator.api.frozen import call_of, refused
+from coordinator.api.frozen import call_of, faults_of_rates, refused
 from coordinator.api.polling import a_version, news
 from coordinator.api.queries import Query, number_of
 from coordinator.domain.exchange import Call, WrongLane
@@ -19,11 +19,21 @@ from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
 from coordinator.operations.rebind_epoch import rebind_epoch
+from coordinator.operations.share_rates import share_rates
 from coordinator.outages import DatabaseUnavailable
 from coordinator.state import Coordinator, TheCoordinator, coordinator_of
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
+from protocol.messages import (
+    EpochOpened,
+    ExchangeRequest,
+    ExchangeResponse,
+    OpenEpoch,
+    RebindEpoch,
+    SharesRequest,
+    SharesResponse,
+    Signal,
+)
 from protocol.outcomes import EpochRefusal
 from protocol.policy import PolicyBundle
 
@@ -116,6 +126,17 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
         await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
     coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
     return applied
+
+
+@router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
+async def shares(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """What this region wants of rates that are shared by demand, and what it may use of each from now on."""
+    body, now = await read_body(request, SharesRequest), coordinator.clock.now()
+    if faults := list(faults_of_rates(body.rates)):
+        raise refused(faults)
+    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, body.rates, now))
+    coordinator.metrics.note_overshoots(out.overshoots)
+    return reply(out.response)
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

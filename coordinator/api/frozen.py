@@ -7,7 +7,7 @@ from coordinator.domain.period import period_of
 from doors.bodies import decode
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key
-from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, body_hash
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, RateReport, body_hash
 from protocol.units import MAX_UNITS
 
 
@@ -32,18 +32,22 @@ def _incoming(index: int, exchange: Exchange) -> Incoming:
     return Incoming(batch, body_hash(exchange.frozen), exchange.live)
 
 
+def faults_of_rates(rates: Sequence[RateReport]) -> Iterable[InvalidParameter]:
+    quotas = [rate.quota for rate in rates]
+    yield from _bad_keys("rates", quotas)
+    yield from _twice("rates[{}].quota", quotas, "it is named twice")
+
+
 def _faults(index: int, incoming: Incoming) -> Iterable[InvalidParameter]:
-    frozen, wants, rates = (f"exchanges[{index}].{part}" for part in ("frozen.leases", "live.wants", "live.rates"))
+    frozen, wants = (f"exchanges[{index}].{part}" for part in ("frozen.leases", "live.wants"))
     leases, live = incoming.batch.leases, incoming.live
     yield from _bad_keys(frozen, [lease.quota for lease in leases])
     yield from _bad_keys(wants, [want.quota for want in live.wants])
-    yield from _bad_keys(rates, [rate.quota for rate in live.rates])
     yield from _bad_periods(frozen, [lease.period for lease in leases])
     yield from _bad_sums(frozen, leases)
     twice = "it is named twice"
     yield from _twice(frozen + "[{}].quota", [(lease.quota, lease.period) for lease in leases], twice)
     yield from _twice(wants + "[{}].quota", [want.quota for want in live.wants], twice)
-    yield from _twice(rates + "[{}].quota", [rate.quota for rate in live.rates], twice)
 
 
 def _bad_keys(where: str, quotas: Iterable[str]) -> Iterable[InvalidParameter]:

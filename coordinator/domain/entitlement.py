@@ -4,20 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from coordinator.domain.setting import NOTHING_SET, Setting, Settings
+from coordinator.domain.setting import NOTHING_SET, Setting, Settings, amount
+from coordinator.domain.sharing import Member, Terms, terms_of
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.outcomes import GrantRefusal
 from protocol.policy import (
+    MAX_RATE_MICRO,
     LimitsDocument,
     LimitValue,
     PeriodKind,
     QuotaKind,
     QuotaSpec,
-    Rate,
+    Sharing,
     limit_of,
     parse_duration_ms,
     parse_rate,
-    safe_share,
+    sharing_of,
 )
 
 
@@ -66,11 +68,6 @@ class Catalogue(NamedTuple):
     def is_draining(self, region: str) -> bool:
         return region in self.regions and self.regions[region].status == "draining"
 
-    def rate_share(self, region: str, limit: Rate) -> Rate:
-        """The region's part of a rate; a region that is not active has none."""
-        weight = self.regions[region].weight if self.is_active(region) else 0
-        return safe_share(limit, weight, sum(each.weight for each in self.active))
-
 
 class Entitlement(NamedTuple):
     """An allowance of which leases may be granted."""
@@ -102,14 +99,26 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon), is_overridden)
 
 
-def rate_entitlement(catalogue: Catalogue, quota_key: str) -> Rate | GrantRefusal:
+def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+    """Of a rate that is shared by demand: its limit, and its regions as people weigh and bound them."""
     spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
-    if spec.kind is not QuotaKind.RATE:
+    if spec.kind is not QuotaKind.RATE or sharing_of(spec) is Sharing.REGIONAL:
         return GrantRefusal.NOT_LEASED
     limit = limit_of_key(catalogue, spec, quota_key)
-    return GrantRefusal.NO_LIMIT if limit is None else parse_rate(limit, spec.algorithm)
+    if limit is None:
+        return GrantRefusal.NO_LIMIT
+    settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
+    members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
+    own_weights = {name: catalogue.regions[name].weight for name in weights}
+    return terms_of(parse_rate(limit, spec.algorithm).rate_micro, sharing_of(spec), members, own_weights)
+
+
+def _member(spec: QuotaSpec, weight: int, setting: Setting) -> Member:
+    floor_micro = 0 if setting.floor is None else amount(spec, setting.floor)
+    ceiling_micro = MAX_RATE_MICRO if setting.ceiling is None else amount(spec, setting.ceiling)
+    return Member(weight, floor_micro, ceiling_micro)
 
 
 def limit_of_key(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:

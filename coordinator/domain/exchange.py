@@ -25,7 +25,7 @@ from coordinator.domain.allocation import demand_milli_of
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Report
 from coordinator.domain.closing import Late, late_of, open_key, settle_late
 from coordinator.domain.division import Division, Move, by_weight, came_back, division_of, fetched_by
-from coordinator.domain.entitlement import Catalogue, rate_entitlement
+from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.granting import (
     Shelf,
     Terms,
@@ -64,7 +64,6 @@ from protocol.messages import (
     FrozenBatch,
     LeaseReply,
     LiveState,
-    RateReply,
     Receipt,
     Versions,
     WantRefused,
@@ -243,10 +242,7 @@ def _check_lane(work: Work) -> None:
 
 def asked_about(works: Iterable[Work]) -> set[str]:
     """Quota keys whose limits the decision takes."""
-    lives = [work.incoming.live for work in works]
-    wants = (want.quota for live in lives for want in live.wants)
-    rates = (rate.quota for live in lives for rate in live.rates)
-    return {*wants, *rates}
+    return {want.quota for work in works for want in work.incoming.live.wants}
 
 
 def sort(works: Iterable[Work], catalogue: Catalogue, terms: Terms, now: datetime) -> None:
@@ -526,15 +522,13 @@ def respond(
 ) -> ExchangeResponse:
     """To the works of one call."""
     return ExchangeResponse(
-        replies=[_reply(work, books, catalogue, receipts, terms, now) for work in works],
+        replies=[_reply(work, books, receipts, terms, now) for work in works],
         versions=Versions(policies=catalogue.version, blocks=catalogue.block_version),
         drain=any(catalogue.is_draining(work.call.region) for work in works),
     )
 
 
-def _reply(
-    work: Work, books: Books, catalogue: Catalogue, receipts: Receipts, terms: Terms, now: datetime
-) -> ExchangeReply:
+def _reply(work: Work, books: Books, receipts: Receipts, terms: Terms, now: datetime) -> ExchangeReply:
     batch, verdict = work.incoming.batch, work.verdict
     if not work.is_answered:
         return ExchangeReply(
@@ -544,39 +538,16 @@ def _reply(
             receipt=receipts[batch.epoch, batch.lane] if work.is_acknowledged else None,
             expected_seq=verdict.expected_seq,
         )
-    rates, refused = _rates(work, catalogue, terms)
     return ExchangeReply(
         lane=batch.lane,
         seq=batch.seq,
         outcome=verdict.outcome,
         receipt=receipts[batch.epoch, batch.lane],
         leases=[_lease_reply(work, lease, books, terms, now) for lease in work.leases.values()],
-        rates=rates,
-        refused=[*work.refused, *refused],
+        refused=work.refused,
     )
 
 
 def _lease_reply(work: Work, lease: Lease, books: Books, terms: Terms, now: datetime) -> LeaseReply:
     refusal = work.refusals.get(lease.key) or refusal_of(lease)
     return lease_reply(lease, books.shelf(lease), terms, refusal, now)
-
-
-def _rates(work: Work, catalogue: Catalogue, terms: Terms) -> tuple[list[RateReply], list[WantRefused]]:
-    """A rate is not in the ledger: it protects machines, it is not money."""
-    rates, refused = [], []
-    for demand in work.incoming.live.rates:
-        limit = rate_entitlement(catalogue, demand.quota)
-        if isinstance(limit, GrantRefusal):
-            refused.append(WantRefused(quota=demand.quota, refusal=limit))
-            continue
-        share = catalogue.rate_share(work.call.region, limit)
-        rates.append(
-            RateReply(
-                quota=demand.quota,
-                rate_micro=share.rate_micro,
-                burst=share.burst,
-                expires_in_ms=4 * terms.refresh_ms,
-                refresh_in_ms=terms.refresh_ms,
-            )
-        )
-    return rates, refused

@@ -126,9 +126,13 @@ class Terms(NamedTuple):
         return self.limit_micro * WORST_MS if self.sharing is Sharing.ADAPTIVE else 0
 
 
-def terms_of(limit_micro: int, sharing: Sharing, members: Mapping[str, Member]) -> Terms:
-    total = max(1, sum(member.weight for member in members.values()))
-    safe_shares = {region: limit_micro * member.weight // total for region, member in members.items()}
+def terms_of(
+    limit_micro: int, sharing: Sharing, members: Mapping[str, Member], weights: Mapping[str, int] | None = None
+) -> Terms:
+    """`weights`: by which stores know their safe shares, where people weigh the members otherwise."""
+    weights = weights or {region: member.weight for region, member in members.items()}
+    total = max(1, sum(weights.values()))
+    safe_shares = {region: limit_micro * weight // total for region, weight in weights.items()}
     return Terms(limit_micro, sharing, members, safe_shares)
 
 

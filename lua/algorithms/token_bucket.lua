@@ -22,15 +22,7 @@ local function look(key, at)
   local full, rate_micro = state.burst * PARTS, state.rate_micro
   local parts, since = full, mono
   if state.remembered ~= '' then parts, since = struct.unpack('<dd', state.remembered) end
-  parts = math.min(full, parts)
-  local elapsed_us = math.max(0, mono - since)
-  local beyond = elapsed_us % 1000 * rate_micro
-  local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
-  if gained + extra >= full - parts then
-    state.parts, state.extra, state.since = full, 0, mono
-  else
-    state.parts, state.extra, state.since = parts + gained, extra, since + elapsed_us - elapsed_us % 1000
-  end
+  state.parts, state.extra, state.since = share.filled(parts, since, mono, rate_micro, full)
   state.full = full
   return state
 end
@@ -44,14 +36,14 @@ local function refuse(state, cost, is_enforced)
   if state.taken + cost > state.burst and is_enforced or needed > MAX_UNITS then return 'cost_above_limit' end
   local there = state.parts + state.extra
   if needed > there and is_enforced then
-    return 'rate_exceeded', ms_to_gain(needed - there, state.rate_micro, 1000)
+    return 'rate_exceeded', share.retry_ms(state, ms_to_gain(needed - there, state.rate_micro, 1000))
   end
 end
 
 local function keep(state, key)
   local parts = parts_left(state, state.taken)
   local ttl_ms = ms_to_gain(state.full - parts, state.rate_micro, LONG_MS)
-  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms, state.full - parts)
 end
 
 local function tell(state, taken)

@@ -6,30 +6,20 @@
 --
 -- The theoretical arrival time is kept as `due`, in microseconds, and `rest`, thousand-millionths of a unit (parts)
 -- that take less than a millisecond. A millisecond brings `rate_micro` parts, so no arrival is ever rounded. In any
--- time t at most burst + rate × t units are admitted. A key keeps its time when its limit changes. A cost below zero
--- gives units back, up to the burst.
+-- time t at most burst + rate × t units are admitted. A key keeps its time when its limit changes, and what is in it
+-- when its share does. A cost below zero gives units back, up to the burst.
 
 local share = require('parts/share')
 local MAX_UNITS, PARTS = 9007199254740991, 1000000000
 
 return function(mono)
-  -- How far ahead of the clock the arrival time is, in parts; 0 if it has passed.
-  local function ahead(due, rest, rate_micro)
-    if due + 1000 <= mono then return 0 end
-    local ahead_us = (due - mono) % 1000
-    local parts = ahead_us * rate_micro + 999
-    local whole_ms = (due - mono - ahead_us) / 1000
-    local arrived = whole_ms * rate_micro + (parts - math.fmod(parts, 1000)) / 1000 + rest
-    return math.min(math.max(0, arrived), MAX_UNITS)
-  end
-
   local function look(key, at)
     local state = share.look(KEYS[key], 'arrival', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
     state.rate_micro = math.max(1, state.rate_micro)
     local due, rest = mono, 0
     if state.remembered ~= '' then due, rest = struct.unpack('<dd', state.remembered) end
     rest = math.min(rest, state.rate_micro - 1)
-    state.ahead = ahead(due, rest, state.rate_micro)
+    state.ahead = share.ahead(due, rest, mono, state.rate_micro)
     if state.ahead == 0 then due, rest = mono, 0 end
     state.due, state.rest = due, rest
     return state
@@ -39,7 +29,9 @@ return function(mono)
     local units = state.taken + cost
     if units > state.burst and is_enforced or units * PARTS > MAX_UNITS then return 'cost_above_limit' end
     local over = state.ahead - (state.burst - units) * PARTS
-    if over > 0 and is_enforced then return 'rate_exceeded', math.ceil(over / state.rate_micro) end
+    if over > 0 and is_enforced then
+      return 'rate_exceeded', share.retry_ms(state, math.ceil(over / state.rate_micro))
+    end
   end
 
   -- How far ahead with so much of it taken; less than nothing where units come back.
@@ -55,7 +47,8 @@ return function(mono)
     if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
     local due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
-    share.keep(KEYS[key], state, struct.pack('<dd', due, rest), reset_ms(state, state.taken))
+    local missing = ahead_with(state, state.taken)
+    share.keep(KEYS[key], state, struct.pack('<dd', due, rest), reset_ms(state, state.taken), missing)
   end
 
   local function tell(state, taken)

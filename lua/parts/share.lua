@@ -2,45 +2,139 @@
 --
 -- KEYS  none
 -- ARGV  none
--- Gives {look, keep, install}, functions of a key's name
+-- Gives {look, keep, read, give, filled, ahead, retry_ms}, functions of a key's name, a state or of numbers
 --
--- The string is a layout's number (a byte, see LAYOUTS), then doubles: the share that the coordinator gave this region
--- (rate_micro, burst, and until when on the store's clock; 0: none yet), then what the algorithm remembers. Who finds
--- another layout than its own begins anew. It is forgotten when neither part says more than an absent key does.
+-- The string is a layout's number (a byte, see LAYOUTS), then, where the region was given a share, doubles: the share's
+-- `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`; then what
+-- the algorithm remembers. A share is in force until it ends, then `after_micro` until `kept`, and then nothing is left
+-- of it. What is in a bucket came at the rate that was in force then, and is neither more nor less when it changes.
+-- Who finds another layout than its own begins anew. It is forgotten when no part says more than an absent key does.
 
-local LAYOUTS = {none = 0, parts = 1, arrival = 2, fixed = 3, sliding = 4, log = 5}
-local HEAD, HEAD_BYTES = '<Bddd', 25
+local LAYOUTS = {none = 0, parts = 6, arrival = 7, fixed = 8, sliding = 9, log = 10}
+local SHARED, SHARE, SHARE_BYTES, SAFE = 128, '<dddddd', 48, -1
+local MAX_UNITS, LONG_MS = 9007199254740991, 2147483648
 
-local function unpacked(key)
-  local packed = redis.call('GET', key)
-  if not packed then return LAYOUTS.none, 0, 0, 0, '' end
-  local layout, rate_micro, burst, share_until = struct.unpack(HEAD, packed)
-  return layout, rate_micro, burst, share_until, string.sub(packed, HEAD_BYTES + 1)
+-- What is in a bucket later: whole milliseconds' parts, what the microseconds beyond bring, and when those begin.
+local function filled(parts, since, at, rate_micro, full)
+  parts = math.min(full, parts)
+  local elapsed_us = math.max(0, at - since)
+  local beyond = elapsed_us % 1000 * rate_micro
+  local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
+  if gained + extra >= full - parts then return full, 0, at end
+  return parts + gained, extra, since + elapsed_us - elapsed_us % 1000
 end
 
-local function write(key, layout, rate_micro, burst, share_until, remembered, ttl_ms)
-  local packed = struct.pack(HEAD, layout, rate_micro, burst, share_until) .. remembered
-  redis.call('SET', key, packed, 'PX', string.format('%.0f', math.max(1, ttl_ms)))
+-- How far ahead of a moment an arrival time is, in parts; 0 if it has passed.
+local function ahead(due, rest, at, rate_micro)
+  if due + 1000 <= at then return 0 end
+  local ahead_us = (due - at) % 1000
+  local parts = ahead_us * rate_micro + 999
+  local whole_ms = (due - at - ahead_us) / 1000
+  local arrived = whole_ms * rate_micro + (parts - math.fmod(parts, 1000)) / 1000 + rest
+  return math.min(math.max(0, arrived), MAX_UNITS)
+end
+
+-- What is remembered, brought to the moment at which another rate begins.
+local carry = {
+  [LAYOUTS.parts] = function(remembered, at, old_micro, _, burst)
+    local parts, since = struct.unpack('<dd', remembered)
+    local whole, extra = filled(parts, since, at, old_micro, burst * 1000000000)
+    return struct.pack('<dd', whole + extra, at)
+  end,
+  [LAYOUTS.arrival] = function(remembered, at, old_micro, new_micro)
+    local due, rest = struct.unpack('<dd', remembered)
+    old_micro, new_micro = math.max(1, old_micro), math.max(1, new_micro)
+    local parts = ahead(due, math.min(rest, old_micro - 1), at, old_micro)
+    if parts == 0 then return '' end
+    rest = math.fmod(parts, new_micro)
+    return struct.pack('<dd', math.min(at + (parts - rest) / new_micro * 1000, MAX_UNITS), rest)
+  end,
+}
+
+local function change(state, at, old_micro, new_micro)
+  local carried = carry[state.layout]
+  if carried and state.remembered ~= '' and old_micro ~= new_micro then
+    state.remembered = carried(state.remembered, at, old_micro, new_micro, state.burst)
+  end
+end
+
+-- The rate in force; what of a share is over by now is passed through, in its order.
+local function pass(state, safe_micro)
+  local share = state.share
+  while share and state.mono >= share.ends do
+    local at, old_micro, after_micro = share.ends, share.rate_micro, share.after_micro
+    if after_micro == SAFE then
+      share, state.share, after_micro = nil, nil, safe_micro
+    else
+      share.rate_micro, share.ends, share.after_micro = after_micro, share.kept, SAFE
+    end
+    change(state, at, old_micro, after_micro)
+  end
+  return share and share.rate_micro or safe_micro
+end
+
+local function read(key, safe_micro, burst, mono)
+  local packed = redis.call('GET', key)
+  local state = {layout = LAYOUTS.none, burst = burst, mono = mono, remembered = '', rate_micro = safe_micro,
+    safe_micro = safe_micro}
+  if not packed then return state end
+  state.layout = string.byte(packed)
+  if state.layout < SHARED then
+    state.remembered = string.sub(packed, 2)
+    return state
+  end
+  state.layout = state.layout - SHARED
+  local number, rate_micro, ends, after_micro, kept, spent = struct.unpack(SHARE, packed, 2)
+  state.share = {number = number, rate_micro = rate_micro, ends = ends, after_micro = after_micro, kept = kept,
+    spent = spent}
+  state.remembered, state.spent = string.sub(packed, SHARE_BYTES + 2), spent
+  state.rate_micro = pass(state, safe_micro)
+  return state
+end
+
+local function write(key, state, ttl_ms)
+  local share, head = state.share, string.char(state.layout)
+  if share then
+    head = string.char(state.layout + SHARED) .. struct.pack(SHARE, share.number, share.rate_micro, share.ends,
+      share.after_micro, share.kept, share.spent)
+    ttl_ms = math.max(ttl_ms, math.ceil((share.kept - state.mono) / 1000))
+  end
+  redis.call('SET', key, head .. state.remembered, 'PX', string.format('%.0f', math.max(1, ttl_ms)))
 end
 
 -- A new state: the share as long as it holds, else the safe share of the arguments, and what was remembered.
-local function look(key, layout_name, rate_micro, burst, mono)
-  local layout, share_rate, share_burst, share_until, remembered = unpacked(key)
-  if layout ~= LAYOUTS[layout_name] then layout, remembered = LAYOUTS[layout_name], '' end
-  if mono < share_until then rate_micro, burst = share_rate, share_burst end
-  return {layout = layout, rate_micro = rate_micro, burst = burst, remembered = remembered, mono = mono,
-    share_rate = share_rate, share_burst = share_burst, share_until = share_until}
+local function look(key, layout_name, safe_micro, burst, mono)
+  local state = read(key, safe_micro, burst, mono)
+  if state.layout ~= LAYOUTS[layout_name] then state.layout, state.remembered = LAYOUTS[layout_name], '' end
+  return state
 end
 
-local function keep(key, state, remembered, state_ms)
-  local share_ms = math.ceil((state.share_until - state.mono) / 1000)
-  local ttl_ms = math.max(state_ms + 1, share_ms)
-  write(key, state.layout, state.share_rate, state.share_burst, state.share_until, remembered, ttl_ms)
+-- Remembered for so long; called again for another policy, it does the same. A bucket that misses `missing` parts may
+-- gain nothing before the share is over.
+local function keep(key, state, remembered, state_ms, missing)
+  state.remembered = remembered
+  if state.share then
+    state.share.spent = state.spent + state.taken
+    local wait_ms = math.ceil((state.share.kept - state.mono) / 1000)
+    if missing then state_ms = math.min(LONG_MS, wait_ms + math.ceil(missing / math.max(1, state.safe_micro))) end
+  end
+  write(key, state, state_ms + 1)
 end
 
-local function install(key, rate_micro, burst, share_until, expires_in_ms)
-  local layout, _, _, _, remembered = unpacked(key)
-  write(key, layout, rate_micro, burst, share_until, remembered, math.max(redis.call('PTTL', key), expires_in_ms))
+-- Another share from now on.
+local function give(key, state, share)
+  if share.ends <= state.mono then
+    share.rate_micro, share.ends, share.after_micro = share.after_micro, share.kept, SAFE
+  end
+  change(state, state.mono, state.rate_micro, share.rate_micro)
+  share.spent = state.share and state.share.spent or 0
+  state.share, state.rate_micro = share, share.rate_micro
+  write(key, state, redis.call('PTTL', key))
 end
 
-return {look = look, keep = keep, install = install}
+-- Nobody knows what is in force after this share has ended: so much later, at most, ask again.
+local function retry_ms(state, ms)
+  return state.share and math.min(ms, math.max(1, math.ceil((state.share.ends - state.mono) / 1000))) or ms
+end
+
+return {look = look, keep = keep, read = read, give = give, filled = filled, ahead = ahead, retry_ms = retry_ms}

@@ -89,12 +89,14 @@ class RateDemand:
     _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
     _quick: Average = field(default_factory=lambda: Average(QUICK_MS))
 
-    def note(self, units: int, now_ms: int, size: int) -> None:
-        """So many units, in requests of that size."""
+    def note(self, units: int, now_ms: int, size: int) -> bool:
+        """So many units, in requests of that size. True if it is worth while to look at what it comes to."""
         self._units += units
         self._size += (size - self._size) / 16
-        if now_ms - self.since_ms >= FOLD_MS:
-            self._fold(now_ms)
+        if now_ms - self.since_ms < FOLD_MS:
+            return False
+        self._fold(now_ms)
+        return True
 
     def per_second_micro(self, now_ms: int) -> int:
         if now_ms - self.since_ms >= (FOLD_MS if self._units else SILENCE_MS):

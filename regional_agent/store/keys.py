@@ -43,6 +43,10 @@ def rate(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:rate:%s" % (lane, quota.encode())
 
 
+def demands(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:demands:%s" % (lane, quota.encode())
+
+
 def log(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:log:%s" % (lane, quota.encode())
 

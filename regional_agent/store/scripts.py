@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from protocol.identifiers import lane_of
-from protocol.messages import ExchangeReply, LeaseReply
+from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare
 from protocol.outcomes import DenialReason, HoldOutcome
-from protocol.policy import WINDOWS, RateAlgorithm
+from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
@@ -76,6 +76,7 @@ class RateCharge(NamedTuple):
     window_ms: int = 0  # of the algorithms that count in windows
     may_slice: bool = False  # an agent may take more than one request needs, and give it out by itself
     is_shadow: bool = False
+    is_shared: bool = False  # by demand with other regions: the rate is the safe share, as long as there is no other
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         names = _rate_keys(self.quota, life.lanes, life.cell)
@@ -197,6 +198,18 @@ _POLICY = struct.Struct("<B7q")
 _HELD = struct.Struct("<qH")
 _DENIED, _REPLAYED, _ANOTHER_BODY, _FAILED = 0, 2, 3, 4
 _LENGTH_BYTES = 2
+
+
+class RateWant(NamedTuple):
+    quota: str
+    safe: Rate
+    demand_micro: int
+    is_contended: bool
+
+
+class RatesReported(NamedTuple):
+    mono_us: int
+    reports: list[RateReport]
 
 
 class Frozen(NamedTuple):
@@ -404,19 +417,15 @@ class Scripts:
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
         names, tag = self._lane_keys(life, lane), life.tag(lane)
         names += [keys.lease(tag, life.epoch, lease.quota) for lease in leases]
-        names += [keys.rate(tag, rate.quota) for rate in reply.rates]
         arguments: list[Argument] = [
             life.fingerprint,
             life.epoch,
             reply.seq,
             sent_mono_us,
             len(leases),
-            len(reply.rates),
         ]
         for lease in leases:
             arguments += _lease_arguments(lease)
-        for rate in reply.rates:
-            arguments += (rate.rate_micro, rate.burst, rate.expires_in_ms)
         answer = await self._run("settle", names, *arguments)
         if answer[0] == b"fenced":
             raise Fenced
@@ -424,6 +433,41 @@ class Scripts:
         for lease, units in zip(leases, answer[2:], strict=False):  # an older epoch's reply installs nothing
             gained[lease.quota] = gained.get(lease.quota, 0) + units
         return gained
+
+    # --- shares of rates ---------------------------------------------------------------------------------------------
+
+    async def report_rates(self, life: Life, agent: str, wanted: Sequence[RateWant]) -> RatesReported:
+        """What all agents of the region want, and what is in force; what is not used is given up first."""
+        names = [self._fence_key]
+        arguments: list[Argument] = [life.fingerprint, life.epoch, agent]
+        for each in wanted:
+            tag, safe = _tag(each.quota, life.lanes, life.cell), each.safe
+            names += (keys.rate(tag, each.quota), keys.demands(tag, each.quota))
+            arguments += (safe.rate_micro, safe.burst, each.demand_micro, int(each.is_contended))
+        answer = await self._run("report_rates", names, *arguments)
+        if answer[0] == b"fenced":
+            raise Fenced
+        numbers = [int(number) for number in answer[2:]]
+        reports = [
+            RateReport(quota=each.quota, number=number, rate_micro=rate_micro, spent=spent, demand_micro=demand_micro)
+            for each, (number, rate_micro, spent, demand_micro) in zip(
+                wanted, (numbers[i : i + 4] for i in range(0, len(numbers), 4)), strict=True
+            )
+        ]
+        return RatesReported(int(answer[1]), reports)
+
+    async def share_rates(self, life: Life, sent_mono_us: int, shares: Sequence[tuple[Rate, RateShare]]) -> int:
+        """Each with its safe share. Gives how many of them were new."""
+        names = [self._fence_key]
+        arguments: list[Argument] = [life.fingerprint, life.epoch, sent_mono_us]
+        for safe, share in shares:
+            names.append(keys.rate(_tag(share.quota, life.lanes, life.cell), share.quota))
+            arguments += (safe.rate_micro, safe.burst)
+            arguments += (share.number, share.rate_micro, share.after_micro, share.expires_in_ms)
+        answer = await self._run("share_rates", names, *arguments)
+        if answer[0] == b"fenced":
+            raise Fenced
+        return int(answer[1])
 
     # --- looking -----------------------------------------------------------------------------------------------------
 

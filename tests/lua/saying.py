@@ -5,8 +5,9 @@ from typing import Any
 
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
-from protocol.messages import ExchangeReply, LeaseReply, RateReply
+from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
+from protocol.policy import Rate
 from regional_agent.domain.breaker import Breaker
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
@@ -57,10 +58,28 @@ async def install(scripts: Scripts, life: Life, *leases: LeaseReply, seq: int = 
     return await scripts.settle(life, lane, await scripts.mono_us(), reply)
 
 
-async def install_rate(scripts: Scripts, life: Life, rate: RateReply) -> None:
-    lane = lane_of(rate.quota, life.lanes)
-    reply = ExchangeReply(lane=lane, seq=1, outcome=ExchangeOutcome.APPLIED, rates=[rate])
-    await scripts.settle(life, lane, await scripts.mono_us(), reply)
+SAFE = Rate(1_000, 10)
+
+
+async def give_share(
+    scripts: Scripts,
+    life: Life,
+    number: int,
+    rate_micro: int,
+    after_micro: int = 0,
+    expires_in_ms: int = 8_000,
+    safe: Rate = SAFE,
+) -> int:
+    share = RateShare(
+        quota=RATE,
+        number=number,
+        rate_micro=rate_micro,
+        after_micro=after_micro,
+        expires_in_ms=expires_in_ms,
+        refresh_in_ms=1_000,
+        contended=False,
+    )
+    return await scripts.share_rates(life, await scripts.mono_us(), [(safe, share)])
 
 
 async def take(

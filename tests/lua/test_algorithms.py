@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from protocol.identifiers import lane_of
-from protocol.messages import RateReply
+from protocol.messages import RateShare
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.gathering import Gatherer
-from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, Request, Scripts
+from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, RateWant, Request, Scripts
 from tests.conftest import Server
-from tests.lua.saying import RATE, guard, install_rate
+from tests.lua.saying import RATE, give_share, guard
 from tests.lua.test_model import Wire, at_once
 from tests.simulation.store_model import ModelConnection, StoreModel
 
@@ -235,15 +235,88 @@ def test_a_limit_that_is_lowered_and_raised_in_mid_flight_is_in_force_at_once(cl
     )
 
 
-def test_a_share_replaces_the_safe_one_and_scales_the_algorithm(clocked: Clocked, algorithm: str) -> None:
+def give(clocked: Clocked, number: int, rate_micro: int, after_micro: int = 0, expires_in_ms: int = 8_000) -> int:
+    limit = limit_of(clocked.algorithm)
+    return at_once(give_share(clocked.scripts, LIFE, number, rate_micro, after_micro, expires_in_ms, limit))
+
+
+def per_second(clocked: Clocked, seconds: int) -> int:
+    """What it admits, asked for all the time, after all that was there at first is gone."""
+    limit = limit_of(clocked.algorithm)
+    while clocked.take(1, limit).allowed:
+        pass
+    admitted = 0
+    for _ in range(seconds * 10):
+        clocked.advance(100_000)
+        while clocked.take(1, limit).allowed:
+            admitted += 1
+    return admitted // seconds
+
+
+@pytest.mark.parametrize("algorithm", STEADY)
+@pytest.mark.parametrize("clocked_at", [0, 333, 999_999])
+def test_a_share_is_in_force_and_then_what_it_falls_back_to_and_then_the_safe_one(
+    clocked: Clocked, algorithm: str, clocked_at: int
+) -> None:
+    clocked.advance(clocked_at)
+    assert give(clocked, 1, 40_000_000, after_micro=5_000_000)
+    assert per_second(clocked, 8) == 40
+    assert per_second(clocked, 32) == 5
+    assert per_second(clocked, 10) == limit_of(algorithm).rate_micro // 1_000_000
+
+
+@pytest.mark.parametrize("algorithm", STEADY)
+def test_only_a_newer_share_is_heard_and_none_that_comes_late(clocked: Clocked, algorithm: str) -> None:
+    assert [give(clocked, number, 40_000_000) for number in (5, 5, 4, 6)] == [1, 0, 0, 1]
+    sent_us = at_once(clocked.scripts.mono_us())
+    clocked.advance(5_000_001)
+    clocked.take(1, limit_of(algorithm), "peek")
+    share = RateShare(
+        quota=RATE, number=7, rate_micro=1, after_micro=1, expires_in_ms=8_000, refresh_in_ms=1, contended=False
+    )
+    assert at_once(clocked.scripts.share_rates(LIFE, sent_us, [(limit_of(algorithm), share)])) == 0
+    assert at_once(clocked.scripts.share_rates(LIFE, sent_us + 1_000, [(limit_of(algorithm), share)])) == 1
+
+
+@pytest.mark.parametrize("algorithm", STEADY)
+@pytest.mark.parametrize(("old", "new"), [(1_000_000, 90_000_000), (90_000_000, 1_000_000), (7, 11_000_000)])
+def test_a_share_that_changes_leaves_in_the_bucket_what_is_in_it(
+    clocked: Clocked, algorithm: str, old: int, new: int
+) -> None:
+    """Neither did it fill at the new rate before that was there, nor is what was taken counted at another."""
     limit = limit_of(algorithm)
-    share = RateReply(quota=RATE, rate_micro=50_000_000, burst=25, expires_in_ms=10_000, refresh_in_ms=1_000)
-    at_once(install_rate(clocked.scripts, LIFE, share))
-    assert clocked.take(20, limit).allowed
-    assert clocked.take(6, limit).reason == "rate_exceeded"
-    clocked.advance(10_000_000)
-    assert clocked.take(11, limit).reason == "cost_above_limit"
-    assert clocked.take(1, limit).limit == 10
+    give(clocked, 1, old)
+    assert clocked.take(10, limit).allowed
+    clocked.advance(50_000)
+    came = 50 * old // 1_000_000_000
+    give(clocked, 2, new)
+    assert clocked.take(1, limit, "peek").remaining == came
+    clocked.advance(100_000)
+    assert clocked.take(1, limit, "peek").remaining == min(10, (50 * old + 100 * new) // 1_000_000_000)
+
+
+@pytest.mark.parametrize("algorithm", STEADY)
+def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_here(
+    clocked: Clocked, algorithm: str
+) -> None:
+    give(clocked, 3, 90_000_000, after_micro=30_000_000)
+
+    def told(agent: str, demand_micro: int, is_contended: bool) -> tuple[int, int, int, int]:
+        want = RateWant(RATE, limit_of(algorithm), demand_micro, is_contended)
+        (report,) = at_once(clocked.scripts.report_rates(LIFE, agent, [want])).reports
+        return report.number, report.rate_micro, report.spent, report.demand_micro
+
+    assert clocked.take(4, limit_of(algorithm)).allowed
+    assert told("one", 10_000_000, False) == (3, 90_000_000, 4, 10_000_000)
+    assert told("two", 63_000_000, True) == (3, 90_000_000, 4, 73_000_000), "it is a fifth above, but not more"
+    assert told("two", 40_000_000, True) == (3, 55_000_000, 4, 50_000_000)
+    assert told("one", 99_000_000, True) == (3, 55_000_000, 4, 139_000_000)
+    clocked.advance(8_000_000)
+    assert told("two", 10_000_000, False)[1] == 30_000_000
+    clocked.advance(5_000_000)
+    assert told("two", 10_000_000, False)[3] == 10_000_000, "what the other wanted is long ago"
+    clocked.advance(40_000_000)
+    assert told("two", 0, False) == (0, limit_of(algorithm).rate_micro, 0, 0)
 
 
 def test_another_algorithm_begins_anew(clocked: Clocked, algorithm: str) -> None:

@@ -3,11 +3,9 @@
 import asyncio
 import struct
 
-import msgspec
 import pytest
 
 from protocol.identifiers import lane_of, quota_key
-from protocol.messages import RateReply
 from protocol.units import MAX_UNITS
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
@@ -21,7 +19,7 @@ from regional_agent.store.scripts import (
     RateCharge,
     Scripts,
 )
-from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, install_rate, lease_reply, take, take_rate
+from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, lease_reply, take, take_rate
 
 pytestmark = pytest.mark.anyio
 
@@ -194,21 +192,21 @@ async def test_a_bucket_refills_exactly_with_the_stores_clock(
 ) -> None:
     await take_rate(scripts, life, 10, rate_micro=1_000_000)
     key = keys.rate(lane_of(RATE, life.lanes), RATE)
-    *share, parts, at = await packed(connection, key)
+    parts, at = await packed(connection, key)
     assert parts == 0
-    await connection.call("SET", key, struct.pack("<B5d", 1, *share, 0, at - 2_500_000))  # as if 2.5 s had passed
+    await connection.call("SET", key, struct.pack("<Bdd", 6, 0, at - 2_500_000))  # as if 2.5 s had passed
     decision = await take_rate(scripts, life, 2, rate_micro=1_000_000)
     assert decision.allowed
-    *_, parts, since = await packed(connection, key)
+    parts, since = await packed(connection, key)
     elapsed_us = since - (at - 2_500_000)
     assert elapsed_us % 1_000 == 0
     assert parts == elapsed_us * 1_000 - 2 * 10**9
 
 
 async def packed(connection: StoreConnection, key: bytes) -> tuple[float, ...]:
-    """A rate's state: its share, and what its algorithm remembers."""
-    layout, *numbers = struct.unpack("<B5d", await connection.call("GET", key))
-    assert layout == 1
+    """A rate's state without a share: what its algorithm remembers."""
+    layout, *numbers = struct.unpack("<Bdd", await connection.call("GET", key))
+    assert layout == 6
     return tuple(numbers)
 
 
@@ -219,14 +217,6 @@ async def test_a_clock_that_jumps_back_stands_still(connection: StoreConnection,
     decision = await take_rate(scripts, life, 10, rate_micro=1_000_000)
     assert not decision.allowed
     assert int(await connection.call("HGET", keys.FENCE, "mono")) == before
-
-
-async def test_a_granted_share_replaces_the_safe_one_until_it_runs_out(scripts: Scripts, life: Life) -> None:
-    share = RateReply(quota=RATE, rate_micro=1_000, burst=25, expires_in_ms=60_000, refresh_in_ms=5_000)
-    await install_rate(scripts, life, share)
-    assert (await take_rate(scripts, life, 20, burst=10)).allowed
-    await install_rate(scripts, life, msgspec.structs.replace(share, expires_in_ms=0))
-    assert (await take_rate(scripts, life, 20, burst=10)).policies[0].reason == "cost_above_limit"
 
 
 async def test_a_region_without_a_share_is_denied_with_a_finite_answer(scripts: Scripts, life: Life) -> None:

@@ -18,8 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from leasehold import embedded
 from protocol.identifiers import lane_of
-from protocol.messages import ExchangeReply, LeaseReply, RateReply
+from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
+from protocol.policy import Rate
 from protocol.units import MAX_UNITS
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply, StoreError
@@ -32,6 +33,7 @@ from regional_agent.store.scripts import (
     Operation,
     OperationConflict,
     RateCharge,
+    RateWant,
     Request,
     Scripts,
     SlotCharge,
@@ -153,7 +155,7 @@ class Both(ModelConnection):
             left_ms, expected_ms = self._wire.forgets_in_ms(name), self.model.ttl_ms(key)
             is_kept = expected_ms < 0
             assert left_ms < 0 if is_kept else left_ms == expected_ms, key
-            passing = (b":rate:", b":log:", b":op:", b":slots:", b":slots_due:", b":slots_over:")
+            passing = (b":rate:", b":demands:", b":log:", b":op:", b":slots:", b":slots_due:", b":slots_over:")
             is_passing = any(kind in name for kind in passing) and b":spoilt:" not in name
             assert is_kept != is_passing, f"accounting is kept, and nothing else: {key}"
 
@@ -301,14 +303,20 @@ def hold_of(charges: Sequence[Charge], ttl_ms: int, epoch: int = 7) -> HoldTerms
     return HoldTerms(HoldId.fresh(epoch, LANES, parts), ttl_ms)
 
 
-rate_replies = st.builds(
-    RateReply,
+micro = st.sampled_from([0, 1, 1_000, 5_000_000, 10**9])
+bursts = st.sampled_from([0, 1, 10, 900_000])
+rate_shares = st.builds(
+    RateShare,
     quota=st.sampled_from(list(RATES)),
-    rate_micro=st.sampled_from([0, 1_000, 5_000_000]),
-    burst=st.sampled_from([0, 7, 100]),
-    expires_in_ms=st.sampled_from([0, 60_000, 61_000, 3_600_000]),
+    number=few,
+    rate_micro=micro,
+    after_micro=micro,
+    expires_in_ms=st.sampled_from([0, 1, 1_000, 8_000, 20_000]),
     refresh_in_ms=st.just(1),
+    contended=st.booleans(),
 )
+safe_rates = st.builds(Rate, micro, bursts)
+rate_wants = st.builds(RateWant, st.sampled_from(list(RATES)), safe_rates, micro, st.booleans())
 
 
 class Store(RuleBasedStateMachine):
@@ -422,7 +430,7 @@ class Store(RuleBasedStateMachine):
             first_minute=first,
             last_minute=last,
         )
-        self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], [], 0)
+        self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], 0)
 
     @rule(
         charges=st.lists(st.one_of(small_allowances, slots), min_size=1, max_size=2),
@@ -474,7 +482,6 @@ class Store(RuleBasedStateMachine):
         lane=st.integers(0, LANES - 1),
         seq=st.one_of(st.none(), st.none(), st.integers(1, 3)),
         leases=st.lists(lease_replies(), max_size=3),
-        shares=st.lists(rate_replies, max_size=2),
         late_us=st.integers(0, 10_000_000),
     )
     def settle(
@@ -484,17 +491,34 @@ class Store(RuleBasedStateMachine):
         lane: int,
         seq: int | None,
         leases: list[LeaseReply],
-        shares: list[RateReply],
         late_us: int,
     ) -> None:
         """With the number of the batch that waits, or with another."""
         life = Life(fingerprint, epoch, LANES)
         seq = seq or at_once(self.scripts.frozen_seq(life, lane)) or 1
         mine = [lease for lease in leases if lane_of(lease.quota, LANES) == lane]
-        here = [share for share in shares if lane_of(share.quota, LANES) == lane]
-        reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=mine, rates=here)
+        reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=mine)
         sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
         self.do(self.scripts.settle(life, lane, sent_us, reply))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        agent=st.sampled_from(["one", "two"]),
+        wants=st.lists(rate_wants, min_size=1, max_size=3, unique_by=lambda want: want.quota),
+    )
+    def report_rates(self, fingerprint: str, epoch: int, agent: str, wants: list[RateWant]) -> None:
+        self.do(self.scripts.report_rates(Life(fingerprint, epoch, LANES), agent, wants))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        shares=st.lists(st.tuples(safe_rates, rate_shares), min_size=1, max_size=3),
+        late_us=st.sampled_from([0, 0, 1_000_000, 5_000_000, 5_000_001]),
+    )
+    def share_rates(self, fingerprint: str, epoch: int, shares: list[tuple[Rate, RateShare]], late_us: int) -> None:
+        sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
+        self.do(self.scripts.share_rates(Life(fingerprint, epoch, LANES), sent_us, shares))
 
     @rule(fingerprint=fingerprints, epoch=epochs, quota=st.sampled_from(QUOTAS), keep=units, ahead=st.booleans())
     def give_back(self, fingerprint: str, epoch: int, quota: str, keep: int, ahead: bool) -> None:

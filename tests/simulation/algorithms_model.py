@@ -3,8 +3,8 @@
 A state is read once for each key of a request; `taken` is what the request has taken of it so far. Only `keep` writes.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.simulation.slots_model import Place, Slots
@@ -104,6 +104,86 @@ class Concurrency:
         return s["limit"], max(0, s["limit"] - s["used"] - taken), max(0, _ms(s["last"] - s["mono"]))
 
 
+SHARED, SAFE = 128, -1
+NO_LAYOUT, PARTS_LAYOUT, ARRIVAL_LAYOUT, FIXED_LAYOUT, SLIDING_LAYOUT, LOG_LAYOUT = 0, 6, 7, 8, 9, 10
+
+
+@dataclass
+class GivenShare:
+    number: int
+    rate_micro: int
+    ends: int
+    after_micro: int
+    kept: int
+    spent: int = 0
+
+
+def read_rate(store: "StoreModel", key: str, safe_micro: int, burst: int, mono: int) -> State:
+    """As parts/share reads it: what of a share is over by now is passed through."""
+    layout, *numbers = store.rate(key)
+    share = None
+    if layout >= SHARED:
+        layout, share, numbers = layout - SHARED, GivenShare(*numbers[:6]), numbers[6:]
+    s: State = {"layout": layout, "share": share, "remembered": numbers, "burst": burst, "mono": mono}
+    s |= {"safe_micro": safe_micro, "rate_micro": safe_micro, "spent": share.spent if share else 0}
+    while (share := s["share"]) is not None and mono >= share.ends:
+        at, old_micro, after_micro = share.ends, share.rate_micro, share.after_micro
+        if after_micro == SAFE:
+            s["share"], after_micro = None, safe_micro
+        else:
+            share.rate_micro, share.ends, share.after_micro = after_micro, share.kept, SAFE
+        _change(s, at, old_micro, after_micro)
+    s["rate_micro"] = share.rate_micro if share else safe_micro
+    return s
+
+
+def _change(s: State, at: int, old_micro: int, new_micro: int) -> None:
+    """What is in a bucket came at the old rate, and is the same under the new one."""
+    if not s["remembered"] or old_micro == new_micro:
+        return
+    if s["layout"] == PARTS_LAYOUT:
+        parts, since = s["remembered"]
+        parts, extra, _ = filled(parts, since, at, old_micro, s["burst"] * PARTS)
+        s["remembered"] = [parts + extra, at]
+    elif s["layout"] == ARRIVAL_LAYOUT:
+        due, rest = s["remembered"]
+        old_micro, new_micro = max(1, old_micro), max(1, new_micro)
+        parts = ahead(due, min(rest, old_micro - 1), at, old_micro)
+        whole_ms, rest = divmod(parts, new_micro)
+        s["remembered"] = [min(at + whole_ms * 1000, MAX_UNITS), rest] if parts else []
+
+
+def filled(parts: int, since: int, at: int, rate_micro: int, full: int) -> tuple[int, int, int]:
+    parts = min(full, parts)
+    elapsed_ms, beyond_us = divmod(max(0, at - since), 1000)
+    gained, extra = elapsed_ms * rate_micro, beyond_us * rate_micro // 1000
+    if gained + extra >= full - parts:
+        return full, 0, at
+    return parts + gained, extra, since + elapsed_ms * 1000
+
+
+def ahead(due: int, rest: int, at: int, rate_micro: int) -> int:
+    return min(max(0, -((at - due) * rate_micro // 1000) + rest), MAX_UNITS)
+
+
+def write_rate(store: "StoreModel", key: str, s: State, ttl_ms: int) -> None:
+    share: GivenShare | None = s["share"]
+    if share is None:
+        store.keep_rate(key, [s["layout"], *s["remembered"]], ttl_ms)
+    else:
+        packed = [s["layout"] + SHARED, *astuple(share), *s["remembered"]]
+        store.keep_rate(key, packed, max(ttl_ms, _ms(share.kept - s["mono"])))
+
+
+def give_rate(store: "StoreModel", key: str, s: State, share: GivenShare) -> None:
+    if share.ends <= s["mono"]:
+        share.rate_micro, share.ends, share.after_micro = share.after_micro, share.kept, SAFE
+    _change(s, s["mono"], s["rate_micro"], share.rate_micro)
+    share.spent = s["share"].spent if s["share"] else 0
+    s["share"], s["rate_micro"] = share, share.rate_micro
+    write_rate(store, key, s, store.ttl_ms(key))
+
+
 class Rate:
     """What all rates have in common: a share that replaces the safe one, and one packed string."""
 
@@ -111,33 +191,42 @@ class Rate:
     layout: int  # what the packed string's first byte says
 
     def shared(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
-        rate_micro, burst = int(arguments[0]), int(arguments[1])
-        layout, share_rate, share_burst, share_until, *remembered = store.rate(names[0])
-        if layout != self.layout:
-            remembered = []
-        if mono < share_until:
-            rate_micro, burst = share_rate, share_burst
-        share = [share_rate, share_burst, share_until]
-        return {"rate_micro": rate_micro, "burst": burst, "share": share, "remembered": remembered, "mono": mono}
+        s = read_rate(store, names[0], int(arguments[0]), int(arguments[1]), mono)
+        if s["layout"] != self.layout:
+            s["layout"], s["remembered"] = self.layout, []
+        return s
 
-    def write(self, store: "StoreModel", names: Names, s: State, remembered: list[int], ttl_ms: int) -> None:
-        share_ms = math.ceil((s["share"][2] - s["mono"]) / 1000)
-        store.keep_rate(names[0], [self.layout, *s["share"], *remembered], max(ttl_ms + 1, share_ms))
+    def write(
+        self,
+        store: "StoreModel",
+        names: Names,
+        s: State,
+        remembered: list[int],
+        ttl_ms: int,
+        missing: int | None = None,
+    ) -> None:
+        share: GivenShare | None = s["share"]
+        if share is not None:
+            share.spent = s["spent"] + s["taken"]
+            if missing is not None:
+                ttl_ms = min(LONG_MS, _ms(share.kept - s["mono"]) + -(-missing // max(1, s["safe_micro"])))
+        write_rate(store, names[0], s | {"remembered": remembered}, ttl_ms + 1)
+
+    @staticmethod
+    def retry_ms(s: State, ms: int) -> int:
+        share: GivenShare | None = s["share"]
+        return ms if share is None else min(ms, max(1, _ms(share.ends - s["mono"])))
 
 
 class TokenBucket(Rate):
-    arguments, layout = 2, 1
+    arguments, layout = 2, PARTS_LAYOUT
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.shared(store, names, arguments, mono)
         full = s["burst"] * PARTS
         parts, since = s["remembered"] or (full, mono)
-        parts = min(full, parts)
-        elapsed_ms, beyond_us = divmod(max(0, mono - since), 1000)
-        gained, extra = elapsed_ms * s["rate_micro"], beyond_us * s["rate_micro"] // 1000
-        if gained + extra >= full - parts:
-            return s | {"full": full, "parts": full, "extra": 0, "since": mono}
-        return s | {"full": full, "parts": parts + gained, "extra": extra, "since": since + elapsed_ms * 1000}
+        parts, extra, since = filled(parts, since, mono, s["rate_micro"], full)
+        return s | {"full": full, "parts": parts, "extra": extra, "since": since}
 
     def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
         needed = (s["taken"] + cost) * PARTS
@@ -145,13 +234,13 @@ class TokenBucket(Rate):
             return "cost_above_limit", 0
         there = s["parts"] + s["extra"]
         if needed > there and is_enforced:
-            return "rate_exceeded", _ms_to_gain(needed - there, s["rate_micro"], 1000)
+            return "rate_exceeded", self.retry_ms(s, _ms_to_gain(needed - there, s["rate_micro"], 1000))
         return "", 0
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
         parts = self._left(s, s["taken"])
         ttl_ms = _ms_to_gain(s["full"] - parts, s["rate_micro"], LONG_MS)
-        self.write(store, names, s, [parts, s["since"]], ttl_ms)
+        self.write(store, names, s, [parts, s["since"]], ttl_ms, s["full"] - parts)
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         parts = self._left(s, taken)
@@ -178,7 +267,7 @@ class Window(Rate):
 
 
 class FixedWindow(Window):
-    layout = 3
+    layout = FIXED_LAYOUT
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.windowed(store, names, arguments, mono)
@@ -205,7 +294,7 @@ class FixedWindow(Window):
 
 
 class SlidingWindow(Window):
-    layout = 4
+    layout = SLIDING_LAYOUT
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.windowed(store, names, arguments, mono)
@@ -258,7 +347,7 @@ class SlidingWindow(Window):
 
 
 class SlidingLog(Window):
-    keys, layout = 2, 5
+    keys, layout = 2, LOG_LAYOUT
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.windowed(store, names, arguments, mono)
@@ -299,17 +388,17 @@ class SlidingLog(Window):
 
 
 class LeakyBucket(Rate):
-    arguments, layout = 2, 2
+    arguments, layout = 2, ARRIVAL_LAYOUT
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
         s = self.shared(store, names, arguments, mono)
         rate_micro = max(1, s["rate_micro"])
         due, rest = s["remembered"] or (mono, 0)
         rest = min(rest, rate_micro - 1)
-        ahead = min(max(0, -((mono - due) * rate_micro // 1000) + rest), MAX_UNITS)
-        if not ahead:
+        in_parts = ahead(due, rest, mono, rate_micro)
+        if not in_parts:
             due, rest = mono, 0
-        return s | {"rate_micro": rate_micro, "due": due, "rest": rest, "ahead": ahead}
+        return s | {"rate_micro": rate_micro, "due": due, "rest": rest, "ahead": in_parts}
 
     def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
         units = s["taken"] + cost
@@ -317,14 +406,15 @@ class LeakyBucket(Rate):
             return "cost_above_limit", 0
         over = s["ahead"] - (s["burst"] - units) * PARTS
         if over > 0 and is_enforced:
-            return "rate_exceeded", -(-over // s["rate_micro"])
+            return "rate_exceeded", self.retry_ms(s, -(-over // s["rate_micro"]))
         return "", 0
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
         whole_ms, rest = divmod(s["rest"] + s["taken"] * PARTS, s["rate_micro"])
         latest = s["mono"] + MAX_UNITS // s["rate_micro"] * 1000
         due = min(s["due"] + whole_ms * 1000, latest, MAX_UNITS)
-        self.write(store, names, s, [due, rest], self._reset_ms(s, s["taken"]))
+        missing = self._ahead_with(s, s["taken"])
+        self.write(store, names, s, [due, rest], self._reset_ms(s, s["taken"]), missing)
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         left = s["burst"] * PARTS - self._ahead_with(s, taken)

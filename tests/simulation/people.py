@@ -251,5 +251,5 @@ _NEVER_GRANTED = FrozenLease(
 
 def _exchange(epoch: int, lane: int, seq: int, fingerprint: str, *leases: FrozenLease) -> bytes:
     frozen = msgspec.json.encode({"epoch": epoch, "lane": lane, "seq": seq, "leases": leases}).decode()
-    exchanges = [Exchange(frozen=frozen, live=LiveState(wants=[], rates=[]))]
+    exchanges = [Exchange(frozen=frozen, live=LiveState(wants=[]))]
     return msgspec.json.encode(ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges))

@@ -13,12 +13,13 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Scripts
 from regional_agent.store.sources import sources
-from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, State
+from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, GivenShare, State, give_rate, read_rate
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
 from tests.simulation.slots_model import Place as SlotPlace
 from tests.simulation.slots_model import Slot, Slots
@@ -419,7 +420,7 @@ class StoreModel:
 
     def rate(self, key: str) -> list[int]:
         """A rate's packed string: the share, and what its algorithm remembers."""
-        value = self.data.get(key, [0, 0, 0, 0])
+        value = self.data.get(key, [0])
         if not isinstance(value, list):
             raise StoreError(WRONG_TYPE)
         return value
@@ -548,15 +549,13 @@ class StoreModel:
         answer: list[Any] = [b"settled", int(dropped)]
         if fence.get("epoch") != argv[1]:
             for i in range(int(argv[4])):
-                self._hear(keys[3 + i], argv[6 + 10 * i : 16 + 10 * i])
+                self._hear(keys[3 + i], argv[5 + 10 * i : 15 + 10 * i])
             return answer
-        sent, leases, rates = int(argv[3]), int(argv[4]), int(argv[5])
+        sent, leases = int(argv[3]), int(argv[4])
         mono = self._tick(keys[0])
         for i in range(leases):
-            reply, acknowledged = argv[6 + 10 * i : 16 + 10 * i], argv[2] if dropped else "0"
+            reply, acknowledged = argv[5 + 10 * i : 15 + 10 * i], argv[2] if dropped else "0"
             answer.append(self._install(keys[3 + i], keys[2], reply, sent, mono, acknowledged))
-        for i in range(rates):
-            self._install_rate(keys[3 + leases + i], argv[6 + 10 * leases + 3 * i :][:3], sent)
         return answer
 
     def _hear(self, key: str, reply: Names) -> None:
@@ -626,11 +625,51 @@ class StoreModel:
         write_was(self, key, period, was | now)
         self._add(dirty, quota)
 
-    def _install_rate(self, key: str, reply: Names, sent: int) -> None:
-        rate_micro, burst, expires_in = (int(each) for each in reply)
-        ttl_ms = max(self.ttl_ms(key), expires_in)
-        layout, _, _, _, *remembered = self.rate(key)
-        self.keep_rate(key, [layout, rate_micro, burst, sent + expires_in * 1000, *remembered], ttl_ms)
+    # --- shares of rates ---------------------------------------------------------------------------------------------
+
+    def report_rates(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mono = self._tick(keys[0])
+        answer = [b"reported", b"%d" % mono]
+        for i, (key, demands) in enumerate(zip(keys[1::2], keys[2::2], strict=True)):
+            safe_micro, burst, demand, is_contended = (int(each) for each in argv[3 + 4 * i : 7 + 4 * i])
+            s = read_rate(self, key, safe_micro, burst, mono)
+            wanted = self._wanted_by_all(demands, argv[2], demand, mono)
+            if s["share"] and is_contended and 5 * wanted < 4 * s["share"].rate_micro:
+                self._lower(key, s, wanted)
+            share: GivenShare | None = s["share"]
+            told = (share.number, s["rate_micro"], max(0, share.spent)) if share else (0, s["rate_micro"], 0)
+            answer += [b"%d" % each for each in (*told, wanted)]
+        return answer
+
+    def _wanted_by_all(self, key: str, agent: str, micro: int, mono: int) -> int:
+        self._write(key, {agent: f"{mono} {micro}"})
+        self._expire(key, 20_000)
+        wanted = {name: [int(each) for each in text.split()] for name, text in self.hash(key).items()}
+        self._remove(key, *(name for name, (at, _) in wanted.items() if mono - at > 10_000_000))
+        return sum(micro for at, micro in wanted.values() if mono - at <= 10_000_000)
+
+    def _lower(self, key: str, s: State, wanted: int) -> None:
+        share, rate_micro = s["share"], wanted + wanted // 10
+        after_micro = share.after_micro if share.after_micro < 0 else min(share.after_micro, rate_micro)
+        give_rate(self, key, s, replace(share, rate_micro=rate_micro, after_micro=after_micro))
+
+    def share_rates(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mono, sent, new = self._tick(keys[0]), int(argv[2]), 0
+        if mono - sent > 5_000_000:
+            return [b"shared", 0]
+        for i, key in enumerate(keys[1:]):
+            numbers = (int(each) for each in argv[3 + 6 * i : 9 + 6 * i])
+            safe_micro, burst, number, rate_micro, after_micro, expires_in = numbers
+            s = read_rate(self, key, safe_micro, burst, mono)
+            if number > (s["share"].number if s["share"] else 0):
+                given = GivenShare(number, rate_micro, sent + expires_in * 1000, after_micro, sent + 40_000_000)
+                give_rate(self, key, s, given)
+                new += 1
+        return [b"shared", new]
 
 
 class ModelConnection(StoreConnection):

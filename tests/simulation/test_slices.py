@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +23,7 @@ from regional_agent.journal import Journal
 from regional_agent.leasing import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies
+from regional_agent.sharing import Sharing
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import OnReply
 from regional_agent.store.gathering import Gatherer
@@ -117,11 +118,12 @@ class Agent:
         self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
         self._clock = clock
         gatherer = Gatherer(Scripts(connection), Guard(Breaker(5, 1000), clock, metrics, _nobody_probes, 1000))
-        leasing = Leasing(clock)
+        leasing, nobody = Leasing(clock), cast(Any, None)
         keeper: Any = self.life
-        self.slicing = Slicing(gatherer, keeper, leasing, clock)
+        sharing = Sharing("agent", nobody, keeper, leasing, nobody, metrics, clock)
+        self.slicing = Slicing(gatherer, keeper, sharing, clock)
         without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = Admission(gatherer, keeper, leasing, self.slicing, without_store, metrics, clock)
+        self.admission = Admission(gatherer, keeper, leasing, self.slicing, sharing, without_store, metrics, clock)
         self.admission.policies = Policies(region.bundle)
 
     async def ask(self, asked: Asked) -> Said:

@@ -90,7 +90,7 @@ def test_the_hottest_keys_are_what_is_asked_for_most_of_rates_and_allowances() -
     clock = StandingClock()
     leasing = Leasing(clock)
     for number in (n for n in range(50) if n != 45):
-        leasing.note_rate(f"api:tenant=t{number}", number, 1_000)
+        leasing.note_rate(f"api:tenant=t{number}", number)
     leasing.note(QUOTA, 45, spent(100))
     leasing.want_of("exports:tenant=silent")
     clock.now_ms += 1_000

@@ -52,7 +52,9 @@ def test_the_plan_gives_the_limit_and_the_weight_the_share(policies: Policies) -
     subject = {"tenant": "acme", "ip": "203.0.113.9", "route": "/v1/exports", "method": "POST"}
     allowance, rate = (each.charge for each in policies.demand(subject, None))
     assert allowance == AllowanceCharge("exports:tenant=acme", 1, 1000, '{"policy":"export"}')
-    assert rate == RateCharge("api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333_333, 66, may_slice=True)
+    assert rate == RateCharge(
+        "api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333_333, 66, may_slice=True, is_shared=True
+    )
 
 
 def told_of(usage_by: list[str], **subject: str) -> str:
@@ -91,7 +93,7 @@ def test_a_tenant_on_no_plan_is_on_the_default_plan(policies: Policies) -> None:
 
 def test_a_plan_without_a_limit_is_limited_to_nothing(policies: Policies) -> None:
     charge = policies.demand({"tenant": "new", "route": "/v1/vip"}, None)[0].charge
-    assert charge == RateCharge("vip:tenant=new", 1, 0, 0, may_slice=True)
+    assert charge == RateCharge("vip:tenant=new", 1, 0, 0, may_slice=True, is_shared=True)
 
 
 def test_the_requests_cost_replaces_the_policys(policies: Policies) -> None:

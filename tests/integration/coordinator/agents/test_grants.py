@@ -1,11 +1,11 @@
-"""Who gets how much: limits, plans, the end of an allowance, the end of a period, and shares of rates."""
+"""Who gets how much: limits, plans, the end of an allowance, and the end of a period."""
 
 import asyncio
 from datetime import UTC, datetime
 
 import pytest
 
-from protocol.messages import ExchangeReply, Signal
+from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MAX_UNITS
 from tests.integration.coordinator.agents.conftest import (
@@ -179,23 +179,3 @@ async def test_a_draining_region_is_told_and_gets_nothing(stand: Stand, agent: A
     assert response.drain
     assert leased(response.replies[0]).granted == 10
     assert [each.refusal for each in response.replies[0].refused] == [GrantRefusal.REGION_NOT_ACTIVE]
-
-
-async def rate(agent: Agent, seq: int) -> ExchangeReply:
-    return await agent.say(seq, rates=[{"quota": API, "demand_milli": 5}])
-
-
-async def test_a_region_gets_its_share_of_a_rate_by_weight(stand: Stand, agent: Agent) -> None:
-    (alone,) = (await rate(agent, 1)).rates
-    assert (alone.rate_micro, alone.burst, alone.expires_in_ms) == (100_000_000, 200, 20_000)
-    await stand.add_region("eu-west", weight=2)
-    (shared,) = (await rate(agent, 2)).rates
-    assert (shared.rate_micro, shared.burst) == (33_333_333, 66)
-    await stand.owner.execute("UPDATE region SET status = 'down' WHERE name = 'eu-west'")
-    (again,) = (await rate(agent, 3)).rates
-    assert again.rate_micro == 100_000_000
-
-
-async def test_a_rate_that_is_none(agent: Agent) -> None:
-    reply = await agent.say(1, rates=[{"quota": EXPORTS, "demand_milli": 5}])
-    assert [each.refusal for each in reply.refused] == [GrantRefusal.NOT_LEASED]

@@ -56,7 +56,6 @@ MALFORMED: list[tuple[list[Any], dict[str, Any], dict[str, Any], str]] = [
     ([], {}, {"wants": [want(waiting=-1)]}, "live.wants[0].waiting"),
     ([], {}, {"wants": [want("Exports:")]}, "live.wants[0].quota"),
     ([], {}, {"wants": [want(), want()]}, "live.wants[1].quota"),
-    ([], {}, {"rates": [{"quota": "x", "demand_milli": 1}]}, "live.rates[0].quota"),
     ([lease(MAILS)], {}, {}, "frozen.lane"),  # another quota's lane
     ([], {}, {"wants": [want(MAILS)]}, "frozen.lane"),
 ]

@@ -1,0 +1,184 @@
+"""Rates that are shared with other regions by demand: what is wanted here is measured, told, and shares are heard.
+
+Nothing of this is in a request's way: the store decides by the share that it has, and falls back by its own clock when
+none comes. A key whose demand is under half of its safe share is not spoken of at all, unless another region wants more
+than it has and the coordinator asks. Each report is of all agents of the region: they add up in the store.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from protocol.clock import Clock
+from protocol.messages import MAX_RATES, RateShare, SharesRequest
+from protocol.policy import Rate
+from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.domain.sharing import URGENT_AFTER_MS, RateDemand, cannot_wait, needs_no_message
+from regional_agent.leasing import Leasing
+from regional_agent.life import LifeKeeper
+from regional_agent.metrics import Metrics
+from regional_agent.policies import Policies
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.scripts import Fenced, Life, RateCharge, RateWant, Scripts
+
+log = structlog.get_logger()
+
+MOST_KEYS = 10_000
+UNSAID_MS = 5_000  # a report that failed is repeated after that
+REFUSED_MS = 60_000
+PAUSE_MS = 1_000
+PARTS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Key:
+    """One rate, as this agent sees it."""
+
+    quota: str
+    safe: Rate
+    demand: RateDemand
+    due_ms: int | None = None  # when it is spoken of next; None: it need not be
+    told_ms: int = 0
+    told_micro: int = 0  # what was wanted then
+    rate_micro: int = 0  # the share that was heard last
+    expires_ms: int = 0
+    is_contended: bool = False
+
+    def demand_micro(self, now_ms: int) -> int:
+        return self.demand.per_second_micro(now_ms)
+
+
+class Sharing:
+    def __init__(
+        self,
+        agent: str,
+        scripts: Scripts,
+        life: LifeKeeper,
+        leasing: Leasing,
+        coordinator: CoordinatorClient,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._agent = agent
+        self._scripts = scripts
+        self._life = life
+        self._leasing = leasing
+        self._coordinator = coordinator
+        self._metrics = metrics
+        self._clock = clock
+        self._keys: dict[str, Key] = {}
+        self._wake = asyncio.Event()
+        self.policies: Policies | None = None
+        self.heard = 0  # how often a share was more than before: what a smaller one denied is open again
+
+    # --- told by admission and slices --------------------------------------------------------------------------------
+
+    def note(self, charge: RateCharge, units: int, size: int = 1) -> None:
+        """So many units were asked for, in requests of that size."""
+        self._leasing.note_rate(charge.quota, units)
+        if not charge.is_shared:
+            return
+        now_ms = self._clock.monotonic_ms()
+        key = self._keys.get(charge.quota) or self._new(charge.quota, _safe(charge), now_ms)
+        if key.demand.note(units, now_ms, size) and key.due_ms is None:
+            key.safe = _safe(charge)
+            if not needs_no_message(key.demand_micro(now_ms), key.safe.rate_micro):
+                self._speak_of(key, now_ms)
+
+    def look(self, charge: RateCharge, available: int, rate_micro: int) -> None:
+        """What the store said is in the bucket, in parts, and the rate in force: does the next report have to wait?"""
+        if not charge.is_shared or 10 * available >= 3 * charge.burst * PARTS:
+            return
+        key, now_ms = self._keys.get(charge.quota), self._clock.monotonic_ms()
+        if key is None or now_ms < key.told_ms + URGENT_AFTER_MS:
+            return
+        if cannot_wait(available, charge.burst, key.demand_micro(now_ms), max(rate_micro, key.told_micro)):
+            self._speak_of(key, now_ms)
+
+    def asked(self, quota: str) -> None:
+        """The coordinator would like to know: others want more than they have."""
+        rate = self.policies.shared_rate(quota) if self.policies else None
+        if rate is not None:
+            now_ms = self._clock.monotonic_ms()
+            self._speak_of(self._keys.get(quota) or self._new(quota, rate, now_ms), now_ms)
+
+    def spoken_of(self) -> list[Key]:
+        return [key for key in self._keys.values() if key.due_ms is not None]
+
+    def _new(self, quota: str, safe: Rate, now_ms: int) -> Key:
+        if len(self._keys) >= MOST_KEYS:
+            quiet = next((key.quota for key in self._keys.values() if key.due_ms is None), next(iter(self._keys)))
+            del self._keys[quiet]
+        key = self._keys[quota] = Key(quota, safe, RateDemand(now_ms))
+        return key
+
+    def _speak_of(self, key: Key, now_ms: int) -> None:
+        key.due_ms = now_ms
+        self._wake.set()
+
+    # --- the conversation --------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        while True:
+            await self._pause()
+            now_ms = self._clock.monotonic_ms()
+            due = [key for key in self.spoken_of() if key.due_ms is not None and key.due_ms <= now_ms]
+            if due:
+                await self._speak(due[:MAX_RATES], now_ms)
+
+    async def _pause(self) -> None:
+        due_ms = min((key.due_ms for key in self.spoken_of() if key.due_ms is not None), default=None)
+        timeout_s = None if due_ms is None else max(0, due_ms - self._clock.monotonic_ms()) / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._wake.clear()
+
+    async def _speak(self, due: Sequence[Key], now_ms: int) -> None:
+        life = self._life.current
+        for key in due:
+            key.due_ms, key.told_ms = now_ms + UNSAID_MS, now_ms
+        if life is None:
+            return
+        try:
+            await self._exchange(life, {key.quota: key for key in due}, now_ms)
+        except Fenced:
+            self._life.doubt()
+        except (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError) as error:
+            self._metrics.share_failures.inc()
+            log.warning("shares could not be asked for", reason=str(error))
+            await asyncio.sleep(PAUSE_MS / 1000)
+
+    async def _exchange(self, life: Life, due: dict[str, Key], now_ms: int) -> None:
+        wanted = [RateWant(key.quota, key.safe, key.demand_micro(now_ms), key.is_contended) for key in due.values()]
+        reported = await self._scripts.report_rates(life, self._agent, wanted)
+        response = await self._coordinator.shares(SharesRequest(rates=reported.reports))
+        heard = [share for share in response.rates if share.quota in due]
+        if heard:
+            safe_and_shares = [(due[share.quota].safe, share) for share in heard]
+            await self._scripts.share_rates(life, reported.mono_us, safe_and_shares)
+        for report in reported.reports:
+            due[report.quota].told_micro = report.demand_micro
+        self._hear(due, heard, now_ms)
+        for refused in response.refused:
+            if refused.quota in due:
+                due[refused.quota].due_ms = None
+                due[refused.quota].told_ms = now_ms + REFUSED_MS
+
+    def _hear(self, due: dict[str, Key], shares: Iterable[RateShare], sent_ms: int) -> None:
+        for share in shares:
+            key = due[share.quota]
+            self.heard += share.rate_micro > key.rate_micro
+            key.rate_micro, key.is_contended = share.rate_micro, share.contended
+            key.expires_ms = sent_ms + share.expires_in_ms
+            is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe.rate_micro)
+            key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms
+
+
+def _safe(charge: RateCharge) -> Rate:
+    return Rate(charge.rate_micro, charge.burst)

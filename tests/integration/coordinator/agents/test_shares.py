@@ -1,0 +1,164 @@
+"""Rates that are shared by demand, as agents ask for them: who gets what, what is refused, and what is remembered."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from coordinator.domain.sharing import KEPT_MS, REFRESHES
+from coordinator.operations.share_rates import forget_quiet_rates
+from protocol.messages import RateShare, SharesResponse
+from protocol.outcomes import GrantRefusal
+from tests.integration.coordinator.agents.conftest import API, EXPORTS, Agent, Stand
+
+pytestmark = pytest.mark.anyio
+SAFE = 33_333_333
+
+
+async def shares(agent: Agent, *rates: Any) -> SharesResponse:
+    answer = await agent.client.post(f"/v1/regions/{agent.region}/shares", json={"rates": list(rates)})
+    assert answer.status_code == 200, answer.text
+    return msgspec.json.decode(answer.content, type=SharesResponse)
+
+
+async def say(agent: Agent, demand: int, told: RateShare | None = None, quota: str = API, **other: int) -> RateShare:
+    """It wants so many a second, and has what it was told."""
+    report = {"quota": quota, "demand_micro": demand * 1_000_000, "number": 0, "rate_micro": SAFE}
+    if told is not None:
+        report |= {"number": told.number, "rate_micro": told.rate_micro}
+    (share,) = (await shares(agent, report | other)).rates
+    return share
+
+
+async def limit(stand: Stand, **api: Any) -> None:
+    quotas = [{"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"}]
+    await stand.limit([*quotas, {"name": "api", "kind": "rate", "limit": "100/second, burst 200"} | api])
+
+
+@pytest.fixture
+async def agents(stand: Stand) -> list[Agent]:
+    return [await stand.agent(name) for name in ("us-east", "eu-west", "ap-south")]
+
+
+async def test_what_others_do_not_want_is_lent_once_they_have_given_it_up(stand: Stand, agents: list[Agent]) -> None:
+    await limit(stand, sharing="strict")
+    busy, *idle = agents
+    first = await say(busy, 90)
+    assert (first.rate_micro, first.contended, first.refresh_in_ms) == (SAFE, True, 250)
+    for agent in idle:
+        lent = await say(agent, 1)
+        await say(agent, 1, lent)
+    stand.clock.move(seconds=1)
+    more = await say(busy, 90, first)
+    assert more.rate_micro == 90_000_000
+    assert (more.after_micro, more.expires_in_ms) == (SAFE, REFRESHES * 2_000)
+
+
+async def test_adaptive_gives_at_once_and_asks_the_others(stand: Stand, agents: list[Agent]) -> None:
+    with stand.hub.subscribe("eu-west") as heard:
+        given = await say(agents[0], 90)
+        # Who has said nothing wants less than half of its safe share: it would have spoken.
+        assert (given.rate_micro, given.expires_in_ms) == (66_666_668, 1_000)
+        while not (signals := await heard.take(10)):
+            pass
+    assert [(signal.kind, signal.quota) for signal in signals] == [("rate", API)]
+
+
+async def test_under_its_safe_share_nobody_is_asked(stand: Stand, agents: list[Agent]) -> None:
+    given = await say(agents[0], 20)
+    assert (given.rate_micro, given.contended, given.refresh_in_ms) == (
+        SAFE + 1,
+        False,
+        5_000,
+    ) or given.rate_micro >= SAFE
+    assert not given.contended
+
+
+async def test_two_that_ask_at_once_never_get_more_than_there_is(stand: Stand, agents: list[Agent]) -> None:
+    """The row is locked: whoever comes second knows what the first was given, at whichever coordinator."""
+    await limit(stand, sharing="strict")
+    told: list[RateShare | None] = [None] * len(agents)
+    for demands in ([90, 0, 0], [90, 0, 0], [90, 90, 0], [0, 90, 90], [50, 50, 50], [90, 0, 90]) * 3:
+        told = list(await asyncio.gather(*map(say, agents, demands, told)))
+        held = await stand.one("SELECT count(*) FROM rate_share")
+        assert held == 1
+        stand.clock.move(seconds=1)
+    # What each was told last and what it had before: the greater of them may be in force.
+    assert sum(share.rate_micro for share in told if share) <= 100_000_000
+
+
+async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(stand: Stand, agents: list[Agent]) -> None:
+    await limit(stand, sharing="strict")
+    for agent in agents:
+        await say(agent, 1)
+    await stand.owner.execute("TRUNCATE rate_share")
+    stand.clock.move(seconds=1)
+    assert (await say(agents[0], 90, number=5, rate_micro=10_000_000)).rate_micro == 10_000_000
+    stand.clock.move(seconds=21)
+    assert (await say(agents[0], 90, number=5, rate_micro=10_000_000)).rate_micro == SAFE
+
+
+async def test_what_nobody_speaks_of_is_forgotten(stand: Stand, agents: list[Agent]) -> None:
+    await say(agents[0], 90)
+    assert await forget_quiet_rates(stand.owner, stand.clock.now()) == 0
+    stand.clock.move(seconds=3 * KEPT_MS // 1000 + 1)
+    assert await forget_quiet_rates(stand.owner, stand.clock.now()) == 1
+
+
+async def test_a_region_that_is_not_active_has_none(stand: Stand, agents: list[Agent]) -> None:
+    await stand.owner.execute("UPDATE region SET status = 'draining' WHERE name = 'us-east'")
+    assert (await say(agents[0], 90)).rate_micro == 0
+    assert (await say(agents[1], 20)).rate_micro >= 33_333_333
+
+
+@pytest.mark.parametrize(
+    ("quota", "refusal"),
+    [
+        (EXPORTS, GrantRefusal.NOT_LEASED),
+        ("faxes:tenant=acme", GrantRefusal.UNKNOWN_QUOTA),
+        ("windows:tenant=acme", GrantRefusal.NOT_LEASED),
+    ],
+)
+async def test_what_is_not_shared_is_refused_by_name(
+    stand: Stand, agents: list[Agent], quota: str, refusal: GrantRefusal
+) -> None:
+    await stand.limit(
+        [
+            {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"},
+            {"name": "windows", "kind": "rate", "limit": "10/minute", "algorithm": "fixed_window"},
+        ]
+    )
+    response = await shares(agents[0], {"quota": quota, "demand_micro": 1, "number": 0, "rate_micro": 1})
+    assert (response.rates, [each.refusal for each in response.refused]) == ([], [refusal])
+
+
+@pytest.mark.parametrize(
+    ("rates", "field"),
+    [
+        ([], "rates"),
+        ([{"quota": "Api:", "demand_micro": 1, "number": 0, "rate_micro": 1}], "rates[0].quota"),
+        ([{"quota": API, "demand_micro": -1, "number": 0, "rate_micro": 1}], "rates[0].demand_micro"),
+        ([{"quota": API, "demand_micro": 1, "number": 0, "rate_micro": 1}] * 2, "rates[1].quota"),
+    ],
+)
+async def test_what_is_malformed_is_named(stand: Stand, agents: list[Agent], rates: list[Any], field: str) -> None:
+    answer = await agents[0].client.post("/v1/regions/us-east/shares", json={"rates": rates})
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["invalid_parameters"]] == [field]
+    assert await stand.one("SELECT count(*) FROM rate_share") == 0
+
+
+async def test_nobody_speaks_for_another_region(stand: Stand, agents: list[Agent]) -> None:
+    answer = await agents[0].client.post("/v1/regions/eu-west/shares", json={"rates": []})
+    assert answer.status_code == 403
+
+
+async def test_the_metrics_tell_the_worst_case_and_what_was_measured(stand: Stand, agents: list[Agent]) -> None:
+    told = await say(agents[0], 90)
+    stand.clock.move(seconds=1)
+    await say(agents[0], 90, told, spent=100)
+    page = (await (await stand.client()).get("/metrics")).text
+    assert 'leasehold_coordinator_rate_overshoot_bound_units{quota="api"} 100.0' in page
+    (measured,) = [line for line in page.splitlines() if line.startswith("leasehold_coordinator_rate_overshoot_units{")]
+    assert 0 < float(measured.split()[1]) <= 100
