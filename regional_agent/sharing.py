@@ -104,6 +104,9 @@ class Sharing:
             now_ms = self._clock.monotonic_ms()
             self._speak_of(self._keys.get(quota) or self._new(quota, rate, now_ms), now_ms)
 
+    def now_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
     def spoken_of(self) -> list[Key]:
         return [key for key in self._keys.values() if key.due_ms is not None]
 

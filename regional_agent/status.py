@@ -35,6 +35,17 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     demand_milli: Units
 
 
+class ShareStatus(Struct, frozen=True, kw_only=True):
+    """A rate that is divided by demand, as far as this agent speaks of it: its share, in millionths a second."""
+
+    quota: str
+    safe_micro: Units  # this region's part by weight
+    rate_micro: Units  # what it was given last
+    demand_micro: Units  # here, at this agent
+    expires_in_ms: Units
+    contended: bool
+
+
 class SlotStatus(Struct, frozen=True, kw_only=True):
     """What runs at once here."""
 
@@ -77,6 +88,7 @@ class Status(Struct, frozen=True, kw_only=True):
     slots: list[SlotStatus]
     more_slots: Units
     hot_keys: list[HotKeyStatus]  # the hottest first
+    shares: list[ShareStatus]
 
 
 async def status_of(region: Region, faults: list[str]) -> Status:
@@ -104,12 +116,28 @@ async def status_of(region: Region, faults: list[str]) -> Status:
         slots=[slots for pair in slotted[:MOST_LEASES] if (slots := await _slots(*pair)).in_use],
         more_slots=max(0, len(slotted) - MOST_LEASES),
         hot_keys=[_hot_key(region, *key) for key in region.hottest(MOST_HOT_KEYS)],
+        shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
     )
 
 
 def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:
     in_slices = region.cell_of(quota).slicing.units_here(quota)
     return HotKeyStatus(quota=quota, demand_milli=demand_milli, in_slices=in_slices)
+
+
+def _shares(cell: Cell) -> list[ShareStatus]:
+    now_ms = cell.sharing.now_ms()
+    return [
+        ShareStatus(
+            quota=key.quota,
+            safe_micro=key.safe.rate_micro,
+            rate_micro=key.rate_micro,
+            demand_micro=key.demand_micro(now_ms),
+            expires_in_ms=max(0, key.expires_ms - now_ms),
+            contended=key.is_contended,
+        )
+        for key in cell.sharing.spoken_of()
+    ]
 
 
 def _cells(region: Region) -> list[CellStatus]:

@@ -36,14 +36,16 @@ local function refuse(state, cost, is_enforced)
   if state.taken + cost > state.burst and is_enforced or needed > MAX_UNITS then return 'cost_above_limit' end
   local there = state.parts + state.extra
   if needed > there and is_enforced then
-    return 'rate_exceeded', share.retry_ms(state, ms_to_gain(needed - there, state.rate_micro, 1000))
+    local parts = needed - there
+    return 'rate_exceeded', share.gain_ms(state, ms_to_gain(parts, state.rate_micro, 1000), parts)
   end
 end
 
 local function keep(state, key)
   local parts = parts_left(state, state.taken)
-  local ttl_ms = ms_to_gain(state.full - parts, state.rate_micro, LONG_MS)
-  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms, state.full - parts)
+  local missing = state.full - parts
+  local ttl_ms = share.gain_ms(state, ms_to_gain(missing, state.rate_micro, LONG_MS), missing)
+  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms)
 end
 
 local function tell(state, taken)

@@ -30,7 +30,7 @@ return function(mono)
     if units > state.burst and is_enforced or units * PARTS > MAX_UNITS then return 'cost_above_limit' end
     local over = state.ahead - (state.burst - units) * PARTS
     if over > 0 and is_enforced then
-      return 'rate_exceeded', share.retry_ms(state, math.ceil(over / state.rate_micro))
+      return 'rate_exceeded', share.gain_ms(state, math.ceil(over / state.rate_micro), over)
     end
   end
 
@@ -47,8 +47,8 @@ return function(mono)
     if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
     local due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
-    local missing = ahead_with(state, state.taken)
-    share.keep(KEYS[key], state, struct.pack('<dd', due, rest), reset_ms(state, state.taken), missing)
+    local ttl_ms = share.gain_ms(state, reset_ms(state, state.taken), ahead_with(state, state.taken))
+    share.keep(KEYS[key], state, struct.pack('<dd', due, rest), ttl_ms)
   end
 
   local function tell(state, taken)

@@ -2,7 +2,7 @@
 --
 -- KEYS  none
 -- ARGV  none
--- Gives {look, keep, read, give, filled, ahead, retry_ms}, functions of a key's name, a state or of numbers
+-- Gives {look, keep, read, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
 --
 -- The string is a layout's number (a byte, see LAYOUTS), then, where the region was given a share, doubles: the share's
 -- `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`; then what
@@ -109,15 +109,18 @@ local function look(key, layout_name, safe_micro, burst, mono)
   return state
 end
 
--- Remembered for so long; called again for another policy, it does the same. A bucket that misses `missing` parts may
--- gain nothing before the share is over.
-local function keep(key, state, remembered, state_ms, missing)
+-- When so many parts have come at the latest, if they would take `ms` at the rate in force: it may be nothing, but once
+-- the share is over it is the safe one.
+local function gain_ms(state, ms, parts)
+  if not state.share then return ms end
+  local over_ms = math.ceil((state.share.kept - state.mono) / 1000)
+  return math.min(ms, LONG_MS, over_ms + math.ceil(parts / math.max(1, state.safe_micro)))
+end
+
+-- Called again for another policy of the same request, it does the same.
+local function keep(key, state, remembered, state_ms)
   state.remembered = remembered
-  if state.share then
-    state.share.spent = state.spent + state.taken
-    local wait_ms = math.ceil((state.share.kept - state.mono) / 1000)
-    if missing then state_ms = math.min(LONG_MS, wait_ms + math.ceil(missing / math.max(1, state.safe_micro))) end
-  end
+  if state.share then state.share.spent = state.spent + state.taken end
   write(key, state, state_ms + 1)
 end
 
@@ -132,9 +135,4 @@ local function give(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
--- Nobody knows what is in force after this share has ended: so much later, at most, ask again.
-local function retry_ms(state, ms)
-  return state.share and math.min(ms, math.max(1, math.ceil((state.share.ends - state.mono) / 1000))) or ms
-end
-
-return {look = look, keep = keep, read = read, give = give, filled = filled, ahead = ahead, retry_ms = retry_ms}
+return {look = look, keep = keep, read = read, give = give, filled = filled, ahead = ahead, gain_ms = gain_ms}

@@ -17,6 +17,7 @@ DOORS = {
         "POST /v1/regions/{region}/epochs",
         "POST /v1/regions/{region}/epochs/{epoch}:rebind",
         "POST /v1/regions/{region}/exchanges",
+        "POST /v1/regions/{region}/shares",
         "GET /v1/regions/{region}/signals",
         "GET /v1/policies",
         "GET /v1/limits",

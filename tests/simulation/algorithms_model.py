@@ -196,26 +196,19 @@ class Rate:
             s["layout"], s["remembered"] = self.layout, []
         return s
 
-    def write(
-        self,
-        store: "StoreModel",
-        names: Names,
-        s: State,
-        remembered: list[int],
-        ttl_ms: int,
-        missing: int | None = None,
-    ) -> None:
+    def write(self, store: "StoreModel", names: Names, s: State, remembered: list[int], ttl_ms: int) -> None:
         share: GivenShare | None = s["share"]
         if share is not None:
             share.spent = s["spent"] + s["taken"]
-            if missing is not None:
-                ttl_ms = min(LONG_MS, _ms(share.kept - s["mono"]) + -(-missing // max(1, s["safe_micro"])))
         write_rate(store, names[0], s | {"remembered": remembered}, ttl_ms + 1)
 
     @staticmethod
-    def retry_ms(s: State, ms: int) -> int:
+    def gain_ms(s: State, ms: int, parts: int) -> int:
         share: GivenShare | None = s["share"]
-        return ms if share is None else min(ms, max(1, _ms(share.ends - s["mono"])))
+        if share is None:
+            return ms
+        over_ms, safe_micro = _ms(share.kept - s["mono"]), max(1, int(s["safe_micro"]))
+        return min(ms, LONG_MS, over_ms + -(-parts // safe_micro))
 
 
 class TokenBucket(Rate):
@@ -234,13 +227,13 @@ class TokenBucket(Rate):
             return "cost_above_limit", 0
         there = s["parts"] + s["extra"]
         if needed > there and is_enforced:
-            return "rate_exceeded", self.retry_ms(s, _ms_to_gain(needed - there, s["rate_micro"], 1000))
+            return "rate_exceeded", self.gain_ms(s, _ms_to_gain(needed - there, s["rate_micro"], 1000), needed - there)
         return "", 0
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
         parts = self._left(s, s["taken"])
         ttl_ms = _ms_to_gain(s["full"] - parts, s["rate_micro"], LONG_MS)
-        self.write(store, names, s, [parts, s["since"]], ttl_ms, s["full"] - parts)
+        self.write(store, names, s, [parts, s["since"]], self.gain_ms(s, ttl_ms, s["full"] - parts))
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         parts = self._left(s, taken)
@@ -406,15 +399,15 @@ class LeakyBucket(Rate):
             return "cost_above_limit", 0
         over = s["ahead"] - (s["burst"] - units) * PARTS
         if over > 0 and is_enforced:
-            return "rate_exceeded", self.retry_ms(s, -(-over // s["rate_micro"]))
+            return "rate_exceeded", self.gain_ms(s, -(-over // s["rate_micro"]), over)
         return "", 0
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
         whole_ms, rest = divmod(s["rest"] + s["taken"] * PARTS, s["rate_micro"])
         latest = s["mono"] + MAX_UNITS // s["rate_micro"] * 1000
         due = min(s["due"] + whole_ms * 1000, latest, MAX_UNITS)
-        missing = self._ahead_with(s, s["taken"])
-        self.write(store, names, s, [due, rest], self._reset_ms(s, s["taken"]), missing)
+        ttl_ms = self.gain_ms(s, self._reset_ms(s, s["taken"]), self._ahead_with(s, s["taken"]))
+        self.write(store, names, s, [due, rest], ttl_ms)
 
     def tell(self, s: State, taken: int) -> tuple[int, ...]:
         left = s["burst"] * PARTS - self._ahead_with(s, taken)

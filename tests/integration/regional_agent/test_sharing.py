@@ -1,0 +1,135 @@
+"""A rate that three regions share by demand, with a real coordinator, three stores and the network between."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from regional_agent.store.scripts import RateWant
+from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
+
+pytestmark = pytest.mark.anyio
+
+KEY = "shared:tenant=acme"
+ASK = {"tenant": "acme", "route": "/v1/shared"}
+LIMIT, SAFE = 300_000_000, 100_000_000
+
+
+async def limit(world: World, sharing: str) -> None:
+    more: dict[str, list[dict[str, Any]]] = {
+        "quotas": [{"name": "shared", "kind": "rate", "limit": "300/second, burst 60", "sharing": sharing}],
+        "policies": [{"name": "shared", "match": {"route": "/v1/shared"}, "by": ["tenant"], "quota": "shared"}],
+    }
+    await world.try_out(more)
+
+
+class Asking:
+    """Requests of one region, as many a second as it is told."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self.per_turn = 0
+        self.admitted = 0
+
+    async def run(self) -> None:
+        while True:
+            answers = await asyncio.gather(*(self.agent.check(ASK) for _ in range(self.per_turn)))
+            self.admitted += sum(answer.status_code == 200 for answer in answers)
+            await asyncio.sleep(0.02)
+
+
+async def in_force(agent: Agent) -> tuple[int, int]:
+    """The number of the share in the store, and its rate."""
+    cell = agent.region
+    assert cell.life.current is not None
+    assert cell.sharing.policies is not None
+    safe = cell.sharing.policies.shared_rate(KEY)
+    assert safe is not None
+    reported = await cell.scripts.report_rates(cell.life.current, "who looks", [RateWant(KEY, safe, 0, False)])
+    return reported.reports[0].number, reported.reports[0].rate_micro
+
+
+async def until_rate(agent: Agent, is_it: Any) -> int:
+    for _ in range(1500):
+        _, rate_micro = await in_force(agent)
+        if is_it(rate_micro):
+            return rate_micro
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"it is {await in_force(agent)}")
+
+
+@pytest.fixture
+async def asking(world: World) -> AsyncIterator[list[Asking]]:
+    found = [Asking(await world.agent(region)) for region in REGIONS]
+    tasks = [asyncio.create_task(each.run()) for each in found]
+    yield found
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_force_everywhere(world: World, asking: list[Asking], sharing: str) -> None:
+    await limit(world, sharing)
+    await until(lambda: all(each.agent.region.sharing.policies.shared_rate(KEY) is not None for each in asking))  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sharing", ["strict", "adaptive"])
+async def test_the_share_follows_the_demand_from_one_region_to_another(
+    world: World, asking: list[Asking], sharing: str
+) -> None:
+    await in_force_everywhere(world, asking, sharing)
+    one, other, _ = asking
+    one.per_turn = 20
+    await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
+    await until_rate(other.agent, lambda rate: rate < SAFE // 2)
+    one.per_turn, other.per_turn = 0, 20
+    await until_rate(other.agent, lambda rate: rate > 2 * SAFE)
+    await until_rate(one.agent, lambda rate: rate < SAFE // 2)
+    assert other.admitted > 0
+
+
+async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: World, asking: list[Asking]) -> None:
+    """Of three reads that come one after the other, each lower bound is checked: numbers show who changed meanwhile."""
+    await in_force_everywhere(world, asking, "strict")
+    looked = 0
+    for step in range(120):
+        for place, each in enumerate(asking):
+            each.per_turn = 20 if step // 20 % 3 == place else 0
+        before = [await in_force(each.agent) for each in asking]
+        after = [await in_force(each.agent) for each in asking]
+        if before == after:  # nobody was told anything while all were looked at
+            looked += 1
+            assert sum(rate_micro for _, rate_micro in before) <= LIMIT
+        await asyncio.sleep(0.01)
+    assert looked > 10
+
+
+async def test_a_region_that_is_cut_off_has_no_more_than_its_safe_share(world: World, asking: list[Asking]) -> None:
+    await in_force_everywhere(world, asking, "strict")
+    one, *_ = asking
+    one.per_turn = 20
+    await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
+    world.weather.swallows_requests = True
+    assert await until_rate(one.agent, lambda rate: rate <= SAFE) == SAFE
+    world.weather.swallows_requests = False
+    await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
+
+
+async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) -> None:
+    await in_force_everywhere(world, asking, "adaptive")
+    for _ in range(10):
+        assert (await asking[0].agent.check(ASK)).status_code == 200
+        await asyncio.sleep(0.05)
+    assert await world._rows("SELECT quota FROM rate_share") == []
+    assert (await in_force(asking[0].agent)) == (0, SAFE)
+
+
+async def test_status_shows_what_is_shared(world: World, asking: list[Asking]) -> None:
+    await in_force_everywhere(world, asking, "adaptive")
+    asking[0].per_turn = 20
+    await until_rate(asking[0].agent, lambda rate: rate > 2 * SAFE)
+    [shown] = (await asking[0].agent.http.get("/v1/status")).json()["shares"]
+    assert (shown["quota"], shown["safe_micro"], shown["contended"]) == (KEY, SAFE, True)
+    assert shown["rate_micro"] > 2 * SAFE
+    assert shown["demand_micro"] > 2 * SAFE
