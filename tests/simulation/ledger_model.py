@@ -668,7 +668,7 @@ class LedgerModel:
         by_call = [deciding.works_of(call) for call in calls]
         works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
-        catalogue = self._catalogue(deciding.asked_about(works), now)
+        catalogue = self.catalogue(deciding.asked_about(works), now)
         deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
         pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
@@ -701,7 +701,7 @@ class LedgerModel:
         row, epoch = self.lane_rows[number, lane], self.epochs[number]
         return Lane(number, lane, *row, epoch.state, epoch.fingerprint, epoch.lanes, epoch.lost_data)
 
-    def _catalogue(self, quotas: Iterable[str], now: datetime) -> Catalogue:
+    def catalogue(self, quotas: Iterable[str], now: datetime) -> Catalogue:
         document: LimitsDocument = self.rows["limits"][0]
         version = self.rows["policy_version"][0]
         keys = {key for quota in quotas for key in wider_keys(quota)}

@@ -17,14 +17,26 @@ from typing import TypeVar
 import msgspec
 
 from coordinator.api.frozen import call_of
+from coordinator.domain.entitlement import rate_terms
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.domain.sharing import Shared
 from coordinator.gathering import Gathering
 from coordinator.operations.apply_exchange import Applied
+from coordinator.operations.share_rates import decide
 from coordinator.outages import DatabaseUnavailable
 from doors.problems import Problem
 from protocol.blocks import BlockList
-from protocol.messages import EpochOpened, ExchangeRequest, ExchangeResponse, OpenEpoch, RebindEpoch, Signal
+from protocol.messages import (
+    EpochOpened,
+    ExchangeRequest,
+    ExchangeResponse,
+    OpenEpoch,
+    RebindEpoch,
+    SharesRequest,
+    SharesResponse,
+    Signal,
+)
 from protocol.outcomes import EpochRefusal, ExchangeOutcome
 from protocol.policy import PolicyBundle
 from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
@@ -85,6 +97,7 @@ class Coordinators:
     dies_after_commit: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
+    shared: dict[str, Shared] = field(default_factory=dict)
     subscribers: dict[str, list["VirtualClient"]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +113,21 @@ class Coordinators:
         except Died:
             return None
         return msgspec.json.encode(applied.response)
+
+    async def shares(self, region: str, body: bytes) -> bytes | None:
+        """The reply. What is remembered of rates is no ledger, and is lost with it."""
+        await asyncio.sleep(self.transaction_s)
+        if not self.is_up:
+            return None
+        reports, now = msgspec.json.decode(body, type=SharesRequest).rates, self.clock.now()
+        catalogue = self.ledger.catalogue([report.quota for report in reports], now)
+        terms = {report.quota: rate_terms(catalogue, report.quota) for report in reports}
+        now_ms = round(now.timestamp() * 1000)
+        for quota in terms:
+            self.shared.setdefault(quota, Shared(now_ms, now_ms))
+        response, notices = decide(region, reports, terms, self.shared, now_ms)
+        self._tell(Transaction({}, notices))
+        return msgspec.json.encode(response)
 
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
@@ -222,6 +250,12 @@ class VirtualClient:
         answer = await self._call(lambda: self._coordinators.exchange(self._region, body))
         assert isinstance(answer, bytes)
         return msgspec.json.decode(answer, type=ExchangeResponse)
+
+    async def shares(self, request: SharesRequest) -> SharesResponse:
+        body = msgspec.json.encode(request)
+        answer = await self._call(lambda: self._coordinators.shares(self._region, body))
+        assert isinstance(answer, bytes)
+        return msgspec.json.decode(answer, type=SharesResponse)
 
     async def policies(self, since: int | None) -> PolicyBundle | None:
         """Policies come by another call, with the same weather; long polls are one question each second."""
