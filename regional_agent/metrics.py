@@ -136,9 +136,6 @@ class Metrics:
         self.exchange_failures = Counter(
             "leasehold_exchange_failures", "Calls to the coordinator that failed.", registry=self.registry
         )
-        self.share_failures = Counter(
-            "leasehold_share_failures", "Times that shares of rates could not be asked for.", registry=self.registry
-        )
         self.exchange_seconds = Histogram(
             "leasehold_exchange_seconds", "Round trip of an exchange.", registry=self.registry
         )

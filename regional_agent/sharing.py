@@ -153,7 +153,7 @@ class Sharing:
         except Fenced:
             self._life.doubt()
         except (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError) as error:
-            self._metrics.share_failures.inc()
+            self._metrics.exchange_failures.inc()
             log.warning("shares could not be asked for", reason=str(error))
             await asyncio.sleep(PAUSE_MS / 1000)
 

@@ -312,7 +312,7 @@ class LedgerModel:
         return Transaction({Name("move", move.name): None for move in moves})
 
     def _tables(self, pools: Mapping[Key, LockedPool], now: datetime) -> list[Table]:
-        catalogue = self._catalogue([key.quota for key in pools], now)
+        catalogue = self.catalogue([key.quota for key in pools], now)
         divisions = deciding.divisions_of(catalogue, pools, self._open_moves(pools))
         leases = self._read_leases(pools, (), pools)
         current = {epoch.region for epoch in self.epochs.values() if epoch.state is EpochState.CURRENT}
