@@ -22,6 +22,7 @@ from coordinator.api import (
     proof,
     statements,
     suspense,
+    webhooks,
 )
 from coordinator.database.documents import Documents
 from coordinator.database.engine import open_database
@@ -29,8 +30,10 @@ from coordinator.database.notices import listen
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
+from coordinator.operations.deliveries import forget_events
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.exports import do_exports
+from coordinator.operations.find_drift import find_drift
 from coordinator.operations.first_answers import forget
 from coordinator.operations.follow_rebalances import follow_rebalances
 from coordinator.operations.recall import recall_suspense
@@ -41,6 +44,7 @@ from coordinator.outages import DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
+from coordinator.telling import tell_webhooks
 from doors.bodies import install_schemas
 from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
@@ -64,6 +68,7 @@ ROUTERS = (
     proof.router,
     suspense.router,
     adjustments.router,
+    webhooks.router,
 )
 
 
@@ -108,6 +113,9 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("forget_rates", 60, lambda database: database.run(lambda c: forget_quiet_rates(c, clock.now()))),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
+        Job("tell", 1, lambda database: tell_webhooks(database, clock), at_most_s=120),
+        Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
+        Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 

@@ -48,6 +48,10 @@ PRIVILEGES: Mapping[str, str] = {
     # suspense
     "resolution": "SELECT, INSERT",
     "adjustment": "SELECT, INSERT",
+    # who is told
+    "webhook": "SELECT, INSERT, DELETE",
+    "outbox": "SELECT, INSERT, DELETE",
+    "delivery": "SELECT, INSERT",
     # what changes all day
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
@@ -80,6 +84,8 @@ CHANGES: Mapping[str, str] = {
         region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
+    "webhook": "paused secret previous_secret previous_until",
+    "delivery": "attempts next_at delivered_at dead_at status error",
     "block": "reason created_at created_by valid_until",
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",

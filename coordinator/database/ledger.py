@@ -19,12 +19,14 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
+from coordinator.database.outbox import tell
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
 from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
 from coordinator.domain.period import moment_of, period_of
 from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
+from coordinator.domain.webhooks import suspense_events
 from protocol.identifiers import KEYS_REMEMBERED, parse_quota_key, wider_keys
 from protocol.lease import LeaseState
 from protocol.messages import FrozenBatch, Receipt
@@ -340,6 +342,7 @@ async def write_transfers(connection: Connection, entries: Iterable[Entry], now:
     if moving:
         texts = _texts(moving, now.isoformat())
         await connection.copy_to_table("transfer", source=texts, columns=_TRANSFER_COLUMNS)
+        await tell(connection, suspense_events(moving), now)
 
 
 async def _texts(entries: Iterable[Entry], recorded_at: str) -> AsyncIterator[bytes]:

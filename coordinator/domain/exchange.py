@@ -56,6 +56,7 @@ from coordinator.domain.settlement import (
     key_of,
     settle,
 )
+from coordinator.domain.webhooks import Event, thresholds_reached
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from protocol.messages import (
@@ -122,6 +123,7 @@ class Decision(NamedTuple):
     regressed: Sequence[FrozenBatch] = ()  # kept for people: they show that the ledger lost data
     corrections: Sequence[Correction] = ()  # for what belongs to closed periods
     moves: Sequence[Move] = ()  # that came a step further
+    events: Sequence[Event] = ()  # that people asked to be told
 
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
@@ -198,6 +200,7 @@ class Books:
     by_pool: Mapping[Key, Sequence[Lease]]
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read
     grantable: Mapping[Key, int]  # likewise
+    consumed: Mapping[Key, int]  # likewise
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     divisions: Mapping[Key, Division]  # how people divided each pool
@@ -332,6 +335,7 @@ def books_of(
         by_pool,
         states={name: lease.state for name, lease in leases.items()},
         grantable={key: locked.pool.grantable for key, locked in pools.items()},
+        consumed={key: locked.pool.consumed for key, locked in pools.items()},
         new=new,
         lates=_lates(works, leases, pools, corrections, now),
         divisions=divisions,
@@ -423,6 +427,9 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
         corrections=[late.book for late in books.lates.values() if late.has_changed],
         moves=books.changed_moves,
+        events=[
+            each for key in sorted(moved) for each in thresholds_reached(books.pools[key].pool, books.consumed[key])
+        ],
     )
 
 

@@ -16,6 +16,7 @@ from coordinator.database.audit import record
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.notices import notify
+from coordinator.database.outbox import tell
 from coordinator.domain.adjusting import (
     EXPIRES_AFTER,
     AdjustmentKind,
@@ -33,6 +34,7 @@ from coordinator.domain.books import Key, Movement, Pool
 from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.period import period_at, period_of
+from coordinator.domain.webhooks import EventKind, event
 from coordinator.operations.read_adjustments import FIELDS, Adjustment, adjustment_of_row, read_adjustment
 from protocol.messages import Signal
 
@@ -75,7 +77,9 @@ async def approve_adjustment(
     if isinstance(booked, AdjustmentRefusal):
         return booked
     row = await connection.fetchrow(_APPROVE, id_, UUID(by.name), now, booked.period)
-    return await _recorded(connection, by, Action.ADJUSTMENT_APPROVED, row, now)
+    approved = await _recorded(connection, by, Action.ADJUSTMENT_APPROVED, row, now)
+    await tell(connection, [event(EventKind.ADJUSTMENT_APPROVED, msgspec.to_builtins(approved), id_)], now)
+    return approved
 
 
 async def withdraw_adjustment(

@@ -17,6 +17,7 @@ from coordinator.database.documents import Documents
 from coordinator.database.ledger import LaneName
 from coordinator.database.moves import read_moves, write_moves
 from coordinator.database.notices import notify
+from coordinator.database.outbox import tell
 from coordinator.domain.books import Report
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import (
@@ -133,5 +134,6 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
     receipts = await ledger.write_reports(connection, booked, now)
     await ledger.write_quarantine(connection, booked, now)
+    await tell(connection, decision.events, now)
     await notify(connection, decision.notices)
     return receipts

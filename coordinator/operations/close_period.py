@@ -24,6 +24,7 @@ from coordinator.database.audit import record
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.ledger import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.outbox import tell
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Correction, Lease, Movement, Pool
 from coordinator.domain.closing import (
@@ -39,6 +40,7 @@ from coordinator.domain.exchange import LockedPool
 from coordinator.domain.period import period_of
 from coordinator.domain.proof import Digest
 from coordinator.domain.reconciliation import reconcile
+from coordinator.domain.webhooks import EventKind, event
 from coordinator.operations.read_periods import BookedPeriod, read_period
 from coordinator.operations.recall import recall_outstanding
 from coordinator.operations.reconcile import Settled, read_books, read_settled
@@ -184,6 +186,7 @@ async def _close(
     ledger.expect((len(closed),), (1,), "period")
     details = {"position": position, "transfers": transfers, "root": root.hex(), "carried_units": carried}
     await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
+    await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
 
 
 async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction], now: datetime) -> int:

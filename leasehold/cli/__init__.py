@@ -21,6 +21,7 @@ from leasehold.cli.token import token
 from leasehold.cli.up import up
 from leasehold.cli.usage import usage
 from leasehold.cli.verify import verify
+from leasehold.cli.webhook import webhook
 
 # Pretty tracebacks would print local variables, and with them secrets.
 app = typer.Typer(
@@ -49,6 +50,7 @@ app.add_typer(region, name="region")
 app.add_typer(rebalance, name="rebalance")
 app.add_typer(period, name="period")
 app.add_typer(adjustment, name="adjustment")
+app.add_typer(webhook, name="webhook")
 app.add_typer(token, name="token")
 
 

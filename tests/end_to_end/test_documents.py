@@ -74,6 +74,7 @@ def test_the_pages_have_examples() -> None:
         "docs/performance.md": 0,
         "docs/services.md": 4,
         "docs/simulation.md": 0,
+        "docs/webhooks.md": 0,
     }
 
 

@@ -1,4 +1,4 @@
-"""`adjustment`, as two people type it, against a real coordinator."""
+"""`adjustment` and `webhook`, as people type them, against a real coordinator."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -49,3 +49,17 @@ async def test_an_adjustment_is_taken_back(shells: list[Shell]) -> None:
     assert "withdrawn" in await one.said("adjustment", "withdraw", made["id"])
     assert "it was withdrawn" in await other.refused("adjustment", "approve", made["id"])
     assert "units" in await one.refused("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "0", *WHY)
+
+
+async def test_a_webhook_is_added_paused_rotated_and_deleted(shells: list[Shell]) -> None:
+    shell, _ = shells
+    assert "secret: whsec_" in await shell.said("webhook", "add", "https://192.0.2.1/told", "period.closed")
+    (made,) = await shell.json("webhook", "list")
+    assert (made["events"], "secret" in made) == (["period.closed"], False)
+    assert "True" in await shell.said("webhook", "pause", made["id"])
+    assert "False" in await shell.said("webhook", "pause", made["id"], "--resume")
+    assert (await shell.json("webhook", "rotate", made["id"]))["secret"].startswith("whsec_")
+    assert "0 are told" in await shell.said("webhook", "replay", made["id"])
+    assert "url" in await shell.refused("webhook", "add", "http://192.0.2.1/told", "period.closed")
+    await shell.said("webhook", "delete", made["id"])
+    assert "no such webhook" in await shell.refused("webhook", "delete", made["id"])

@@ -61,6 +61,10 @@ ROWS: dict[str, dict[str, str]] = {
     "adjustment": {"id": f"'{'0' * 32}'", "quota": "'q'", "period": "'2026-10'", "kind": "'credit'", "units": "1"}
     | {"reason": "'x'", "document": "'x'", "proposed_by": f"'{'1' * 32}'", "proposed_at": "now()"}
     | {"expires_at": "now()"},
+    "webhook": {"id": f"'{'1' * 32}'", "url": "'https://w'", "events": "'{period.closed}'", "secret": "'x'"}
+    | {"created_at": "now()", "created_by": "'x'"},
+    "outbox": {"id": f"'{'1' * 32}'", "kind": "'period.closed'", "data": "'{}'", "occurred_at": "now()"},
+    "delivery": {"event": f"'{'0' * 32}'", "webhook": f"'{'0' * 32}'", "next_at": "now()"},
     "region_setting": {"key": "'q:'", "region": "'r'", "weight": "1", "changed_at": "now()", "changed_by": "'x'"},
     "rebalance": {"id": f"'{'1' * 32}'", "version": "2", "mode": "'drain'", "asked": "'{}'", "plan": "'{}'"}
     | {"region": "'r'", "recalled": "0", "state": "'running'", "created_at": "now()", "created_by": "'x'"},
@@ -80,6 +84,9 @@ INSERT INTO region_epoch (epoch, region, nonce, fingerprint, lanes, opened_at)
 INSERT INTO lane (epoch, lane, head) VALUES (1, 0, '');
 INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('2026-11', 'month', '2026-11-01', '2026-12-01');
 INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
+INSERT INTO webhook (id, url, events, secret, created_at, created_by)
+    VALUES ('00000000000000000000000000000000', 'https://w', '{x.y}', 'x', now(), 'x');
+INSERT INTO outbox (id, kind, data, occurred_at) VALUES ('00000000000000000000000000000000', 'x.y', '{}', now());
 INSERT INTO rebalance (id, version, mode, asked, plan, recalled, state, created_at, created_by)
     OVERRIDING SYSTEM VALUE
     VALUES ('00000000000000000000000000000000', 1, 'move', '{}', '{}', 0, 'running', now(), 'x');
@@ -243,6 +250,13 @@ TRIALS: dict[str, Trial] = {
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
     ),
+    "webhook_url_check": wrong("webhook", url="'file:///x'"),
+    "webhook_events_check": wrong("webhook", events="'{}'"),
+    "webhook_secret_check": wrong("webhook", secret="''"),
+    "webhook_rotates_whole": wrong("webhook", previous_secret="'x'"),
+    "outbox_kind_check": wrong("outbox", kind="'x'"),
+    "delivery_attempts_check": wrong("delivery", attempts="-1"),
+    "delivery_ends_once": wrong("delivery", delivered_at="now()", dead_at="now()"),
     "adjustment_kind_check": wrong("adjustment", kind="'forget'"),
     "adjustment_units_check": wrong("adjustment", units="0"),
     "adjustment_reason_check": wrong("adjustment", reason="''"),
@@ -286,11 +300,16 @@ TRIALS: dict[str, Trial] = {
     "rebalance_move_target_fkey": wrong("rebalance_move", target="'nowhere'"),
     "region_setting_region_fkey": wrong("region_setting", region="'nowhere'"),
     "region_epoch_region_fkey": wrong("region_epoch", region="'nowhere'"),
+    "delivery_event_fkey": wrong("delivery", event=f"'{'9' * 32}'"),
+    "delivery_webhook_fkey": wrong("delivery", webhook=f"'{'9' * 32}'"),
     "adjustment_quota_booked_in_fkey": wrong("adjustment", **BOOKED, quota="'nothing'"),
     "resolution_of_an_epoch": wrong("resolution", **OF_A_LEASE, epoch="99"),
     "resolution_of_a_lane": wrong("resolution", lane="9"),
     "report_epoch_lane_fkey": wrong("report", lane="9"),
     # the same twice
+    "webhook_pkey": twice("webhook"),
+    "outbox_pkey": twice("outbox"),
+    "delivery_pkey": twice("delivery"),
     "adjustment_pkey": twice("adjustment"),
     "alembic_version_pkc": twice("alembic_version"),
     "audit_pkey": twice("audit"),
@@ -507,6 +526,8 @@ async def test_nothing_may_be_missing_but_this(owner: Connection) -> None:
 
 
 MAY_BE_MISSING = {
+    "delivery": {"dead_at", "delivered_at", "error", "status"},
+    "webhook": {"previous_secret", "previous_until"},
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
     "audit": {"request_id"},
     "block": {"valid_until"},
@@ -543,6 +564,9 @@ async def test_every_partition_has_all_guards_of_the_whole(owner: Connection) ->
 # What the coordinator may: r(ead), a(dd), d(elete), and w(rite) for some of the columns. Of all else, nothing.
 MAY = {
     "adjustment": "arw",
+    "delivery": "arw",
+    "outbox": "adr",
+    "webhook": "adrw",
     "alembic_version": "r",
     "audit": "ar",
     "block": "adrw",
@@ -577,6 +601,9 @@ MAY = {
 }
 # The columns that make a row what it is, and can never be changed.
 FIXED = {
+    "delivery": {"event", "webhook"},
+    "outbox": {"id", "kind", "data", "occurred_at"},
+    "webhook": {"id", "url", "events", "created_at", "created_by"},
     "adjustment": {"id", "quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at"}
     | {"expires_at"},
     "lane": {"epoch", "lane"},

@@ -47,6 +47,15 @@ DOORS = [
     ("POST", "/v1/suspense:propose", "adjust:propose"),
     ("POST", "/v1/suspense/00000000-0000-0000-0000-000000000000:approve", "adjust:approve"),
     ("GET", "/v1/quarantine", "usage:read"),
+    ("GET", "/v1/webhooks", "admin"),
+    ("POST", "/v1/webhooks", "admin"),
+    ("GET", "/v1/webhooks/00000000-0000-0000-0000-000000000000", "admin"),
+    ("DELETE", "/v1/webhooks/00000000-0000-0000-0000-000000000000", "admin"),
+    ("GET", "/v1/webhooks/00000000-0000-0000-0000-000000000000/deliveries", "admin"),
+    *(
+        ("POST", f"/v1/webhooks/00000000-0000-0000-0000-000000000000:{deed}", "admin")
+        for deed in ("rotate", "pause", "resume", "replay")
+    ),
     ("GET", "/v1/adjustments", "usage:read"),
     ("GET", "/v1/adjustments/00000000-0000-0000-0000-000000000000", "usage:read"),
     ("POST", "/v1/adjustments", "adjust:propose"),

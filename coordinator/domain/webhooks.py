@@ -1,0 +1,124 @@
+"""What is told to whom, how it is signed, and when it is told again.
+
+An event is written with what it tells, in one transaction, and delivered at least once: whoever receives it twice knows
+it by its id. No order is promised. What is answered with anything but success is told again, ever later, until it is a
+dead letter; 410 says that nobody wants it any more.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from ipaddress import ip_address
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from uuid import UUID, uuid4, uuid5
+
+from coordinator.domain.books import Account, Entry, Key, Pool
+
+
+class EventKind(StrEnum):
+    THRESHOLD_REACHED = "threshold.reached"
+    PERIOD_CLOSED = "period.closed"
+    ADJUSTMENT_APPROVED = "adjustment.approved"
+    SUSPENSE_NEW = "suspense.new"
+    DRIFT_FOUND = "drift.found"
+
+
+class Event(NamedTuple):
+    id: UUID
+    kind: EventKind
+    data: dict[str, object]
+
+
+_EVENTS = UUID("0d3c3d0e-52a5-4f0b-9f0e-7765626f6f6b")
+
+
+def event(kind: EventKind, data: dict[str, object], *once_for: object) -> Event:
+    """What is told once for something has an id that follows from it."""
+    return Event(uuid5(_EVENTS, "/".join(map(str, (kind, *once_for)))) if once_for else uuid4(), kind, data)
+
+
+def suspense_events(entries: Sequence[Entry]) -> list[Event]:
+    """Of what comes into suspense with these entries: one for each lease."""
+    units: dict[tuple[Key, int | None, str | None], int] = {}
+    for entry in entries:
+        for each in entry.transfers:
+            if each.dst is Account.SUSPENSE:
+                lease = each.key, entry.epoch, entry.region
+                units[lease] = units.get(lease, 0) + each.units
+    return [
+        event(EventKind.SUSPENSE_NEW, {**key._asdict(), "epoch": epoch, "region": region, "units": count})
+        for (key, epoch, region), count in units.items()
+    ]
+
+
+# --- thresholds -------------------------------------------------------------------------------------------------------
+
+THRESHOLDS = (50, 80, 100)  # in percent of what can be spent in the period
+
+
+def thresholds_reached(pool: Pool, was_consumed: int) -> list[Event]:
+    """By what has been consumed since. A threshold has one event in a period, however often it is passed."""
+    if pool.consumed == was_consumed or not pool.spendable:
+        return []
+    crossed = [each for each in THRESHOLDS if 100 * was_consumed < each * pool.spendable <= 100 * pool.consumed]
+    data: dict[str, object] = {**pool.key._asdict(), "consumed": pool.consumed, "limit": pool.spendable}
+    return [event(EventKind.THRESHOLD_REACHED, data | {"percent": each}, *pool.key, each) for each in crossed]
+
+
+# --- where to -------------------------------------------------------------------------------------------------------
+
+
+def fault_of_url(url: str) -> str | None:
+    """Why nothing is told there. Who registers it is an admin: a private address is theirs to name."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return str(error)
+    if not host or not url.isascii() or not url.isprintable() or " " in url:
+        return "it names no host, or has characters that a URL has not"
+    if parts.username is not None or parts.fragment:
+        return "it names a user or a fragment"
+    if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(host)):
+        return None
+    return "it begins with https://; http:// is for this machine alone"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# --- signatures -----------------------------------------------------------------------------------------------------
+
+SIGNATURE = "Leasehold-Signature"
+ROTATES_FOR = timedelta(hours=24)
+
+
+def signature(secrets: Sequence[str], at: datetime, body: bytes) -> str:
+    """One for each secret that is valid: whoever checks needs one of them to be right."""
+    second = int(at.timestamp())
+    signed = f"{second}.".encode() + body
+    made = [hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest() for secret in secrets]
+    return ",".join([f"t={second}", *(f"v1={each}" for each in made)])
+
+
+# --- again ----------------------------------------------------------------------------------------------------------
+
+AT_MOST_ATTEMPTS = 15  # about a day and a half
+_FIRST, _LONGEST = timedelta(seconds=5), timedelta(hours=6)
+
+
+def rests_for(attempts: int, jitter: float) -> timedelta:
+    """Twice as long after each attempt, and between a half of that and all of it (`jitter`: from 0 to 1)."""
+    longest = min(_FIRST * (1 << min(attempts, 30) - 1), _LONGEST)
+    return longest * (0.5 + jitter / 2)
+
+
+def is_dead(attempts: int, status: int | None) -> bool:
+    return attempts >= AT_MOST_ATTEMPTS or status == 410

@@ -1,0 +1,46 @@
+"""Events on their way to whoever registered for them, over HTTP.
+
+Each attempt has a bounded time, follows no redirect, uses no proxy of the environment and reads of the answer only its
+status. A slow receiver holds up no other for longer than that.
+"""
+
+import asyncio
+import random
+
+import httpx
+
+from coordinator.database.engine import Database
+from coordinator.domain.webhooks import SIGNATURE, signature
+from coordinator.operations.deliveries import Answer, Due, note_answer, take_due
+from protocol.clock import Clock
+
+AT_ONCE = 20
+TIMEOUT_S = 10.0
+
+
+async def tell_webhooks(database: Database, clock: Clock, timeout_s: float = TIMEOUT_S) -> int:
+    """All that are due, some at a time. How many attempts were made."""
+    attempts = 0
+    async with httpx.AsyncClient(timeout=timeout_s, trust_env=False, follow_redirects=False) as client:
+        while due := await database.run(lambda c: take_due(c, clock.now(), AT_ONCE)):
+            await asyncio.gather(*(_attempt(database, clock, client, each, timeout_s) for each in due))
+            attempts += len(due)
+    return attempts
+
+
+async def _attempt(database: Database, clock: Clock, client: httpx.AsyncClient, due: Due, timeout_s: float) -> None:
+    answer = await _post(client, due, signature(due.secrets, clock.now(), due.body), timeout_s)
+    jitter = random.random()  # noqa: S311 - no secret
+    await database.run(lambda c: note_answer(c, due, answer, jitter, clock.now()))
+
+
+async def _post(client: httpx.AsyncClient, due: Due, signed: str, timeout_s: float) -> Answer:
+    headers = {"Content-Type": "application/json", "Leasehold-Event-Id": str(due.event), SIGNATURE: signed}
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            client.stream("POST", due.url, content=due.body, headers=headers) as response,
+        ):
+            return Answer(response.status_code)
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
+        return Answer(None, type(error).__name__)

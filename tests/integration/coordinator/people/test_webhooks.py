@@ -1,0 +1,340 @@
+"""What is told to whom: with a receiver that takes it, fails, hangs, is down, or wants no more."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.database.engine import Database, open_database
+from coordinator.domain.webhooks import AT_MOST_ATTEMPTS
+from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.find_drift import find_drift
+from coordinator.telling import tell_webhooks
+from tests.conftest import restricted
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
+from tests.integration.coordinator.people.test_adjustments import People
+
+pytestmark = pytest.mark.anyio
+
+ACME, NOVEMBER = "exports:tenant=acme", "2026-11"
+AT = datetime(2026, 11, 18, 9, 5, tzinfo=UTC)
+EVERYTHING = ["threshold.reached", "period.closed", "adjustment.approved", "suspense.new", "drift.found"]
+GUIDE = Path(__file__).parents[4] / "docs/webhooks.md"
+
+
+class Receiver:
+    """A real server on this machine that answers as it is told to."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.hangs = False
+        self.heard: list[tuple[dict[str, str], bytes]] = []
+        self.arrived = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/told"
+
+    @property
+    def ids(self) -> list[str]:
+        return [headers["leasehold-event-id"] for headers, _ in self.heard]
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.heard]
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._answer, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
+            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head)}
+            self.heard.append((headers, await reader.readexactly(int(headers["content-length"]))))
+            self.arrived.set()
+            if self.hangs:
+                await reader.read()
+            writer.write(f"HTTP/1.1 {self.status} X\r\nLocation: {self.url}\r\nContent-Length: 0\r\n\r\n".encode())
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    await receiver.start()
+    yield receiver
+    await receiver.stop()
+
+
+@pytest.fixture
+async def outbox(stand: Stand, database: str) -> AsyncIterator[Database]:
+    """The coordinator's own loop rests: tests tell when they say so."""
+    await stand.owner.execute(
+        "INSERT INTO job VALUES ('tell', '2100-01-01') ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at"
+    )
+    async with open_database(restricted(database), 4) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def people(stand: Stand, admin: httpx.AsyncClient) -> People:
+    await admin.put("/v1/limits", json=DOCUMENT)
+    return People(await stand.caller("adjust:propose"), await stand.caller("adjust:approve"))
+
+
+async def registered(admin: httpx.AsyncClient, url: str, *events: str) -> dict[str, Any]:
+    answer = await admin.post("/v1/webhooks", json={"url": url, "events": list(events or EVERYTHING)})
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+async def told(stand: Stand, outbox: Database, timeout_s: float = 5) -> int:
+    return await tell_webhooks(outbox, stand.clock, timeout_s)
+
+
+async def state(admin: httpx.AsyncClient, made: dict[str, Any]) -> tuple[int, int]:
+    found = (await admin.get(f"/v1/webhooks/{made['id']}")).json()
+    return found["waiting"], found["dead"]
+
+
+async def test_what_happened_is_told_signed_and_once(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    made = await registered(admin, receiver.url)
+    approved = await people.adjusted()
+    assert await told(stand, outbox) == 1
+    assert await told(stand, outbox) == 0
+    (body,) = receiver.bodies
+    assert (body["kind"], body["data"]["id"], body["id"]) == ("adjustment.approved", approved["id"], receiver.ids[0])
+    assert "secret" not in (await admin.get(f"/v1/webhooks/{made['id']}")).json()
+    assert is_genuine(made["secret"], *receiver.heard[0], stand.clock.time)
+    assert not is_genuine(made["secret"], receiver.heard[0][0], receiver.heard[0][1] + b" ", stand.clock.time)
+    assert not is_genuine("whsec_other", *receiver.heard[0], stand.clock.time)
+    stand.clock.move(minutes=6)
+    assert not is_genuine(made["secret"], *receiver.heard[0], stand.clock.time)
+
+
+def is_genuine(secret: str, headers: dict[str, str], body: bytes, now: datetime) -> bool:
+    """By the guide's own script, which knows nothing of ours."""
+    (script,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    words = [secret, headers["leasehold-signature"], str(int(now.timestamp()))]
+    done = subprocess.run([sys.executable, "-c", script, *words], input=body, check=False, timeout=60)
+    return done.returncode == 0
+
+
+async def test_a_new_secret_signs_beside_the_old_one_for_a_day(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    old = await registered(admin, receiver.url)
+    new = (await admin.post(f"/v1/webhooks/{old['id']}:rotate")).json()
+    assert new["secret"] != old["secret"]
+    await people.adjusted()
+    await told(stand, outbox)
+    assert all(is_genuine(each["secret"], *receiver.heard[0], stand.clock.time) for each in (old, new))
+    stand.clock.move(hours=24)
+    await people.adjusted()
+    await told(stand, outbox)
+    assert [is_genuine(each["secret"], *receiver.heard[1], stand.clock.time) for each in (old, new)] == [False, True]
+
+
+@pytest.mark.parametrize("how", ["fails", "redirects", "hangs", "is down"])
+async def test_what_is_not_taken_is_told_again_later(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver, how: str
+) -> None:
+    made = await registered(admin, receiver.url)
+    await people.adjusted()
+    receiver.status, receiver.hangs = {"fails": 500, "redirects": 302}.get(how, 200), how == "hangs"
+    if how == "is down":
+        await receiver.stop()
+    assert await told(stand, outbox, 0.5) == 1
+    assert await told(stand, outbox, 0.5) == 0  # it rests
+    assert await state(admin, made) == (1, 0)
+    listed = (await admin.get(f"/v1/webhooks/{made['id']}/deliveries")).json()["data"]
+    assert [(each["attempts"], bool(each["status"] or each["error"])) for each in listed] == [(1, True)]
+    receiver.status, receiver.hangs = 200, False
+    if how == "is down":
+        await receiver.start()
+    stand.clock.move(seconds=5)
+    assert await told(stand, outbox) == 1
+    assert await state(admin, made) == (0, 0)
+    assert len(set(receiver.ids)) == 1
+
+
+async def test_what_is_never_taken_is_a_dead_letter_that_people_replay(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    made = await registered(admin, receiver.url)
+    await people.adjusted()
+    receiver.status = 503
+    for _ in range(AT_MOST_ATTEMPTS):
+        assert await told(stand, outbox) == 1
+        stand.clock.move(hours=6)
+    assert await told(stand, outbox) == 0
+    (dead,) = (await admin.get(f"/v1/webhooks/{made['id']}/deliveries?dead=true")).json()["data"]
+    assert (dead["attempts"], dead["status"], dead["kind"]) == (AT_MOST_ATTEMPTS, 503, "adjustment.approved")
+    receiver.status = 200
+    replayed = await admin.post(f"/v1/webhooks/{made['id']}:replay", json={"events": [dead["event"]]})
+    assert replayed.json() == {"deliveries": 1}
+    assert await told(stand, outbox) == 1
+    assert (await state(admin, made), set(receiver.ids)) == ((0, 0), {dead["event"]})
+
+
+async def test_a_receiver_that_is_gone_is_told_no_more(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    made = await registered(admin, receiver.url)
+    await people.adjusted()
+    receiver.status = 410
+    assert await told(stand, outbox) == 1
+    stand.clock.move(days=1)
+    assert (await told(stand, outbox), await state(admin, made)) == (0, (0, 1))
+
+
+async def test_whoever_dies_before_the_answer_is_noted_tells_it_twice_under_one_id(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    made = await registered(admin, receiver.url)
+    await people.adjusted()
+    receiver.hangs = True
+    dying = asyncio.create_task(told(stand, outbox, 60))
+    await asyncio.wait_for(receiver.arrived.wait(), 20)
+    dying.cancel()
+    await asyncio.gather(dying, return_exceptions=True)
+    receiver.hangs = False
+    assert await told(stand, outbox) == 0  # it is the dead one's for a while
+    stand.clock.move(seconds=60)
+    assert await told(stand, outbox) == 1
+    assert (len(receiver.ids), len(set(receiver.ids)), await state(admin, made)) == (2, 1, (0, 0))
+
+
+async def test_several_coordinators_tell_each_thing_once(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    await registered(admin, receiver.url)
+    for _ in range(30):
+        await people.adjusted(units=1)
+    done = await asyncio.gather(*(told(stand, outbox) for _ in range(3)))
+    assert (sum(done), len(receiver.ids), len(set(receiver.ids))) == (30, 30, 30)
+
+
+async def test_what_happens_while_it_is_paused_waits(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    made = await registered(admin, receiver.url)
+    assert (await admin.post(f"/v1/webhooks/{made['id']}:pause")).json()["paused"] is True
+    await people.adjusted()
+    assert (await told(stand, outbox), await state(admin, made)) == (0, (1, 0))
+    await admin.post(f"/v1/webhooks/{made['id']}:resume")
+    assert await told(stand, outbox) == 1
+    assert (await admin.delete(f"/v1/webhooks/{made['id']}")).status_code == 204
+    assert (await admin.delete(f"/v1/webhooks/{made['id']}")).status_code == 404
+    await people.adjusted()
+    assert await told(stand, outbox) == 0
+    assert await stand.owner.fetchval("SELECT count(*) FROM delivery") == 0
+
+
+async def test_a_transaction_that_fails_tells_nothing(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, people: People, receiver: Receiver
+) -> None:
+    """What is refused, too."""
+    await registered(admin, receiver.url)
+    answer = await people.approve(await people.proposed(kind="debit", units=1001))
+    assert answer.status_code == 409
+    assert (await told(stand, outbox), await stand.owner.fetchval("SELECT count(*) FROM outbox")) == (0, 0)
+
+
+@pytest.fixture
+async def region(stand: Stand, admin: httpx.AsyncClient, people: People) -> Region:
+    return await open_region(stand, admin, "eu-west")
+
+
+async def test_a_threshold_is_told_once_in_a_period(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region, people: People
+) -> None:
+    await registered(admin, receiver.url)
+    for units, percents in ((499, []), (1, [50]), (10, []), (490, [80, 100])):
+        before = len(receiver.heard)
+        await region.use(ACME, NOVEMBER, [Used(AT, units)])
+        await told(stand, outbox)
+        assert sorted(body["data"]["percent"] for body in receiver.bodies[before:]) == percents
+    assert receiver.bodies[0]["data"] == {
+        "quota": ACME,
+        "period": NOVEMBER,
+        "percent": 50,
+        "consumed": 500,
+        "limit": 1000,
+    }
+    await people.adjusted(units=1000)  # a half of it is used now; that was told before
+    await region.use(ACME, NOVEMBER, [Used(AT, 700)])
+    assert await told(stand, outbox) == 1  # the adjustment: 80 % was told before, too
+
+
+async def test_suspense_and_drift_and_a_close_are_told(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
+) -> None:
+    await registered(admin, receiver.url)
+    await region.use(ACME, NOVEMBER, [Used(AT, 10)])
+    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 7}])
+    stand.clock.move(seconds=90)
+    await outbox.run(lambda c: expire_leases(c, stand.clock.now()))
+    await told(stand, outbox)
+    assert [(body["kind"], body["data"]["units"]) for body in receiver.bodies] == [("suspense.new", 7)]
+    await stand.owner.execute("UPDATE lease SET region_consumed = 11")
+    for _ in range(2):
+        await outbox.run(lambda c: find_drift(c, stand.clock.now()))
+    await told(stand, outbox)
+    assert [body["data"].get("region_consumed") for body in receiver.bodies[1:]] == [11]
+    await stand.owner.execute("UPDATE lease SET region_consumed = 10")
+    stand.clock.time = datetime(2026, 12, 2, tzinfo=UTC)
+    for _ in range(2):
+        await admin.post(f"/v1/periods/{NOVEMBER}:close", json={"carry_suspense": True})
+        stand.clock.move(minutes=20)
+    await told(stand, outbox)
+    assert [(body["kind"], body["data"]["period"]) for body in receiver.bodies[2:]] == [("period.closed", NOVEMBER)]
+
+
+async def test_the_coordinator_tells_by_itself(admin: httpx.AsyncClient, people: People, receiver: Receiver) -> None:
+    await registered(admin, receiver.url)
+    await people.adjusted()
+    await asyncio.wait_for(receiver.arrived.wait(), 30)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"url": "http://example.com/"}, ("url", "format")),
+        ({"url": "http://10.0.0.1/"}, ("url", "format")),
+        ({"url": "ftp://127.0.0.1/"}, ("url", "format")),
+        ({"url": "https://user:pass@example.com/"}, ("url", "format")),
+        ({"url": "https://[::1"}, ("url", "format")),
+        ({"url": "https://"}, ("url", "format")),
+        ({"events": []}, ("events", "min_length")),
+        ({"events": ["nothing"]}, ("events[0]", "enum")),
+    ],
+)
+async def test_what_is_wrong_with_a_webhook_is_named(
+    admin: httpx.AsyncClient, changes: dict[str, Any], fault: tuple[str, str]
+) -> None:
+    body = {"url": "https://10.0.0.1/told", "events": EVERYTHING}
+    assert problem(await admin.post("/v1/webhooks", json=body | changes)) == (422, [fault])
+    assert (await admin.post("/v1/webhooks", json=body)).status_code == 201  # private, and an admin's to name
