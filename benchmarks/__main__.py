@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from benchmarks import agent, coordinator, failures, keys
+from benchmarks import agent, coordinator, failures, finance, keys
 from benchmarks.allocation import run as allocation
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
@@ -21,6 +21,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "allocation": allocation.run,
     "coordinator": coordinator.run,
     "failures": failures.run,
+    "finance": finance.run,
     "keys": keys.run,
     "peers": peers.run,
 }

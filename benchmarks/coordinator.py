@@ -439,20 +439,20 @@ async def statement(bench: Bench) -> Load:
         page = await read_usage(bench.owner, question, None, 0, 100)
         assert page.rows, "the month is empty"
 
-    return await one_after_the_other(bench, ask)
+    return await one_after_the_other(bench.seconds, ask)
 
 
 async def look_up(bench: Bench) -> Load:
     key = await bench.owner.fetchrow("SELECT epoch, lane, seq FROM report LIMIT 1")
     assert key is not None
     sql = "SELECT * FROM report WHERE epoch = $1 AND lane = $2 AND seq = $3"
-    return await one_after_the_other(bench, partial(bench.owner.fetchrow, sql, *key))
+    return await one_after_the_other(bench.seconds, partial(bench.owner.fetchrow, sql, *key))
 
 
-async def one_after_the_other(bench: Bench, ask: "Callable[[], Awaitable[object]]") -> Load:
+async def one_after_the_other(seconds: float, ask: "Callable[[], Awaitable[object]]") -> Load:
     latencies_us: list[float] = []
     started = time.perf_counter()
-    while (began := time.perf_counter()) < started + bench.seconds:
+    while (began := time.perf_counter()) < started + seconds:
         await ask()
         latencies_us.append((time.perf_counter() - began) * 1e6)
     return loaded(len(latencies_us) / (time.perf_counter() - started), latencies_us)

@@ -35,10 +35,14 @@ def restored(text: str) -> str:
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
     """RFC 4180. What is missing is empty."""
     text = io.StringIO()
-    csv.writer(text).writerows(
-        [_text(cell) if isinstance(cell, int) else defused(_text(cell)) for cell in row] for row in rows
-    )
+    csv.writer(text).writerows([_written(cell) for cell in row] for row in rows)
     return text.getvalue()
+
+
+def _written(cell: Cell) -> str | int:
+    if isinstance(cell, str):
+        return defused(cell)
+    return cell if isinstance(cell, int) else _text(cell)
 
 
 def _text(cell: Cell) -> str:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.domain.export import ExportFormat, ExportRow, encoded, heading
+from coordinator.operations.read_usage import PLAN_FOR_WHAT_IS_ASKED
 from protocol.clock import Clock
 
 CHUNK = 5_000  # lines
@@ -119,8 +120,11 @@ async def walk(database: Database, export: Export, after: int = 0) -> AsyncItera
 
 
 async def _rows(database: Database, period: str, tenant: str | None, last: int, after: int) -> list[ExportRow]:
-    rows = await database.read(lambda c: c.fetch(_LINES, period, tenant, last, after, CHUNK))
-    return [ExportRow(*row) for row in rows]
+    async def read(connection: Connection) -> list[asyncpg.Record]:
+        await connection.execute(PLAN_FOR_WHAT_IS_ASKED)
+        return list(await connection.fetch(_LINES, period, tenant, last, after, CHUNK))
+
+    return [ExportRow(*row) for row in await database.run(read, snapshot=True)]
 
 
 async def read_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
