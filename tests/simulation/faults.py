@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "store_fails_over": (4, (1, 10)),  # to a replica that is so many steps behind
     "store_fails_back": (6, (0, 0)),  # to the machine that was left, as it was then
     "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another life
-    "store_usurped": (2, (0, 0)),  # another store opens an epoch in the region's name, and is gone
+    "store_usurped": (2, (0, 2)),  # another store opens an epoch in the region's name, and is gone; 2: see there
     "store_slow": (4, (1, 10)),  # for so many steps
     "store_hangs_up": (4, (0, 0)),
     "store_forgets_lines": (1, (0, 0)),  # usage lines are gone, the totals are not
@@ -82,6 +82,8 @@ STORIES: tuple[tuple[str, ...], ...] = (
     ("store_usurped", "store_fails_over", "store_fails_back", "store_restarts", "period_closed", "epoch_retired"),
     ("region_lost", "epoch_retired", "period_closed", "hours_pass", "later", "store_forgets_lines", "burst"),
     ("region_lost", "ledger_loses", "partition", "later", "epoch_retired", "period_closed", "burst"),
+    ("store_forgets_lines", "store_usurped", "region_is_mute", "epoch_retired", "suspense_resolved", "burst"),
+    ("store_usurped", "store_forgets_lines", "period_closed", "later", "burst"),
 )
 
 
@@ -91,7 +93,7 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
     `only`: of these kinds, each as often as the others, and of demand.
     """
     chance = random.Random(f"faults {seed}")
-    if not only and chance.random() < 0.2:
+    if not only and chance.random() < 1 / 3:
         only = chance.choice(STORIES)
     kinds = dict.fromkeys((*only, "demand"), 1) if only else _mix(chance)
     events = [Event(0, "demand", region, chance.randint(5, 30)) for region in REGIONS]

@@ -7,16 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from coordinator.domain.books import Correction, Key, Lease
-from coordinator.domain.period import is_over, period_of
+from coordinator.domain.period import is_over, next_period, period_of
 from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, reconcile
 from coordinator.domain.settlement import EpochState
+from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
+from tests.simulation.network import TRANSACTION_S
 from tests.simulation.people import GRACE
 from tests.simulation.reading import read_books
-from tests.simulation.world import World
+from tests.simulation.world import LANES, World, is_current
 
 
 @dataclass
@@ -30,10 +33,13 @@ class Watch:
     kept: dict[Any, tuple[int, ...]] = field(default_factory=dict)  # in the stores
     waiting: dict[Any, tuple[str, int]] = field(default_factory=dict)  # leases ahead: their period, and when it starts
     closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their books as they stay
+    looked_at: datetime | None = None
+    quiet: dict[str, tuple[Any, datetime]] = field(default_factory=dict)  # since when nothing goes wrong in a region
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
+ASKED_AHEAD = timedelta(seconds=5)  # a lease is given ahead for four of them, and asked for twice meanwhile
 _SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # what a pool has of its leases and corrections
 
 
@@ -216,6 +222,53 @@ def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
                 watch.waiting[about] = (f["next:period"], int(f["next:starts"]))
 
 
+def the_next_lease_comes_in_time(world: World, watch: Watch) -> Iterator[str]:
+    """Where nothing goes wrong in the last seconds of a period, a region has a lease of the next one as it begins."""
+    now, before = world.clock.now(), watch.looked_at
+    watch.looked_at = now
+    begins_at = now.replace(minute=0, second=0, microsecond=0)
+    for region in world.machines:
+        what = _what_could_go_wrong(world, region)
+        if watch.quiet.get(region, (None, now))[0] != what:
+            watch.quiet[region] = (what, now)
+        is_quiet = what is not None and watch.quiet[region][1] <= begins_at - ASKED_AHEAD
+        if is_quiet and before and before < begins_at <= now:
+            yield from _without_the_next(world, region, begins_at)
+
+
+def _what_could_go_wrong(world: World, region: str) -> Any:
+    """None while something does; else what is another thing as soon as something has."""
+    machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
+    agents = [agent for agent in world.alive(region) if agent.real is not None]
+    cells = [cell for agent in agents for cell in agent.real.cells]
+    epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
+    current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
+    is_wrong = (
+        not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
+        or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.unseen or world.ledger_lost)
+        or (not epochs or epochs != current or world.ledger.rows["limits"][0].default_plan is not None)
+        or any(agent.stopping.is_set() for agent in agents)
+        or any(cell.conversation.stopped_lanes for cell in cells)
+        or not world.ledger.rows["region"][region].is_active
+        or bool(world.ledger.overridden(world.clock.now()))  # by an override nothing is given ahead
+    )
+    lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
+    dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
+    return None if is_wrong else (*lives, *dies, *(agent.name for agent in agents))
+
+
+def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterator[str]:
+    store = world.machines[region].model
+    for (number, key), lease in world.ledger.leases.items():
+        is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
+        period = period_of(key.period)
+        if is_held and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):
+            name = f"lh:{{{lane_of(key.quota, LANES)}}}:lease:{number}:{key.quota}"
+            kept = store.hash(name)
+            if next_period(period).id not in (kept.get("period"), kept.get("next:period")):
+                yield f"{name} of {region} at {begins_at}: {kept}"
+
+
 def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
     """In a region's store, none that is older than one that has admitted."""
     while world.admissions:
@@ -279,6 +332,7 @@ ALWAYS: tuple[Invariant, ...] = (
     totals_only_grow,
     a_store_only_moves_forward,
     no_period_begins_early,
+    the_next_lease_comes_in_time,
     what_is_lost_returns_nothing,
     one_epoch_admits,
     nothing_after_expiry,

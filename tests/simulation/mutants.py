@@ -486,6 +486,12 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
 
 
 @mutant
+def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
+    """A lease of the next period is granted once that has begun."""
+    yield patch.object(granting.Terms, "is_near_its_end", lambda *_: False)
+
+
+@mutant
 def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
     """Whatever batch was booked, the store forgets the periods that are over."""
     real = StoreModel._settle_over
@@ -532,7 +538,7 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
 
 @mutant
 def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
-    """A period is closed while a region still has units of it."""
+    """A period is closed while a region still has units of it, and was not asked for them."""
     real = closing.missing_for_close
 
     def missing(*about: Any, **more: Any) -> list[Any]:
@@ -541,6 +547,7 @@ def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
     def close_lease(lease: Any) -> None:
         lease.state = LeaseState.CLOSED
 
+    yield patch.object(LedgerModel, "recall_outstanding", lambda *_: Transaction())
     yield patch.object(ledger_model, "missing_for_close", missing)
     yield patch.object(ledger_model, "close_lease", close_lease)
 

@@ -60,15 +60,19 @@ class Weather:
     lateness: float = 0.01  # how often a message takes seconds
     sends: bool = True  # False: nothing that the region sends arrives
     hears: bool = True  # False: nothing arrives that is sent to it
+    troubles: int = 0  # so many messages were lost or late
 
     def delay_s(self) -> float:
         if self.random.random() < self.lateness:
+            self.troubles += 1
             return self.random.uniform(0.5, 9.0)
         return self.random.uniform(0.02, 0.12)
 
     def delivers(self, *, out: bool) -> bool:
         is_open = self.sends if out else self.hears
-        return is_open and self.random.random() >= self.loss
+        arrives = is_open and self.random.random() >= self.loss
+        self.troubles += not arrives
+        return arrives
 
 
 # How a ledger that lost what it had told is noticed: the store is ahead of it.

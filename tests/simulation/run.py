@@ -123,7 +123,7 @@ class _Run:
             world.step,
             reached=sum(denials, cells + world.coordinators.outcomes),
             faults=Counter(event.kind for event in self.events if event.step <= world.step),
-            admitted=sum(world.truth.admitted.values()),
+            admitted=sum(world.truth.admitted.values()) + world.in_journals(),
             booked=sum(pool.consumed for pool in world.ledger.pools.values()),
             suspense=sum(pool.suspense for pool in world.ledger.pools.values()),
         )

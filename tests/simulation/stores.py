@@ -60,6 +60,7 @@ class Machine:
     is_slow: bool = False
     lives: int = 1
     restarts: int = 0
+    hang_ups: int = 0
     model: StoreModel = field(init=False)
     wires: list["Wire"] = field(default_factory=list)
     admitting_epoch: int = 0
@@ -137,6 +138,7 @@ class Machine:
             self.left = None
 
     def hang_up(self) -> None:
+        self.hang_ups += 1
         for wire in list(self.wires):
             wire.lost()
 

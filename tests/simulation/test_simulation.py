@@ -20,6 +20,7 @@ MOST_CELLS_MISSED = 26
 def test_a_seed_holds_all_invariants(seed: int) -> None:
     result = run(seed, STEPS)
     assert result.violation is None, f"replay it: ./dev simulate --seed {seed} --steps {STEPS}"
+    assert result.booked <= result.admitted
 
 
 def test_a_ledger_that_lost_data_is_shown_it_and_goes_on_when_people_have_approved() -> None:

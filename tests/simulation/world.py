@@ -36,7 +36,7 @@ from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
 from tests.simulation.faults import REGIONS, Event
-from tests.simulation.ledger_model import LedgerModel, Transaction
+from tests.simulation.ledger_model import Epoch, LedgerModel, Transaction
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
@@ -401,6 +401,10 @@ class World:
         if event.get("exc_info"):
             self.bugs.append(f"{event.get('event')}: {event['exc_info']!r}")
 
+    def in_journals(self) -> int:
+        """Units that were admitted without the store."""
+        return sum(sum(disk.kept().values()) for disk in self.disks.values())
+
     def commit(self, transaction: Transaction) -> None:
         self.ledger.commit(transaction)
 
@@ -490,11 +494,20 @@ def _is_told(world: World, data: dict[str, Any]) -> bool:
 
 
 def _usurp(world: World, event: Event) -> None:
-    """An address that led elsewhere for a moment. The region's own store lives on, and has all that it ever had."""
-    nonce = f"{world.random.getrandbits(128):032x}"
-    request = OpenEpoch(nonce=nonce, fingerprint=f"usurper-{nonce}")
-    _, transaction = world.ledger.open_epoch(event.region, request, world.clock.now())
+    """An address that led elsewhere for a moment. The region's own store lives on, and has all that it ever had.
+
+    2: somebody moved the address on purpose, and says so: that store has certainly kept its data.
+    """
+    nonce, region = f"{world.random.getrandbits(128):032x}", event.region
+    current = (number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region))
+    previous = next(current, None) if event.number == 2 else None
+    request = OpenEpoch(nonce=nonce, fingerprint=f"usurper-{nonce}", previous=previous, lost_data=previous is None)
+    _, transaction = world.ledger.open_epoch(region, request, world.clock.now())
     world.commit(transaction)
+
+
+def is_current(epoch: Epoch, region: str) -> bool:
+    return epoch.region == region and epoch.state is EpochState.CURRENT
 
 
 def _store_down(world: World, event: Event) -> None:
