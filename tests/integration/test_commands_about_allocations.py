@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pty
 import signal
 import sys
 from asyncio.subprocess import PIPE
@@ -55,6 +56,26 @@ async def test_who_holds_what_as_a_table_and_without_a_terminal_once(shell: Shel
     assert "(nobody, of 100)" in said
     assert await held(shell) == {"us-east": 60}
     assert await shell.json("allocations", "--tenant", "nobody") == []
+
+
+async def test_on_a_terminal_it_is_drawn_again_and_again(
+    shell: Shell, environment: dict[str, str], east: Agent
+) -> None:
+    terminal, theirs = pty.openpty()
+    words = (sys.executable, "-m", "leasehold.cli", "allocations", "--watch")
+    command = await asyncio.create_subprocess_exec(
+        *words, env=os.environ | environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while seen.count(EXPORTS.encode()) < 3:
+            seen += await asyncio.wait_for(asyncio.to_thread(os.read, terminal, 10_000), 30)
+        command.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(command.wait(), 30) == 0
+    finally:
+        os.close(terminal)
+    assert b"\x1b[1A" in seen  # over what stood there
 
 
 async def test_a_move_shows_its_plan_asks_and_is_followed_to_its_end(shell: Shell, east: Agent, south: Agent) -> None:

@@ -10,10 +10,11 @@ import pytest
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.audit import Actor
-from coordinator.domain.wishes import MoveUnits
+from coordinator.domain.wishes import MoveUnits, Weigh, Words
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.follow_rebalances import follow
-from coordinator.operations.rebalance import Wish, begin_rebalance
+from coordinator.operations.read_rebalances import Rebalance
+from coordinator.operations.rebalance import Changed, Impossible, Wish, begin_rebalance
 from protocol.messages import Signal
 from protocol.outcomes import GrantRefusal
 from tests.conftest import restricted
@@ -26,7 +27,13 @@ from tests.integration.coordinator.agents.conftest import (
     leased,
     want,
 )
-from tests.integration.coordinator.agents.racing import closes, one_after_the_other, says
+from tests.integration.coordinator.agents.racing import (
+    Step,
+    closes,
+    committed,
+    one_after_the_other,
+    says,
+)
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
@@ -202,6 +209,19 @@ async def test_with_the_same_key_it_begins_once(stand: Stand, ops: Ops, east: Ag
     assert other.status_code == 422
 
 
+async def test_an_attempt_whose_answer_was_not_kept_is_made_again_and_begins_nothing(
+    stand: Stand, east: Agent, south: Agent
+) -> None:
+    asked = MoveUnits(quota=EXPORTS, source="us-east", target="ap-south", units=300)
+    wish = Wish(UUID(int=5), asked, Actor("somebody"), lambda _: True)
+    first, again = [
+        await committed(stand, lambda c: begin_rebalance(c, Documents(), wish, stand.clock.now())) for _ in range(2)
+    ]
+    assert isinstance(first, Rebalance)
+    assert first == again
+    assert await stand.one("SELECT count(*) FROM rebalance_move") == 1
+
+
 async def test_of_two_operators_the_second_is_told_what_changed(
     stand: Stand, ops: Ops, east: Agent, south: Agent
 ) -> None:
@@ -222,6 +242,21 @@ async def test_two_operators_at_once_never_begin_both(stand: Stand, ops: Ops, ea
     answers = await asyncio.gather(*(ops.asks(EAST_TO_SOUTH) for _ in range(4)))
     assert sorted(answer.status_code for answer in answers) == [201, 409, 409, 409]
     assert await stand.one("SELECT sum(units) FROM rebalance_move") == 300
+
+
+async def test_what_was_planned_on_is_compared_when_ones_turn_comes(stand: Stand, east: Agent, south: Agent) -> None:
+    """Both have seen that nobody began anything."""
+
+    def begins(number: int, region: str) -> Step[Any]:
+        asked = Weigh(quota=EXPORTS, settings={region: Words(weight=2)})
+        wish = Wish(UUID(int=number), asked, Actor("somebody"), lambda version: version == 0)
+        return lambda connection: begin_rebalance(connection, Documents(), wish, stand.clock.now())
+
+    first, second = await one_after_the_other(stand, begins(1, "us-east"), begins(2, "ap-south"))
+    assert isinstance(first, Rebalance)
+    assert isinstance(second, Changed)
+    assert [each.id for each in second.since] == [first.id]
+    assert await stand.one("SELECT count(*) FROM region_setting") == 1
 
 
 async def test_everything_is_in_the_audit(stand: Stand, ops: Ops, east: Agent, south: Agent) -> None:
@@ -316,6 +351,18 @@ async def test_a_close_and_a_rebalance_at_the_same_moment(stand: Stand, ops: Ops
     await one_after_the_other(stand, closes(stand), follows)
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
     assert (await ops.sees(begun["id"]))["reason"] == "period_over"
+
+
+async def test_a_beginning_that_meets_an_exchange_is_decided_on_what_that_left(
+    stand: Stand, east: Agent, south: Agent
+) -> None:
+    asked = MoveUnits(quota=EXPORTS, source="us-east", target="ap-south", units=300)
+    wish = Wish(UUID(int=5), asked, Actor("somebody"), lambda _: True)
+    spends = says(stand, east, 3, lease(granted=500, consumed=500, units=450))
+    _, refused = await one_after_the_other(
+        stand, spends, lambda c: begin_rebalance(c, Documents(), wish, stand.clock.now())
+    )
+    assert isinstance(refused, Impossible)
 
 
 async def test_an_exchange_that_meets_a_beginning_waits_and_is_counted(
