@@ -2,8 +2,8 @@
 
 from migrations.statements import execute
 
-revision = "0020"
-down_revision = "0019"
+revision = "0021"
+down_revision = "0020"
 
 WEBHOOKS = """
 CREATE TABLE webhook (
