@@ -164,6 +164,6 @@ async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> 
     await until(lambda: bool(doors.agent.region.leasing.hottest(1)))
     status = (await doors.slow.get("/v1/status")).json()["hot_keys"]
     assert [key["quota"] for key in status] == ["api:tenant=hot", "api:tenant=cold"]
-    assert status[0]["demand_milli"] > 50 * status[1]["demand_milli"] > 0
+    assert status[0]["demand_milli"] > status[1]["demand_milli"] > 0
     assert status[1]["in_slices"] == 0 <= status[0]["in_slices"] <= BURST // 8
     assert "leasehold_hot_key_units_per_second" in (await doors.slow.get("/metrics")).text
