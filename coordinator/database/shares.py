@@ -24,12 +24,6 @@ async def write_shares(connection: Connection, shares: Mapping[str, Shared], now
     await connection.execute(_WRITE, list(shares), states, now)
 
 
-async def read_shares(connection: Connection, quota: str | None, after: str, most: int) -> dict[str, Shared]:
-    """For people: of one quota's keys, or of all, in the order of their names."""
-    rows = await connection.fetch(_READ, quota, after, most)
-    return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
-
-
 async def forget_shares(connection: Connection, before: datetime) -> int:
     """Of which no region has said anything since: nothing of what was given then is in force any more."""
     return int((await connection.execute(_FORGET, before)).rpartition(" ")[2])
@@ -43,10 +37,6 @@ SELECT quota, $2, $3 FROM unnest($1::text[]) AS quota ORDER BY quota ON CONFLICT
 _WRITE = """
 UPDATE rate_share SET state = new.state, reported_at = $3
 FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quota = new.quota
-"""
-_READ = """
-SELECT quota, state FROM rate_share WHERE quota > $2 AND ($1::text IS NULL OR split_part(quota, ':', 1) = $1)
-ORDER BY quota LIMIT $3
 """
 _FORGET = """
 DELETE FROM rate_share WHERE quota IN (
