@@ -98,7 +98,8 @@ class Fuzz:
 
     def _is_one_scopes(self, opens: list[str]) -> bool:
         of_people = [scope for scope in opens if scope != REGION]
-        return opens == [REGION] or of_people in [["quota:read", "alloc:write", "admin"], [opens[0], "admin"]]
+        one, two = [opens[0], "admin"], ["quota:read", "alloc:write", "admin"]
+        return opens == [REGION] or of_people in [one, two, ["admin"]]
 
     def _probe(self, operation: Any, scope: str) -> int:
         """Refused for its token before anything is looked at, or not."""
