@@ -11,6 +11,7 @@ from coordinator.domain.books import Account, Cause, Entry, Lease, Pool, post
 from protocol.lease import LeaseState
 
 FLOOR_UNITS = 1
+USUAL_HORIZON_MS = 10_000
 DEMAND_HALVES_IN_MS = 5_000
 LAST_KEPT_MS = 300  # so long what a region has must last before a grant could come
 
@@ -39,7 +40,9 @@ def grant_units(grantable: int, limit: int, ask: Ask) -> int:
 
 def _target(limit: int, ask: Ask) -> int:
     within_horizon = max(units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
-    return min(within_horizon, max(limit // 200, units_in(ask.demand_milli, 1_000)))
+    longest_ms = max(ask.horizon_ms, USUAL_HORIZON_MS)  # who wants to ride out more strands more
+    most = limit * longest_ms // (200 * USUAL_HORIZON_MS)
+    return min(within_horizon, max(most, units_in(ask.demand_milli, longest_ms // 10)))
 
 
 def _cap(grantable: int, ask: Ask) -> int:

@@ -224,16 +224,21 @@ def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> li
     keep_ms = _keep_ms(lease, shelf, was_grantable)
     if keep_ms is None:
         return []
-    keeps = [
-        (other, max(units_in(demand_milli_of(other, now), keep_ms), other.outstanding - shelf.spare_of(other)))
-        for other in shelf.others
-    ]
+    keeps = [(other, _keep(other, shelf, keep_ms, now)) for other in shelf.others]
     quota = lease.key.quota
     return [
         Notice(Signal(kind="recall", quota=quota, keep=keep), other.region)
         for other, keep in keeps
         if other.outstanding > keep
     ]
+
+
+def _keep(other: Lease, shelf: Shelf, keep_ms: int, now: datetime) -> int:
+    """Of what it said that it needs: that may be over. Asked again and again, at the end it keeps nothing of it."""
+    needs = units_in(demand_milli_of(other, now), keep_ms)
+    if not shelf.grantable:
+        needs = min(needs, other.outstanding // 2)
+    return max(needs, other.outstanding - shelf.spare_of(other))
 
 
 def _keep_ms(lease: Lease, shelf: Shelf, was_grantable: int) -> int | None:

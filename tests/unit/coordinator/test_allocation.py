@@ -33,6 +33,9 @@ def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, wa
     [
         (1000, ask(demand_milli=100_000), 100),  # one second's worth, as a thousandth of the limit is less
         (1000, ask(demand_milli=1_000), 5),  # half a percent of the limit
+        (1000, ask(demand_milli=1_000, horizon_ms=120_000), 60),  # of a limit that is to last longer, as much more
+        (1000, ask(demand_milli=100_000, horizon_ms=20_000), 200),
+        (1000, ask(demand_milli=1_000, horizon_ms=1_000), 1),
         (1000, ask(), 1),  # nothing is known yet
         (100, ask(demand_milli=100_000), 50),  # towards the end never more than half
         (100, ask(demand_milli=100_000, total_demand_milli=400_000), 15),  # of its share, but 0.15 s at least

@@ -199,6 +199,16 @@ def test_what_a_floor_keeps_is_not_asked_back_for_others() -> None:
     assert table.ask("ap-south", waiting=5) is GrantRefusal.EXHAUSTED  # the floor is all that is left
 
 
+@pytest.mark.parametrize(("holds", "keep"), [(2_000, 300), (400, 200), (7, 3), (1, 0)])
+def test_when_nothing_is_left_a_region_keeps_what_it_needs_but_never_more_than_half(holds: int, keep: int) -> None:
+    """It may have needed it a while ago: asked again and again, it keeps nothing."""
+    table = Table(Division({region: Part() for region in REGIONS}), holds)
+    table.ask("us-east", demand_milli=1_000_000, waiting=holds)
+    table.ask("ap-south", waiting=5)
+    (notice,) = recalls(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
+    assert (notice.region, notice.signal.keep) == ("us-east", keep)
+
+
 def test_used_units_count_towards_a_floor() -> None:
     table = Table(Division({"us-east": Part(1, 300), "eu-west": Part(), "ap-south": Part()}))
     table.ask("us-east", waiting=250)
