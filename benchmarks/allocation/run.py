@@ -6,9 +6,11 @@ so a seed gives the same figures everywhere; what is shown are medians over the 
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from benchmarks.allocation import rates
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.network import Network
 from benchmarks.allocation.others import Chunks, Loans, StaticSplit
@@ -49,7 +51,9 @@ async def run(repeats: int, _seconds: float, _port: int) -> dict[str, Lines]:
     for name, file in DRAWN.items():
         _draw(name, file, results[name][OURS][0])
     tables: dict[str, Lines] = {name: [_case(*each) for each in by_name.items()] for name, by_name in results.items()}
-    return {**tables, "goals": goals(results), "the horizon of a quota": horizons(seeds)}
+    of_rates = rates.compared(seeds)
+    reached = [*goals(results, GOALS), *goals(of_rates, RATE_GOALS)]
+    return {**tables, **rates.tables(of_rates), "goals": reached, "the horizon of a quota": horizons(seeds)}
 
 
 def _compared(name: str, seeds: Sequence[int]) -> Mapping[str, Sequence[Measured]]:
@@ -95,23 +99,27 @@ def _case(name: str, runs: Sequence[Measured]) -> Case:
     return Case(name, columns)
 
 
-class Goal(NamedTuple):
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Goal(Generic[R]):
     """Medians, but of what must never be: there the worst counts."""
 
     name: str
     traces: Sequence[str]
-    of: Callable[[Measured], float]
+    of: Callable[[R], float]
     limit: float
     is_least: bool = False
     is_always: bool = False
+    limiter: str = OURS
 
-    def found(self, results: Results) -> float:
+    def found(self, results: Mapping[str, Mapping[str, Sequence[R]]]) -> float:
         worst = min if self.is_least else max
         typical = worst if self.is_always else statistics.median
-        return worst(typical([self.of(each) for each in results[name][OURS]]) for name in self.traces)
+        return worst(typical([self.of(each) for each in results[name][self.limiter]]) for name in self.traces)
 
-    def is_reached(self, results: Results) -> bool:
-        found = self.found(results)
+    def is_reached(self, found: float) -> bool:
         return found >= self.limit if self.is_least else found <= self.limit
 
 
@@ -119,7 +127,7 @@ _ALL = list(SHAPES)
 _LOST = [name for name, shape in SHAPES.items() if shape.is_lost]
 _REACHABLE = [name for name, shape in SHAPES.items() if shape.cut_s is None]
 _CALM = [name for name in SHAPES if name.startswith(("Zipf", "flash"))]
-GOALS = [
+GOALS: Sequence[Goal[Measured]] = [
     Goal("over-admission", _ALL, lambda each: each.over, 0, is_always=True),
     Goal("utilisation, all regions reachable", _REACHABLE, lambda each: each.utilisation, 0.999, is_least=True),
     Goal("utilisation, a region lost", _LOST, lambda each: each.before_settlement, 0.995, is_least=True),
@@ -131,19 +139,41 @@ GOALS = [
 ]
 
 
-def goals(results: Results) -> Sequence[Case]:
+_STRICT, _ADAPTIVE = "Leasehold, strict", "Leasehold, adaptive"
+
+
+def _utilisation(name: str, least: float) -> Goal[rates.Measured]:
+    about = f"rate: utilisation, {name}"
+    return Goal(about, [name], lambda each: each.conforming, least, is_least=True, limiter=_ADAPTIVE)
+
+
+def _overshoot(about: str, most_s: float, limiter: str) -> Goal[rates.Measured]:
+    return Goal(about, list(rates.SHAPES), lambda each: each.overshoot_s, most_s, is_always=True, limiter=limiter)
+
+
+RATE_GOALS: Sequence[Goal[rates.Measured]] = [
+    *(_utilisation(name, 0.98) for name in ("Zipf, steady", "diurnal", "flash crowd")),
+    _utilisation("on/off", 0.90),
+    _utilisation("rotating", 0.85),
+    _overshoot("rate: overshoot beyond the bucket, s of the limit", 0.25, _ADAPTIVE),
+    _overshoot("rate: the same, strict", 0, _STRICT),
+    Goal("rate: reaction, ms", ["flash crowd"], lambda each: each.reaction_ms or 0, 1500, limiter=_ADAPTIVE),
+    Goal("rate: Jain, steady", ["Zipf, steady"], lambda each: each.jain, 0.99, is_least=True, limiter=_ADAPTIVE),
+]
+
+
+def goals(results: Mapping[str, Mapping[str, Sequence[R]]], wanted: Sequence[Goal[R]]) -> Sequence[Case]:
     """Of the traces that it is about, the one where it went worst."""
-    return [
-        Case(
-            goal.name,
-            {
-                "goal": f"{'≥' if goal.is_least else '≤'} {goal.limit:g}",
-                "worst median": f"{goal.found(results):.4g}",
-                "reached": "yes" if goal.is_reached(results) else "no",
-            },
-        )
-        for goal in GOALS
-    ]
+    return [_goal(goal, goal.found(results)) for goal in wanted]
+
+
+def _goal(goal: Goal[R], found: float) -> Case:
+    columns = {
+        "goal": f"{'≥' if goal.is_least else '≤'} {goal.limit:g}",
+        "worst median": f"{found:.4g}",
+        "reached": "yes" if goal.is_reached(found) else "no",
+    }
+    return Case(goal.name, columns)
 
 
 def horizons(seeds: Sequence[int]) -> Sequence[Case]:

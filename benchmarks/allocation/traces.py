@@ -135,6 +135,16 @@ def flash(from_s: float, to_s: float) -> Makes:
     return shape
 
 
+def surge(from_s: float, to_s: float) -> Makes:
+    """Everywhere at once, from half of what is usual here to four times as much."""
+
+    def shape(_: random.Random, regions: int) -> Demand:
+        few, many = _scaled([1.0] * regions, PER_SECOND / 2), _scaled([1.0] * regions, 2 * PER_SECOND)
+        return lambda second: many if from_s <= second < to_s else few
+
+    return shape
+
+
 def on_off(chance: random.Random, regions: int) -> Demand:
     """Each region by itself, ten seconds of each on average."""
     switches = [_switches(chance) for _ in range(regions)]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.allocation import rates
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.others import Chunks, StaticSplit
 from benchmarks.allocation.run import play
@@ -71,3 +72,25 @@ def test_the_traces_of_the_benchmark_ask_for_more_than_there_is() -> None:
     for name in ("Zipf over 3 regions", "20,000 units, rotating over 50 regions"):
         made = trace(name, SHAPES[name], 1)
         assert sum(units for tick in made.ticks for _, units in tick) > made.limit
+
+
+# --- rates ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("Zipf, steady", 0.97), ("flash crowd", 0.96), ("on/off", 0.75), ("rotating", 0.8)]
+)
+def test_a_shared_rate_goes_where_it_is_asked_for(name: str, least: float) -> None:
+    run = rates.play(name, 1, rates.MAKES["Leasehold, adaptive"])
+    assert run.conforming >= least
+    assert run.conforming > rates.play(name, 1, rates.MAKES["static split"]).conforming
+    assert run.overshoot_s <= 0.25
+    assert (run.reaction_ms or 0) <= 1500
+
+
+@pytest.mark.parametrize("name", ["surge, everywhere at once", "rotating"])
+def test_a_strict_one_is_never_more_than_it_is_and_a_seed_says_all(name: str) -> None:
+    strict = rates.MAKES["Leasehold, strict"]
+    run = rates.play(name, 1, strict)
+    assert run == rates.play(name, 1, strict)
+    assert run.overshoot_s == 0
