@@ -57,7 +57,7 @@ class Row:
 
 
 def figure(samples: Sequence[float], digits: int = 1) -> Figure:
-    return Figure(*(round(each, digits) for each in (statistics.median(samples), min(samples), max(samples))))
+    return Figure(*(round(each, digits or None) for each in (statistics.median(samples), min(samples), max(samples))))
 
 
 def row(name: str, loads: Sequence[Load], reference: Sequence[Load]) -> Row:

@@ -9,7 +9,7 @@ that have something to say.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -305,8 +305,7 @@ class Conversation:
             self._goes_on(life, part.lane)
             if _is_over(reply):
                 self._life.ended(life)
-            if reply.outcome is ExchangeOutcome.APPLIED:  # a replay grants nothing: who asked still asks
-                self._tell(part.asked, reply, gained)
+            self._tell(answered_by(reply, part.asked, gained), reply, gained)
             for quota, leases in _by_quota(reply.leases).items():
                 renewal_in_ms = renewal_of(leases)
                 self._leasing.leased(quota, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
@@ -327,7 +326,7 @@ class Conversation:
         if await self._scripts.give_back(life, quota, keep):
             self.report_now()
 
-    def _tell(self, asked: list[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
+    def _tell(self, asked: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
         self._leasing.answered(asked, reply, gained)
 
     def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
@@ -360,6 +359,11 @@ def _is_over(reply: ExchangeReply) -> bool:
     """The epoch gets nothing any more: another was opened for its region since, or people gave it up."""
     refusals = {lease.refusal for lease in reply.leases} | {want.refusal for want in reply.refused}
     return reply.outcome is ExchangeOutcome.RETIRED or GrantRefusal.EPOCH_FENCED in refusals
+
+
+def answered_by(reply: ExchangeReply, asked: Sequence[str], gained: Mapping[str, int]) -> Sequence[str]:
+    """A replay grants nothing, so who asked still asks; but for what was granted when the reply was lost."""
+    return asked if reply.outcome is ExchangeOutcome.APPLIED else [quota for quota in asked if gained.get(quota)]
 
 
 def renewal_of(leases: Sequence[LeaseReply]) -> int | None:

@@ -35,7 +35,7 @@ from protocol.outcomes import ExchangeOutcome
 from protocol.policy import QuotaKind, QuotaSpec
 from regional_agent.domain.persistence import Persistence
 from regional_agent.leasing import Leasing
-from regional_agent.reporting import ACKNOWLEDGED, renewal_of
+from regional_agent.reporting import ACKNOWLEDGED, answered_by, renewal_of
 from regional_agent.store.scripts import PolicyDecision
 
 QUOTA = "units:tenant=acme"
@@ -258,8 +258,7 @@ class Region:
             assert reply.outcome is ExchangeOutcome.STALE, reply.outcome
             return
         gained = self.store.settle(reply, self._sent_ms)
-        if reply.outcome is ExchangeOutcome.APPLIED:
-            self.leasing.answered(self._asked, reply, gained)
+        self.leasing.answered(answered_by(reply, self._asked, gained), reply, gained)
         renewal_in_ms = renewal_of(reply.leases)
         self.leasing.leased(QUOTA, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
         for lease in reply.leases:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.failures import decisions, latencies
-from benchmarks.frame import Figure, Load, Row, cells, compare, facts, figure, publish
+from benchmarks.frame import Case, Figure, Load, Row, cells, compare, facts, figure, plain, publish
 from benchmarks.load import RefusedError, Server, http_is_whole, post, resp, resp_is_whole
 from benchmarks.open_loop import Sample, open_load, percentile_us
 from benchmarks.picture import picture
@@ -67,6 +67,12 @@ def test_a_benchmark_writes_its_section_of_the_page_anew_and_no_other(tmp_path: 
     assert "| requests |" in text
     assert "checks" not in text
     assert (text.count("## Agent"), text.count("## Coordinator"), text.count("# Performance")) == (1, 1, 1)
+
+
+def test_a_case_has_columns_of_its_own() -> None:
+    case = Case("it", {"part": figure([0.99941, 0.9, 1], digits=3), "reached": "yes", "messages": figure([7, 7], 0)})
+    assert cells([case]) == (["part", "reached", "messages"], [["it", "0.999 (0.9 to 1)", "yes", "7"]])
+    assert plain(case)["part"] == {"median": 0.999, "lowest": 0.9, "highest": 1}
 
 
 async def test_calls_of_the_store_are_shown_where_somebody_counted_them() -> None:

@@ -1,12 +1,12 @@
-"""When an agent comes back for the leases of a quota, from what it was told of them."""
+"""When an agent comes back for the leases of a quota, from what it was told of them, and whom a reply answers."""
 
 from typing import Any
 
 import pytest
 
-from protocol.messages import LeaseReply
-from protocol.outcomes import GrantRefusal
-from regional_agent.reporting import renewal_of
+from protocol.messages import ExchangeReply, LeaseReply
+from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from regional_agent.reporting import answered_by, renewal_of
 
 HOUR_MS = 3_600_000
 
@@ -44,3 +44,11 @@ def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
     leases: list[LeaseReply], renewal_in_ms: int | None
 ) -> None:
     assert renewal_of(leases) == renewal_in_ms
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answered"), [(ExchangeOutcome.APPLIED, ["a", "b"]), (ExchangeOutcome.REPLAYED, ["a"])]
+)
+def test_a_replay_answers_only_for_what_it_tells_of(outcome: ExchangeOutcome, answered: list[str]) -> None:
+    """Else who asked would ask for the same once more, and have it twice."""
+    assert answered_by(ExchangeReply(lane=0, seq=1, outcome=outcome), ["a", "b"], {"a": 5}) == answered
