@@ -1,6 +1,6 @@
 -- Take in the coordinator's reply to an exchange: drop the batch that it acknowledges, install what it grants.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then the leases
+-- KEYS  1 the fence   2 the lane   3 its dirty set   then for each lease itself, its holds and what is due of them
 -- ARGV  1 fingerprint   2 epoch   3 seq that was acknowledged, or 0   4 mono when the request was made
 --       5 number of leases
 --       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
@@ -31,8 +31,8 @@ if fence[2] ~= ARGV[2] then
       prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
   end
   for i = 1, tonumber(ARGV[5]) do
-    hear(KEYS[3 + i], '', 6 + (i - 1) * 10)
-    hear(KEYS[3 + i], 'next:', 6 + (i - 1) * 10)
+    hear(KEYS[3 * i + 1], '', 6 + (i - 1) * 10)
+    hear(KEYS[3 * i + 1], 'next:', 6 + (i - 1) * 10)
   end
   return answer
 end
@@ -98,9 +98,16 @@ local function install(key, quota, at)
   return redis.call('HGET', key, 'period') == period and more or 0
 end
 
+-- What was set aside of a lease that is gone is gone with it: ended later, it would leave the new one below zero.
+local function forget_holds_of_lost(key, holds, due)
+  if redis.call('EXISTS', key) == 0 then redis.call('DEL', holds, due) end
+end
+
 local at = 6
 for i = 1, tonumber(ARGV[5]) do
-  answer[#answer + 1] = install(KEYS[3 + i], ARGV[at], at)
+  local key = KEYS[3 * i + 1]
+  forget_holds_of_lost(key, KEYS[3 * i + 2], KEYS[3 * i + 3])
+  answer[#answer + 1] = install(key, ARGV[at], at)
   at = at + 10
 end
 return answer

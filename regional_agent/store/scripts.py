@@ -415,8 +415,10 @@ class Scripts:
     async def settle(self, life: Life, lane: int, sent_mono_us: int, reply: ExchangeReply) -> dict[str, int]:
         """Take in a reply whose batch was booked. Gives the units that each quota gained by it."""
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
-        names, tag = self._lane_keys(life, lane), life.tag(lane)
-        names += [keys.lease(tag, life.epoch, lease.quota) for lease in leases]
+        names = self._lane_keys(life, lane)
+        for lease in leases:
+            key, _, _, *holds = _allowance_keys(lease.quota, life.lanes, life.epoch, life.cell)
+            names += (key, *holds)
         arguments: list[Argument] = [
             life.fingerprint,
             life.epoch,

@@ -404,3 +404,19 @@ async def test_what_was_held_of_a_lease_that_is_gone_is_forgotten(
     assert (await take(scripts, life, 4)).allowed
     fields = await scripts.lease_fields(life, QUOTA)
     assert (fields["held"], fields["holds"]) == ("0", "1")
+
+
+@pytest.mark.parametrize("end", ["commit", "release", "nothing"])
+async def test_what_was_set_aside_of_a_lease_that_was_lost_is_not_given_back_to_another(
+    connection: StoreConnection, scripts: Scripts, life: Life, end: str
+) -> None:
+    """It would hold less than nothing, and admit more than it was granted."""
+    await install(scripts, life, lasting(granted=10))
+    hold = await set_aside(scripts, life, 7, ttl_ms=60_000)
+    await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
+    await install(scripts, life, lasting(granted=10))
+    if end != "nothing":
+        assert (await tell(scripts, life, hold, end, 5)).outcome is HoldOutcome.UNKNOWN
+    await pass_ms(connection, 61_000)
+    await freeze(scripts, life)
+    assert await totals(scripts, life) == (10, 0, 0)

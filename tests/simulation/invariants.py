@@ -35,6 +35,7 @@ class Watch:
     closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their books as they stay
     looked_at: datetime | None = None
     quiet: dict[str, tuple[Any, datetime]] = field(default_factory=dict)  # since when nothing goes wrong in a region
+    ledger_lost: int = 0  # a close may be lost with the rest, and done again in the same step
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
@@ -65,6 +66,9 @@ def books_balance(world: World, watch: Watch) -> Iterator[str]:
 
 def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
     """Nothing is added to, changed in or removed from the books of a closed period."""
+    if world.ledger_lost != watch.ledger_lost:
+        watch.ledger_lost = world.ledger_lost
+        watch.closed.clear()
     for period in [period for period, row in world.ledger.rows["period"].items() if row and row.state == "closed"]:
         books = [
             copy(row)
@@ -79,8 +83,7 @@ def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
     reopened = [period for period in watch.closed if world.ledger.period(period).state != "closed"]
     for period in reopened:
         del watch.closed[period]
-        if not world.ledger_lost:
-            yield f"{period} is open again"
+        yield f"{period} is open again"
 
 
 def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:

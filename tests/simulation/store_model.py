@@ -549,13 +549,17 @@ class StoreModel:
         answer: list[Any] = [b"settled", int(dropped)]
         if fence.get("epoch") != argv[1]:
             for i in range(int(argv[4])):
-                self._hear(keys[3 + i], argv[5 + 10 * i : 15 + 10 * i])
+                self._hear(keys[3 + 3 * i], argv[5 + 10 * i : 15 + 10 * i])
             return answer
         sent, leases = int(argv[3]), int(argv[4])
         mono = self._tick(keys[0])
         for i in range(leases):
             reply, acknowledged = argv[5 + 10 * i : 15 + 10 * i], argv[2] if dropped else "0"
-            answer.append(self._install(keys[3 + i], keys[2], reply, sent, mono, acknowledged))
+            lease, *of_holds = keys[3 + 3 * i : 6 + 3 * i]
+            if lease not in self.data:  # what was set aside of it is gone with it
+                for each in of_holds:
+                    self._delete(each)
+            answer.append(self._install(lease, keys[2], reply, sent, mono, acknowledged))
         return answer
 
     def _hear(self, key: str, reply: Names) -> None:

@@ -121,7 +121,7 @@ class World:
         self.lost_regions: set[str] = set()
         self.lossy_regions: set[str] = set()  # whose store lost data
         self.unseen = False
-        self.ledger_lost = False
+        self.ledger_lost = 0  # so many times
         self.days_passed = False  # so many that what is late by then waits for people
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
@@ -566,7 +566,7 @@ def _ledger_fails_over(world: World, event: Event) -> None:
     """Connections are lost: what was under way is rolled back. What was committed is there: it replicates first."""
     world.coordinators.dies_before_commit += 1
     if event.kind == "ledger_loses":
-        world.ledger_lost = True
+        world.ledger_lost += 1
         world.ledger.lose(event.number)
         world.rebased.clear()  # that may be lost, too
         for region in REGIONS:
