@@ -70,6 +70,7 @@ ROWS: dict[str, dict[str, str]] = {
     | {"region": "'r'", "recalled": "0", "state": "'running'", "created_at": "now()", "created_by": "'x'"},
     "rebalance_move": {"rebalance": f"'{'0' * 32}'", "number": "1", "quota": "'q'", "period": "'2026-11'"}
     | {"source": "'r'", "units": "1"},
+    "rate_share": {"quota": "'q'", "state": "''", "reported_at": "now()"},
     "alembic_version": {"version_num": "'x'"},
 }
 APPROVED = {"approved_by": f"'{'2' * 32}'", "approved_at": "now()"}
@@ -331,6 +332,7 @@ TRIALS: dict[str, Trial] = {
     "rebalance_version_key": twice("rebalance", id=f"'{'2' * 32}'", region="NULL"),
     "rebalance_of_region": twice("rebalance", id=f"'{'2' * 32}'", version="3"),
     "rebalance_move_pkey": twice("rebalance_move"),
+    "rate_share_pkey": twice("rate_share"),
     "region_epoch_pkey": twice("region_epoch", nonce="'k'"),
     "region_epoch_nonce_key": twice("region_epoch", epoch="3"),
     "region_epoch_current_of_cell": wrong("region_epoch", state="'current'"),
@@ -584,6 +586,7 @@ MAY = {
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
+    "rate_share": "adrw",
     "rebalance": "arw",
     "rebalance_move": "arw",
     "region": "arw",
@@ -613,6 +616,7 @@ FIXED = {
     "rebalance": {"id", "version", "mode", "asked", "plan", "region", "recalled", "created_at", "created_by"},
     "rebalance_move": {"rebalance", "number", "quota", "period", "source", "target", "units"},
     "region": {"name", "created_at"},
+    "rate_share": {"quota"},
     "region_setting": {"key", "region"},
     "region_epoch": {"epoch", "region", "nonce", "lanes", "opened_at", "cell", "cells"},
     "subscription": {"tenant"},
