@@ -242,7 +242,13 @@ def held_micro(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> int:
 
 
 def count(shared: Shared, terms: Terms, now_ms: int) -> None:
-    """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back."""
+    """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back.
+
+    Of who strictly waits for others nothing is owed for what nobody here remembers: it is only not known to be less.
+    """
+    if terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, shared.at_ms):
+        shared.at_ms = now_ms
+        return
     for excess_micro, lasted_ms in _excesses(shared, terms, shared.at_ms, now_ms):
         shared.debt = max(0, shared.debt + excess_micro * lasted_ms)
         shared.excess_ms += lasted_ms if excess_micro > 0 else 0

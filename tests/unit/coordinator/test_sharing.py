@@ -326,6 +326,18 @@ def test_who_was_cut_off_has_its_safe_share_again_and_nobody_else_has_it_then(si
     assert world.rate_of("a") == LIMIT // 3
 
 
+def test_what_was_forgotten_is_not_taken_for_owed() -> None:
+    """The share that one region has, beside the safe shares of those that have not spoken yet, is more than the limit."""
+    world = agreed(Sharing.STRICT, a=40, b=0, c=0)
+    world.report("a")
+    world.shared = Shared(world.now_ms, world.now_ms)
+    world.talk("a", 1)
+    world.decide(0, keep=False)
+    world.talk("b", 1)
+    assert world.shared.most_debt == 0
+    assert not world.most_over
+
+
 class Sharings(RuleBasedStateMachine):
     """Reports and replies are lost, doubled and late in any order; a coordinator forgets; demand goes as it likes."""
 
