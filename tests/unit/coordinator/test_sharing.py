@@ -327,7 +327,7 @@ def test_who_was_cut_off_has_its_safe_share_again_and_nobody_else_has_it_then(si
 
 
 def test_what_was_forgotten_is_not_taken_for_owed() -> None:
-    """The share that one region has, beside the safe shares of those that have not spoken yet, is more than the limit."""
+    """One region's share, beside the safe shares of those that have not spoken yet, is more than the limit."""
     world = agreed(Sharing.STRICT, a=40, b=0, c=0)
     world.report("a")
     world.shared = Shared(world.now_ms, world.now_ms)
