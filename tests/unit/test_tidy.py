@@ -6,7 +6,7 @@ A pattern is written so that it does not find itself here (`T[O]DO`).
 import ast
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 import pytest
@@ -90,6 +90,41 @@ def our_files() -> Iterator[Path]:
     for directory, names, files in os.walk(ROOT):
         names[:] = [name for name in names if not re.search(NOT_OURS, name)]
         yield from (Path(directory, name) for name in files if PurePath(name).suffix in TEXT and name not in NO_TEXT)
+
+
+def clashes(migrations: Mapping[str, str]) -> Iterator[str]:
+    """Of files and their texts: what two of them both are, and a number that is not the revision's."""
+    taken: dict[str, str] = {}
+    for name, text in sorted(migrations.items()):
+        said = dict(re.findall(r'^(revision|down_revision) = (?:"(\w+)"|None)$', text, re.MULTILINE))
+        if said.get("revision") != name.partition("_")[0]:
+            yield f"{name}: its revision is {said.get('revision')}"
+        for what in (f"number {name.partition('_')[0]}", f"place after {said.get('down_revision')}"):
+            if what in taken:
+                yield f"{name}: the {what} is {taken[what]}'s"
+            taken[what] = name
+
+
+def test_no_two_migrations_are_one() -> None:
+    folder = ROOT / "migrations" / "versions"
+    found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+    assert len(found) > 10
+    assert not list(clashes(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "before", "what"),
+    [
+        ("0002_b.py", '"0002"', '"0001"', None),
+        ("0001_b.py", '"0001"', '"0000"', "0001_b.py: the number 0001 is 0001_a.py's"),
+        ("0002_b.py", '"0001"', '"0001"', "0002_b.py: its revision is 0001"),
+        ("0002_b.py", '"0002"', "None", "0002_b.py: the place after  is 0001_a.py's"),
+    ],
+)
+def test_migrations_that_clash_are_found(name: str, revision: str, before: str, what: str | None) -> None:
+    first = 'revision = "0001"\ndown_revision = None\n'
+    second = f"revision = {revision}\ndown_revision = {before}\n"
+    assert list(clashes({"0001_a.py": first, name: second})) == ([what] if what else [])
 
 
 def test_the_house_is_tidy() -> None:
