@@ -11,7 +11,7 @@ from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import INTEGER, PAGE, Query, a_number, with_query
 from coordinator.api.statements import AS_OF, asked_line, of_line
 from coordinator.operations.authenticate import Caller
-from coordinator.operations.read_proof import LineProof, TooManySeals, read_proof
+from coordinator.operations.read_proof import BillsNothing, LineProof, TooManySeals, read_proof
 from coordinator.operations.seal import ShownSeal, read_seals
 from coordinator.operations.verifications import AskedVerification, ask_verification, read_verification
 from coordinator.state import TheCoordinator
@@ -91,5 +91,8 @@ async def get_proof(request: Request, statement: str, n: str, coordinator: TheCo
     if isinstance(found, TooManySeals):
         fault = InvalidParameter("page_size", "bound", f"its reports are {found.seals} seals apart: ask for fewer")
         raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
+    if isinstance(found, BillsNothing):
+        fault = InvalidParameter("n", "billed", f"it bills nothing, so nothing is to be proven: see {found.path}")
+        raise Problem("invalid-request", "the line has no proof", invalid_parameters=[fault])
     line, reports, movements, seals, numbers = of_line(found)
     return reply(LineProof(line, reports, movements, seals, asked.page.links(numbers, str)))

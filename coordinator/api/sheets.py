@@ -11,7 +11,7 @@ from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.queries import Query, choices, one_of
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.sheet import Cell, Sheet, csv_of, html_of
-from coordinator.domain.statement import Statement
+from coordinator.domain.statement import LineAdjustment, Statement, StatementLine
 from coordinator.domain.trial_balance import TrialBalance
 
 T = TypeVar("T")
@@ -69,9 +69,17 @@ def statement_sheet(statement: Statement) -> Sheet:
         "not accounted for yet": statement.unaccounted,
         "statement": statement.id,
     }
-    columns = ("line", "kind", "quota", "used in", "region", "units")
-    rows = [(each.n, each.kind, each.quota, each.charge_period, each.region, each.units) for each in statement.lines]
+    columns = ("line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason")
+    rows = [(*_facts_of(each), *_of_adjustment(each.adjustment)) for each in statement.lines]
     return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows)
+
+
+def _facts_of(line: StatementLine) -> tuple[Cell, ...]:
+    return line.n, line.kind, line.quota, line.charge_period, line.region, line.units
+
+
+def _of_adjustment(adjustment: LineAdjustment | None) -> tuple[Cell, ...]:
+    return (adjustment.units, adjustment.document, adjustment.reason) if adjustment else (None, None, None)
 
 
 def trial_balance_sheet(balance: TrialBalance) -> Sheet:

@@ -1,4 +1,4 @@
-"""What a tenant is billed for of a period: numbered lines, each of which leads down to the reports that it is from.
+"""What a tenant is billed for of a period: numbered lines, each of which leads down to what it is from.
 
 A line is what was moved for one reason, of one quota, in one region, for one period of use. Billed is their sum:
 
@@ -6,6 +6,11 @@ A line is what was moved for one reason, of one quota, in one region, for one pe
     late_usage  used in a period that is closed, and booked in this one
     estimated   charged by two people for what a region never accounted for, as far as no evidence took its place
     replaced    below zero: an earlier statement billed it as an estimate, and the truth has come since
+    credit      0: two people gave more units to spend, and what is spent of them is usage
+    debit       0: two people took units away that nobody had spent
+    write_off   below zero: used or estimated, and two people bill it to nobody
+
+Each adjustment is a line of its own, of no region, for each rests on a document of its own.
 """
 
 import base64
@@ -14,8 +19,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
+from uuid import UUID
 
 from msgspec import Struct, field
+
+from coordinator.domain.adjusting import AdjustmentKind
 
 
 class LineKind(StrEnum):
@@ -23,14 +31,37 @@ class LineKind(StrEnum):
     LATE_USAGE = "late_usage"
     ESTIMATED = "estimated"
     REPLACED = "replaced"
+    CREDIT = "credit"
+    DEBIT = "debit"
+    WRITE_OFF = "write_off"
+
+
+class LineAdjustment(Struct, frozen=True):
+    """What two people corrected; `units` is how much they moved, billed or not."""
+
+    id: UUID
+    units: int
+    document: str
+    reason: str
+    approved_at: datetime
+    path: str
 
 
 class Amount(NamedTuple):
     kind: LineKind
     quota: str
     charge_period: str
-    region: str
+    region: str | None
     units: int
+    adjustment: LineAdjustment | None = None
+
+
+# What each unit that an adjustment moves does to what is billed.
+_BILLED = {AdjustmentKind.CREDIT: 0, AdjustmentKind.DEBIT: 0, AdjustmentKind.WRITE_OFF: -1}
+
+
+def adjusted(kind: AdjustmentKind, quota: str, charge_period: str, adjustment: LineAdjustment) -> Amount:
+    return Amount(LineKind(kind), quota, charge_period, None, _BILLED[kind] * adjustment.units, adjustment)
 
 
 class StatementLine(Struct, frozen=True):
@@ -38,8 +69,9 @@ class StatementLine(Struct, frozen=True):
     kind: LineKind
     quota: str
     charge_period: str
-    region: str
-    units: int
+    region: str | None  # None: an adjustment is of no region
+    units: int  # as they are billed
+    adjustment: LineAdjustment | None
     reports: str  # the path of its way down
 
 
@@ -82,8 +114,13 @@ def parse_statement_id(text: str) -> StatementId | None:
 def lines_of(of: StatementId, amounts: Iterable[Amount], as_of: int | None) -> list[StatementLine]:
     """In an order that depends on nothing but what they are. Without `as_of` they are of a closed period."""
     at = "" if as_of is None else f"?as_of={as_of}"
-    in_order = sorted(amounts, key=lambda each: (list(LineKind).index(each.kind), *each[1:]))
+    in_order = sorted(amounts, key=_order)
     return [
         StatementLine(n, *amount, reports=f"/v1/statements/{of}/lines/{n}/reports{at}")
         for n, amount in enumerate(in_order, 1)
     ]
+
+
+def _order(amount: Amount) -> tuple[object, ...]:
+    made = amount.adjustment and (amount.adjustment.approved_at, amount.adjustment.id)
+    return list(LineKind).index(amount.kind), amount.quota, amount.charge_period, amount.region or "", made or ()

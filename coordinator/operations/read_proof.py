@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -29,8 +30,9 @@ class ProvenLine(Struct, frozen=True):
     kind: LineKind
     quota: str
     charge_period: str
-    region: str
+    region: str | None
     units: int
+    adjustment: UUID | None  # the movement that it is of
 
 
 class ProvenReport(Struct, frozen=True):
@@ -81,6 +83,12 @@ class TooManySeals(NamedTuple):
     seals: int
 
 
+class BillsNothing(NamedTuple):
+    """A credit or a debit: a line of no units, which anything would prove."""
+
+    path: str
+
+
 async def read_proof(
     connection: Connection,
     of: StatementId,
@@ -89,11 +97,14 @@ async def read_proof(
     after: str,
     count: int,
     last_seal: int | None,
-) -> ProofPart | NoStatement | TooManySeals | None:
+) -> ProofPart | NoStatement | TooManySeals | BillsNothing | None:
     """None if it has no such line. At most so many reports; with all seals up to `last_seal`, if one is asked for."""
     found = await read_sources(connection, of, n, as_of, after, count + 1)
     if found is None or isinstance(found, NoStatement):
         return found
+    line, adjustment = found.line, found.line.adjustment
+    if adjustment and not line.units:
+        return BillsNothing(adjustment.path)
     sources, numbers = found.sources[:count], found.numbers
     movements = [int(number.partition(".")[2]) for number in numbers[:count] if number.startswith("1.")]
     reports = [await _report(connection, source) for source in sources if source.seq is not None]
@@ -102,8 +113,8 @@ async def read_proof(
     if len(rows) > MOST_SEALS:
         return TooManySeals(len(rows))
     seals = [await _seal(connection, *pair, positions, movements) for pair in _with_the_one_before(rows)]
-    line = found.line
-    claimed = ProvenLine(*of, line.kind, line.quota, line.charge_period, line.region, line.units)
+    movement = adjustment.id if adjustment else None
+    claimed = ProvenLine(*of, line.kind, line.quota, line.charge_period, line.region, line.units, movement)
     return ProofPart(claimed, reports, movements, seals, numbers)
 
 

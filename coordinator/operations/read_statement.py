@@ -4,7 +4,7 @@ Of a closed period it is all there is. Of any other it is as of a seal, the newe
 whoever has a statement can ask for the same one again, and its lines keep their numbers.
 
 Usage comes from the rollups, like any usage; what was estimated and replaced from the leases and corrections, with what
-was moved since the seal taken back.
+was moved since the seal taken back; and each adjustment from itself, if its movement is sealed.
 """
 
 from datetime import UTC, datetime
@@ -16,7 +16,17 @@ import asyncpg
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
-from coordinator.domain.statement import Amount, LineKind, Statement, StatementId, StatementLine, lines_of
+from coordinator.domain.adjusting import AdjustmentKind
+from coordinator.domain.statement import (
+    Amount,
+    LineAdjustment,
+    LineKind,
+    Statement,
+    StatementId,
+    StatementLine,
+    adjusted,
+    lines_of,
+)
 from coordinator.domain.usage import Dimension, UsageQuestion
 from coordinator.operations.read_periods import BookedPeriod, read_period
 from coordinator.operations.read_usage import read_unaccounted, read_usage
@@ -59,7 +69,8 @@ async def _asked(connection: Connection, of: StatementId, as_of: int | datetime 
 
 async def _statement(connection: Connection, asked: _Asked) -> Statement | NoStatement:
     of, period, sealed = asked
-    amounts = [*await _usage(connection, asked), *await _estimates(connection, asked)]
+    read = (_usage, _estimates, _adjustments)
+    amounts = [amount for each in read for amount in await each(connection, asked)]
     if not amounts and not await connection.fetchval(_TENANT, *of):
         return NoStatement.NO_TENANT
     return Statement(
@@ -104,20 +115,38 @@ async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
     return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
 
 
+async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
+    """By the period in whose books they are, whatever period they are about."""
+    _, last = asked.sealed or (_NEVER, _NEVER)
+    return [_adjusted(row) for row in await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES)]
+
+
+def _adjusted(row: asyncpg.Record) -> Amount:
+    adjustment = LineAdjustment(
+        id=row["id"],
+        units=row["units"],
+        document=row["document"],
+        reason=row["reason"],
+        approved_at=row["approved_at"],
+        path=f"/v1/adjustments/{row['id']}",
+    )
+    return adjusted(AdjustmentKind(row["kind"]), row["name"], row["period"], adjustment)
+
+
 # --- the way down -----------------------------------------------------------------------------------------------------
 
 
 class Source(Struct, frozen=True, kw_only=True):
     """A report that a line is from, with its place in the chain; or what the coordinator moved by itself."""
 
-    region: str
+    region: str | None
     epoch: int | None
     lane: int | None
     seq: int | None
     position: int | None
     body_hash: str | None
     head: str | None  # of the lane's chain, this report included
-    movement_id: UUID | None  # of what no report tells of
+    movement_id: UUID | None  # of what no report tells of; of an adjustment its id
     units: int  # of this line
     transfers: int  # so many make them up
     recorded_at: datetime
@@ -142,21 +171,25 @@ async def read_sources(
     if not 1 <= n <= len(found.lines):
         return None
     line = found.lines[n - 1]
-    rows = await _sources(connection, asked, line, after or "0.0", count)
+    part, number = map(int, (after or "0.0").split("."))
+    if line.adjustment:
+        names = of.period, line.adjustment.id, line.units
+        rows = await connection.fetch(_MOVEMENT, *names, part, number, count)
+    else:
+        rows = await _sources(connection, asked, line, (part, number), count)
     return Sources(line, [_source(row) for row in rows], [f"{row['part']}.{row['number']}" for row in rows])
 
 
 async def _sources(
-    connection: Connection, asked: _Asked, line: StatementLine, after: str, count: int
+    connection: Connection, asked: _Asked, line: StatementLine, after: tuple[int, int], count: int
 ) -> list[asyncpg.Record]:
     """Only the lanes are read that its quotas belong to."""
     names = asked.of.period, line.charge_period, line.region, line.quota, asked.of.tenant
     leases = await connection.fetch(_LEASES, *names)
     lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
-    part, number = map(int, after.split("."))
     position, last = asked.sealed or (_NEVER, _NEVER)
     places = [epoch for epoch, _ in lanes], [lane for _, lane in lanes]
-    return list(await connection.fetch(_SOURCES[line.kind], *names, *places, position, last, part, number, count))
+    return list(await connection.fetch(_SOURCES[line.kind], *names, *places, position, last, *after, count))
 
 
 def _source(row: asyncpg.Record) -> Source:
@@ -198,6 +231,20 @@ SELECT kind, name, charge_period, region, sum(units)::bigint FROM (
     UNION ALL {_MOVED % "transfer"} transfer.seq IS NULL AND transfer.id > $4
 ) AS booked GROUP BY 1, 2, 3, 4 HAVING sum(units) <> 0 ORDER BY 1, 2, 3, 4 LIMIT $5
 """  # noqa: S608
+# A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
+_ADJUSTMENTS = """
+SELECT adjustment.*, pool.name FROM adjustment JOIN pool ON (pool.quota, pool.period) = (adjustment.quota, booked_in)
+WHERE booked_in = $1 AND tenant = $2 AND EXISTS (
+    SELECT FROM transfer WHERE movement_id = adjustment.id AND transfer.period = booked_in AND transfer.id <= $3)
+ORDER BY adjustment.id LIMIT $4
+"""
+_MOVEMENT = """
+SELECT 1 AS part, id AS number, region, epoch, lane, seq, NULL::bigint AS position, NULL AS body_hash, NULL AS head,
+    movement_id, $3::bigint AS units, 1 AS transfers, recorded_at
+FROM transfer WHERE period = $1 AND movement_id = $2 AND 'adjustment' IN (src, dst)
+    AND (1, id) > ($4::int, $5::bigint)
+ORDER BY id LIMIT $6
+"""
 _LEASES = """
 SELECT DISTINCT epoch, quota, lanes FROM lease JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
 WHERE period = $2 AND lease.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5 AND $1::text IS NOT NULL

@@ -1,6 +1,7 @@
 """`leasehold statement`: what a tenant is billed for of a period, and where each line of it comes from."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -51,8 +52,16 @@ def statement(
     if as_json:
         echo_json(found)
     elif line is not None:
-        show(list(_SOURCES), [["" if each[name] is None else str(each[name]) for name in _SOURCES] for each in found])
+        show(list(_SOURCES), [_shown(each, _SOURCES) for each in found])
     else:
-        show(list(_COLUMNS), [[str(each[name]) for name in _COLUMNS] for each in found["lines"]])
+        show([*_COLUMNS, "document"], [_row(each) for each in found["lines"]])
         state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
         typer.echo(f"billed: {found['billed']} units; {state}; not accounted for yet: {found['unaccounted']}")
+
+
+def _row(line: dict[str, Any]) -> list[str]:
+    return [*_shown(line, _COLUMNS), (line["adjustment"] or {}).get("document", "")]
+
+
+def _shown(found: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return ["" if found[name] is None else str(found[name]) for name in names]
