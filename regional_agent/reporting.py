@@ -103,6 +103,11 @@ class Conversation:
             await self._pause()
             await self._speak()
 
+    @property
+    def is_pausing(self) -> bool:
+        """Something failed, and nothing is said for a while."""
+        return self._persistence.pause_ms > 0
+
     def report_now(self) -> None:
         self._report_at_ms = 0
         self._leasing.wake.set()

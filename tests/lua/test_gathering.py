@@ -89,7 +89,7 @@ async def test_a_request_that_fails_fails_alone(connection: StoreConnection, scr
     """Of another type, or a value that no script wrote: its neighbours are decided, before it and behind it."""
     spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
     await connection.call("LPUSH", spoilt[0].asked(life)[0][0], "1")
-    await connection.call("SET", spoilt[1].asked(life)[0][0], "short")
+    await connection.call("SET", spoilt[1].asked(life)[0][0], b"\x06short")  # a layout's number, and less than it has
     await install(scripts, life, lease_reply(granted=5))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]

@@ -22,7 +22,7 @@ PROGRESS_S = 10.0
 
 def main() -> int:
     options = _options()
-    return _mutants(options) if options.mutants else _simulate(options)
+    return _mutants(options) if options.mutants or options.mutant else _simulate(options)
 
 
 @dataclass

@@ -252,6 +252,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
         or (not epochs or epochs != current or world.ledger.rows["limits"][0].default_plan is not None)
         or any(agent.stopping.is_set() for agent in agents)
         or any(cell.conversation.stopped_lanes for cell in cells)
+        or any(cell.conversation.is_pausing for cell in cells)  # for what went wrong before
         or not world.ledger.rows["region"][region].is_active
         or bool(world.ledger.overridden(world.clock.now()))  # by an override nothing is given ahead
     )

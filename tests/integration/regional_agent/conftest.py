@@ -35,7 +35,7 @@ DOCUMENT: dict[str, Any] = {
     "default_plan": "free",
     "quotas": [
         {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"},
-        {"name": "api", "kind": "rate", "limit": "3/hour, burst 30"},
+        {"name": "api", "kind": "rate", "limit": "3/hour, burst 30", "sharing": "regional"},
         {"name": "reports", "kind": "concurrency", "limit": 6, "slot_ttl": "5m"},
     ],
     "policies": [
@@ -71,7 +71,7 @@ DOCUMENT: dict[str, Any] = {
 # Policies to be tried out, for whatever comes: a region has five units and two slots of them.
 IN_SHADOW: dict[str, list[dict[str, Any]]] = {
     "quotas": [
-        {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15"},
+        {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15", "sharing": "regional"},
         {"name": "trial-slots", "kind": "concurrency", "limit": 6, "slot_ttl": "1m"},
     ],
     "policies": [
