@@ -162,6 +162,11 @@ class Leasing:
             else:
                 self.granted(quota, gained.get(quota, 0))
 
+    def keeps(self, quota: str) -> bool:
+        """This agent renews the lease of it in time."""
+        want = self._wants.get(quota)
+        return want is not None and want.renew_at_ms is not None
+
     def granted(self, quota: str, units: int) -> None:
         """The lease is good again, with so many units more: whoever waits tries again."""
         want = self._want(quota)

@@ -242,8 +242,7 @@ def the_next_lease_comes_in_time(world: World, watch: Watch) -> Iterator[str]:
 def _what_could_go_wrong(world: World, region: str) -> Any:
     """None while something does; else what is another thing as soon as something has."""
     machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
-    agents = [agent for agent in world.alive(region) if agent.real is not None]
-    cells = [cell for agent in agents for cell in agent.real.cells]
+    agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
     is_wrong = (
@@ -261,12 +260,17 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     return None if is_wrong else (*lives, *dies, *(agent.name for agent in agents))
 
 
+def _cells(world: World, region: str) -> list[Any]:
+    return [cell for agent in world.alive(region) if agent.real is not None for cell in agent.real.cells]
+
+
 def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterator[str]:
     store = world.machines[region].model
     for (number, key), lease in world.ledger.leases.items():
         is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
         period = period_of(key.period)
-        if is_held and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):
+        is_kept = any(cell.leasing.keeps(key.quota) for cell in _cells(world, region))  # or who did is gone
+        if is_held and is_kept and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):
             name = f"lh:{{{lane_of(key.quota, LANES)}}}:lease:{number}:{key.quota}"
             kept = store.hash(name)
             if next_period(period).id not in (kept.get("period"), kept.get("next:period")):
