@@ -17,7 +17,7 @@ from leasehold.processes import Identity, identity, is_running, wait_until
 
 UP = [sys.executable, "-m", "leasehold.cli", "up"]
 PATIENCE_S = 60
-STOP_S = 10
+STOP_S = 25  # more than all stages of the launcher may take together
 AN_EXPORT = {"subject": {"tenant": "acme", "route": "/v1/exports", "method": "POST"}}
 
 
