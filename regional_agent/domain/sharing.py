@@ -2,7 +2,8 @@
 
 A share has three lives, all by the store's own clock, counted from before it was asked for: it is in force until
 `until_us`; if nothing is heard by then, the region has what it falls back to; and after `kept_until_us` its safe share,
-as if nothing had ever been said. `lua/parts/share.lua` does the same in the store; a test compares them.
+as if nothing had ever been said. In force is what `lua/parts/share.lua` says, by the same rules; `Share` is for who
+reasons about them without a store (tests, benchmarks), and no test lays one beside the other.
 """
 
 import math

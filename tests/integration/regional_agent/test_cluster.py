@@ -193,11 +193,12 @@ async def until_it_answers(agent: Agent, subject: dict[str, str], status: int, *
 WINDOWED = ("fixed_window", "sliding_window", "sliding_log")
 BUCKETS = ("token_bucket", "gcra", "leaky_bucket")
 PASS = 40
+RATE = {"kind": "rate", "sharing": "regional"}
 EVERY: dict[str, Any] = {
     "quotas": [
         # A third of each is this region's; and so slow, or so long, that nothing comes back while the test runs.
-        *({"name": name, "kind": "rate", "limit": "3/hour, burst 120", "algorithm": name} for name in BUCKETS),
-        *({"name": name, "kind": "rate", "limit": "120/hour", "algorithm": name} for name in WINDOWED),
+        *(RATE | {"name": name, "limit": "3/hour, burst 120", "algorithm": name} for name in BUCKETS),
+        *(RATE | {"name": name, "limit": "120/hour", "algorithm": name} for name in WINDOWED),
         {"name": "allowance", "kind": "allowance", "limit": PASS, "period": "month"},
         {"name": "concurrency", "kind": "concurrency", "limit": 3 * PASS},
     ],

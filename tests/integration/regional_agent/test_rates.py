@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 def document(algorithm: str) -> dict[str, object]:
     limit = "30/hour" if algorithm in WINDOWS else "3/hour, burst 30"
     return {
-        "quotas": [{"name": "api", "kind": "rate", "limit": limit, "algorithm": algorithm}],
+        "quotas": [{"name": "api", "kind": "rate", "limit": limit, "sharing": "regional", "algorithm": algorithm}],
         "policies": [{"name": "search", "match": {"route": "/v1/search"}, "by": ["tenant"], "quota": "api"}],
     }
 

@@ -28,8 +28,8 @@ DOCUMENT: dict[str, Any] = {
         {"name": "person", "kind": "allowance", "limit": 40, "period": "month"},
         {"name": "key", "kind": "allowance", "limit": 90, "period": "month"},
         {"name": "wide", "kind": "allowance", "limit": 10_000, "period": "month"},
-        {"name": "bucket", "kind": "rate", "limit": "3/hour, burst 30"},
-        {"name": "window", "kind": "rate", "limit": "25/hour", "algorithm": "fixed_window"},
+        {"name": "bucket", "kind": "rate", "limit": "3/hour, burst 30", "sharing": "regional"},
+        {"name": "window", "kind": "rate", "limit": "25/hour", "sharing": "regional", "algorithm": "fixed_window"},
         {"name": "jobs", "kind": "concurrency", "limit": 18, "slot_ttl": "5m"},
     ],
     "policies": [

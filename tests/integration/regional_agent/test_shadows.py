@@ -18,7 +18,7 @@ SEARCH, OPEN, NOWHERE, REPORT = (
 
 def trial(**more: Any) -> dict[str, list[dict[str, Any]]]:
     """One rate in shadow: of its units this region has five."""
-    quota = {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15"}
+    quota = {"name": "trial", "kind": "rate", "limit": "3/hour, burst 15", "sharing": "regional"}
     return {
         "quotas": [quota],
         "policies": [{"name": "trial", "by": ["tenant"], "quota": "trial", "shadow": True, **more}],
@@ -89,8 +89,8 @@ async def test_a_hot_key_with_a_shadow_is_counted_to_the_unit(world: World) -> N
     await world.try_out(
         {
             "quotas": [
-                {"name": "hot", "kind": "rate", "limit": "3000/second, burst 30000"},
-                {"name": "trial", "kind": "rate", "limit": "3/hour, burst 300"},
+                {"name": "hot", "kind": "rate", "limit": "3000/second, burst 30000", "sharing": "regional"},
+                {"name": "trial", "kind": "rate", "limit": "3/hour, burst 300", "sharing": "regional"},
             ],
             "policies": [
                 {"name": "hot", "match": {"route": "/v1/hot*"}, "by": ["tenant"], "quota": "hot"},

@@ -24,7 +24,7 @@ Ask = Callable[[str, int], Awaitable[tuple[bool, int]]]
 def document(limit: str = f"3/hour, burst {3 * BURST}", **quota: Any) -> dict[str, Any]:
     return {
         "plans": {"free": {}},
-        "quotas": [{"name": "api", "kind": "rate", "limit": limit, **quota}],
+        "quotas": [{"name": "api", "kind": "rate", "limit": limit, "sharing": "regional", **quota}],
         "policies": [{"name": "search", "match": {"route": "/v1/search"}, "by": ["tenant"], "quota": "api"}],
     }
 
