@@ -127,8 +127,12 @@ def _named(statement: str) -> StatementId:
     return found
 
 
+# What is wrong with what was asked for; of all else there is nothing.
+_WRONG = {NoStatement.NOT_SEALED: ("as_of", "sealed"), NoStatement.TOO_LONG: ("tenant", "at_most")}
+
+
 def _refuse(why: NoStatement) -> NoReturn:
-    if why is NoStatement.NOT_SEALED:
-        fault = InvalidParameter("as_of", "sealed", why)
-        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
-    raise Problem("not-found", why)
+    if why not in _WRONG:
+        raise Problem("not-found", why)
+    fault = InvalidParameter(*_WRONG[why], why)
+    raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])

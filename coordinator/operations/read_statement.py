@@ -33,13 +33,14 @@ from coordinator.operations.read_usage import read_unaccounted, read_usage
 from coordinator.operations.seal import Sealed, find_sealed
 from protocol.identifiers import lane_of
 
-MOST_LINES = 10_000
+MOST_LINES = 10_000  # of a statement: one with more would be refused, and is never cut
 
 
 class NoStatement(StrEnum):
     NO_PERIOD = "the books have no such period"
     NO_TENANT = "the books of this period have nothing of this tenant"
     NOT_SEALED = "no seal covers it (yet); GET /v1/seals lists what is sealed"
+    TOO_LONG = f"it has more than {MOST_LINES:,} lines, and none is left out: an export has all that it is from"
 
 
 class _Asked(NamedTuple):
@@ -71,6 +72,8 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
     of, period, sealed = asked
     read = (_usage, _estimates, _adjustments)
     amounts = [amount for each in read for amount in await each(connection, asked)]
+    if len(amounts) > MOST_LINES:
+        return NoStatement.TOO_LONG
     if not amounts and not await connection.fetchval(_TENANT, *of):
         return NoStatement.NO_TENANT
     return Statement(
@@ -99,7 +102,7 @@ def _question(of: StatementId) -> UsageQuestion:
 
 async def _usage(connection: Connection, asked: _Asked) -> list[Amount]:
     position, last = asked.sealed or (None, None)
-    page = await read_usage(connection, _question(asked.of), position, 0, MOST_LINES, last)
+    page = await read_usage(connection, _question(asked.of), position, 0, MOST_LINES + 1, last)
     return [_amount(asked.of.period, *row.dimensions.values(), units=row.units) for row in page.rows]
 
 
@@ -111,14 +114,15 @@ def _amount(period: str, *names: str | None, units: int) -> Amount:
 
 async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
     since = asked.sealed or (_NEVER, _NEVER)
-    rows = await connection.fetch(_ESTIMATES, *asked.of, *since, MOST_LINES)
+    rows = await connection.fetch(_ESTIMATES, *asked.of, *since, MOST_LINES + 1)
     return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
 
 
 async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
     """By the period in whose books they are, whatever period they are about."""
     _, last = asked.sealed or (_NEVER, _NEVER)
-    return [_adjusted(row) for row in await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES)]
+    rows = await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES + 1)
+    return [_adjusted(row) for row in rows]
 
 
 def _adjusted(row: asyncpg.Record) -> Amount:

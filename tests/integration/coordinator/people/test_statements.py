@@ -12,6 +12,7 @@ import pytest
 from coordinator.domain.sheet import restored
 from coordinator.domain.statement import StatementId
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.read_statement import MOST_LINES
 from coordinator.operations.seal import seal
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 
@@ -249,3 +250,30 @@ async def test_what_is_no_statement_is_refused(finance: httpx.AsyncClient) -> No
         f"statements/{acme}/lines/1/reports?page_after=x": (422, [("page_after", "format")]),
     }.items():
         assert problem(await finance.get(f"/v1/{path}")) == expected, path
+
+
+MANY_USED = """
+INSERT INTO usage_day (begins_at, period, charge_period, quota, name, tenant, region, units)
+SELECT '2026-11-18Z', '2026-11-18', '2026-11-18', 'q' || n, 'q' || n, 'acme', 'eu-west', 1
+FROM generate_series($1::int, $2::int) AS n
+"""
+
+
+async def test_a_statement_of_more_lines_than_are_served_is_refused_and_never_cut(
+    stand: Stand, finance: httpx.AsyncClient, region: Region
+) -> None:
+    """All kinds of lines count together. One is there already."""
+    path = f"/v1/statements/{StatementId(DAY, 'acme')}"
+    await stand.owner.execute(MANY_USED, 2, MOST_LINES)
+    whole = (await finance.get(path)).json()
+    assert (len(whole["lines"]), whole["billed"]) == (MOST_LINES, 10 + MOST_LINES - 1)
+    await charge(stand, region)
+    await region.exchange(ACME)
+    await sealed(stand)
+    for asked in (path, f"{path}?format=csv", f"{path}/lines/1/reports"):
+        answer = await finance.get(asked)
+        assert problem(answer) == (422, [("tenant", "at_most")])
+        assert "more than 10,000 lines" in answer.text
+    assert (await finance.get(f"{path}?as_of={whole['as_of']}")).json() == whole
+    await stand.owner.execute(MANY_USED, MOST_LINES + 1, MOST_LINES + 1)
+    assert problem(await finance.get(f"{path}?as_of={whole['as_of']}")) == (422, [("tenant", "at_most")])
