@@ -10,13 +10,13 @@ AT_MOST = 100  # at a time: where there are more, one is enough to look
 
 
 async def find_drift(connection: Connection, now: datetime) -> None:
-    rows = await connection.fetch(_DRIFTING, AT_MOST)
+    rows = await connection.fetch(DRIFTING, AT_MOST)
     told = [event(EventKind.DRIFT_FOUND, dict(row), *row.values()) for row in rows]
     await tell(connection, told, now)
 
 
-# What is in quarantine is known to differ: people look at it already.
-_DRIFTING = """
+# What is in quarantine is known to differ: people look at it already. An index has just what is looked for.
+DRIFTING = """
 SELECT quota, period, region, epoch, consumed, region_consumed FROM lease
 WHERE region_consumed <> consumed AND state NOT IN ('quarantined', 'closed') ORDER BY epoch, quota, period LIMIT $1
 """

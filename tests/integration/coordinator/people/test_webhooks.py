@@ -16,7 +16,7 @@ import pytest
 from coordinator.database.engine import Database, open_database
 from coordinator.domain.webhooks import AT_MOST_ATTEMPTS
 from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.find_drift import find_drift
+from coordinator.operations.find_drift import DRIFTING, find_drift
 from coordinator.telling import tell_webhooks
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
@@ -311,6 +311,40 @@ async def test_suspense_and_drift_and_a_close_are_told(
         stand.clock.move(minutes=20)
     await told(stand, outbox)
     assert [(body["kind"], body["data"]["period"]) for body in receiver.bodies[2:]] == [("period.closed", NOVEMBER)]
+
+
+MANY_LEASES = """
+INSERT INTO pool (quota, period, name) SELECT 'q' || n, '2026-11', 'q' || n FROM generate_series(1, 3000) AS n;
+INSERT INTO lease (epoch, quota, period, region, reported_at, expires_at)
+SELECT (SELECT max(epoch) FROM region_epoch), 'q' || n, '2026-11', 'eu-west', now(), now() + interval '1 hour'
+FROM generate_series(1, 3000) AS n;
+ANALYZE lease;
+"""
+
+
+async def test_looking_for_drift_reads_what_drifts_and_no_other_lease(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
+) -> None:
+    await registered(admin, receiver.url, "drift.found")
+    await region.use(ACME, NOVEMBER, [Used(AT, 10)])
+    await stand.owner.execute(MANY_LEASES)
+    await stand.owner.execute("UPDATE lease SET region_consumed = 1 WHERE quota IN ('q7', 'q8', 'q9')")
+    await stand.owner.execute("UPDATE lease SET state = 'quarantined' WHERE quota = 'q8'")
+    assert await rows_read(stand, DRIFTING) == 2
+    await outbox.run(lambda c: find_drift(c, stand.clock.now()))
+    await told(stand, outbox)
+    assert sorted(body["data"]["quota"] for body in receiver.bodies) == ["q7", "q9"]
+
+
+async def rows_read(stand: Stand, sql: str) -> int:
+    """Those that were looked at and left out are read as well."""
+    found = await stand.owner.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql.replace('$1', '100')}")
+    nodes, read = [json.loads(found)[0]["Plan"]], 0
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        read += (0 if "Plans" in node else node["Actual Rows"]) + node.get("Rows Removed by Filter", 0)
+    return read
 
 
 async def test_the_coordinator_tells_by_itself(admin: httpx.AsyncClient, people: People, receiver: Receiver) -> None:
