@@ -3,7 +3,7 @@
 A share has three lives, all by the store's own clock, counted from before it was asked for: it is in force until
 `until_us`; if nothing is heard by then, the region has what it falls back to; and after `kept_until_us` its safe share,
 as if nothing had ever been said. In force is what `lua/parts/share.lua` says, by the same rules; `Share` is for who
-reasons about them without a store (tests, benchmarks), and no test lays one beside the other.
+reasons about them without a store (tests of the coordinator, benchmarks), and a test lays one beside the other.
 """
 
 import math
