@@ -4,8 +4,9 @@ The document is written by people, so every mistake is answered with the field, 
 design names but this version does not serve yet is refused here, at the door: a limit that was accepted is enforced.
 """
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
@@ -29,6 +30,8 @@ MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
 MAX_WILDCARDS = 4  # in a route
+MAX_THRESHOLDS = 20  # of a quota
+MAX_PERCENT = 1000
 # What policies count by; `ip_prefix`, `route_class` and `plan` are worked out from address, route and tenant.
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
 USAGE_FIELDS = ("api_key", "route_class")  # what usage can be told apart by beyond its quota, region and policy
@@ -102,6 +105,7 @@ class Rate(NamedTuple):
 
 
 LimitValue = int | str
+Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
 Limit = LimitValue | dict[str, LimitValue]
 
 
@@ -119,6 +123,17 @@ class QuotaSpec(Part, frozen=True):
     sharing: str | None = None  # see `sharing_of`
     slices: bool = True  # of a hot rate an agent may take units ahead
     slot_ttl: str | None = None  # of a concurrency; DEFAULT_SLOT_TTL_MS unless it says otherwise
+    thresholds: Thresholds | None = None  # of an allowance; DEFAULT_THRESHOLDS unless it says otherwise
+
+
+class Portion(NamedTuple):
+    """Of a limit: so many units, or so many percent of it."""
+
+    units: int | None = None
+    percent: int | None = None
+
+
+DEFAULT_THRESHOLDS = (Portion(percent=50), Portion(percent=80), Portion(percent=100))
 
 
 class RouteMatch(Part, frozen=True):
@@ -210,6 +225,7 @@ class Fault(NamedTuple):
 _RATE = re.compile(r"^(\d+)\s*/\s*(second|minute|hour)(?:\s*,\s*burst\s+(\d+))?$")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _DURATION = re.compile(r"^(\d+)(ms|s|m|h|d)$")
+_PERCENT = re.compile(r"^(\d{1,4})%$", re.ASCII)
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -247,6 +263,21 @@ def _windowed(text: LimitValue, found: re.Match[str], algorithm: str) -> Rate:
     if not 0 < units <= most:
         raise ValueError(f"{text!r}: a rate that is counted by {algorithm} is above zero and at most {most} a window")
     return Rate(units * 1_000_000 // window_s, units, window_s * 1000)
+
+
+@functools.lru_cache(maxsize=1000)
+def parse_portion(text: int | str) -> Portion:
+    """`80%`, or a number of units. Raises ValueError for anything else, and for nothing at all."""
+    if isinstance(text, int) and 0 < text <= MAX_UNITS:
+        return Portion(units=text)
+    found = _PERCENT.match(text) if isinstance(text, str) else None
+    if not found or not 0 < int(found[1]) <= MAX_PERCENT:
+        raise ValueError(f"{text!r} is no portion; write 80% (at most {MAX_PERCENT}%), or a number of units above zero")
+    return Portion(percent=int(found[1]))
+
+
+def thresholds_of(quota: QuotaSpec) -> Sequence[Portion]:
+    return DEFAULT_THRESHOLDS if quota.thresholds is None else [parse_portion(each) for each in quota.thresholds]
 
 
 def safe_share(limit: Rate, weight: int, total_weight: int) -> Rate:
@@ -359,6 +390,8 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     elif quota.kind is QuotaKind.RATE:
         yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
         yield from _faults_of_sharing(f"{where}.sharing", quota)
+    if quota.kind is not QuotaKind.ALLOWANCE and quota.thresholds is not None:
+        yield Fault(f"{where}.thresholds", "allowance", "only of an allowance it is counted how much of it was used")
 
 
 def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
@@ -382,6 +415,23 @@ def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
         yield Fault(f"{where}.cap", "supported", "this version knows the hard cap only")
     yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
     yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
+    yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
+
+
+def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:
+    """Each above the one before, and so all of one kind: 80% and 900 units have no order."""
+    before: Portion | None = None
+    for place, text in enumerate(thresholds):
+        try:
+            portion = parse_portion(text)
+        except ValueError as error:
+            yield Fault(f"{where}[{place}]", "portion", str(error))
+            continue
+        if before and (before.units is None) != (portion.units is None):
+            yield Fault(f"{where}[{place}]", "mixed", "thresholds are all in percent, or all in units")
+        elif before and before >= portion:
+            yield Fault(f"{where}[{place}]", "ascending", f"{text} is not above the threshold before it")
+        before = portion
 
 
 def _faults_of_limit(document: LimitsDocument, where: str, quota: QuotaSpec) -> Iterator[Fault]:

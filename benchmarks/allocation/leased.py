@@ -73,7 +73,7 @@ class Coordinator:
             self._pools.setdefault(key, Pool(key))
         pools = {key: LockedPool(pool, period_is_open=True) for key, pool in self._pools.items()}
         divisions = dict.fromkeys(pools, self._division)
-        books = deciding.books_of(works, pools, self._leases.values(), [], divisions, now)
+        books = deciding.books_of(works, pools, self._leases.values(), [], divisions, self._catalogue.quotas, now)
         books.pushable = deciding.waiting_epochs(works, books, now)
         decision = deciding.decide(works, books, TERMS, now)
         self._leases |= {(lease.epoch, lease.key): lease for lease in decision.new_leases}

@@ -56,8 +56,8 @@ from coordinator.domain.settlement import (
     key_of,
     settle,
 )
-from coordinator.domain.webhooks import Event, thresholds_reached
-from protocol.identifiers import lane_of
+from coordinator.domain.webhooks import Event, Used, thresholds_reached, used_of
+from protocol.identifiers import lane_of, parse_quota_key
 from protocol.lease import LeaseState
 from protocol.messages import (
     ExchangeReply,
@@ -70,6 +70,7 @@ from protocol.messages import (
     WantRefused,
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.policy import QuotaSpec, thresholds_of
 
 
 class Incoming(NamedTuple):
@@ -200,7 +201,8 @@ class Books:
     by_pool: Mapping[Key, Sequence[Lease]]
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read
     grantable: Mapping[Key, int]  # likewise
-    consumed: Mapping[Key, int]  # likewise
+    used: Mapping[Key, Used]  # likewise
+    quotas: Mapping[str, QuotaSpec]  # what is in force
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     divisions: Mapping[Key, Division]  # how people divided each pool
@@ -315,6 +317,7 @@ def books_of(
     read: Iterable[Lease],
     corrections: Iterable[Correction],
     divisions: Mapping[Key, Division],
+    quotas: Mapping[str, QuotaSpec],
     now: datetime,
 ) -> Books:
     """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for; of
@@ -335,7 +338,8 @@ def books_of(
         by_pool,
         states={name: lease.state for name, lease in leases.items()},
         grantable={key: locked.pool.grantable for key, locked in pools.items()},
-        consumed={key: locked.pool.consumed for key, locked in pools.items()},
+        used={key: used_of(locked.pool) for key, locked in pools.items()},
+        quotas=quotas,
         new=new,
         lates=_lates(works, leases, pools, corrections, now),
         divisions=divisions,
@@ -427,10 +431,13 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
         corrections=[late.book for late in books.lates.values() if late.has_changed],
         moves=books.changed_moves,
-        events=[
-            each for key in sorted(moved) for each in thresholds_reached(books.pools[key].pool, books.consumed[key])
-        ],
+        events=[each for key in sorted(moved) for each in _reached(books, key)],
     )
+
+
+def _reached(books: Books, key: Key) -> list[Event]:
+    spec = books.quotas.get(parse_quota_key(key.quota)[0])
+    return thresholds_reached(books.pools[key].pool, books.used[key], thresholds_of(spec)) if spec else []
 
 
 def _push(works: Iterable[Work], books: Books, now: datetime) -> Iterator[tuple[Movement, Lease]]:

@@ -7,7 +7,7 @@ dead letter; 410 says that nobody wants it any more.
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from ipaddress import ip_address
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
 from coordinator.domain.books import Account, Entry, Key, Pool
+from protocol.policy import Portion
 
 
 class EventKind(StrEnum):
@@ -56,16 +57,45 @@ def suspense_events(entries: Sequence[Entry]) -> list[Event]:
 
 # --- thresholds -------------------------------------------------------------------------------------------------------
 
-THRESHOLDS = (50, 80, 100)  # in percent of what can be spent in the period
+
+class Used(NamedTuple):
+    """Of a pool: so much of what can be spent in its period."""
+
+    consumed: int
+    spendable: int
+
+    def reaches(self, threshold: Portion) -> bool:
+        if threshold.units is not None:
+            return self.consumed >= threshold.units
+        return self.spendable > 0 and 100 * self.consumed >= (threshold.percent or 0) * self.spendable
 
 
-def thresholds_reached(pool: Pool, was_consumed: int) -> list[Event]:
-    """By what has been consumed since. A threshold has one event in a period, however often it is passed."""
-    if pool.consumed == was_consumed or not pool.spendable:
+def used_of(pool: Pool) -> Used:
+    return Used(pool.consumed, pool.spendable)
+
+
+def thresholds_reached(pool: Pool, was: Used, thresholds: Iterable[Portion]) -> list[Event]:
+    """By what was consumed since, or by a limit that was lowered. A threshold has one event in a period, however
+    often it is passed.
+    """
+    reached = used_of(pool)
+    if reached == was:
         return []
-    crossed = [each for each in THRESHOLDS if 100 * was_consumed < each * pool.spendable <= 100 * pool.consumed]
     data: dict[str, object] = {**pool.key._asdict(), "consumed": pool.consumed, "limit": pool.spendable}
-    return [event(EventKind.THRESHOLD_REACHED, data | {"percent": each}, *pool.key, each) for each in crossed]
+    return [
+        event(EventKind.THRESHOLD_REACHED, data | _told(each), *pool.key, *_name(each))
+        for each in thresholds
+        if reached.reaches(each) and not was.reaches(each)
+    ]
+
+
+def _told(threshold: Portion) -> dict[str, object]:
+    return {word: value for word, value in threshold._asdict().items() if value is not None}
+
+
+def _name(threshold: Portion) -> tuple[object, ...]:
+    """By which the event is known for ever: 80 percent of a thing, or 80 of its units."""
+    return (threshold.percent,) if threshold.units is None else ("units", threshold.units)
 
 
 # --- where to -------------------------------------------------------------------------------------------------------

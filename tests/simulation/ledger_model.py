@@ -677,7 +677,7 @@ class LedgerModel:
         moves = self._open_moves(deciding.moved_keys(pools))
         divisions = deciding.divisions_of(catalogue, pools, moves)
         leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions))
-        books = deciding.books_of(works, pools, leases, corrections, divisions, now)
+        books = deciding.books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}

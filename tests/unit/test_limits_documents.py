@@ -6,7 +6,7 @@ import pytest
 from coordinator.api.limits_documents import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
 from doors.bodies import JSON
 from doors.problems import Problem
-from protocol.policy import LimitsDocument, StoreFailure
+from protocol.policy import LimitsDocument, Portion, StoreFailure, thresholds_of
 
 GOOD = """\
 plans:
@@ -160,6 +160,44 @@ def test_one_fault_each(text: str, expected: list[tuple[str, str]]) -> None:
 )
 def test_a_policy_that_would_limit_nothing_is_refused(change: str, to: str, expected: tuple[str, str]) -> None:
     assert expected in faults(GOOD.replace(change, to))
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "expected"),
+    [
+        ("[80%, 50%]", [("quotas[0].thresholds[1]", "ascending")]),
+        ("[80%, 80%]", [("quotas[0].thresholds[1]", "ascending")]),
+        ("[900, 90]", [("quotas[0].thresholds[1]", "ascending")]),
+        ("[50%, 900]", [("quotas[0].thresholds[1]", "mixed")]),
+        ("[0%, 50%]", [("quotas[0].thresholds[0]", "portion")]),
+        ("[50%, 1001%]", [("quotas[0].thresholds[1]", "portion")]),
+        ("[0]", [("quotas[0].thresholds[0]", "portion")]),
+        ("[half]", [("quotas[0].thresholds[0]", "portion")]),
+        ("[9007199254740992]", [("quotas[0].thresholds[0]", "portion")]),
+        (str([f"{n}%" for n in range(1, 22)]), [("quotas[0].thresholds", "max_length")]),
+        ("50%", [("quotas[0].thresholds", "type")]),
+    ],
+)
+def test_thresholds_that_nobody_could_read_are_refused(thresholds: str, expected: list[tuple[str, str]]) -> None:
+    assert faults(GOOD.replace("period: month", f"period: month\n    thresholds: {thresholds}")) == expected
+
+
+def test_thresholds_are_those_of_the_document_in_its_order() -> None:
+    for text, expected in (
+        ("[80%, 100%, 120%]", [Portion(percent=80), Portion(percent=100), Portion(percent=120)]),
+        ("[10, 900]", [Portion(units=10), Portion(units=900)]),
+        ("[]", []),
+    ):
+        document = read(GOOD.replace("period: month", f"period: month\n    thresholds: {text}"))
+        assert thresholds_of(document.quotas[0]) == expected
+        assert read(write_yaml(msgspec.to_builtins(document))) == document
+    assert [each.percent for each in thresholds_of(read(GOOD).quotas[0])] == [50, 80, 100]
+
+
+def test_only_of_an_allowance_it_is_counted_how_much_was_used() -> None:
+    assert faults(GOOD.replace("kind: rate", "kind: rate\n    thresholds: [50%]")) == [
+        ("quotas[1].thresholds", "allowance")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from coordinator.database.engine import Database, open_database
 from coordinator.domain.webhooks import AT_MOST_ATTEMPTS
+from coordinator.main import create_app
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.find_drift import DRIFTING, find_drift
+from coordinator.settings import CoordinatorSettings
 from coordinator.telling import tell_webhooks
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
@@ -287,6 +290,48 @@ async def test_a_threshold_is_told_once_in_a_period(
     await people.adjusted(units=1000)  # a half of it is used now; that was told before
     await region.use(ACME, NOVEMBER, [Used(AT, 700)])
     assert await told(stand, outbox) == 1  # the adjustment: 80 % was told before, too
+
+
+async def limited(admin: httpx.AsyncClient, **changes: Any) -> None:
+    """By another document, in which the first quota is another."""
+    first, *others = DOCUMENT["quotas"]
+    answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [first | changes, *others]})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_thresholds_of_its_own_are_told_once_by_several_coordinators(
+    database: str, stand: Stand, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
+) -> None:
+    """In units or in percent, also past the limit: what is done without asking is booked all the same."""
+    await registered(admin, receiver.url)
+    await limited(admin, thresholds=[10, 900])
+    await region.use(ACME, NOVEMBER, [Used(AT, 10)])
+    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=2)
+    app = create_app(settings, stand.clock)
+    async with app.router.lifespan_context(app):
+        token = region.client.headers["Authorization"]
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://another", headers={"Authorization": token}
+        ) as another:
+            region.client = another
+            await region.use(ACME, NOVEMBER, [Used(AT, 900)])
+            await limited(admin, thresholds=["1%", "91%", "120%"])  # the first was passed before anybody named it
+            await region.use(ACME, NOVEMBER, [Used(AT, 300)])
+    await told(stand, outbox)
+    named = [str(body["data"].get("units") or f"{body['data']['percent']}%") for body in receiver.bodies]
+    assert sorted(named) == ["10", "120%", "900"]
+
+
+async def test_a_limit_that_is_lowered_reaches_a_threshold(
+    stand: Stand, outbox: Database, admin: httpx.AsyncClient, receiver: Receiver, region: Region
+) -> None:
+    await registered(admin, receiver.url)
+    await region.use(ACME, NOVEMBER, [Used(AT, 450)])
+    await limited(admin, limit=500)
+    await region.exchange(ACME, wants=[{"quota": ACME}])
+    await told(stand, outbox)
+    told_of = [(body["data"]["percent"], body["data"]["limit"]) for body in receiver.bodies]
+    assert sorted(told_of) == [(50, 500), (80, 500)]
 
 
 async def test_suspense_and_drift_and_a_close_are_told(
