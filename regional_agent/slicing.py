@@ -30,6 +30,7 @@ class Slicing:
         self._slices: dict[str, RateSlice] = {}
         self._heat = Heat()
         self._of: tuple[Life | None, int] = None, 0  # the life and the shares that they were taken in
+        self._emptied_at_ms = -1  # what was asked until then was asked by other limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.taken = 0  # slices, so far
 
@@ -71,7 +72,7 @@ class Slicing:
         """What the store answered, with what lies here; and from now on, maybe, a slice of each of its rates."""
         now_ms = self._clock.monotonic_ms()
         is_usual = decision.allowed and request.mode != "peek" and request.operation is None
-        if is_usual and self._is_hot(request.charges, now_ms):
+        if is_usual and asked_at_ms > self._emptied_at_ms and self._is_hot(request.charges, now_ms):
             self._slice(request.charges, decision.policies, asked_at_ms, now_ms)
         if not self._slices or not any(charge.quota in self._slices for charge in request.charges):
             return decision
@@ -104,8 +105,9 @@ class Slicing:
     def give_back_all(self) -> None:
         """Limits or shares are others by now, or the agent leaves."""
         slices, self._slices = self._slices, {}
+        self._emptied_at_ms = self._clock.monotonic_ms()
         for slice_ in slices.values():
-            self._return(slice_, self._clock.monotonic_ms())
+            self._return(slice_, self._emptied_at_ms)
 
     def close(self) -> None:
         self.give_back_all()

@@ -251,6 +251,31 @@ def test_a_key_that_is_not_hot_is_left_to_the_store() -> None:
     assert calls == len(asked)
 
 
+@pytest.mark.parametrize("is_asked_later", [False, True])
+def test_what_was_asked_by_limits_that_have_changed_takes_no_slice(*, is_asked_later: bool) -> None:
+    loop = VirtualLoop()
+
+    async def lies_here() -> int:
+        region = Region(loop, "1/hour, burst 800", "gcra", slices=True)
+        await region.begin(1)
+        [agent] = region.agents
+        crowd = asyncio.create_task(region.run([Asked(0)] * 60))
+        await asyncio.sleep(0)  # it is asked now, and told later
+        agent.slicing.give_back_all()
+        await crowd
+        if is_asked_later:
+            await region.run([Asked(2_000), *[Asked(0)] * 60])
+        await asyncio.sleep(0.01)
+        units = agent.slicing.units_here(QUOTA)
+        await region.end()
+        return units
+
+    try:
+        assert (loop.run_until_complete(lies_here()) > 0) == is_asked_later
+    finally:
+        loop.close()
+
+
 @pytest.mark.parametrize("algorithm", SLICED)
 def test_what_is_not_used_goes_back_for_the_others(algorithm: str) -> None:
     """One agent's crowd is gone; another finds all that is left, to the unit, a moment later."""

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.anyio
 
 BURST = 800  # of the region's third
 SEARCH = {"route": "/v1/search", "method": "GET"}
+HOT = {"tenant": "acme", **SEARCH}
 Ask = Callable[[str, int], Awaitable[tuple[bool, int]]]
 
 
@@ -113,10 +114,9 @@ async def test_every_door_gives_out_the_same_slice_by_slice(doors: Doors, world:
 
 async def crowd(agent: Agent, times: int) -> int:
     """How many of so many pass, fifty at a time."""
-    subject = {"tenant": "acme", **SEARCH}
     passed = 0
     for _ in range(times // 50):
-        answers = await asyncio.gather(*(agent.check(subject) for _ in range(50)))
+        answers = await asyncio.gather(*(agent.check(HOT) for _ in range(50)))
         passed += sum(answer.status_code == 200 for answer in answers)
     return passed
 
@@ -135,19 +135,47 @@ async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
     assert doors.agent.region.slicing.taken == 0
 
 
+async def test_what_was_taken_by_older_limits_is_not_given_out_by_newer_ones(doors: Doors, world: World) -> None:
+    """Of a key that stays hot: its slice would last as long as it is asked for, and be refilled by what it is of."""
+    region, narrow = doors.agent.region, 10
+    before = region.admission.policies
+    assert (await world.admin.put("/v1/limits", json=document("3/hour, burst 60000"))).is_success
+    await until(lambda: region.admission.policies is not before)
+    before = region.admission.policies
+    fewer = document(f"3/hour, burst {3 * narrow}", slices=False)
+    putting = asyncio.create_task(world.admin.put("/v1/limits", json=fewer))
+    while region.admission.policies is before:
+        assert await crowd(doors.agent, 50) > 0
+    assert region.slicing.taken
+    assert region.slicing.units_here("api:tenant=acme") == 0
+    await doors.agent.check(HOT, mode="peek")  # behind whatever goes back yet
+    assert await crowd(doors.agent, 500) <= narrow
+    assert (await putting).is_success
+
+
+async def test_an_adjustment_takes_what_lies_here_before_the_bucket_goes_below_zero(doors: Doors) -> None:
+    slicing = doors.agent.region.slicing
+    assert await crowd(doors.agent, 300) == 300
+    while not slicing.units_here("api:tenant=acme"):  # it may have gone back by now
+        assert await crowd(doors.agent, 50) == 50
+    adjusted = await doors.agent.check(HOT, cost=2 * BURST, mode="adjust")
+    assert said(adjusted.json()) == (True, 0)
+    assert await crowd(doors.agent, 200) == 0
+    assert slicing.units_here("api:tenant=acme") == 0
+
+
 async def test_what_lies_with_an_agent_goes_back_when_it_leaves(world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     other = await world.agent(store_timeout_ms=5_000)
     async with opened(world, store_timeout_ms=5_000) as doors:
         assert await crowd(doors.agent, 100) == 100
-    whole = await other.check({"tenant": "acme", **SEARCH}, cost=BURST - 100, mode="peek")
+    whole = await other.check(HOT, cost=BURST - 100, mode="peek")
     assert whole.status_code == 200, "all of it is there again"
 
 
 async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> None:
     """The one whose request asks for a slice: it comes all the same, and the next does not ask for ever."""
-    subject = {"tenant": "acme", **SEARCH}
-    gone = [asyncio.create_task(doors.agent.check(subject)) for _ in range(30)]
+    gone = [asyncio.create_task(doors.agent.check(HOT)) for _ in range(30)]
     await until(lambda: doors.agent.region.guard.calls > 0)
     for task in gone:
         task.cancel()
