@@ -1,4 +1,4 @@
-"""For those who move allowances between regions: who holds what, and rebalances from plan to end."""
+"""For those who look after regions: who holds what of allowances and rates, and rebalances from plan to end."""
 
 from typing import Annotated
 from uuid import UUID
@@ -16,6 +16,7 @@ from coordinator.domain.wishes import AnyAsked
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.follow_rebalances import cancel_rebalance
 from coordinator.operations.read_allocations import Allocation, AllocationQuestion, read_allocations
+from coordinator.operations.read_rates import RateQuestion, SharedRate, read_rates
 from coordinator.operations.read_rebalances import Rebalance, read_rebalance, read_rebalances
 from coordinator.operations.rebalance import (
     Busy,
@@ -41,6 +42,13 @@ class AllocationList(Struct, frozen=True):
     """By quota and period. A list of what is, not of what was: a change between two pages shows in the second."""
 
     data: list[Allocation]
+    page: dict[str, str | None]
+
+
+class RateList(Struct, frozen=True):
+    """By key: those that regions speak of. Of every other each region has its part by weight, and nobody more."""
+
+    data: list[SharedRate]
     page: dict[str, str | None]
 
 
@@ -83,6 +91,24 @@ def _place(text: str) -> Key:
     if text and not space:
         raise ValueError("it is not the `next` of a page")
     return Key(quota, period)
+
+
+_RATES = {"quota": ("only of this quota, by its name or its key; repeated, any of them", several(TEXT)), **PAGE}
+
+
+@router.get("/v1/rates", **with_query(described(answers={200: RateList}), _RATES))
+async def list_rates(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Of rates shared by demand: what each region may be using, and the worst case: as published, and as it was."""
+    query = Query(request)
+    question = RateQuestion(query.many("quota", a_text))
+    page = query.page("rates", *question)
+    query.checked()
+    now = coordinator.clock.now()
+    rows = await coordinator.database.run(
+        lambda c: read_rates(c, coordinator.documents, question, page.cursor.after, page.size + 1, now), snapshot=True
+    )
+    shared = [each for each in list(rows.values())[: page.size] if each is not None]
+    return reply(RateList(shared, page.links(list(rows), str)))
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------

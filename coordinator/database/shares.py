@@ -1,6 +1,6 @@
 """Where coordinators meet over a rate that is shared: one row for each key, locked while a report is answered."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -24,6 +24,12 @@ async def write_shares(connection: Connection, shares: Mapping[str, Shared], now
     await connection.execute(_WRITE, list(shares), states, now)
 
 
+async def read_shares(connection: Connection, quotas: Sequence[str], after: str, count: int) -> dict[str, Shared]:
+    """Of these quotas, by name or key, or of all: at most so many keys that come after the given one."""
+    rows = await connection.fetch(_READ, list(quotas) or None, after, count)
+    return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
+
+
 async def forget_shares(connection: Connection, before: datetime) -> int:
     """Of which no region has said anything since: nothing of what was given then is in force any more."""
     return int((await connection.execute(_FORGET, before)).rpartition(" ")[2])
@@ -37,6 +43,11 @@ SELECT quota, $2, $3 FROM unnest($1::text[]) AS quota ORDER BY quota ON CONFLICT
 _WRITE = """
 UPDATE rate_share SET state = new.state, reported_at = $3
 FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quota = new.quota
+"""
+_READ = """
+SELECT quota, state FROM rate_share
+WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1)) AND quota > $2
+ORDER BY quota LIMIT $3
 """
 _FORGET = """
 DELETE FROM rate_share WHERE quota IN (

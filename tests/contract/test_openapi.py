@@ -38,6 +38,7 @@ DOORS = {
         "GET /v1/regions/{region}",
         "PUT /v1/regions/{region}",
         "GET /v1/allocations",
+        "GET /v1/rates",
         "GET /v1/rebalances",
         "POST /v1/rebalances",
         "GET /v1/rebalances/{rebalance}",

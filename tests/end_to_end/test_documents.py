@@ -70,7 +70,7 @@ def test_the_pages_have_examples() -> None:
         "docs/auditing.md": 2,
         "docs/finance.md": 5,
         "docs/limits.md": 5,
-        "docs/operations.md": 9,
+        "docs/operations.md": 10,
         "docs/performance.md": 0,
         "docs/services.md": 4,
         "docs/simulation.md": 0,

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,15 +14,23 @@ pytestmark = pytest.mark.anyio
 
 KEY = "shared:tenant=acme"
 ASK = {"tenant": "acme", "route": "/v1/shared"}
-LIMIT, SAFE = 300_000_000, 100_000_000
+LIMIT, SAFE = 30_000_000, 10_000_000  # so little that a busy machine asks for more as well
 
 
-async def limit(world: World, sharing: str) -> None:
+async def limit(world: World, sharing: str, rate: str = "30/second, burst 6") -> None:
     more: dict[str, list[dict[str, Any]]] = {
-        "quotas": [{"name": "shared", "kind": "rate", "limit": "300/second, burst 60", "sharing": sharing}],
+        "quotas": [{"name": "shared", "kind": "rate", "limit": rate, "sharing": sharing}],
         "policies": [{"name": "shared", "match": {"route": "/v1/shared"}, "by": ["tenant"], "quota": "shared"}],
     }
     await world.try_out(more)
+
+
+class Turn(NamedTuple):
+    """What was admitted at some time between the two, on one clock for all regions."""
+
+    asked_s: float
+    answered_s: float
+    admitted: int
 
 
 class Asking:
@@ -30,13 +39,36 @@ class Asking:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.per_turn = 0
-        self.admitted = 0
+        self.turns: list[Turn] = []
+
+    @property
+    def admitted(self) -> int:
+        return sum(turn.admitted for turn in self.turns)
+
+    def left_ms(self) -> int:
+        """For how long it has its share, if it hears no more."""
+        sharing = self.agent.region.sharing
+        return max((key.expires_ms for key in sharing.spoken_of()), default=0) - sharing.now_ms()
 
     async def run(self) -> None:
+        now = asyncio.get_running_loop().time
         while True:
+            asked_s = now()
             answers = await asyncio.gather(*(self.agent.check(ASK) for _ in range(self.per_turn)))
-            self.admitted += sum(answer.status_code == 200 for answer in answers)
+            admitted = sum(answer.status_code == 200 for answer in answers)
+            self.turns.append(Turn(asked_s, now(), admitted))
             await asyncio.sleep(0.02)
+
+
+def most_beyond(turns: list[Turn], per_second: int) -> float:
+    """Units that were surely admitted within a stretch of time beyond what the limit brings in it: of all stretches."""
+    by_answer, most = sorted(turns, key=lambda turn: turn.answered_s), 0.0
+    for begin_s in {turn.asked_s for turn in turns}:
+        within = [turn for turn in by_answer if turn.asked_s >= begin_s]
+        sums = accumulate(turn.admitted for turn in within)
+        pairs = zip(sums, within, strict=True)
+        most = max(most, *(admitted - per_second * (turn.answered_s - begin_s) for admitted, turn in pairs))
+    return most
 
 
 async def in_force(agent: Agent) -> tuple[int, int]:
@@ -69,8 +101,8 @@ async def asking(world: World) -> AsyncIterator[list[Asking]]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def in_force_everywhere(world: World, asking: list[Asking], sharing: str) -> None:
-    await limit(world, sharing)
+async def in_force_everywhere(world: World, asking: list[Asking], sharing: str, *rate: str) -> None:
+    await limit(world, sharing, *rate)
     await until(lambda: all(each.agent.region.sharing.policies.shared_rate(KEY) is not None for each in asking))  # type: ignore[union-attr]
 
 
@@ -80,10 +112,10 @@ async def test_the_share_follows_the_demand_from_one_region_to_another(
 ) -> None:
     await in_force_everywhere(world, asking, sharing)
     one, other, _ = asking
-    one.per_turn = 20
+    one.per_turn = 5
     await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
     await until_rate(other.agent, lambda rate: rate < SAFE // 2)
-    one.per_turn, other.per_turn = 0, 20
+    one.per_turn, other.per_turn = 0, 5
     await until_rate(other.agent, lambda rate: rate > 2 * SAFE)
     await until_rate(one.agent, lambda rate: rate < SAFE // 2)
     assert other.admitted > 0
@@ -95,7 +127,7 @@ async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: 
     looked = 0
     for step in range(120):
         for place, each in enumerate(asking):
-            each.per_turn = 20 if step // 20 % 3 == place else 0
+            each.per_turn = 5 if step // 20 % 3 == place else 0
         before = [await in_force(each.agent) for each in asking]
         after = [await in_force(each.agent) for each in asking]
         if before == after:  # nobody was told anything while all were looked at
@@ -105,10 +137,33 @@ async def test_strict_shares_are_never_more_than_the_limit_in_any_moment(world: 
     assert looked > 10
 
 
+@pytest.mark.parametrize(("sharing", "bound_milli"), [("strict", 0), ("adaptive", 30_000)])
+async def test_what_three_regions_admit_is_never_beyond_the_published_worst_case(
+    world: World, asking: list[Asking], sharing: str, bound_milli: int
+) -> None:
+    """One has all of it and no longer hears of anything, and the others come for their parts."""
+    await in_force_everywhere(world, asking, sharing)
+    one, *others = asking
+    one.per_turn = 5
+    await until_rate(one.agent, lambda rate: rate > LIMIT * 5 // 6)
+    await until(lambda: one.left_ms() > 4_000)
+    world.weather.swallows_replies_to.add("/us-east/shares")
+    for other in others:
+        other.per_turn = 5
+    await until_rate(one.agent, lambda rate: rate <= SAFE)
+    world.weather.swallows_replies_to.clear()
+    for other in others:
+        await until_rate(other.agent, lambda rate: rate > SAFE * 3 // 4)
+    [shown] = (await world.admin.get("/v1/rates")).json()["data"]
+    beyond = most_beyond([turn for each in asking for turn in each.turns], LIMIT // 1_000_000)
+    assert (shown["quota"], shown["bound_milli"]) == (KEY, bound_milli)
+    assert beyond - 6 <= shown["overshoot_milli"] / 1000 <= bound_milli / 1000
+
+
 async def test_a_region_that_is_cut_off_has_no_more_than_its_safe_share(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "strict")
     one, *_ = asking
-    one.per_turn = 20
+    one.per_turn = 5
     await until_rate(one.agent, lambda rate: rate > 2 * SAFE)
     world.weather.swallows_requests = True
     assert await until_rate(one.agent, lambda rate: rate <= SAFE) == SAFE
@@ -117,17 +172,17 @@ async def test_a_region_that_is_cut_off_has_no_more_than_its_safe_share(world: W
 
 
 async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) -> None:
-    await in_force_everywhere(world, asking, "adaptive")
+    await in_force_everywhere(world, asking, "adaptive", "300/second, burst 60")
     for _ in range(10):
         assert (await asking[0].agent.check(ASK)).status_code == 200
         await asyncio.sleep(0.05)
     assert await world._rows("SELECT quota FROM rate_share") == []
-    assert (await in_force(asking[0].agent)) == (0, SAFE)
+    assert (await in_force(asking[0].agent)) == (0, 10 * SAFE)
 
 
 async def test_status_shows_what_is_shared(world: World, asking: list[Asking]) -> None:
     await in_force_everywhere(world, asking, "adaptive")
-    asking[0].per_turn = 20
+    asking[0].per_turn = 5
     await until_rate(asking[0].agent, lambda rate: rate > 2 * SAFE)
     [shown] = (await asking[0].agent.http.get("/v1/status")).json()["shares"]
     assert (shown["quota"], shown["safe_micro"], shown["contended"]) == (KEY, SAFE, True)

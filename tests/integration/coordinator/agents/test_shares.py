@@ -162,3 +162,49 @@ async def test_the_metrics_tell_the_worst_case_and_what_was_measured(stand: Stan
     assert 'leasehold_coordinator_rate_overshoot_bound_units{quota="api"} 100.0' in page
     (measured,) = [line for line in page.splitlines() if line.startswith("leasehold_coordinator_rate_overshoot_units{")]
     assert 0 < float(measured.split()[1]) <= 100
+
+
+# --- what ops see of it -----------------------------------------------------------------------------------------------
+
+
+async def rates(stand: Stand, **query: Any) -> Any:
+    answer = await (await stand.client("quota:read")).get("/v1/rates", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_ops_see_who_has_what_and_what_more_than_the_limit_may_be_beside_the_worst_case(
+    stand: Stand, agents: list[Agent]
+) -> None:
+    await say(agents[0], 90)
+    stand.clock.move(seconds=0.5)
+    [shown] = (await rates(stand))["data"]
+    in_force = {each["region"]: (each["most_micro"], each["demand_micro"]) for each in shown["regions"]}
+    assert in_force == {"us-east": (66_666_668, 90_000_000), "eu-west": (SAFE, None), "ap-south": (SAFE, None)}
+    assert (shown["quota"], shown["sharing"], shown["limit_micro"]) == (API, "adaptive", 100_000_000)
+    over = sum(micro for micro, _ in in_force.values()) - 100_000_000
+    assert (shown["bound_milli"], shown["overshoot_milli"]) == (100_000, -(-over // 2000))
+    stand.clock.move(seconds=3600)
+    assert (await rates(stand))["data"][0]["overshoot_milli"] <= 100_000, "whoever falls silent"
+
+
+async def test_strictly_nothing_is_ever_more_than_the_limit(stand: Stand, agents: list[Agent]) -> None:
+    await limit(stand, sharing="strict")
+    for agent in agents:
+        await say(agent, 90)
+    stand.clock.move(seconds=3600)
+    [shown] = (await rates(stand, quota="api"))["data"]
+    assert (shown["bound_milli"], shown["overshoot_milli"]) == (0, 0)
+
+
+async def test_rates_are_listed_by_key_and_in_pages(stand: Stand, agents: list[Agent]) -> None:
+    keys = [f"api:tenant={name}" for name in ("acme", "globex", "initech")]
+    for key in keys:
+        await say(agents[0], 90, quota=key)
+    first = await rates(stand, quota=["api", "exports"], page_size=2)
+    rest = await rates(stand, quota=["api", "exports"], page_size=2, page_after=first["page"]["next"])
+    assert [[each["quota"] for each in page["data"]] for page in (first, rest)] == [keys[:2], keys[2:]]
+    assert rest["page"]["next"] is None
+    assert (await rates(stand, quota="exports"))["data"] == []
+    await limit(stand, sharing="regional")
+    assert (await rates(stand))["data"] == [], "they are not shared any more"
