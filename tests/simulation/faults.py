@@ -20,7 +20,7 @@ class Event(NamedTuple):
         return f"step {self.step:4}  {self.kind:24} {self.region} {self.number or ''}".rstrip()
 
 
-# Each kind, how often it comes beside the others, and from which range its number is.
+# Each kind, how often it comes beside the others (0: in stories alone), and from which range its number is.
 KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "demand": (24, (0, 40)),  # requests a second of the region from now on
     "burst": (10, (5, 40)),  # so many requests at once
@@ -52,6 +52,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "coordinator_dies_after": (6, (1, 3)),
     "ledger_fails_over": (4, (1, 4)),  # to a replica that has everything (number: what it would lose if it had not)
     "ledger_loses": (1, (1, 12)),  # it had not
+    "approval_lost": (0, (0, 0)),  # likewise, since people last approved how suspense or a quarantine ends
     "ledger_slow": (4, (2, 20)),  # for so many steps: exchanges pile up, and are gathered
     "limit": (7, (0, 300)),
     "override": (4, (0, 300)),  # another limit, of one tenant or of all, for a few steps
@@ -69,7 +70,7 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
 }
 # Where these are in a history, a unit may be admitted that the system cannot account for, by nobody's fault.
 UNSEEN_LOSSES = {"store_goes_back_unseen", "store_forgets_lines", "store_forgets_a_lease"}
-LEDGER_LOSSES = {"ledger_loses"}
+LEDGER_LOSSES = {"ledger_loses", "approval_lost"}
 DEPTHS = {"store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen", "store_fails_over"}
 
 
@@ -85,6 +86,8 @@ STORIES: tuple[tuple[str, ...], ...] = (
     ("store_forgets_lines", "store_usurped", "region_is_mute", "epoch_retired", "suspense_resolved", "burst"),
     ("store_usurped", "store_forgets_lines", "period_closed", "later", "burst"),
 )
+# A quarantine ends, and the ledger forgets that: it comes back, of a lease that was granted more. A stream of its own.
+COMES_BACK = ("store_forgets_lines", "suspense_resolved", "approval_lost", "limit")
 
 
 def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
@@ -95,6 +98,8 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
     chance = random.Random(f"faults {seed}")
     if not only and chance.random() < 1 / 3:
         only = chance.choice(STORIES)
+    if not only and random.Random(f"comes back {seed}").random() < 1 / 12:
+        only = COMES_BACK
     kinds = dict.fromkeys((*only, "demand"), 1) if only else _mix(chance)
     events = [Event(0, "demand", region, chance.randint(5, 30)) for region in REGIONS]
     for step in range(1, steps):
@@ -121,4 +126,6 @@ def _of_ops(seed: int, steps: int) -> list[Event]:
 
 
 def _mix(chance: random.Random) -> dict[str, int]:
-    return {kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or chance.random() < 0.6}
+    return {
+        kind: weight for kind, (weight, _) in KINDS.items() if kind == "demand" or (weight and chance.random() < 0.6)
+    }

@@ -232,6 +232,13 @@ class LedgerModel:
             lost += 1
         return lost
 
+    def since_approval(self) -> int:
+        """So many commits are to be lost for the last approval to be lost with them; 0: there is none to lose."""
+        for commits, undo in enumerate(reversed(self._undo), 1):
+            if any(isinstance(row, Proposal) for row in undo.values()):
+                return commits
+        return 0
+
     # --- operations of people -----------------------------------------------------------------------------------------
 
     def put_limits(self, document: LimitsDocument) -> Transaction:

@@ -197,8 +197,13 @@ class Coordinators:
         return True
 
     def expire(self) -> None:
+        """In whatever state a lease is: nothing of it is spendable beyond its time."""
+        now = self.clock.now()
         try:
-            self.conclude(self.ledger.expire_leases(self.clock.now()))
+            if self.conclude(self.ledger.expire_leases(now)):
+                leases = self.ledger.leases.values()
+                left = [each for each in leases if each.outstanding and each.expires_at <= now]
+                assert not left, left
         except Exception as error:
             self.on_bug("expiry raised", error)
 

@@ -31,6 +31,22 @@ def test_a_ledger_that_lost_data_is_shown_it_and_goes_on_when_people_have_approv
     assert result.reached["rebased"]  # that it is spoken in again is an invariant
 
 
+def test_a_quarantine_that_ended_and_comes_back_with_the_ledgers_older_state_expires_what_it_is_given_again() -> None:
+    """Of what was granted after its end the ledger knows nothing; a rebase gives it again, and nobody waits for it."""
+    history = [
+        Event(step, kind, region, number)
+        for region in REGIONS
+        for step, kind, number in (
+            (0, "demand", 6),
+            *((step, "store_forgets_lines", 0) for step in (30, 31, 32)),
+            (50, "suspense_resolved", 0),
+        )
+    ]
+    result = run(2, STEPS, [*history, Event(90, "approval_lost")])
+    assert result.violation is None
+    assert result.reached["QUARANTINED / EXPIRE"]
+
+
 def test_work_is_done_between_the_faults() -> None:
     """A short run may be all faults (seed 2 is); several are not."""
     assert all(sum(run(seed, STEPS).admitted for seed in seeds) > 50 for seeds in ((0, 2), (1, 3)))

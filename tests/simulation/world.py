@@ -35,7 +35,7 @@ from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
-from tests.simulation.faults import REGIONS, Event
+from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
 from tests.simulation.ledger_model import Epoch, LedgerModel, Transaction
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.stores import Admission, Machine, VirtualConnection
@@ -565,9 +565,9 @@ def _jump(world: World, event: Event) -> None:
 def _ledger_fails_over(world: World, event: Event) -> None:
     """Connections are lost: what was under way is rolled back. What was committed is there: it replicates first."""
     world.coordinators.dies_before_commit += 1
-    if event.kind == "ledger_loses":
+    if event.kind in LEDGER_LOSSES:
         world.ledger_lost += 1
-        world.ledger.lose(event.number)
+        world.ledger.lose(event.number or world.ledger.since_approval())
         world.rebased.clear()  # that may be lost, too
         for region in REGIONS:
             if lost := _told_and_lost(world, region):
@@ -654,6 +654,7 @@ _HAPPENS: dict[str, Any] = {
     "coordinator_dies_after": _coordinator(dies_after_commit=1),
     "ledger_fails_over": _ledger_fails_over,
     "ledger_loses": _ledger_fails_over,
+    "approval_lost": _ledger_fails_over,
     "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
     "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
     "document_changes": people.change_document,
