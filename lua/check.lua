@@ -3,23 +3,24 @@
 -- KEYS  1            the fence
 --       then, for each request in turn: its operation's record if it names one; then, for each policy, its algorithm's
 -- ARGV  1 fingerprint   2 epoch   3 number of requests
---       then, for each request in turn: mode (enforce | peek | adjust | hold), number of policies, hash of the
---         operation's body or ''; only with an operation: how long it is remembered, ms; only of a hold: its id, its
---         name, how long it lasts, ms
+--       then, for each request in turn: mode (enforce | peek | adjust | hold), how many times it is asked, number of
+--         policies, hash of the operation's body or ''; only with an operation: how long it is remembered, ms; only of
+--         a hold: its id, its name, how long it lasts, ms. Asked more than once is only what is enforced and has none
 --         then, for each policy in turn: its algorithm's name, cost, the algorithm's own arguments
--- Gives {'fenced'} | one string: for each request its outcome (a byte: 0 denied, 1 allowed, 2 replayed, 3 another
---       body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text, after a 3 nothing,
---       else for each policy: why not (a byte, see parts/reasons; 0: allowed), then whole numbers of eight bytes, the
---       lowest first: limit, remaining, reset_ms, retry_after_ms, available, last_grant, delay_ms. Of a hold that was
---       not denied, before the policies: expires_in_ms (eight bytes), the length of its id (two), its id; replayed,
---       those of the first time
+-- Gives {'fenced'} | one string: for each time that a request is asked its outcome (a byte: 0 denied, 1 allowed, 2
+--       replayed, 3 another body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text,
+--       after a 3 nothing, else for each policy: why not (a byte, see parts/reasons; 0: allowed), then whole numbers
+--       of eight bytes, the lowest first: limit, remaining, reset_ms, retry_after_ms, available, last_grant, delay_ms.
+--       Of a hold that was not denied, before the policies: expires_in_ms (eight bytes), the length of its id (two),
+--       its id; replayed, those of the first time
 --
 -- A policy whose algorithm's name begins with `shadow:` is decided like any other, but stops nobody, and where it would
--- refuse it takes nothing. Requests are decided one after the other, so a key that two of them share counts both. How a
--- policy decides is its algorithm's business: algorithms/NAME.lua gives `look`, `refuse`, `keep` and `tell`, as
--- lua/README.md says. This is the envelope, and knows none of them by name. A hold is decided as a check is; but an
--- algorithm that can `hold` sets units aside where another consumes them. A request that fails (a key of another type,
--- a spoilt value) fails alone; an error that tells of the store itself (no memory, no disk) is everybody's.
+-- refuse it takes nothing. Requests are decided one after the other, so a key that two of them share counts both; what
+-- is asked several times is read once, and written once. How a policy decides is its algorithm's business:
+-- algorithms/NAME.lua gives `look`, `refuse`, `tell`, `take` and `keep`, as lua/README.md says. This is the envelope,
+-- and knows none of them by name. A hold is decided as a check is; but an algorithm that can `hold` sets units aside
+-- where another consumes them. A request that fails (a key of another type, a spoilt value) fails alone; an error that
+-- tells of the store itself (no memory, no disk) is everybody's.
 
 local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
 local POLICY_BYTES = 57
@@ -31,18 +32,20 @@ local mono, now = require('parts/clock')(fence[3], fence[4])
 local named = require('parts/named')(mono, now)
 local key, at = 2, 4 -- where the next key and the next argument are
 
--- What the next policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.
-local function read_policy(states)
-  local algorithm, cost = named(ARGV[at]), tonumber(ARGV[at + 1])
-  local state = states[KEYS[key]]
-  if not state then
-    state = algorithm.look(key, at + 2)
-    state.taken = 0
-    states[KEYS[key]] = state
+-- What each policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.
+local function read_policies(count)
+  local policies, states = {}, {}
+  for i = 1, count do
+    local algorithm, state = named(ARGV[at]), states[KEYS[key]]
+    if not state then
+      state = algorithm.look(key, at + 2)
+      state.taken = 0
+      states[KEYS[key]] = state
+    end
+    policies[i] = {algorithm = algorithm, state = state, key = key, at = at + 2, cost = tonumber(ARGV[at + 1])}
+    key, at = key + algorithm.keys, at + 2 + algorithm.arguments
   end
-  local policy = {algorithm = algorithm, state = state, key = key, at = at + 2, cost = cost}
-  key, at = key + algorithm.keys, at + 2 + algorithm.arguments
-  return policy
+  return policies
 end
 
 local function skip_policies(count)
@@ -52,20 +55,18 @@ local function skip_policies(count)
   end
 end
 
--- Each policy's verdict; gives the policies, and whether one that is enforced refuses. What has no `keep` is for holds.
-local function decide(count, is_enforced, may_hold)
-  local policies, states, refused = {}, {}, false
-  for i = 1, count do
-    local policy = read_policy(states)
+-- Each policy's verdict; gives whether one that is enforced refuses. What has no `keep` is for holds.
+local function decide(policies, is_enforced, may_hold)
+  local is_refused = false
+  for _, policy in ipairs(policies) do
     local algorithm = policy.algorithm
     if algorithm.keep or may_hold then
       policy.reason, policy.retry_ms = algorithm.refuse(policy.state, policy.cost, is_enforced)
     else policy.reason = 'hold_needed' end
     if not policy.reason then policy.state.taken = policy.state.taken + policy.cost
-    elseif not algorithm.is_shadow then refused = true end
-    policies[i] = policy
+    elseif not algorithm.is_shadow then is_refused = true end
   end
-  return policies, refused
+  return is_refused
 end
 
 -- One policy's part of the answer. Where nothing is consumed, what remains is what there was.
@@ -93,8 +94,9 @@ local function read_record(text, is_hold)
 end
 
 local function read_request()
-  local request = {mode = ARGV[at], count = tonumber(ARGV[at + 1]), operation = ARGV[at + 2]}
-  at = at + 3
+  local request = {mode = ARGV[at], times = tonumber(ARGV[at + 1]), count = tonumber(ARGV[at + 2]),
+    operation = ARGV[at + 3]}
+  at = at + 4
   if request.operation ~= '' then
     request.record, request.remembered_ms = KEYS[key], ARGV[at]
     request.known = redis.call('GET', request.record)
@@ -107,23 +109,38 @@ local function read_request()
   return request
 end
 
--- All that are enforced agree: what each takes is written, and nothing where a shadow refuses. No part of a hold
--- outlasts another; one in shadow may end first.
-local function take(policies, hold)
+-- What is held of each policy that can hold. No part of a hold outlasts another; one in shadow may end first.
+local function set_aside(policies, hold)
   local parts = 0
   for _, policy in ipairs(policies) do
-    local shortens = hold and policy.state.longest_us and not policy.algorithm.is_shadow
+    local shortens = policy.state.longest_us and not policy.algorithm.is_shadow
     if shortens then hold.due = math.min(hold.due, mono + policy.state.longest_us) end
   end
   for _, policy in ipairs(policies) do
-    local algorithm = policy.algorithm
-    local sets_aside = hold and algorithm.hold
-    if sets_aside then parts = parts + 1 end
-    if sets_aside and not policy.reason then
-      algorithm.hold(policy.state, policy.key, policy.at, policy.cost, hold.name .. '/' .. parts, hold.due)
-    elseif not policy.reason then
-      algorithm.keep(policy.state, policy.key, policy.at, policy.cost)
+    local set = policy.algorithm.hold
+    if set then parts = parts + 1 end
+    if set and not policy.reason then
+      set(policy.state, policy.key, policy.at, policy.cost, hold.name .. '/' .. parts, hold.due)
     end
+  end
+end
+
+-- In memory: what the next time finds. What refuses is in shadow, and takes nothing.
+local function take(policies, hold)
+  for _, policy in ipairs(policies) do
+    local algorithm, state = policy.algorithm, policy.state
+    local is_kept = not policy.reason and not (hold and algorithm.hold)
+    if is_kept then policy.units = (policy.units or 0) + policy.cost end
+    if is_kept and state.taken ~= 0 then
+      algorithm.take(state)
+      state.taken = 0
+    end
+  end
+end
+
+local function keep(policies)
+  for _, policy in ipairs(policies) do
+    if policy.units then policy.algorithm.keep(policy.state, policy.key, policy.at, policy.units) end
   end
 end
 
@@ -145,34 +162,47 @@ local function replay(request)
   if #said == count * POLICY_BYTES then
     skip_policies(count)
   else
-    said = all_told((decide(count, false, true)), false)
+    local policies = read_policies(count)
+    decide(policies, false, true)
+    said = all_told(policies, false)
   end
   return REPLAYED .. head_of(hold) .. said
 end
 
+local function remember(request, said)
+  local record = request.operation .. record_of(request.hold) .. said
+  redis.call('SET', request.record, record, 'PX', request.remembered_ms)
+end
+
+-- All that are enforced agree, or nothing is taken: then the times that are left are answered the same.
 local function answer_to(request)
   if request.known then return replay(request) end
-  local mode = request.mode
-  local policies, refused = decide(request.count, mode ~= 'adjust', mode == 'hold' or mode == 'peek')
-  if refused or mode == 'peek' then
-    return (refused and DENIED or ALLOWED) .. all_told(policies, false)
+  local mode, hold, answers = request.mode, request.hold, {}
+  local policies = read_policies(request.count)
+  for i = 1, request.times do
+    local is_refused = decide(policies, mode ~= 'adjust', hold or mode == 'peek')
+    if is_refused or mode == 'peek' then
+      local said = (is_refused and DENIED or ALLOWED) .. all_told(policies, false)
+      answers[i] = string.rep(said, request.times - i + 1)
+      break
+    end
+    -- From here on nothing may fail: everything was checked above.
+    if hold then set_aside(policies, hold) end
+    local said = all_told(policies, true)
+    take(policies, hold)
+    if request.record then remember(request, said) end
+    answers[i] = ALLOWED .. head_of(hold) .. said
   end
-  -- From here on nothing may fail: everything was checked above.
-  local hold = request.hold
-  take(policies, hold)
-  local said = all_told(policies, true)
-  if request.record then
-    redis.call('SET', request.record, request.operation .. record_of(hold) .. said, 'PX', request.remembered_ms)
-  end
-  return ALLOWED .. head_of(hold) .. said
+  keep(policies)
+  return table.concat(answers)
 end
 
 -- Past a request that failed, wherever in it that was.
 local function skip_request(first_key, first_at)
-  local has_operation = ARGV[first_at + 2] ~= '' and 1 or 0
+  local has_operation = ARGV[first_at + 3] ~= '' and 1 or 0
   local of_hold = ARGV[first_at] == 'hold' and 3 or 0
-  key, at = first_key + has_operation, first_at + 3 + has_operation + of_hold
-  skip_policies(tonumber(ARGV[first_at + 1]))
+  key, at = first_key + has_operation, first_at + 4 + has_operation + of_hold
+  skip_policies(tonumber(ARGV[first_at + 2]))
 end
 
 local function failed(fault)
@@ -190,7 +220,7 @@ for i = 1, tonumber(ARGV[3]) do
   local first_key, first_at = key, at
   local is_decided, said = pcall(decide_next)
   if not is_decided then
-    said = failed(said)
+    said = string.rep(failed(said), tonumber(ARGV[first_at + 1]))
     skip_request(first_key, first_at)
   end
   answer[i] = said

@@ -60,12 +60,16 @@ local function refuse(state, cost, is_enforced)
   return reason, reason and ms_until(state.ends)
 end
 
-local function keep(state, key, at, cost)
+local function take(state)
+  state.available, state.used = state.available - state.taken, state.used + state.taken
+end
+
+local function keep(state, key, at, units)
   local minute = math.min(math.max(math.floor(now / 60000000), state.first_minute), state.last_minute)
   local line = state.period .. '|' .. string.format('%.0f', minute) .. '|' .. ARGV[at + 2]
-  local units = string.format('%.0f', cost)
-  redis.call('HINCRBY', KEYS[key], 'consumed', units)
-  if redis.call('HINCRBY', KEYS[key + 1], line, units) == cost then redis.call('SADD', KEYS[key + 2], ARGV[at + 1]) end
+  local text = string.format('%.0f', units)
+  redis.call('HINCRBY', KEYS[key], 'consumed', text)
+  if redis.call('HINCRBY', KEYS[key + 1], line, text) == units then redis.call('SADD', KEYS[key + 2], ARGV[at + 1]) end
 end
 
 -- Instead of `keep`, for a hold: nothing is used yet.
@@ -83,5 +87,5 @@ local function tell(state, taken)
   return state.limit, math.max(0, available) + state.unallocated, ms_until(state.ends), available, state.last_grant
 end
 
-return {keys = 5, arguments = 4, look = look, refuse = refuse, keep = keep, tell = tell, hold = hold, find = find,
-  finish = finish, extend = extend}
+return {keys = 5, arguments = 4, look = look, refuse = refuse, take = take, keep = keep, tell = tell, hold = hold,
+  find = find, finish = finish, extend = extend}

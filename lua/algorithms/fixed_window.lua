@@ -27,8 +27,13 @@ local function refuse(state, cost, is_enforced)
   if state.used + units > state.burst and is_enforced then return 'rate_exceeded', state.left_ms end
 end
 
+local function take(state)
+  state.used = state.used + state.taken
+  share.take(state)
+end
+
 local function keep(state, key)
-  share.keep(KEYS[key], state, struct.pack('<dd', state.started, state.used + state.taken), state.left_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.started, state.used), state.left_ms)
 end
 
 local function tell(state, taken)
@@ -36,4 +41,4 @@ local function tell(state, taken)
   return state.burst, math.max(0, state.burst - used), used > 0 and state.left_ms or 0
 end
 
-return {keys = 1, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}
+return {keys = 1, arguments = 3, look = look, refuse = refuse, take = take, keep = keep, tell = tell}

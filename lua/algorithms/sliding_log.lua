@@ -4,7 +4,8 @@
 --        `used`, the units in the log, and `newest`, its last moment. Forgotten when that is out of the window.
 -- KEYS  1 the packed state (parts/share)   2 the log, a list
 -- ARGV  1 rate_micro   2 units in a window: the safe share   3 the window, ms
--- Gives the algorithm. Exact, and the dearest: an entry for each request, so its limit is bounded where it is declared.
+-- Gives the algorithm. Exact, and the dearest: an entry for each request, or for a run of equal ones, so its limit is
+--       bounded where it is declared.
 
 local mono = ...
 local share = require('parts/share')
@@ -43,13 +44,16 @@ local function look(key, at)
   return state
 end
 
--- When so many units are out of the window.
+-- When so many units are out of the window. What is not in the log yet was taken now.
 local function ms_to_free(state, units)
-  local free_at = mono
-  walk(state.log, state.over, function(moment, freed)
-    units, free_at = units - freed, moment + state.window
-    return units <= 0
-  end)
+  local free_at = mono + state.window
+  if not state.is_over then
+    walk(state.log, state.over, function(moment, freed)
+      units = units - freed
+      if units <= 0 then free_at = moment + state.window end
+      return units <= 0
+    end)
+  end
   return math.ceil((free_at - mono) / 1000)
 end
 
@@ -61,15 +65,20 @@ local function refuse(state, cost, is_enforced)
   end
 end
 
-local function keep(state, key, _, cost)
+local function take(state)
+  state.used, state.newest = state.used + state.taken, mono
+  share.take(state)
+end
+
+local function keep(state, key, _, units)
   if state.is_over then redis.call('DEL', state.log) elseif state.over > 0 then
     redis.call('LTRIM', state.log, state.over, -1)
   end
   state.is_over, state.over = false, 0
   local ttl_ms = state.window / 1000
-  redis.call('RPUSH', state.log, struct.pack('<dd', mono, cost))
+  redis.call('RPUSH', state.log, struct.pack('<dd', mono, units))
   redis.call('PEXPIRE', state.log, string.format('%.0f', ttl_ms + 1))
-  share.keep(KEYS[key], state, struct.pack('<dd', state.used + state.taken, mono), ttl_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.used, mono), ttl_ms)
 end
 
 local function tell(state, taken)
@@ -79,4 +88,4 @@ local function tell(state, taken)
   return state.burst, math.max(0, state.burst - used), reset_ms
 end
 
-return {keys = 2, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}
+return {keys = 2, arguments = 3, look = look, refuse = refuse, take = take, keep = keep, tell = tell}

@@ -50,8 +50,13 @@ local function refuse(state, cost, is_enforced)
   if room_ms(state, units) < 0 and is_enforced then return 'rate_exceeded', retry_ms(state, units) end
 end
 
+local function take(state)
+  state.current = state.current + state.taken
+  share.take(state)
+end
+
 local function keep(state, key)
-  local remembered = struct.pack('<ddd', state.started, state.current + state.taken, state.previous)
+  local remembered = struct.pack('<ddd', state.started, state.current, state.previous)
   share.keep(KEYS[key], state, remembered, state.left_ms + state.window)
 end
 
@@ -62,4 +67,4 @@ local function tell(state, taken)
   return state.burst, math.max(0, math.floor(room_ms(state, taken) / state.window)), reset_ms
 end
 
-return {keys = 1, arguments = 3, look = look, refuse = refuse, keep = keep, tell = tell}
+return {keys = 1, arguments = 3, look = look, refuse = refuse, take = take, keep = keep, tell = tell}

@@ -41,11 +41,15 @@ local function refuse(state, cost, is_enforced)
   end
 end
 
+local function take(state)
+  state.parts = parts_left(state, state.taken)
+  share.take(state)
+end
+
 local function keep(state, key)
-  local parts = parts_left(state, state.taken)
-  local missing = state.full - parts
+  local missing = state.full - state.parts
   local ttl_ms = share.gain_ms(state, ms_to_gain(missing, state.rate_micro, LONG_MS), missing)
-  share.keep(KEYS[key], state, struct.pack('<dd', parts, state.since), ttl_ms)
+  share.keep(KEYS[key], state, struct.pack('<dd', state.parts, state.since), ttl_ms)
 end
 
 local function tell(state, taken)
@@ -55,4 +59,4 @@ local function tell(state, taken)
   return state.burst, math.max(0, math.floor(there / PARTS)), reset_ms, there, state.rate_micro
 end
 
-return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}
+return {keys = 1, arguments = 2, look = look, refuse = refuse, take = take, keep = keep, tell = tell}

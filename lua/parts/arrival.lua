@@ -41,14 +41,19 @@ return function(mono)
 
   local function reset_ms(state, taken) return math.ceil(ahead_with(state, taken) / state.rate_micro) end
 
-  local function keep(state, key)
+  local function take(state)
     local parts = state.rest + state.taken * PARTS
     local rest = math.fmod(parts, state.rate_micro)
     if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
-    local due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
-    local ttl_ms = share.gain_ms(state, reset_ms(state, state.taken), ahead_with(state, state.taken))
-    share.keep(KEYS[key], state, struct.pack('<dd', due, rest), ttl_ms)
+    state.due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
+    state.rest, state.ahead = rest, ahead_with(state, state.taken)
+    share.take(state)
+  end
+
+  local function keep(state, key)
+    local ttl_ms = share.gain_ms(state, reset_ms(state, 0), state.ahead)
+    share.keep(KEYS[key], state, struct.pack('<dd', state.due, state.rest), ttl_ms)
   end
 
   local function tell(state, taken)
@@ -57,5 +62,5 @@ return function(mono)
     return state.burst, remaining, reset_ms(state, taken), left, state.rate_micro, delay_ms
   end
 
-  return {keys = 1, arguments = 2, look = look, refuse = refuse, keep = keep, tell = tell}
+  return {keys = 1, arguments = 2, look = look, refuse = refuse, take = take, keep = keep, tell = tell}
 end

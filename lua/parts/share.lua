@@ -2,7 +2,7 @@
 --
 -- KEYS  none
 -- ARGV  none
--- Gives {look, keep, read, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
+-- Gives {look, take, keep, read, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
 --
 -- The string is a layout's number (a byte, see LAYOUTS), then, where the region was given a share, doubles: the share's
 -- `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`; then what
@@ -87,7 +87,7 @@ local function read(key, safe_micro, burst, mono)
   local number, rate_micro, ends, after_micro, kept, spent = struct.unpack(SHARE, packed, 2)
   state.share = {number = number, rate_micro = rate_micro, ends = ends, after_micro = after_micro, kept = kept,
     spent = spent}
-  state.remembered, state.spent = string.sub(packed, SHARE_BYTES + 2), spent
+  state.remembered = string.sub(packed, SHARE_BYTES + 2)
   state.rate_micro = pass(state, safe_micro)
   return state
 end
@@ -117,10 +117,13 @@ local function gain_ms(state, ms, parts)
   return math.min(ms, LONG_MS, over_ms + math.ceil(parts / math.max(1, state.safe_micro)))
 end
 
+local function take(state)
+  if state.share then state.share.spent = state.share.spent + state.taken end
+end
+
 -- Called again for another policy of the same request, it does the same.
 local function keep(key, state, remembered, state_ms)
   state.remembered = remembered
-  if state.share then state.share.spent = state.spent + state.taken end
   write(key, state, state_ms + 1)
 end
 
@@ -135,4 +138,5 @@ local function give(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
-return {look = look, keep = keep, read = read, give = give, filled = filled, ahead = ahead, gain_ms = gain_ms}
+return {look = look, take = take, keep = keep, read = read, give = give, filled = filled, ahead = ahead,
+  gain_ms = gain_ms}

@@ -163,6 +163,11 @@ class Request(NamedTuple):
     operation: Operation | None = None
     hold: HoldTerms | None = None  # only of an operation, and with it the mode is `hold`
 
+    @property
+    def may_repeat(self) -> bool:
+        """Asked again, it is decided anew, by itself."""
+        return self.mode == "enforce" and self.operation is None
+
 
 class PolicyDecision(NamedTuple):
     """In the order in which check.lua packs it."""
@@ -547,13 +552,14 @@ def _is_unknown(error: StoreError) -> bool:
 def _asked(fence: bytes, life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[Argument]]:
     """The keys and arguments of check.lua."""
     names: list[bytes] = [fence]
-    arguments: list[Argument] = [life.fingerprint, life.epoch, len(requests)]
-    for mode, charges, operation, hold in requests:
+    runs = _runs(requests)
+    arguments: list[Argument] = [life.fingerprint, life.epoch, len(runs)]
+    for (mode, charges, operation, hold), times in runs:
         if operation is None:
-            arguments += (mode, len(charges), "")
+            arguments += (mode, times, len(charges), "")
         else:
             names.append(keys.operation(_tag(operation.digest, life.lanes, life.cell), operation.digest))
-            arguments += (mode, len(charges), operation.body, operation.remembered_ms)
+            arguments += (mode, times, len(charges), operation.body, operation.remembered_ms)
         if hold is not None:
             arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
         for charge in charges:
@@ -561,6 +567,18 @@ def _asked(fence: bytes, life: Life, requests: Sequence[Request]) -> tuple[list[
             names += charge_names
             arguments += charge_arguments
     return names, arguments
+
+
+def _runs(requests: Sequence[Request]) -> list[tuple[Request, int]]:
+    """What is asked several times in a row is sent once: of a hot key that is nearly everything."""
+    runs: list[tuple[Request, int]] = []
+    begin = 0
+    for end, request in enumerate(requests, 1):
+        following = requests[end] if end < len(requests) else None
+        if request is not following or not request.may_repeat:
+            runs.append((request, end - begin))
+            begin = end
+    return runs
 
 
 def _decisions(reply: Reply | Exception, requests: Sequence[Request]) -> Iterator[Decision | Exception]:

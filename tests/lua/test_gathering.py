@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from protocol.outcomes import DenialReason
-from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
+from protocol.policy import RateAlgorithm
+from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.gathering import MOST_REQUESTS, Gatherer
 from regional_agent.store.scripts import (
     AllowanceCharge,
@@ -51,6 +53,51 @@ async def test_more_than_one_call_may_hold_are_several(
     decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1)))
     assert connection.calls == before + 3
     assert sum(decision.allowed for decision in decisions) == 10
+
+
+RUN: dict[str, Charge] = {
+    **{algorithm: RateCharge("run", 2, 1_000, 9, algorithm, 60_000) for algorithm in RateAlgorithm},
+    "allowance": AllowanceCharge("run", 2, 1000, DIMENSIONS),
+}
+
+
+@pytest.mark.parametrize("charge", RUN.values(), ids=RUN)
+async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
+    scripts: Scripts, life: Life, charge: Charge
+) -> None:
+    """The units of all are written once, those that are denied take nothing, and what comes behind finds it so."""
+    in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
+    leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
+    await install(scripts, life, *leases)
+    run = [asked(in_a_run)] * 6 + [asked(in_a_run._replace(cost=1))]
+    singly = [asked(alone) for _ in range(6)] + [asked(alone._replace(cost=1))]
+    gatherer = Gatherer(scripts, guard())
+    decisions = await asyncio.gather(*(gatherer.decide(life, each) for each in (*run, *singly)))
+    told, expected = decisions[: len(run)], decisions[len(run) :]
+    assert [each.allowed for each in told] == [True] * 4 + [False] * 2 + [True]
+    assert told == expected
+    assert (await scripts.check(life, "peek", [in_a_run])).policies[0].remaining == 0
+
+
+class Unsent(StoreConnection):
+    """Keeps what it should send."""
+
+    def __init__(self) -> None:
+        super().__init__("redis://127.0.0.1:1", timeout_ms=1)
+        self.sent: list[Sequence[Argument]] = []
+
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
+        self.sent.append(arguments)
+
+
+def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
+    """But an operation, and units that come back, of which a full bucket loses some each time."""
+    store, life = Unsent(), Life("life-1", 7, 4)
+    usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
+    operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
+    for requests in ([usual], [usual] * 9, [usual, other, usual], [operation] * 2, [back] * 2):
+        Scripts(store).send_check(life, requests, [lambda _: None] * len(requests), lambda _: None)
+    assert [arguments[arguments.index(life.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
 
 
 async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(scripts: Scripts, life: Life) -> None:

@@ -53,6 +53,14 @@ class Hold(NamedTuple):
     due: int
 
 
+class Kept(NamedTuple):
+    """An operation: its body, and where and for how long it is remembered."""
+
+    body: str
+    record: str
+    remembered_ms: int
+
+
 class StoreModel:
     """One store: its data, its clock in microseconds, and the life it lives."""
 
@@ -308,17 +316,24 @@ class StoreModel:
         return b"".join(self._request(names, arguments, mono, holds) for _ in range(int(argv[2])))
 
     def _request(self, names: Iterator[str], arguments: Iterator[str], mono: int, holds: Holds) -> bytes:
-        mode, count, operation = next(arguments), int(next(arguments)), next(arguments)
+        mode, times, count, operation = next(arguments), int(next(arguments)), int(next(arguments)), next(arguments)
         record, remembered_ms = (next(names), int(next(arguments))) if operation else ("", 0)
         hold = self._hold_of(arguments, mono) if mode == "hold" else None
         policies = [self._policy(names, arguments) for _ in range(count)]
+        kept = Kept(operation, record, remembered_ms)
+        return b"".join(self._decided(mode, kept, hold, policies, mono, holds) for _ in range(times))
+
+    def _decided(
+        self, mode: str, kept: Kept, hold: Hold | None, policies: Sequence[Policy], mono: int, holds: Holds
+    ) -> bytes:
+        operation, record, remembered_ms = kept
         known = self.data.get(record)
         if isinstance(known, list) and known[0] != operation:
             return b"\3"
         said_before = known[1] if isinstance(known, list) else b""
         if known and hold:
             hold, said_before = _read_record(said_before)
-        if isinstance(known, list) and len(said_before) == POLICY_BYTES * count:
+        if isinstance(known, list) and len(said_before) == POLICY_BYTES * len(policies):
             return b"\2" + _head(hold, mono) + said_before
         states: dict[str, State] = {}
         asked = "adjust" if known else mode
