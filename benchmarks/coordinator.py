@@ -33,7 +33,6 @@ from benchmarks.frame import Load, Row, compare, row
 from benchmarks.load import http_is_whole
 from coordinator.api.frozen import call_of
 from coordinator.database.engine import open_database
-from coordinator.domain.period import minute_of, period_at
 from coordinator.domain.usage import Dimension, UsageQuestion
 from coordinator.metrics import Metrics
 from coordinator.operations.issue_token import issue_token
@@ -49,6 +48,7 @@ from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, OpenEpoch, Versions
+from protocol.periods import Calendar, minute_of, period_at
 from protocol.policy import LimitsDocument, PeriodKind
 
 REGIONS = 16
@@ -96,7 +96,7 @@ class Region:
         minute = minute_of(now)
         lease = {
             "quota": quota,
-            "period": period_at(PeriodKind.MONTH, now).id,
+            "period": period_at(Calendar(PeriodKind.MONTH), now).id,
             "granted": 0,
             "overage": 0,
             "consumed": self.consumed[quota],
@@ -424,7 +424,7 @@ MONTH_OF = "exports:tenant=month"
 
 async def booked_month(owner: "asyncpg.Connection[asyncpg.Record]") -> None:
     """Usage by the hundred thousand, as rows: what a statement reads does not depend on how it was booked."""
-    month = period_at(PeriodKind.MONTH, datetime.now(UTC))
+    month = period_at(Calendar(PeriodKind.MONTH), datetime.now(UTC))
     tails = ["", *(str(n) for n in range(1, 100) if n % 10)]
     await owner.execute(POOLS, MONTH_OF, month.id, "month", tails)
     await owner.execute(USAGE, month.id, MONTH_OF, month.starts_at, TRANSFERS)
@@ -432,7 +432,7 @@ async def booked_month(owner: "asyncpg.Connection[asyncpg.Record]") -> None:
 
 
 async def statement(bench: Bench) -> Load:
-    month = period_at(PeriodKind.MONTH, datetime.now(UTC))
+    month = period_at(Calendar(PeriodKind.MONTH), datetime.now(UTC))
     question = UsageQuestion([month.starts_at, month.ends_at], [Dimension.QUOTA], {Dimension.TENANT: ["month"]})
 
     async def ask() -> None:

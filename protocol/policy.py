@@ -7,6 +7,7 @@ design names but this version does not serve yet is refused here, at the door: a
 import functools
 import re
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
@@ -15,6 +16,7 @@ from msgspec import Meta, Struct
 from protocol.addresses import parse_network
 from protocol.identifiers import Name, is_name
 from protocol.units import MAX_UNITS, Milliseconds, PositiveUnits, Units
+from protocol.zones import why_not_for_periods
 
 MAX_QUOTAS = 1000
 MAX_POLICIES = 10_000
@@ -52,6 +54,7 @@ class PeriodKind(StrEnum):
     HOUR = "hour"
     DAY = "day"
     MONTH = "month"
+    ANNIVERSARY = "anniversary"  # of its tenant's subscription
 
 
 class StoreFailure(StrEnum):
@@ -209,6 +212,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     version: Units
     document: LimitsDocument
     subscriptions: dict[str, str]
+    began_at: dict[str, datetime] = {}  # of the subscriptions, where a period is their anniversary
     weight: Units
     total_weight: PositiveUnits
     overrides: list[OverrideTerm] = []  # of those that reach a key alike, the last in force counts
@@ -406,11 +410,11 @@ def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
 
 def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
     if quota.period is None:
-        yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day or month")
+        yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day, month or anniversary")
     else:
-        yield from _unserved(f"{where}.period", quota.period, served=tuple(PeriodKind), planned=("anniversary",))
-    if quota.time_zone != "UTC":
-        yield Fault(f"{where}.time_zone", "supported", "this version knows periods in UTC only")
+        yield from _unserved(f"{where}.period", quota.period, served=tuple(PeriodKind), planned=())
+    if reason := why_not_for_periods(quota.time_zone):
+        yield Fault(f"{where}.time_zone", "zone", reason)
     if quota.cap != "hard":
         yield Fault(f"{where}.cap", "supported", "this version knows the hard cap only")
     yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
@@ -500,6 +504,9 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
     if quota is not None and isinstance(quota.limit, dict) and not {"tenant", "plan"} & set(policy.by):
         # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
         reason = f"the limit of {quota.name!r} depends on the plan: count by tenant, or by plan, too"
+        yield Fault(f"{where}.by", "tenant", reason)
+    if quota is not None and quota.period == PeriodKind.ANNIVERSARY and "tenant" not in policy.by:
+        reason = f"the periods of {quota.name!r} follow a tenant's subscription: count by tenant, too"
         yield Fault(f"{where}.by", "tenant", reason)
     yield from _faults_of_failure(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:

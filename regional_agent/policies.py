@@ -9,6 +9,7 @@ thrown away with it; whoever lets something else change an answer (an override t
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -128,6 +129,7 @@ class Demanded:
     policy: CompiledPolicy
     charge: Charge
     wait_ms: int = 0
+    began_at: datetime | None = None  # the tenant's subscription, where that says when periods begin
 
     @property
     def is_shadow(self) -> bool:
@@ -196,7 +198,8 @@ class Policies:
         if quota.kind is QuotaKind.ALLOWANCE:
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
-            return Demanded(policy, AllowanceCharge(key, units, limit, dimensions, on_expiry), policy.wait_ms)
+            charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
+            return Demanded(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
             return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms, policy.is_shadow))
@@ -321,7 +324,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,
         is_shared=_is_shared(quota) and not policy.shadow,
-        window_s={"hour": 3600, "day": 86_400, "month": 2_592_000}.get(quota.period or "", 0),
+        window_s={"hour": 3600, "day": 86_400, "month": 2_592_000, "anniversary": 2_592_000}.get(quota.period or "", 0),
         place=place,
         dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),
     )

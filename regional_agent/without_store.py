@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from protocol.clock import Clock
-from protocol.periods import period_id
-from protocol.policy import PeriodKind, PolicySpec, StoreFailure
+from protocol.periods import calendar_of, period_at
+from protocol.policy import PolicySpec, StoreFailure
 from regional_agent.answers import CheckAnswer, PolicyAnswer, answer_of
 from regional_agent.domain.journal import Entry, Known
 from regional_agent.domain.local_allowances import Ask as AllowanceAsk
@@ -165,7 +165,7 @@ class WithoutStore:
         now, quota = self._clock.now(), each.policy.quota
         dimensions = msgspec.json.decode(each.policy.dimensions, type=dict[str, str])
         told = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
-        period = period_id(PeriodKind(str(quota.period)), now)
+        period = period_at(calendar_of(quota, each.began_at), now).id
         minute = int(now.timestamp()) // 60
         return Entry(each.charge.quota, period, minute, msgspec.json.encode(told).decode(), each.charge.cost)
 

@@ -15,7 +15,6 @@ from coordinator.api.inputs import Reason, faults_of_reason
 from coordinator.api.queries import PAGE, TEXT, Query, a_text, choices, one_of, several, with_query
 from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal, AdjustmentState, Terms
 from coordinator.domain.books import Key
-from coordinator.domain.period import period_of
 from coordinator.operations.adjust import (
     ProposedAdjustment,
     approve_adjustment,
@@ -35,6 +34,7 @@ from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import PeriodId, QuotaKey, parse_quota_key
 from protocol.messages import Message
+from protocol.periods import period_of
 from protocol.units import PositiveUnits
 
 router = APIRouter(tags=["adjustments"], route_class=PeoplesRoute)

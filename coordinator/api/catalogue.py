@@ -10,7 +10,9 @@ from msgspec import Struct
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import expectation, unless_known
+from coordinator.api.frozen import refused
 from coordinator.api.idempotency import PeoplesRoute
+from coordinator.api.inputs import Moment
 from coordinator.api.limits_documents import YAML, read_document, refuse_document, write_yaml
 from coordinator.api.queries import FLAG, PAGE, Query, a_flag, a_text, with_query
 from coordinator.domain.difference import Change
@@ -121,7 +123,10 @@ def _media_type(request: Request) -> str:
 
 
 class SubscriptionBody(Message, frozen=True):
+    """`began_at`: of one that is new here and began before, such as one that is imported; now unless it says so."""
+
     plan: str
+    began_at: Moment | None = None
 
 
 class SubscriptionList(Struct, frozen=True):
@@ -153,10 +158,14 @@ async def get_subscription(tenant: str, coordinator: TheCoordinator, _: Reader) 
 async def put_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
     body = await read_body(request, SubscriptionBody)
     by, now = actor_of(request, caller), coordinator.clock.now()
-    put = await coordinator.database.run(lambda c: put_subscription(c, _checked(tenant), body.plan, by, now))
+    if body.began_at is not None and body.began_at > now:
+        raise refused([InvalidParameter("began_at", "past", "a subscription has begun before it is put")])
+    put = await coordinator.database.run(
+        lambda c: put_subscription(c, _checked(tenant), body.plan, by, now, body.began_at)
+    )
     if put.subscription is None:
-        fault = InvalidParameter("plan", "known", "the limits document has no such plan")
-        raise Problem("invalid-request", "the plan is not known", invalid_parameters=[fault])
+        assert put.fault is not None
+        raise refused([InvalidParameter(*put.fault)])
     return reply(put.subscription, 201 if put.is_new else 200)
 
 

@@ -23,7 +23,6 @@ from coordinator.api.queries import (
     with_query,
 )
 from coordinator.api.sheets import OTHER_MEDIA, SHAPE, reconciliation_sheet, shape_of, shaped, trial_balance_sheet
-from coordinator.domain.period import period_of
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.trial_balance import TrialBalance
 from coordinator.domain.usage import (
@@ -33,7 +32,6 @@ from coordinator.domain.usage import (
     boundaries,
     month_around,
     parse_instant,
-    parse_zone,
 )
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose
@@ -45,6 +43,8 @@ from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
 from protocol.messages import Message
+from protocol.periods import period_of
+from protocol.zones import zone_of
 
 router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
@@ -98,7 +98,7 @@ async def get_usage(request: Request, coordinator: TheCoordinator, _: Reader) ->
 
 def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQuestion, Page, int | datetime | None]:
     query = Query(request)
-    zone = query.one("time_zone", parse_zone, UTC)
+    zone = query.one("time_zone", zone_of, UTC)
     first, last = month_around(coordinator.clock.now(), zone)
     start = query.one("from", lambda text: parse_instant(text, zone), first)
     end = query.one("to", lambda text: parse_instant(text, zone), last)

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 
 from coordinator.domain.exchange import Call, Incoming
-from coordinator.domain.period import period_of
 from doors.bodies import decode
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key
 from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, RateReport, body_hash
+from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 
 

@@ -21,16 +21,16 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.outbox import tell
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
-from coordinator.domain.entitlement import Catalogue, RegionShare, tenant_of
+from coordinator.domain.entitlement import Catalogue, RegionShare, calendar_of_key, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
-from coordinator.domain.period import moment_of, period_of
 from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from coordinator.domain.webhooks import suspense_events
 from protocol.identifiers import KEYS_REMEMBERED, parse_quota_key, wider_keys
 from protocol.lease import LeaseState
 from protocol.messages import FrozenBatch, Receipt
-from protocol.policy import LimitValue
+from protocol.periods import Calendar, Period, moment_of, period_of
+from protocol.policy import LimitValue, QuotaSpec
 
 MINUTES_REMEMBERED = 10_000  # as text: usage of the same few is reported again and again
 
@@ -84,11 +84,41 @@ async def read_catalogue(
     row = await connection.fetchrow(_CATALOGUE, list(tenants), list(keys), now)
     assert row is not None
     specs, default_plan = await documents.at(connection, row["document_version"])
+    began_at = msgspec.json.decode(row["began_at"], type=dict[str, datetime])
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
     overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
     settings = await documents.settings_at(connection, row["version"])
-    return Catalogue(row["version"], specs, default_plan, plans, regions, overrides, row["block_version"], settings)
+    calendars = _in_zones(specs, began_at, quotas)
+    return Catalogue(
+        row["version"],
+        specs,
+        default_plan,
+        plans,
+        regions,
+        overrides,
+        row["block_version"],
+        settings,
+        began_at,
+        await _written(connection, calendars) if calendars else {},
+    )
+
+
+def _in_zones(
+    specs: Mapping[str, QuotaSpec], began_at: Mapping[str, datetime], quotas: Iterable[str]
+) -> dict[str, Calendar]:
+    """By their names: those of which the bounds may be others than the rules say by now."""
+    calendars = {
+        calendar_of_key(began_at, spec, quota)
+        for quota in quotas
+        if (spec := specs.get(parse_quota_key(quota)[0])) and spec.period and spec.time_zone != "UTC"
+    }
+    return {str(calendar): calendar for calendar in calendars}
+
+
+async def _written(connection: Connection, calendars: Mapping[str, Calendar]) -> dict[Calendar, tuple[Period, ...]]:
+    rows = await connection.fetch(_WRITTEN, list(calendars))
+    return {calendars[row["calendar"]]: tuple(map(period_of, row["ids"])) for row in rows}
 
 
 async def lock_pools(
@@ -144,9 +174,10 @@ async def _insert_pools(connection: Connection, missing: Collection[Key]) -> Non
     await connection.execute(
         _INSERT_PERIODS,
         [period.id for period in periods],
-        [period.kind.value for period in periods],
+        [period.calendar.kind.value for period in periods],
         [period.starts_at for period in periods],
         [period.ends_at for period in periods],
+        [str(period.calendar) for period in periods],
     )
     await connection.execute(
         _INSERT_POOLS,
@@ -559,6 +590,8 @@ SELECT version,
     coalesce((SELECT max(version) FROM limits_version), 0) AS document_version,
     coalesce((SELECT json_object_agg(tenant, plan) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
         AS plans,
+    coalesce((SELECT json_object_agg(tenant, began_at) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
+        AS began_at,
     coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
     (SELECT version FROM block_version) AS block_version,
     coalesce((
@@ -567,6 +600,12 @@ SELECT version,
             WHERE key = ANY ($2::text[]) AND valid_from <= $3 AND (valid_until IS NULL OR valid_until > $3)
             ORDER BY key, created_at DESC, id DESC) AS newest), '{}')::text AS overrides
 FROM policy_version
+"""
+_WRITTEN = """
+SELECT calendar, (SELECT array_agg(id) FROM (
+    SELECT id FROM period WHERE period.calendar = asked.calendar ORDER BY ends_at DESC LIMIT 4) AS newest) AS ids
+FROM unnest($1::text[]) AS asked (calendar)
+WHERE EXISTS (SELECT FROM period WHERE period.calendar = asked.calendar)
 """
 _POOLS = """
 SELECT pool.*, period.state, period.closed_at
@@ -578,8 +617,8 @@ ORDER BY pool.period, pool.quota
 _LOCK_POOLS = f"{_POOLS} FOR SHARE OF period FOR UPDATE OF pool"
 _LOCK_FREE_POOLS = f"{_POOLS} FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED"
 _INSERT_PERIODS = """
-INSERT INTO period (id, kind, starts_at, ends_at)
-SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[]) ON CONFLICT DO NOTHING
+INSERT INTO period (id, kind, starts_at, ends_at, calendar)
+SELECT * FROM unnest($1::text[], $2::text[], $3::timestamptz[], $4::timestamptz[], $5::text[]) ON CONFLICT DO NOTHING
 """
 _INSERT_POOLS = """
 INSERT INTO pool (quota, period, name, tenant)

@@ -21,7 +21,7 @@ from msgspec import structs
 
 from coordinator.domain.books import Account, Cause, Key, Movement, Pool, post
 from coordinator.domain.closing import open_key
-from coordinator.domain.period import period_of
+from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 
 EXPIRES_AFTER = timedelta(days=30)  # the books of a proposal that nobody looked at are other books by then

@@ -35,11 +35,11 @@ from coordinator.domain.books import (
     post,
     take,
 )
-from coordinator.domain.period import Period, period_at, period_of
 from coordinator.domain.reconciliation import Finding
 from coordinator.domain.settlement import Quarantined, QuarantineReason, key_of, lines_disagree, lines_within
 from protocol.lease import LeaseEvent, after
 from protocol.messages import FrozenLease
+from protocol.periods import Period, period_at, period_of
 
 
 def open_key(key: Key, now: datetime) -> Key:
@@ -50,7 +50,7 @@ def open_key(key: Key, now: datetime) -> Key:
 def open_period(closed: str, now: datetime) -> str:
     """Never the closed one itself, whatever a clock that is behind says."""
     period = period_of(closed)
-    return period_at(period.kind, max(now, period.ends_at)).id
+    return period_at(period.calendar, max(now, period.ends_at)).id
 
 
 # --- may it be closed? ------------------------------------------------------------------------------------------------

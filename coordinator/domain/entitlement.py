@@ -1,6 +1,7 @@
 """What the catalogue entitles a quota key to: its quota's rules, and the limit of its tenant's plan or an override."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -8,11 +9,11 @@ from coordinator.domain.setting import NOTHING_SET, Setting, Settings, amount
 from coordinator.domain.sharing import Member, Terms, terms_of
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.outcomes import GrantRefusal
+from protocol.periods import Calendar, Period, calendar_of
 from protocol.policy import (
     MAX_RATE_MICRO,
     LimitsDocument,
     LimitValue,
-    PeriodKind,
     QuotaKind,
     QuotaSpec,
     Sharing,
@@ -43,6 +44,8 @@ class Catalogue(NamedTuple):
     overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, of those that reach the asked
     block_version: int = 0
     settings: Settings = MappingProxyType({})  # all that there are
+    began_at: Mapping[str, datetime] = MappingProxyType({})  # of the subscriptions of the tenants that are asked about
+    written: Mapping[Calendar, tuple[Period, ...]] = MappingProxyType({})  # of zones whose rules may change
 
     @property
     def active(self) -> list[RegionShare]:
@@ -72,10 +75,11 @@ class Catalogue(NamedTuple):
 class Entitlement(NamedTuple):
     """An allowance of which leases may be granted."""
 
-    kind: PeriodKind
+    calendar: Calendar
     limit: int
     horizon_ms: int
     is_overridden: bool = False  # it may be over when another period begins
+    written: tuple[Period, ...] = ()  # the newest of the calendar that are in the books
 
 
 def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
@@ -96,7 +100,14 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     if not isinstance(limit, int) or spec.period is None:
         return GrantRefusal.NO_LIMIT
     is_overridden = _override(catalogue, quota_key) is not None
-    return Entitlement(PeriodKind(spec.period), limit, parse_duration_ms(spec.horizon), is_overridden)
+    calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
+    written = catalogue.written.get(calendar, ())
+    return Entitlement(calendar, limit, parse_duration_ms(spec.horizon), is_overridden, written)
+
+
+def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:
+    """`began_at`: of the subscriptions of the tenants that are asked about."""
+    return calendar_of(spec, began_at.get(tenant_of(quota_key) or ""))
 
 
 def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:

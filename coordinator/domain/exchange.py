@@ -42,7 +42,6 @@ from coordinator.domain.granting import (
     waits,
 )
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import current_ids, is_over
 from coordinator.domain.proof import next_head
 from coordinator.domain.settlement import (
     EpochState,
@@ -70,6 +69,7 @@ from protocol.messages import (
     WantRefused,
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.periods import is_over
 from protocol.policy import QuotaSpec, thresholds_of
 
 
@@ -271,8 +271,7 @@ def _sort_wants(work: Work, catalogue: Catalogue, terms: Terms, now: datetime) -
 def pools_about(works: Iterable[Work], now: datetime) -> set[Key]:
     """For each of a period that is over, also the one of now: it may be closed, and then that is where things go."""
     about = {key for work in works if work.is_answered for key in work.keys}
-    running = current_ids(now)
-    return about | {open_key(key, now) for key in about if key.period not in running and is_over(key.period, now)}
+    return about | {open_key(key, now) for key in about if is_over(key.period, now)}
 
 
 def closed_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:

@@ -22,10 +22,10 @@ from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movemen
 from coordinator.domain.division import Division, arrived, grantable_to, is_capped, kept_of_move, spare_of
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import Period, next_period, period_at, period_of
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
+from protocol.periods import Period, next_period, period_at, period_of
 
 WAITS_AT_MOST = timedelta(seconds=5)
 
@@ -107,13 +107,13 @@ def sort_wants(
 
 
 def _wanted(want: LeaseWant, found: Entitlement, terms: Terms, now: datetime) -> Iterator[Wanted]:
-    period = period_at(found.kind, now)
+    period = period_at(found.calendar, now, found.written)
     yield Wanted(Key(want.quota, period.id), want, found)
     # Nor is anything given ahead by an override: it may be over when the next one begins.
     if terms.is_near_its_end(period, now) and not found.is_overridden:
         # Who waits or holds does so in the period that is; of the next one only the demand is known.
         ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
-        yield Wanted(Key(want.quota, next_period(period).id), ahead, found)
+        yield Wanted(Key(want.quota, next_period(period, found.written).id), ahead, found)
 
 
 def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> GrantRefusal | None:

@@ -28,8 +28,8 @@ from coordinator.domain.division import (
     spare_of,
     taken_by_region,
 )
-from coordinator.domain.period import is_over
 from protocol.lease import RETURNS_COUNT, LeaseState
+from protocol.periods import is_over
 from protocol.policy import LimitValue
 
 EVERYTHING = 2**63

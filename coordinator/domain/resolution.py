@@ -33,9 +33,9 @@ from coordinator.domain.books import (
 )
 from coordinator.domain.closing import Late, return_late, use_late
 from coordinator.domain.entitlement import tenant_of
-from coordinator.domain.period import minute_of, period_of
 from coordinator.domain.settlement import EpochState, cover, renew
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
+from protocol.periods import minute_of, period_of
 
 
 class ResolutionKind(StrEnum):

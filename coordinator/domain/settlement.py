@@ -24,10 +24,10 @@ from coordinator.domain.books import (
     movement,
     post,
 )
-from coordinator.domain.period import period_of
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import FrozenBatch, FrozenLease
 from protocol.outcomes import ExchangeOutcome
+from protocol.periods import period_of
 
 
 class EpochState(StrEnum):

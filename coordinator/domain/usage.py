@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 MAX_BUCKETS = 50_000  # a month of minutes
 FIRST_YEAR, LAST_YEAR = 1900, 9000  # far enough from where calendars end
@@ -85,14 +84,6 @@ def parse_instant(text: str, zone: tzinfo) -> datetime:
     if is_date:
         return _local_midnight(date.fromisoformat(text), zone)
     return datetime.fromisoformat(text.upper()).astimezone(UTC)
-
-
-def parse_zone(text: str) -> tzinfo:
-    """An IANA time zone by name. Raises ValueError if there is none."""
-    try:
-        return UTC if text == "UTC" else ZoneInfo(text)  # UTC needs no table, which the machine may lack
-    except (KeyError, OSError, ValueError) as error:
-        raise ValueError(f"there is no time zone {text!r}; write it as UTC or Europe/Berlin") from error
 
 
 def month_around(now: datetime, zone: tzinfo) -> tuple[datetime, datetime]:

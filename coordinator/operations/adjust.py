@@ -33,10 +33,10 @@ from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Key, Movement, Pool
 from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import period_at, period_of
 from coordinator.domain.webhooks import EventKind, event
 from coordinator.operations.read_adjustments import FIELDS, Adjustment, adjustment_of_row, read_adjustment
 from protocol.messages import Signal
+from protocol.periods import period_at, period_of
 
 
 class ProposedAdjustment(NamedTuple):
@@ -152,7 +152,7 @@ async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
 async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> None:
     """Nobody may have asked for any of it yet: then what the limit gives has not been booked."""
     found = await _entitlement(connection, documents, pool.key.quota, now)
-    if found and period_at(found.kind, now).id == pool.key.period:
+    if found and period_at(found.calendar, now, found.written).id == pool.key.period:
         fund(entry, pool, found.limit)
 
 
@@ -161,7 +161,7 @@ async def _is_known(connection: Connection, documents: Documents, key: Key, now:
     if await connection.fetchval(_IS_BOOKED, *key):
         return True
     found = await _entitlement(connection, documents, key.quota, now)
-    return found is not None and found.kind is period_of(key.period).kind
+    return found is not None and found.calendar == period_of(key.period).calendar
 
 
 async def _entitlement(connection: Connection, documents: Documents, quota: str, now: datetime) -> Entitlement | None:

@@ -37,7 +37,6 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.exchange import LockedPool
-from coordinator.domain.period import period_of
 from coordinator.domain.proof import Digest
 from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.webhooks import EventKind, event
@@ -45,6 +44,7 @@ from coordinator.operations.read_periods import BookedPeriod, read_period
 from coordinator.operations.recall import recall_outstanding
 from coordinator.operations.reconcile import Settled, read_books, read_settled
 from protocol.clock import Clock
+from protocol.periods import period_of
 
 
 class Carried(Struct, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.operations.read_limits import read_limits
-from protocol.policy import OverrideTerm, PolicyBundle
+from protocol.policy import LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
 
 
 async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
@@ -22,14 +22,23 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
     version: int = await connection.fetchval("SELECT version FROM policy_version")
     weight, total = await connection.fetchrow(_WEIGHTS, region) or (0, 0)
     overrides = await connection.fetch(_OVERRIDES, now)
+    document = (await read_limits(connection)).document
     return PolicyBundle(
         version=version,
-        document=(await read_limits(connection)).document,
+        document=document,
         subscriptions={row["tenant"]: row["plan"] for row in await connection.fetch(_SUBSCRIPTIONS)},
+        began_at=await _began_at(connection, document),
         weight=weight,
         total_weight=max(total, 1),
         overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
     )
+
+
+async def _began_at(connection: Connection, document: LimitsDocument) -> dict[str, datetime]:
+    """Only where somebody wants to know."""
+    if all(quota.period != PeriodKind.ANNIVERSARY for quota in document.quotas):
+        return {}
+    return {row["tenant"]: row["began_at"] for row in await connection.fetch(_BEGAN_AT)}
 
 
 _WEIGHTS = """
@@ -37,6 +46,7 @@ SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0)::bigint, coalesce(sum(w
 FROM region WHERE status = 'active'
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
+_BEGAN_AT = "SELECT tenant, began_at FROM subscription ORDER BY tenant"
 # Whole milliseconds: it begins no earlier, and ends no later, than it does here.
 _OVERRIDES = """
 SELECT key, value::text AS limit,

@@ -3,38 +3,51 @@
 from datetime import datetime
 from typing import NamedTuple
 
+from msgspec import structs
+
 from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
 from coordinator.domain.audit import Action, Actor
 from coordinator.operations.read_limits import read_limits
 from coordinator.operations.read_subscriptions import Subscription, read_subscription
+from protocol.policy import Fault
 
 
 class PutSubscription(NamedTuple):
-    """Without a subscription: the document in force has no such plan."""
+    """Without a subscription it was refused, and `fault` says why."""
 
     subscription: Subscription | None
+    fault: Fault | None = None
     is_new: bool = False
 
 
 async def put_subscription(
-    connection: Connection, tenant: str, plan: str, by: Actor | None, now: datetime
+    connection: Connection,
+    tenant: str,
+    plan: str,
+    by: Actor | None,
+    now: datetime,
+    began_at: datetime | None = None,
 ) -> PutSubscription:
+    """`began_at`: of one that is new here, if it began before. Anniversaries hang on it, so it is never changed."""
     await lock_catalogue(connection)
     found = await read_subscription(connection, tenant)
+    if found is not None and began_at not in (None, found.began_at):
+        return PutSubscription(None, Fault("began_at", "fixed", f"the subscription began at {found.began_at}"))
     if found is not None and found.plan == plan:
         return PutSubscription(found)
     if plan not in (await read_limits(connection)).document.plans:
-        return PutSubscription(None)
-    await connection.execute(_UPSERT, tenant, plan, now)
+        return PutSubscription(None, Fault("plan", "known", "the limits document has no such plan"))
+    put = Subscription(tenant, plan, now, found.began_at if found else began_at or now)
+    await connection.execute(_UPSERT, *structs.astuple(put))
     await advance_catalogue(connection)
-    details = {"plan": plan, "was": found.plan if found else None}
+    details = {"plan": plan, "was": found.plan if found else None, "began_at": put.began_at}
     await record(connection, by, Action.SUBSCRIPTION_PUT, tenant, details, now)
-    return PutSubscription(Subscription(tenant, plan, now), is_new=found is None)
+    return PutSubscription(put, is_new=found is None)
 
 
 _UPSERT = """
-INSERT INTO subscription (tenant, plan, changed_at) VALUES ($1, $2, $3)
+INSERT INTO subscription (tenant, plan, changed_at, began_at) VALUES ($1, $2, $3, $4)
 ON CONFLICT (tenant) DO UPDATE SET plan = excluded.plan, changed_at = excluded.changed_at
 """

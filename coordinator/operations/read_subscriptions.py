@@ -11,6 +11,7 @@ class Subscription(Struct, frozen=True):
     tenant: str
     plan: str
     changed_at: datetime
+    began_at: datetime  # when the tenant first had one: its day is that of anniversaries
 
 
 async def read_subscription(connection: Connection, tenant: str) -> Subscription | None:
@@ -23,5 +24,5 @@ async def read_subscriptions(connection: Connection, after: str, count: int) -> 
     return [Subscription(*row.values()) for row in await connection.fetch(_SOME, after, count)]
 
 
-_ONE = "SELECT tenant, plan, changed_at FROM subscription WHERE tenant = $1"
-_SOME = "SELECT tenant, plan, changed_at FROM subscription WHERE tenant > $1 ORDER BY tenant LIMIT $2"
+_ONE = "SELECT tenant, plan, changed_at, began_at FROM subscription WHERE tenant = $1"
+_SOME = "SELECT tenant, plan, changed_at, began_at FROM subscription WHERE tenant > $1 ORDER BY tenant LIMIT $2"

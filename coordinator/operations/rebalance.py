@@ -26,7 +26,6 @@ from coordinator.domain.books import Key
 from coordinator.domain.division import by_weight, division_of, recalled_by
 from coordinator.domain.entitlement import Catalogue, limit_of_key
 from coordinator.domain.exchange import LockedPool
-from coordinator.domain.period import period_at
 from coordinator.domain.rebalancing import (
     Plan,
     Planner,
@@ -50,7 +49,7 @@ from coordinator.operations.read_rebalances import (
 )
 from coordinator.operations.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
-from protocol.policy import Fault, LimitValue, PeriodKind, QuotaKind, QuotaSpec
+from protocol.policy import Fault, LimitValue, QuotaKind, QuotaSpec
 
 MOST_POOLS = 1000  # that one rebalance moves units of
 
@@ -280,12 +279,12 @@ def _key_of(text: str) -> str:
 
 
 async def _pools_of(connection: Connection, spec: QuotaSpec, key: str, now: datetime) -> list[Key]:
-    """In the period that runs: all that the key reaches."""
+    """In the periods that run: all that the key reaches."""
     if spec.period is None:
         return []
-    period, subject = period_at(PeriodKind(spec.period), now).id, parse_quota_key(key)[1].items()
-    rows = await connection.fetch("SELECT quota FROM pool WHERE period = $1 AND name = $2", period, spec.name)
-    keys = [Key(row["quota"], period) for row in rows if subject <= parse_quota_key(row["quota"])[1].items()]
+    subject = parse_quota_key(key)[1].items()
+    rows = await connection.fetch(_RUNNING_POOLS, spec.name, now)
+    keys = [Key(*row) for row in rows if subject <= parse_quota_key(row["quota"])[1].items()]
     if len(keys) > MOST_POOLS:
         raise _faulty(
             "quota", "pools", f"it reaches {len(keys)} allowances, and at most {MOST_POOLS} are moved at once"
@@ -406,5 +405,9 @@ INSERT INTO region_setting (key, region, weight, floor, ceiling, changed_at, cha
 VALUES ($1, $2, $3, $4::text::jsonb, $5::text::jsonb, $6, $7)
 ON CONFLICT (key, region) DO UPDATE SET weight = excluded.weight, floor = excluded.floor, ceiling = excluded.ceiling,
     changed_at = excluded.changed_at, changed_by = excluded.changed_by
+"""
+_RUNNING_POOLS = """
+SELECT quota, period FROM pool JOIN period ON period.id = pool.period
+WHERE name = $1 AND starts_at <= $2 AND ends_at > $2
 """
 _UNSET = "DELETE FROM region_setting WHERE key = $1 AND region = $2"

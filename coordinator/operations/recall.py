@@ -10,7 +10,6 @@ from datetime import datetime
 from coordinator.database.connection import Connection
 from coordinator.database.notices import notify
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import current_ids
 from protocol.messages import Signal
 
 MOST = 1000  # of one turn; the next ones come with the next
@@ -37,7 +36,7 @@ async def recall_region(connection: Connection, region: str) -> int:
 
 
 async def _recall(connection: Connection, now: datetime, waiting: str, *about: str) -> int:
-    rows = await connection.fetch(_RECALL.format(waiting=waiting), sorted(current_ids(now)), MOST, *about)
+    rows = await connection.fetch(_RECALL.format(waiting=waiting), now, MOST, *about)
     signals = [(Signal(kind="recall", quota=row["quota"], keep=row["keep"]), row["region"]) for row in rows]
     await notify(connection, [Notice(signal, region) for signal, region in signals])
     return len(rows)
@@ -56,7 +55,8 @@ _RECALL = """
 WITH waiting AS ({waiting})
 SELECT waiting.region, waiting.quota, coalesce(max(running.outstanding), 0) AS keep
 FROM waiting LEFT JOIN lease AS running ON (running.epoch, running.quota) = (waiting.epoch, waiting.quota)
-    AND running.period <> waiting.period AND running.period = ANY($1)
+    AND running.period <> waiting.period AND EXISTS (
+        SELECT FROM period WHERE period.id = running.period AND period.starts_at <= $1 AND period.ends_at > $1)
 GROUP BY waiting.region, waiting.quota ORDER BY random() LIMIT $2
 """
 _HELD = """

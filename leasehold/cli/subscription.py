@@ -47,13 +47,17 @@ def show_(tenant: Tenant, as_json: Json = False, url: Url = DEFAULT_URL) -> None
 def set_(
     tenant: Tenant,
     plan: Annotated[str, typer.Argument(help="A plan of the document.")],
+    began_at: Annotated[
+        str | None, typer.Option(help="RFC 3339: when one that is new here began. Now unless it says so.")
+    ] = None,
     as_json: Json = False,
     key: Key = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Put a tenant on a plan, or move it to another."""
+    body = {"plan": plan} | ({"began_at": began_at} if began_at else {})
     with asking(url, "quota:write") as client:
-        put = answer(client.put(f"/v1/subscriptions/{part(tenant)}", json={"plan": plan}, headers=keyed(key)))
+        put = answer(client.put(f"/v1/subscriptions/{part(tenant)}", json=body, headers=keyed(key)))
     echo_json(put) if as_json else typer.echo(f"{put['tenant']} is on {put['plan']}")
 
 

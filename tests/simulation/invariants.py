@@ -11,11 +11,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from coordinator.domain.books import Correction, Key, Lease
-from coordinator.domain.period import is_over, next_period, period_of
 from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, reconcile
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
+from protocol.periods import is_over, next_period, period_of
 from tests.simulation.network import TRANSACTION_S
 from tests.simulation.people import GRACE
 from tests.simulation.reading import read_books

@@ -35,7 +35,6 @@ from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
-from coordinator.domain.period import current_ids, period_of
 from coordinator.domain.proof import genesis_head
 from coordinator.domain.rebalancing import Plan, Planner, Table, fate_of, plan_of
 from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, rebase_all, state_of_forgotten, told
@@ -48,6 +47,7 @@ from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
+from protocol.periods import period_of
 from protocol.policy import LimitsDocument, LimitValue, PolicyBundle
 from tests.simulation.reading import open_leases, read_books
 
@@ -597,8 +597,12 @@ class LedgerModel:
     def _recall(self, waiting: Iterable[tuple[int, str, Key]], now: datetime) -> Transaction:
         keeps: dict[tuple[str, str], int] = {}
         for epoch, region, key in waiting:
-            running = [self.leases.get((epoch, Key(key.quota, period))) for period in current_ids(now) - {key.period}]
-            keep = max((lease.outstanding for lease in running if lease), default=0)
+            running = [
+                lease
+                for (its, other), lease in self.leases.items()
+                if (its, other.quota) == (epoch, key.quota) and other != key and period_of(other.period).holds(now)
+            ]
+            keep = max((lease.outstanding for lease in running), default=0)
             keeps[region, key.quota] = max(keep, keeps.get((region, key.quota), 0))
         signals = [(Signal(kind="recall", quota=quota, keep=keep), region) for (region, quota), keep in keeps.items()]
         return Transaction(notices=[Notice(signal, region) for signal, region in signals])

@@ -10,13 +10,13 @@ import msgspec
 
 from coordinator.domain.books import Correction, Key, Lease, Pool
 from coordinator.domain.overrides import faults_of_change, faults_of_override
-from coordinator.domain.period import is_over, period_at
 from coordinator.domain.rebalancing import Planner, plan_even_out, plan_move
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.domain.setting import NOTHING_SET, Setting
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of, subject_key
 from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, RebindEpoch, Versions
+from protocol.periods import Calendar, is_over, period_at
 from protocol.policy import LimitsDocument, Part, PeriodKind, QuotaSpec
 from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import Name, Override
@@ -146,7 +146,9 @@ def even_out(world: "World", event: Event) -> None:
 
 def _begin_moves(world: "World", event: Event, planner: Planner) -> None:
     now, id_ = world.clock.now(), UUID(int=event.step + 1)
-    plan, transaction = world.ledger.begin_moves(Key(_QUOTA, period_at(PeriodKind.HOUR, now).id), planner, id_, now)
+    plan, transaction = world.ledger.begin_moves(
+        Key(_QUOTA, period_at(Calendar(PeriodKind.HOUR), now).id), planner, id_, now
+    )
     if plan:
         world.coordinators.outcomes["moves"] += len(plan.moves)
         world.commit(transaction)

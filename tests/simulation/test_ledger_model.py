@@ -26,7 +26,6 @@ from coordinator.domain.books import Correction, Key, Lease, Movement, Report, T
 from coordinator.domain.contest import MOST_OPENINGS
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
-from coordinator.domain.period import moment_of, period_at
 from coordinator.domain.rebalancing import Planner, plan_division, plan_even_out, plan_move
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.domain.setting import NOTHING_SET, Setting
@@ -51,6 +50,7 @@ from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
+from protocol.periods import Calendar, moment_of, period_at
 from protocol.policy import PeriodKind
 from regional_agent.domain.journal import Entry, batches
 from tests.simulation import ledger_model
@@ -369,7 +369,7 @@ class Both:
         await self._begin(asked, lambda table, now: plan_move(table, source, target, asked.units, now))
 
     def _idle(self, region: str) -> int:
-        key = Key(QUOTAS[0], period_at(PeriodKind.HOUR, self.now).id)
+        key = Key(QUOTAS[0], period_at(Calendar(PeriodKind.HOUR), self.now).id)
         return sum(
             lease.outstanding for lease in self.model.leases.values() if (lease.key, lease.region) == (key, region)
         )
@@ -392,7 +392,7 @@ class Both:
             return
         if settings:
             self.model.commit(self.model.set("exports:", settings))
-        period = period_at(PeriodKind.HOUR, self.now).id
+        period = period_at(Calendar(PeriodKind.HOUR), self.now).id
         plan, transaction = self.model.begin_moves(Key(QUOTAS[0], period), planner, wish.id, self.now)
         assert real.plan.moves == (plan.moves if plan else [])
         self.model.commit(transaction)

@@ -87,8 +87,6 @@ def test_what_is_no_json_has_a_place_too() -> None:
 @pytest.mark.parametrize(
     ("change", "to", "field"),
     [
-        ("period: month", "period: anniversary", "quotas[0].period"),
-        ("period: month", "period: month\n    time_zone: Europe/Berlin", "quotas[0].time_zone"),
         ("period: month", "period: month\n    cap: soft", "quotas[0].cap"),
         ("period: month", "period: month\n    cap: {overdraft: 50}", "quotas[0].cap"),
         ("period: month", "period: month\n    mode: regional", "quotas[0].mode"),
@@ -106,6 +104,16 @@ def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str,
         ("quotas: [{nam: a}]", [("quotas[0].nam", "unknown")]),
         ("quotas: [{name: a}]", [("quotas[0].kind", "required")]),
         ("quotas: 7", [("quotas", "type")]),
+        ("quotas: [{name: a, kind: allowance, limit: 5, period: year}]", [("quotas[0].period", "known")]),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, time_zone: Berlin}]",
+            [("quotas[0].time_zone", "zone")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: anniversary}]\n"
+            "policies: [{name: p, quota: a, by: [user]}]",
+            [("policies[0].by", "tenant")],
+        ),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: soon}]", [("quotas[0].slot_ttl", "duration")]),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: 500ms}]", [("quotas[0].slot_ttl", "range")]),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: 2d}]", [("quotas[0].slot_ttl", "range")]),

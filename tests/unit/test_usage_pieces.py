@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.usage import MAX_BUCKETS, Granularity, boundaries, month_around, parse_instant, parse_zone
+from coordinator.domain.usage import MAX_BUCKETS, Granularity, boundaries, month_around, parse_instant
+from protocol.zones import zone_of
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Asia/Beirut")
 HOUR = timedelta(hours=1)
 
 
 def instant(text: str, zone: str = "UTC") -> datetime:
-    return parse_instant(text, parse_zone(zone))
+    return parse_instant(text, zone_of(zone))
 
 
 def pieces(start: str, end: str, granularity: Granularity | None, zone: str = "UTC") -> list[datetime]:
-    return boundaries(instant(start, zone), instant(end, zone), granularity, parse_zone(zone))
+    return boundaries(instant(start, zone), instant(end, zone), granularity, zone_of(zone))
 
 
 def test_without_granularity_the_whole_is_one_piece() -> None:
@@ -42,7 +43,7 @@ def test_a_day_has_as_many_hours_as_its_clocks_say(day: str, after: str, hours: 
 
 
 def test_the_hour_that_happens_twice_is_two_pieces() -> None:
-    berlin = parse_zone("Europe/Berlin")
+    berlin = zone_of("Europe/Berlin")
     cuts = pieces("2026-10-25", "2026-10-26", Granularity.HOUR, "Europe/Berlin")
     assert [cut.astimezone(berlin).hour for cut in cuts[:5]] == [0, 1, 2, 2, 3]
 
@@ -71,7 +72,7 @@ def test_months_are_those_of_the_zone() -> None:
     start=st.integers(0, 47 * 365 * 24 * 60).map(lambda minutes: instant("1990-01-01") + timedelta(minutes=minutes)),
     length=st.timedeltas(timedelta(seconds=1), timedelta(days=5)),
     granularity=st.sampled_from(Granularity),
-    zone=st.sampled_from(ZONES).map(parse_zone),
+    zone=st.sampled_from(ZONES).map(zone_of),
 )
 def test_pieces_are_the_range_without_gap_or_overlap(
     start: datetime, length: timedelta, granularity: Granularity, zone: tzinfo
@@ -98,8 +99,8 @@ def test_what_would_be_too_many_pieces_is_refused() -> None:
 
 def test_the_month_around_now_is_the_month_of_the_zone() -> None:
     now = datetime(2026, 11, 30, 23, 30, tzinfo=UTC)
-    assert month_around(now, parse_zone("UTC")) == (instant("2026-11-01"), instant("2026-12-01"))
-    assert month_around(now, parse_zone("Europe/Berlin"))[0] == instant("2026-12-01", "Europe/Berlin")
+    assert month_around(now, zone_of("UTC")) == (instant("2026-11-01"), instant("2026-12-01"))
+    assert month_around(now, zone_of("Europe/Berlin"))[0] == instant("2026-12-01", "Europe/Berlin")
 
 
 @pytest.mark.parametrize(
@@ -145,4 +146,4 @@ def test_other_times_are_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "Mars/Olympus", "Europe", "../../etc/passwd", "/etc/passwd", "a\0b", "x" * 5000])
 def test_other_zones_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no time zone"):
-        parse_zone(text)
+        zone_of(text)

@@ -25,6 +25,7 @@ from coordinator.domain.granting import Shelf, Wanted, recalls, serve
 from coordinator.domain.setting import Setting, faults_of_settings
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
+from protocol.periods import Calendar
 from protocol.policy import PeriodKind, QuotaKind, QuotaSpec
 
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
@@ -65,7 +66,7 @@ class Table:
 
     def ask(self, region: str, demand_milli: int = 0, waiting: int = 0) -> GrantRefusal | None:
         want = LeaseWant(quota=KEY.quota, demand_milli=demand_milli, waiting=waiting)
-        wanted = Wanted(KEY, want, Entitlement(PeriodKind.MONTH, self.limit, 10_000))
+        wanted = Wanted(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, 10_000))
         lease = self.lease(region)
         return serve(self.report(lease), wanted, lease, self.shelf(region), NOW)
 

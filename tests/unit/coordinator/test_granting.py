@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordinator.domain.granting import Terms, has_fallen
-from coordinator.domain.period import period_at
+from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind
 
 NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
@@ -20,7 +20,7 @@ NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
     ],
 )
 def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease_ms: int, lead: timedelta) -> None:
-    terms, period = Terms(lease_ms, 5_000), period_at(kind, NOW)
+    terms, period = Terms(lease_ms, 5_000), period_at(Calendar(kind), NOW)
     assert terms.is_near_its_end(period, period.ends_at - lead)
     assert not terms.is_near_its_end(period, period.ends_at - lead - timedelta(microseconds=1))
 

@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 
 from coordinator.database.connection import Connection
-from coordinator.domain.period import minute_of
 from coordinator.main import create_app
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.put_limits import put_limits
@@ -22,6 +21,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt
+from protocol.periods import minute_of
 from protocol.policy import LimitsDocument
 from tests.conftest import restricted
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, served

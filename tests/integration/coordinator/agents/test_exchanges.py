@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from coordinator.domain.books import Account, Cause, Key, Report, Transfer
-from coordinator.domain.period import minute_of
 from coordinator.domain.proof import genesis_head, next_head
 from protocol.identifiers import lane_of
 from protocol.messages import body_hash
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.periods import minute_of
 from tests.integration.coordinator.agents.conftest import (
     EXPORTS,
     MAILS,

@@ -14,10 +14,10 @@ from enum import StrEnum
 import msgspec
 
 from coordinator.domain.books import Key
-from coordinator.domain.period import minute_of, period_of
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, FrozenBatch, FrozenLease, LeaseReply, UsageLine
 from protocol.outcomes import ExchangeOutcome
+from protocol.periods import minute_of, period_of
 
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
 

@@ -30,7 +30,6 @@ from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
-from coordinator.domain.period import period_at
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
@@ -58,6 +57,7 @@ from protocol.messages import (
     Versions,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
+from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
@@ -541,7 +541,7 @@ class Ledger(RuleBasedStateMachine):
         return lives[-1 - older % len(lives)]
 
     def key(self, quota: str) -> Key:
-        return Key(quota, period_at(QUOTAS[quota], self.now).id)
+        return Key(quota, period_at(Calendar(QUOTAS[quota]), self.now).id)
 
     def state(self, life: Life) -> object:
         return self.run(self.connection.fetchval("SELECT state FROM region_epoch WHERE epoch = $1", life.epoch))

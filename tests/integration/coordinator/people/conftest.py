@@ -12,11 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from coordinator.database.connection import Connection
-from coordinator.domain.period import minute_of
 from coordinator.main import create_app
 from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
 from protocol.identifiers import lane_of
+from protocol.periods import minute_of
 from tests.conftest import restricted
 from tests.integration.coordinator.standing import StandingClock, connected
 

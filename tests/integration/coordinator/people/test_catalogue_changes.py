@@ -41,7 +41,8 @@ async def heard(stand: Stand, notices: asyncio.Queue[str]) -> list[tuple[object,
 async def test_a_tenant_is_put_on_a_plan_moved_and_taken_off(stand: Stand, admin: httpx.AsyncClient) -> None:
     await admin.put("/v1/limits", json=DOCUMENT)
     put = await admin.put("/v1/subscriptions/acme", json={"plan": "free"})
-    subscription = {"tenant": "acme", "plan": "free", "changed_at": "2026-11-18T12:00:00Z"}
+    noon = "2026-11-18T12:00:00Z"
+    subscription = {"tenant": "acme", "plan": "free", "changed_at": noon, "began_at": noon}
     assert (put.status_code, put.json()) == (201, subscription)
     moved = await admin.put("/v1/subscriptions/acme", json={"plan": "pro"})
     assert (moved.status_code, moved.json()["plan"]) == (200, "pro")
