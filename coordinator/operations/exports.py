@@ -2,8 +2,9 @@
 
 No file is kept. What is below a seal is never added to and never changed, so the lines of an export, read in the order
 of the ledger, are the same bytes each time: counting them once makes the manifest, and a download is the same walk. It
-goes in short statements, one for some thousand lines: nobody's slow download holds a transaction open, memory does not
-grow, and a walk can begin at any of the marks that the count has left.
+goes in short statements, each for some thousand lines, found in a stretch of the ledger that is bounded too, for of one
+tenant there may be few: nobody's slow download holds a transaction open, memory does not grow, and a walk can begin at
+any of the marks that the count has left.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from coordinator.operations.read_usage import PLAN_FOR_WHAT_IS_ASKED
 from protocol.clock import Clock
 
 CHUNK = 5_000  # lines
+STRETCH = 50_000  # transfers that are looked through for them
 CHUNKS_TO_A_MARK = 5
 
 
@@ -106,23 +108,31 @@ _AS_KEPT = ("id", "period", "tenant", "is_final", "asked_at", "finished_at", "ro
 class Chunk(NamedTuple):
     body: bytes
     rows: int
-    reached: int  # the last transfer that is in it
+    reached: int  # the last transfer that it may be of
 
 
 async def walk(database: Database, export: Export, after: int = 0) -> AsyncIterator[Chunk]:
     """All that comes after a transfer; from the beginning with the heading."""
     if not after:
         yield Chunk(heading(export.format), 0, 0)
-    asked = export.period, export.tenant, export.ledger_head.transfer
-    while rows := await _rows(database, *asked, after):
-        after = rows[-1].transfer
-        yield Chunk(encoded(export.format, rows), len(rows), after)
+    while (end := await _end_of_stretch(database, export, after)) is not None:
+        while after < end:
+            rows = await _rows(database, export, end, after)
+            after = rows[-1].transfer if len(rows) == CHUNK else end
+            yield Chunk(encoded(export.format, rows), len(rows), after)
 
 
-async def _rows(database: Database, period: str, tenant: str | None, last: int, after: int) -> list[ExportRow]:
+async def _end_of_stretch(database: Database, export: Export, after: int) -> int | None:
+    """None if nothing is left."""
+    asked = export.period, export.ledger_head.transfer, after, STRETCH
+    end: int | None = await database.read(lambda c: c.fetchval(_END_OF_STRETCH, *asked))
+    return end
+
+
+async def _rows(database: Database, export: Export, end: int, after: int) -> list[ExportRow]:
     async def read(connection: Connection) -> list[asyncpg.Record]:
         await connection.execute(PLAN_FOR_WHAT_IS_ASKED)
-        return list(await connection.fetch(_LINES, period, tenant, last, after, CHUNK))
+        return list(await connection.fetch(_LINES, export.period, export.tenant, end, after, CHUNK))
 
     return [ExportRow(*row) for row in await database.run(read, snapshot=True)]
 
@@ -177,6 +187,10 @@ _READ = """
 SELECT export.*, seal.hash, seal.position, seal.transfer
 FROM export JOIN seal ON seal.number = export.seal WHERE id = $1
 """
+_END_OF_STRETCH = """
+SELECT max(id) FROM (
+    SELECT id FROM transfer WHERE period = $1 AND id <= $2 AND id > $3 ORDER BY id LIMIT $4) AS stretch
+"""
 # The ids of transfers below a seal are as final as its position. Only lines that are given are joined to their pool.
 _LINES = """
 SELECT line.id, line.window_at, period, line.charge_period, coalesce(pool.tenant, line.dimensions ->> 'tenant'),
@@ -185,9 +199,9 @@ SELECT line.id, line.window_at, period, line.charge_period, coalesce(pool.tenant
     line.seq, line.line, line.part
 FROM (
     SELECT * FROM transfer
-    WHERE period = $1 AND dst = 'consumed' AND id <= $3 AND id > $4 AND ($2::text IS NULL OR coalesce((
-        SELECT tenant FROM pool WHERE pool.quota = transfer.quota AND pool.period = transfer.period
-    ), dimensions ->> 'tenant') = $2)
+    WHERE period = $1 AND dst = 'consumed' AND id <= $3 AND id > $4 AND ($2::text IS NULL
+        OR quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant = $2)
+        OR (dimensions ->> 'tenant' = $2 AND quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant IS NULL)))
     ORDER BY id LIMIT $5
 ) AS line JOIN pool USING (quota, period) ORDER BY line.id
 """

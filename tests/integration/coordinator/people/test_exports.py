@@ -8,6 +8,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -202,3 +203,29 @@ async def test_a_download_of_a_large_one_begins_at_a_mark(large: tuple[Database,
     assert hashlib.sha256(whole).hexdigest() == export.sha256
     for start in (10, len(whole) // 2, len(whole) - 10):
         assert b"".join([part async for part in read_from(one, export, start)]) == whole[start:]
+
+
+SHARED = """
+INSERT INTO pool (quota, period, name) VALUES ('exports', '2026-11', 'exports');
+INSERT INTO transfer (period, quota, src, dst, units, cause, region, movement_id, window_at, dimensions, charge_period,
+    recorded_at)
+SELECT '2026-11', 'exports', 'outstanding', 'consumed', 1, 'usage', 'eu-west', gen_random_uuid(), '2026-11-01 00:00Z',
+    jsonb_build_object('tenant', tenant), '2026-11', now()
+FROM unnest(ARRAY['t3', 't4', 'nobody']) AS tenant
+"""
+
+
+async def test_however_few_lines_a_tenant_has_each_look_for_them_is_bounded(
+    database: str, large: tuple[Database, Export]
+) -> None:
+    """Some are of quotas that are counted by tenant, one is of a quota that all share."""
+    one, export = large
+    async with connected(database) as owner:
+        await owner.execute(SHARED)
+        last = await owner.fetchval("SELECT max(id) FROM transfer")
+    head = replace(export.ledger_head, transfer=last)
+    for tenant, rows in {"t3": LINES // 10 + 1, "nobody": 1, "t99": 0}.items():
+        chunks = [chunk async for chunk in walk(one, replace(export, tenant=tenant, ledger_head=head))]
+        assert sum(chunk.rows for chunk in chunks) == rows
+        assert all(b.reached - a.reached <= exports.STRETCH for a, b in pairwise(chunks))
+        assert chunks[-1].reached == last
