@@ -1,0 +1,102 @@
+"""A coordinator that is killed as it tells somebody: what it told is told again by the next, under the same id."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from coordinator.database.connection import Connection
+from coordinator.database.outbox import tell
+from coordinator.domain.webhooks import EventKind, event
+from coordinator.operations.issue_token import issue_token
+from tests.conftest import free_port, restricted
+from tests.integration.coordinator.people.test_webhooks import Receiver, receiver
+from tests.integration.coordinator.standing import connected
+
+__all__ = ["receiver"]
+pytestmark = pytest.mark.anyio
+
+PATIENCE_S = 90
+
+
+@pytest.fixture
+async def owner(database: str) -> AsyncIterator[Connection]:
+    async with connected(database) as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def coordinator(database: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process, once it answers; killed at the end, if it is there still."""
+    told = {"LEASEHOLD_COORDINATOR_DATABASE_URL": restricted(database), "LEASEHOLD_COORDINATOR_PORT": str(port)}
+    command = [sys.executable, "-m", "leasehold.cli", "coordinator"]
+    process = await asyncio.create_subprocess_exec(*command, env=os.environ | told, stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            await until(lambda: is_ready(client))
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def is_ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/readyz")).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+async def until(is_so: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await is_so():  # noqa: ASYNC110 - another process would have to set the event
+            await asyncio.sleep(0.05)
+
+
+async def happened(owner: Connection, number: int) -> None:
+    async with owner.transaction():
+        await tell(owner, [event(EventKind.DRIFT_FOUND, {"epoch": number}, number)], datetime.now(UTC))
+
+
+async def test_what_a_killed_coordinator_told_is_told_again_and_a_dead_letter_is_replayed(
+    database: str, owner: Connection, receiver: Receiver
+) -> None:
+    _, token = await issue_token(owner, ["admin"], "a test", datetime.now(UTC))
+    port, headers = free_port(), {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers) as admin:
+        async with coordinator(database, port) as killed:
+            wish = {"url": receiver.url, "events": ["drift.found"]}
+            hook = f"/v1/webhooks/{(await admin.post('/v1/webhooks', json=wish)).json()['id']}"
+            receiver.hangs = True
+            await happened(owner, 1)
+            await asyncio.wait_for(receiver.arrived.wait(), PATIENCE_S)
+            killed.kill()
+            assert await killed.wait() == -signal.SIGKILL
+        state = "SELECT attempts, delivered_at, dead_at, status FROM delivery"
+        assert tuple(await owner.fetchrow(state) or ()) == (1, None, None, None)  # sent, and not noted
+
+        receiver.hangs = False
+        await owner.execute("UPDATE delivery SET next_at = now()")  # the minute is over in which it is the dead one's
+        async with coordinator(database, port):
+            await until(lambda: owner.fetchval("SELECT bool_and(delivered_at IS NOT NULL) FROM delivery"))
+            assert len(receiver.ids) == 2
+            assert receiver.bodies[0] == receiver.bodies[1]
+            assert receiver.ids == [receiver.bodies[0]["id"]] * 2
+
+            receiver.status = 410
+            await happened(owner, 2)
+            await until(lambda: owner.fetchval("SELECT bool_or(dead_at IS NOT NULL) FROM delivery"))
+            (letter,) = (await admin.get(f"{hook}/deliveries?dead=true")).json()["data"]
+            assert (letter["event"], letter["status"]) == (receiver.ids[2], 410)
+            receiver.status = 200
+            replayed = await admin.post(f"{hook}:replay", json={"events": [letter["event"]]})
+            assert replayed.json() == {"deliveries": 1}
+            await until(lambda: owner.fetchval("SELECT bool_and(delivered_at IS NOT NULL) FROM delivery"))
+            assert receiver.ids[2:] == [letter["event"]] * 2
