@@ -14,8 +14,9 @@ async def everything(connection: Connection) -> dict[str, str | None]:
 
 _LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "carried_out", "estimated", "written_off")
 _POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "carried")
-_SOURCES = {"funded": "funding", "overage": "overage", "correction": "correction"}
-_POOL_COLUMNS = (*_SOURCES, "carried_in", *_POOL_ACCOUNTS)
+_SOURCES = {"funded": "funding", "overage": "overage", "correction": "correction", "carried_in": "carried_in"}
+_POOL_COLUMNS = (*_SOURCES, *_POOL_ACCOUNTS)
+_CORRECTION_ACCOUNTS = ("consumed", "carried", "carried_out", "estimated", "written_off")
 _LEASE_COLUMNS = ("granted", "overage", "returned", *_LEASE_ACCOUNTS, "region_consumed", "region_returned")
 _ROLLUPS = ("hour", "day")
 
@@ -32,16 +33,17 @@ def _rollup(width: str) -> str:
     booked = f"""
         SELECT date_trunc('{width}', window_at, 'UTC') AS begins_at, quota, period, region,
             dimensions ->> 'policy' AS policy, sum(units)::bigint AS units
-        FROM transfer WHERE cause = 'usage' GROUP BY 1, 2, 3, 4, 5"""
+        FROM transfer WHERE dst = 'consumed' GROUP BY 1, 2, 3, 4, 5"""
     kept = f"SELECT begins_at, quota, period, region, policy, units FROM usage_{width}"
     return f"(({booked}) EXCEPT ({kept})) UNION ALL (({kept}) EXCEPT ({booked}))"
 
 
 # Both sides of each transfer, by account: what came from there is below zero. A pool is funded by a report as well.
 _MOVED = """
-    SELECT epoch, quota, period, src AS account, dst AS other, -units AS units FROM transfer
-    UNION ALL SELECT epoch, quota, period, dst, src, units FROM transfer"""
-_MOVED_OF_LEASES = f"SELECT * FROM ({_MOVED}) AS moved WHERE 'funding' NOT IN (account, other)"
+    SELECT epoch, quota, period, charge_period, src AS account, dst AS other, -units AS units FROM transfer
+    UNION ALL SELECT epoch, quota, period, charge_period, dst, src, units FROM transfer"""
+_MOVED_OF_LEASES = f"""
+    SELECT * FROM ({_MOVED}) AS moved WHERE 'funding' NOT IN (account, other) AND period = charge_period"""
 _POOL_SAYS = ", ".join(
     [
         *(f"('{account}', {account})" for account in _POOL_ACCOUNTS),
@@ -52,6 +54,11 @@ _LEASE_SAYS = ", ".join(
     [*(f"('{account}', {account})" for account in _LEASE_ACCOUNTS), "('unallocated', returned - granted)",
      "('overage', -overage)"]
 )  # fmt: skip
+_CORRECTION_SAYS = ", ".join(
+    [*(f"('{account}', {account})" for account in _CORRECTION_ACCOUNTS), "('carried_in', -carried_in)",
+     "('correction', -correction)"]
+)  # fmt: skip
+
 # From where to where units may move, and why.
 _WAITING = ("outstanding", "suspense", "estimated", "written_off")
 _MOVES = {
@@ -60,13 +67,19 @@ _MOVES = {
     "grant": {"unallocated → outstanding"},
     "covering": {"unallocated → outstanding"},
     "overage": {"overage → outstanding"},
-    "usage": {f"{account} → consumed" for account in _WAITING},
-    "returned": {f"{account} → unallocated" for account in _WAITING},
+    "usage": {f"{account} → consumed" for account in (*_WAITING, "carried", "correction")},
+    "returned": {
+        *(f"{account} → unallocated" for account in _WAITING),
+        *(f"{account} → written_off" for account in ("carried", "estimated")),
+    },
     "quarantined": {"outstanding → suspense"},
     "expired": {"outstanding → suspense"},
-    "written_off": {"suspense → written_off"},
-    "charged": {"suspense → estimated"},
-    "estimated": {"suspense → estimated"},
+    "written_off": {"suspense → written_off", "carried → written_off"},
+    "charged": {"suspense → estimated", "carried → estimated"},
+    "estimated": {"suspense → estimated", "carried → estimated"},
+    "carried": {"suspense → carried_out", "carried → carried_out", "carried_in → carried"},
+    "replaces_estimate": {"correction → consumed", "correction → written_off"},
+    "replaces_write_off": {"correction → consumed"},
     "rebased": {"funding → unallocated", "unallocated → outstanding", "overage → outstanding"},
 }
 _MAY_MOVE = ", ".join(f"'{cause}: {move}'" for cause, moves in _MOVES.items() for move in moves)
@@ -95,6 +108,11 @@ _RULES = {
         FROM lease CROSS JOIN LATERAL (VALUES {_LEASE_SAYS}) AS says (account, units)
         LEFT JOIN ({_MOVED_OF_LEASES}) AS moved USING (epoch, quota, period, account)
         GROUP BY 1, 2, 3, 4, 5 HAVING says.units <> coalesce(sum(moved.units), 0)""",
+    "a correction is its transfers": f"""
+        SELECT correction.epoch, quota, period, charge_period, says.account, says.units, sum(moved.units) AS moved
+        FROM correction CROSS JOIN LATERAL (VALUES {_CORRECTION_SAYS}) AS says (account, units)
+        LEFT JOIN ({_MOVED}) AS moved USING (epoch, quota, period, charge_period, account)
+        GROUP BY 1, 2, 3, 4, 5, 6 HAVING says.units <> coalesce(sum(moved.units), 0)""",
     "what a region says in totals is booked": """
         SELECT * FROM lease WHERE consumed <> region_consumed AND state <> 'quarantined'""",
     "nothing comes back that no region gave back": "SELECT * FROM lease WHERE returned > region_returned",
@@ -110,8 +128,11 @@ _FAULTS = " UNION ALL ".join(_rule(name, faulty) for name, faulty in _RULES.item
 
 _TABLES = {
     **dict.fromkeys(("region", "region_epoch", "lane", "lease", "report", "transfer", "usage_hour", "usage_day"), ""),
-    **dict.fromkeys(("quarantine", "resolution", "limits_version", "limit_override", "policy_version", "audit"), ""),
+    **dict.fromkeys(
+        ("quarantine", "correction", "resolution", "limits_version", "limit_override", "policy_version", "audit"), ""
+    ),
     "pool": "WHERE funded + overage + consumed > 0",
+    "period": "WHERE state <> 'open'",
 }
 _EVERYTHING = " UNION ALL ".join(
     f"SELECT '{name}' AS name, md5(string_agg(t::text, '|' ORDER BY t::text)) AS held FROM {name} AS t {some}"

@@ -48,6 +48,7 @@ class Seen(NamedTuple):
     pools: Mapping[Key, Row]
     lanes: Mapping[tuple[int, int], Row]
     kept: Mapping[Kept, str]
+    closed: Mapping[str, str]  # periods, with all that is in their books
 
 
 async def see(connection: Connection) -> Seen:
@@ -56,6 +57,7 @@ async def see(connection: Connection) -> Seen:
         pools={_key(row): row for row in await connection.fetch(_POOLS)},
         lanes={(row["epoch"], row["lane"]): row for row in await connection.fetch(_LANES)},
         kept={Kept(*row[:5]): row[5] for row in await connection.fetch(_KEPT)},
+        closed={row["id"]: row["books"] for row in await connection.fetch(_CLOSED)},
     )
 
 
@@ -78,6 +80,9 @@ def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
     for place, lane in before.lanes.items():
         if lane["is_shown_lost"] and not after.lanes[place]["is_shown_lost"]:
             yield f"the store of {place} was shown to have lost data, and that is forgotten"
+    for period, books in before.closed.items():
+        if after.closed.get(period) != books:
+            yield f"{period} is closed, and its books are others"
     yield from (f"{kept} is gone or another" for kept, what in before.kept.items() if after.kept.get(kept) != what)
 
 
@@ -148,6 +153,7 @@ def expected(call: Call, incoming: Incoming, before: Seen) -> ExchangeOutcome:
     forgot = any(
         lease.granted > (row["granted"] if row else 0) or lease.overage > (row["overage"] if row else 0)
         for lease, row in known
+        if row is None or row["state"] != "closed"
     )
     return ExchangeOutcome.LEDGER_REGRESSED if forgot else ExchangeOutcome.APPLIED
 
@@ -163,7 +169,7 @@ def _of_another_number(incoming: Incoming, lane: Row) -> ExchangeOutcome:
 
 
 def _is_less(lease: FrozenLease, row: Row) -> bool:
-    return bool(lease.consumed < row["region_consumed"] or lease.returned < row["region_returned"])
+    return bool(lease.consumed < row["said_consumed"] or lease.returned < row["said_returned"])
 
 
 def _name(epoch: int, lease: FrozenLease) -> Name:
@@ -202,8 +208,8 @@ def _faults_of_leases(
     for lease in leases:
         name = _name(number[0], lease)
         said, was, row = sum(line.units for line in lease.lines), before.leases.get(name), after.leases.get(name)
-        grew = lease.consumed - (was["region_consumed"] if was else 0)
-        is_new = bool(grew or lease.returned > (was["region_returned"] if was else 0) or lease.lines)
+        grew = lease.consumed - (was["said_consumed"] if was else 0)
+        is_new = bool(grew or lease.returned > (was["said_returned"] if was else 0) or lease.lines)
         if Kept(*number, *name.key) in after.kept or not is_new:
             continue
         if row is None or not usage.get(name.key, 0) == said == grew:
@@ -231,6 +237,10 @@ def tenth(lease_ms: int) -> timedelta:
 
 _LEASES = """
 SELECT lease.*, region_epoch.state AS epoch_state, region.status,
+    greatest(region_consumed, (SELECT max(late.region_consumed) FROM correction AS late WHERE late.epoch = lease.epoch
+        AND late.quota = lease.quota AND late.charge_period = lease.period)) AS said_consumed,
+    greatest(region_returned, (SELECT max(late.region_returned) FROM correction AS late WHERE late.epoch = lease.epoch
+        AND late.quota = lease.quota AND late.charge_period = lease.period)) AS said_returned,
     coalesce(sum(units) FILTER (WHERE cause = 'grant'), 0) AS admitted,
     coalesce(sum(units) FILTER (WHERE cause = 'grant' AND seq IS NOT NULL), 0) AS served,
     coalesce(sum(units) FILTER (WHERE cause = 'overage'), 0) AS beyond
@@ -249,8 +259,16 @@ SELECT lane.*, region, state, fingerprint, lost_data AND NOT loss_is_assumed AS 
 FROM lane JOIN region_epoch USING (epoch)
 """
 _KEPT = "SELECT epoch, lane, seq, quota, period, reason || evidence::text FROM quarantine"
+_BOOKS_OF_A_PERIOD = " UNION ALL ".join(
+    f"SELECT '{table} ' || row::text AS book FROM {table} AS row WHERE row.period = closed.id"
+    for table in ("transfer", "lease", "pool", "correction")
+)
+_CLOSED = f"""
+SELECT id, md5(concat(closed, (SELECT string_agg(book, '|' ORDER BY book) FROM ({_BOOKS_OF_A_PERIOD}) AS its))) AS books
+FROM period AS closed WHERE state = 'closed'
+"""
 _RECEIPT = "SELECT position, head FROM report WHERE (epoch, lane, seq) = ($1, $2, $3)"
 _USAGE = """
-SELECT quota, period, sum(units)::bigint FROM transfer
-WHERE (epoch, lane, seq) = ($1, $2, $3) AND dst = 'consumed' GROUP BY quota, period
+SELECT quota, charge_period, sum(units)::bigint FROM transfer
+WHERE (epoch, lane, seq) = ($1, $2, $3) AND dst = 'consumed' GROUP BY quota, charge_period
 """

@@ -28,11 +28,13 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
+from coordinator.domain.closing import Missing, Obstacle
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
+from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period, look
 from coordinator.operations.delete_override import delete_override
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
@@ -57,7 +59,7 @@ from protocol.messages import (
     Versions,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
-from protocol.periods import Calendar, period_at
+from protocol.periods import Calendar, period_at, period_of
 from protocol.policy import PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
@@ -86,6 +88,7 @@ BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
 KINDS = [kind for kind in ResolutionKind if kind is not ResolutionKind.REBASE]  # which is of a lane
 ENDS = [ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE]
 TOTALS = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
+FINDS_A_FAULT = {Obstacle.UNBALANCED, Obstacle.OUTSTANDING, Obstacle.NOT_OVER}
 LOST = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
 T = TypeVar("T")
 
@@ -323,7 +326,7 @@ class Ledger(RuleBasedStateMachine):
 
     def has_told(self, life: Life, lease: FrozenLease, total: str) -> bool:
         known = self.seen.leases.get(Name(life.epoch, Key(lease.quota, lease.period)))
-        return total != "bytes" and known is not None and known[f"region_{total}"] > 0
+        return total != "bytes" and known is not None and known[f"said_{total}"] > 0
 
     @rule(region=regions, quota=quotas, units=units)
     def work(self, region: str, quota: str, units: int) -> None:
@@ -451,6 +454,35 @@ class Ledger(RuleBasedStateMachine):
             assert found is None or found.approved_by != found.proposed_by
             with self.nothing_changes():
                 self.step(approve_resolution(self.connection, id_, by, self.now))
+
+    @rule(quota=quotas, carries=st.booleans())
+    def a_period_ends(self, quota: str, carries: bool) -> None:
+        """What is leased of it runs out, and it is closed, unless people have something to do first; then its regions
+        have more to tell.
+        """
+        period = self.key(quota).period
+        if not self.all_of_it_is_known(period):
+            return
+        self.now = period_of(period).ends_at + timedelta(milliseconds=5_000)
+        self.expire()
+        closed = self.refused_or(PeriodClose, self.closing(period, carries))
+        if closed:
+            with self.nothing_changes():
+                self.step(self.closing(period, carries))
+        self.speak(set(REGIONS), waiting=0, demand_milli=0, is_heard=True)
+
+    async def closing(self, period: str, carries: bool) -> PeriodClose | CloseRefused | None:
+        request = CloseRequest(PEOPLE[0], carry_suspense=carries)
+        settled = await look(self.connection, period)
+        answer = await close_period(self.connection, period, request, settled, timedelta(0), self.now)
+        assert answer is None or list(_faults(answer.missing)) == []
+        return answer
+
+    def all_of_it_is_known(self, period: str) -> bool:
+        """By a lease of the ledger, whatever is done without asking."""
+        lives = [life for each in self.lives.values() for life in each]
+        names = {Name(life.epoch, key) for life in lives for key in life.memory.held if key.period == period}
+        return names <= self.seen.leases.keys()
 
     @rule(limit=st.sampled_from([5, 60, 120, 300]))
     def put_limits(self, limit: int) -> None:
@@ -617,11 +649,23 @@ def _outcomes(answers: Sequence[Applied]) -> set[ExchangeOutcome]:
     return {reply.outcome for applied in answers for reply in applied.response.replies}
 
 
+def _faults(missing: Sequence[Missing]) -> Iterator[Missing]:
+    """What speaks against a close that nobody had a part in: drift is known of what is in quarantine."""
+    quarantined = {(each.quota, each.epoch) for each in missing if each.what is Obstacle.QUARANTINE}
+    for each in missing:
+        if each.what in FINDS_A_FAULT and (each.quota, each.epoch) not in quarantined:
+            yield each
+
+
 _FUNDED = "SELECT quota, period, funded FROM pool"
-_CONSUMED = "SELECT epoch, quota, period, consumed FROM lease"
+_CONSUMED = """
+SELECT epoch, quota, period, sum(consumed) FROM (SELECT epoch, quota, period, consumed FROM lease
+    UNION ALL SELECT epoch, quota, charge_period, consumed FROM correction) AS booked GROUP BY 1, 2, 3
+"""
 _LAST_SEQ = "SELECT last_seq FROM lane WHERE epoch = $1 AND lane = $2"
 _TO_JUDGE = """
-SELECT epoch, quota, period FROM lease WHERE suspense > 0 OR state = 'quarantined' ORDER BY epoch, period, quota
+SELECT epoch, quota, period FROM lease WHERE suspense > 0 OR state = 'quarantined'
+UNION SELECT epoch, quota, charge_period FROM correction WHERE carried > 0 OR quarantined ORDER BY 1, 3, 2
 """
 
 
