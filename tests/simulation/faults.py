@@ -105,12 +105,16 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
     for step in range(1, steps):
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
-            events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*KINDS[kind][1])))
+            events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*_numbers(kind))))
     return events if only else sorted([*events, *_of_ops(seed, steps)], key=lambda event: event.step)
 
 
 # What people divide over the regions while all that happens: a stream of its own.
 OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
+
+
+def _numbers(kind: str) -> tuple[int, int]:
+    return OF_OPS[kind] if kind in OF_OPS else KINDS[kind][1]
 
 
 def _of_ops(seed: int, steps: int) -> list[Event]:

@@ -327,6 +327,21 @@ def last_words_are_heard(world: World, _: Watch) -> Iterator[str]:
     yield from world.unreported_after_stop
 
 
+def a_ceiling_is_kept(world: World, _: Watch) -> Iterator[str]:
+    """Whatever demand says: nobody is granted more of a period than people let it have."""
+    yield from world.divided.broken["a_ceiling_is_kept"]
+
+
+def a_floor_is_kept(world: World, _: Watch) -> Iterator[str]:
+    """After a grant there is still what is kept for others, by a floor or because it was brought there for them."""
+    yield from world.divided.broken["a_floor_is_kept"]
+
+
+def a_move_is_of_units_that_came_back(world: World, _: Watch) -> Iterator[str]:
+    """It makes no units and is done once: what is returned counts for it once, and so does what is granted."""
+    yield from world.divided.broken["a_move_is_of_units_that_came_back"]
+
+
 ALWAYS: tuple[Invariant, ...] = (
     nobody_raised,
     books_balance,
@@ -348,6 +363,9 @@ ALWAYS: tuple[Invariant, ...] = (
     no_quarantine,
     told_what_is_true,
     last_words_are_heard,
+    a_ceiling_is_kept,
+    a_floor_is_kept,
+    a_move_is_of_units_that_came_back,
 )
 
 

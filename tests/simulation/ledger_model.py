@@ -138,6 +138,7 @@ class LedgerModel:
         self._position = 0
         self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
         self.on_commit: Callable[[Transaction], None] = lambda _: None
+        self.on_write: Callable[[Transaction, Mapping[Name, Any]], None] = lambda *_: None  # with the rows before
         self.touched: dict[tuple[int, Key], None] = {}  # leases, since the last look, in the order of their writing
         self.proved: set[tuple[int, Key]] = set()  # leases that were lost and then were not, likewise
 
@@ -193,6 +194,7 @@ class LedgerModel:
                 if was is not None and was.state is LeaseState.LOST and row.state is not LeaseState.LOST:
                     self.proved.add(name.key)
         self._move(transaction.entries, undo)
+        self.on_write(transaction, undo)
         if undo:
             self._undo.append(undo)
         del self._undo[:-200]

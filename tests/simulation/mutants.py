@@ -14,7 +14,7 @@ from unittest.mock import patch
 import msgspec
 
 from coordinator.api import frozen as frozen_module
-from coordinator.domain import closing, granting, resolution, settlement
+from coordinator.domain import closing, division, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, movement, post
@@ -752,3 +752,67 @@ def a_period_is_forgotten_with_its_holds(world: World) -> Iterator[Any]:
         real(self, key, dirty, reply, acknowledged)
 
     yield patch.object(StoreModel, "_settle_over", settle_over)
+
+
+# --- what people divide -----------------------------------------------------------------------------------------------
+
+PEOPLE_DIVIDE = ("set", "moved", "evened_out", "burst", "later")
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def a_floor_is_not_kept(world: World) -> Iterator[Any]:
+    """What is kept for one region is granted to whoever asks first."""
+    yield patch.object(division.Division, "floors", lambda self, funded: {})
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def a_ceiling_is_passed_over(world: World) -> Iterator[Any]:
+    """A region is granted what it wants, and so is one that is pinned."""
+    yield patch.object(division, "room_below_ceiling", lambda region, taken, of: 2**63 if of.weight_of(region) else 0)
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def who_weighs_nothing_is_granted_to(world: World) -> Iterator[Any]:
+    """Without a weight a region's demand counts as that of any other."""
+    real = division.room_below_ceiling
+
+    def room_below_ceiling(region: str, taken: Any, of: Any) -> int:
+        part = of.parts.get(region, division.Part())
+        return real(region, taken, division.Division({**of.parts, region: part._replace(weight=part.weight or 1)}))
+
+    yield patch.object(division, "room_below_ceiling", room_below_ceiling)
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def what_is_on_its_way_is_granted_to_others(world: World) -> Iterator[Any]:
+    """What came back for a region is there for whoever asks first."""
+    real = division._kept_for_others
+
+    def kept_for_others(region: str, taken: Any, of: Any, funded: int) -> int:
+        return real(region, taken, division.Division(of.parts), funded)
+
+    yield patch.object(division, "_kept_for_others", kept_for_others)
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def a_move_makes_units(world: World) -> Iterator[Any]:
+    """What was asked for counts as brought back as soon as its source is heard."""
+
+    def came_back(_: Any, key: Any, region: str, moves: Any) -> None:
+        for move in moves:
+            if move.source == region:
+                move.returned = move.units
+
+    yield patch.object(exchange_module, "came_back", came_back)
+
+
+@mutant
+@drawn_from(*PEOPLE_DIVIDE)
+def a_move_is_done_twice(world: World) -> Iterator[Any]:
+    """What the target was granted for it is not noted, so it is granted when that asks once more."""
+    yield patch.object(granting, "arrived", lambda *_: None)

@@ -35,6 +35,7 @@ from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
+from tests.simulation.divided import Divided
 from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
 from tests.simulation.ledger_model import Epoch, LedgerModel, Transaction
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
@@ -112,6 +113,8 @@ class World:
         self.truth = Truth()
         self.bugs: list[str] = []
         self.ledger = LedgerModel(LANES)
+        self.divided = Divided(self.ledger, self.clock)
+        self.ledger.on_write = self.divided.look
         self.coordinators = Coordinators(self.ledger, self.clock, TERMS, self._bug)
         self.machines = {name: self._machine(name) for name in REGIONS}
         self.weather = {name: Weather(self.chance(f"weather {name}")) for name in REGIONS}

@@ -1,0 +1,117 @@
+"""What people said of who gets how much, held against every transaction as it is committed.
+
+Looked at from outside, by what was booked and by what stands in the rows before and after: the formulas that decided
+are not asked. A transaction that also books work done beyond what was granted, or a limit that fell, proves nothing.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from coordinator.domain.books import Account, Cause, Key, Transfer
+from coordinator.domain.division import Move
+from coordinator.domain.setting import NOTHING_SET
+from protocol.clock import Clock
+from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+
+HARMLESS = {Cause.GRANT, Cause.RETURNED, Cause.USAGE, Cause.FUNDED}
+ToRegion = Counter[tuple[Key, str]]
+
+
+class Before(NamedTuple):
+    move: Move
+    returned: int
+    regranted: int
+
+
+class Divided:
+    """What was seen to be wrong, under the name of the invariant that was broken."""
+
+    def __init__(self, ledger: LedgerModel, clock: Clock) -> None:
+        self.broken: defaultdict[str, list[str]] = defaultdict(list)
+        self._ledger, self._clock = ledger, clock
+
+    def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        booked = [(entry.region, each) for entry in transaction.entries for each in entry.transfers]
+        granted = _units(booked, Cause.GRANT, Account.OUTSTANDING)
+        returned = _units(booked, Cause.RETURNED, Account.UNALLOCATED)
+        moves = self._moves(transaction, before)
+        self.broken["a_move_is_of_units_that_came_back"] += _not_of_units(moves, granted, returned)
+        if self._ledger.rows["setting"] or any(self._ledger.rows["move"].values()):
+            for key, region in _only_harmless(granted, booked):
+                self.broken["a_ceiling_is_kept"] += self._above_its_ceiling(key, region)
+                self.broken["a_floor_is_kept"] += self._not_kept_from(key, region)
+
+    def _moves(self, transaction: Transaction, before: Mapping[Name, Any]) -> list[Before]:
+        """Those that are open, and how far they were."""
+        found = []
+        for name, move in self._ledger.rows["move"].items():
+            row = Name("move", name)
+            was = before.get(row) if row in transaction.writes else move
+            if move is not None:
+                found.append(Before(move, was.returned if was else 0, was.regranted if was else 0))
+        return found
+
+    def _above_its_ceiling(self, key: Key, region: str) -> Iterator[str]:
+        catalogue = self._ledger.catalogue([key.quota], self._clock.now())
+        ceiling = catalogue.settings_of(key.quota).get(region, NOTHING_SET).ceiling
+        if not catalogue.weights_of(key.quota).get(region, 0):
+            yield f"{region} was granted of {key}, and has no weight"
+        if isinstance(ceiling, int) and self._taken(key, region) > ceiling:
+            yield f"{region} was granted of {key} up to {self._taken(key, region)}, above {ceiling}"
+
+    def _not_kept_from(self, key: Key, region: str) -> Iterator[str]:
+        """Others' floors, and what is on its way to them, are still there after the grant."""
+        catalogue, pool = self._ledger.catalogue([key.quota], self._clock.now()), self._ledger.pools[key]
+        settings = catalogue.settings_of(key.quota)
+        floors = {name: settings.get(name, NOTHING_SET).floor for name in catalogue.weights_of(key.quota)}
+        whole = {name: floor for name, floor in floors.items() if isinstance(floor, int)}
+        if sum(whole.values()) > pool.funded:
+            whole = {}  # all give way alike
+        travelling = self._travelling(key)
+        others = (whole.keys() | travelling.keys()) - {region}
+        lacks = {name: max(0, whole.get(name, 0) - self._taken(key, name), travelling[name]) for name in others}
+        if pool.grantable < sum(lacks.values()):
+            yield f"{region} was granted of {key}: {pool.grantable} are left, and kept were {lacks}"
+
+    def _taken(self, key: Key, region: str) -> int:
+        leases = (lease for (_, about), lease in self._ledger.leases.items() if about == key and lease.region == region)
+        return sum(lease.granted + lease.overage - lease.returned for lease in leases)
+
+    def _travelling(self, key: Key) -> Counter[str]:
+        travelling = Counter[str]()
+        for move in self._ledger.rows["move"].values():
+            if move is not None and move.target and move.key == key:
+                travelling[move.target] += move.returned - move.regranted
+        return travelling
+
+
+def _units(booked: list[tuple[str | None, Transfer]], cause: Cause, into: Account) -> ToRegion:
+    units: ToRegion = Counter()
+    for region, each in booked:
+        if each.cause is cause and each.dst is into and region is not None:
+            units[each.key, region] += each.units
+    return units
+
+
+def _only_harmless(granted: ToRegion, booked: list[tuple[str | None, Transfer]]) -> list[tuple[Key, str]]:
+    others = {each.key for _, each in booked if each.cause not in HARMLESS}
+    return [name for name in granted if name[0] not in others]
+
+
+def _not_of_units(moves: list[Before], granted: ToRegion, returned: ToRegion) -> Iterator[str]:
+    """What came back is a return of its source, what arrived a grant to its target; and such a grant is of the move."""
+    back, arrived, travelled = ToRegion(), ToRegion(), ToRegion()
+    for move, was_returned, was_regranted in moves:
+        if not 0 <= move.regranted <= move.returned <= move.units and move.target:
+            yield f"{move}"
+        back[move.key, move.source] += move.returned - was_returned
+        if move.target:
+            arrived[move.key, move.target] += move.regranted - was_regranted
+            travelled[move.key, move.target] += was_returned - was_regranted
+    for name, units in back.items():
+        if units > returned[name]:
+            yield f"{name}: {units} back, {returned[name]} returned"
+    for name, units in arrived.items():
+        if not min(granted[name], travelled[name]) <= units <= granted[name]:
+            yield f"{name}: {units} arrived, {granted[name]} granted, {travelled[name]} were on their way"
