@@ -102,11 +102,6 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Hold needed",
         "What is limited is how much runs at once: take a slot with POST /v1/holds, and give it back.",
     ),
-    "several-cells": ProblemKind(
-        422,
-        "Policies in several cells",
-        "The region's store is a Cluster, and the policies of this request lie in several of its cells.",
-    ),
     "quota-exceeded": ProblemKind(
         429, "Quota exceeded", "A quota of this subject is spent. `retry_after_ms` says when to ask again."
     ),

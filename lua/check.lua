@@ -3,9 +3,10 @@
 -- KEYS  1            the fence
 --       then, for each request in turn: its operation's record if it names one; then, for each policy, its algorithm's
 -- ARGV  1 fingerprint   2 epoch   3 number of requests
---       then, for each request in turn: mode (enforce | peek | adjust | hold), how many times it is asked, number of
---         policies, hash of the operation's body or ''; only with an operation: how long it is remembered, ms; only of
---         a hold: its id, its name, how long it lasts, ms. Asked more than once is only what is enforced and has none
+--       then, for each request in turn: mode (enforce | peek | hold, adjust | peek_adjust | hold_adjust), how many
+--         times it is asked, number of policies, hash of the operation's body or ''; only with an operation: how long
+--         it is remembered, ms; only of a hold: its id, its name, how long it lasts, ms. Asked more than once is only
+--         what is enforced and has none
 --         then, for each policy in turn: its algorithm's name, cost, the algorithm's own arguments
 -- Gives {'fenced'} | one string: for each time that a request is asked its outcome (a byte: 0 denied, 1 allowed, 2
 --       replayed, 3 another body had this operation, 4 it failed); after a 4 the error's length (two bytes) and text,
@@ -19,11 +20,16 @@
 -- is asked several times is read once, and written once. How a policy decides is its algorithm's business:
 -- algorithms/NAME.lua gives `look`, `refuse`, `tell`, `take` and `keep`, as lua/README.md says. This is the envelope,
 -- and knows none of them by name. A hold is decided as a check is; but an algorithm that can `hold` sets units aside
--- where another consumes them. A request that fails (a key of another type, a spoilt value) fails alone; an error that
--- tells of the store itself (no memory, no disk) is everybody's.
+-- where another consumes them. An adjustment tells of what has happened, and no limit binds it; one over several cells
+-- is looked at, and set aside, before it is spent. A request that fails (a key of another type, a spoilt value) fails
+-- alone; an error that tells of the store itself (no memory, no disk) is everybody's.
 
 local DENIED, ALLOWED, REPLAYED, ANOTHER_BODY, FAILED = '\0', '\1', '\2', '\3', '\4'
 local POLICY_BYTES = 57
+
+local function is_peek(mode) return mode == 'peek' or mode == 'peek_adjust' end
+local function is_hold(mode) return mode == 'hold' or mode == 'hold_adjust' end
+local function is_adjustment(mode) return mode == 'adjust' or mode == 'peek_adjust' or mode == 'hold_adjust' end
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
@@ -87,8 +93,8 @@ local function head_of(hold)
 end
 
 -- The hold of an operation that is known, if it was one, and what was answered of its policies.
-local function read_record(text, is_hold)
-  if not is_hold then return nil, text end
+local function read_record(text, was_hold)
+  if not was_hold then return nil, text end
   local due, length, after = struct.unpack('<dI2', text)
   return {due = due, id = string.sub(text, after, after + length - 1)}, string.sub(text, after + length)
 end
@@ -102,7 +108,7 @@ local function read_request()
     request.known = redis.call('GET', request.record)
     key, at = key + 1, at + 1
   end
-  if request.mode == 'hold' then
+  if is_hold(request.mode) then
     request.hold = {id = ARGV[at], name = ARGV[at + 1], due = mono + ARGV[at + 2] * 1000}
     at = at + 3
   end
@@ -180,8 +186,8 @@ local function answer_to(request)
   local mode, hold, answers = request.mode, request.hold, {}
   local policies = read_policies(request.count)
   for i = 1, request.times do
-    local is_refused = decide(policies, mode ~= 'adjust', hold or mode == 'peek')
-    if is_refused or mode == 'peek' then
+    local is_refused = decide(policies, not is_adjustment(mode), hold or is_peek(mode))
+    if is_refused or is_peek(mode) then
       local said = (is_refused and DENIED or ALLOWED) .. all_told(policies, false)
       answers[i] = string.rep(said, request.times - i + 1)
       break
@@ -200,7 +206,7 @@ end
 -- Past a request that failed, wherever in it that was.
 local function skip_request(first_key, first_at)
   local has_operation = ARGV[first_at + 3] ~= '' and 1 or 0
-  local of_hold = ARGV[first_at] == 'hold' and 3 or 0
+  local of_hold = is_hold(ARGV[first_at]) and 3 or 0
   key, at = first_key + has_operation, first_at + 4 + has_operation + of_hold
   skip_policies(tonumber(ARGV[first_at + 2]))
 end

@@ -45,12 +45,17 @@ for i = 1, tonumber(ARGV[7]) do
 end
 if #parts == 0 and is_missing then return {'unknown'} end
 
--- Of parts that ran out some may have been charged: then the hold was. Accounting is told before what is none.
+-- Of parts that ran out some may have been charged: then the hold was. Accounting is told before what is none, and of
+-- several the first.
 local function told(outcome)
   local first = parts[1]
   if not first then return {outcome, 'nothing_held', 0, 0, 0} end
   for _, part in ipairs(parts) do
-    if part.state == 'charged' or first.algorithm.is_passing and not part.algorithm.is_passing then first = part end
+    if first.algorithm.is_passing and not part.algorithm.is_passing then first = part end
+    if part.state == 'charged' then
+      first = part
+      break
+    end
   end
   local left_ms = first.state == 'open' and math.ceil((first.due - mono) / 1000) or 0
   return {outcome, first.state, first.units, first.committed, left_ms}

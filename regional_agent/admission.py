@@ -20,6 +20,7 @@ from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdi
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.domain.modes import LOOKS
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -81,7 +82,7 @@ class Asked(NamedTuple):
     @property
     def is_noted(self) -> bool:
         """Its demand is known from the step before."""
-        return self.is_step and self.request.mode != "peek"
+        return self.is_step and self.request.mode not in LOOKS
 
 
 OnVerdict = Callable[[Verdict | Exception], None]

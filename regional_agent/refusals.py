@@ -4,10 +4,9 @@ from doors.problems import InvalidParameter, Problem
 from regional_agent.admission import NoPoliciesYet
 from regional_agent.domain.subjects import InvalidAddress
 from regional_agent.policies import HoldNeeded, UnknownSubjectField
-from regional_agent.spread import SeveralCells
 from regional_agent.store.scripts import OperationConflict
 
-REFUSALS = (UnknownSubjectField, InvalidAddress, OperationConflict, HoldNeeded, SeveralCells, NoPoliciesYet)
+REFUSALS = (UnknownSubjectField, InvalidAddress, OperationConflict, HoldNeeded, NoPoliciesYet)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -24,8 +23,6 @@ def problem_of(error: Exception) -> Problem:
             return Problem("operation-conflict", fault.reason, invalid_parameters=[fault])
         case HoldNeeded():
             return Problem("hold-needed", str(error))
-        case SeveralCells():
-            return Problem("several-cells", str(error))
         case NoPoliciesYet():
             return Problem("not-ready", "the agent has no policies yet", headers={"Retry-After": "1"})
         case _:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from protocol.clock import Clock
+from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice
 from regional_agent.life import LifeKeeper
 from regional_agent.sharing import Sharing
@@ -44,10 +45,10 @@ class Slicing:
         now_ms = self._clock.monotonic_ms()
         slices = self._take(request.charges, now_ms)
         if slices is None:
-            if request.mode == "adjust":  # it takes what is not there: also what is here
+            if request.mode in BEYOND_LIMITS:  # it takes what is not there: also what is here
                 self.give_back(request.charges, now_ms)
             return None
-        if request.mode == "peek":
+        if request.mode in LOOKS:
             _put_back(slices, request.charges)
         return Decision(True, False, [self._answer(each, now_ms) for each in slices])
 
@@ -71,7 +72,7 @@ class Slicing:
     def heard(self, request: Request, decision: Decision, asked_at_ms: int) -> Decision:
         """What the store answered, with what lies here; and from now on, maybe, a slice of each of its rates."""
         now_ms = self._clock.monotonic_ms()
-        is_usual = decision.allowed and request.mode != "peek" and request.operation is None
+        is_usual = decision.allowed and request.mode not in LOOKS and request.operation is None
         if is_usual and asked_at_ms > self._emptied_at_ms and self._is_hot(request.charges, now_ms):
             self._slice(request.charges, decision.policies, asked_at_ms, now_ms)
         if not self._slices or not any(charge.quota in self._slices for charge in request.charges):

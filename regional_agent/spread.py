@@ -36,15 +36,6 @@ log = structlog.get_logger()
 SPENT_WITHIN_MS = 60_000  # else what a check has set aside is free again
 
 
-class SeveralCells(Exception):
-    """What is asked cannot be told to several cells at once."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "the policies of this request lie in several cells of the region's Cluster: there is no mode 'adjust' there"
-        )
-
-
 class Step(NamedTuple):
     """What one cell decides of a request."""
 
@@ -86,8 +77,6 @@ class SpreadAdmission:
         if len(steps) <= 1:
             cell = steps[0].cell if steps else self._cells[0]
             cell.admission.submit(asked, on_verdict)
-        elif asked.request.mode == "adjust":
-            on_verdict(SeveralCells())
         else:
             task = asyncio.get_running_loop().create_task(self._over(asked, steps, on_verdict))
             self._under_way.add(task)
@@ -132,6 +121,7 @@ class Spanning:
         self._steps = steps
         self._home = None if asked.request.operation is None else _home(asked, steps)
         self._holds = asked.request.mode == "hold"
+        self._beyond = "_adjust" if asked.request.mode == "adjust" else ""
 
     async def decide(self) -> Verdict:
         """Raises StoreUnavailable or StoreError if it is not known what came of it."""
@@ -180,7 +170,7 @@ class Spanning:
         return {step: each for step, each in zip(steps, told, strict=True) if not isinstance(each, BaseException)}
 
     async def _peek(self, step: Step) -> Verdict:
-        return await self._ask(step, Request("peek", self._charges(step)))
+        return await self._ask(step, Request(f"peek{self._beyond}", self._charges(step)))
 
     async def _set_aside(
         self, step: Step, operation: Operation | None = None, beside: tuple[HoldId, ...] = ()
@@ -188,7 +178,7 @@ class Spanning:
         lasts_ms, charges = self._asked.hold_ms, self._charges(step)
         if lasts_ms is None:
             lasts_ms, charges = SPENT_WITHIN_MS, tuple(map(_released, charges))
-        return await self._ask(step, Request("hold", charges, operation), lasts_ms, beside)
+        return await self._ask(step, Request(f"hold{self._beyond}", charges, operation), lasts_ms, beside)
 
     async def _without_store(self, step: Step) -> Verdict:
         request = self._asked.request

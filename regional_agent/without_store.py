@@ -19,6 +19,7 @@ from regional_agent.domain.journal import Entry, Known
 from regional_agent.domain.local_allowances import Ask as AllowanceAsk
 from regional_agent.domain.local_allowances import LocalAllowances
 from regional_agent.domain.local_rates import Ask, LocalAnswer, LocalRates, fraction_of
+from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.journal import Journal
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Demanded
@@ -56,12 +57,12 @@ class WithoutStore:
             self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
         mode = _strictest(demanded)
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
-        if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode == "hold")):
+        if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode in SETS_ASIDE)):
             on_answer(closed(demanded))
             return
         answers = self._answers(demanded, request.mode)
         answer = answer_of(not _is_denied(answers), mode, answers)
-        if counted and answer.allowed and request.mode != "peek":
+        if counted and answer.allowed and request.mode not in LOOKS:
             self._keep(demanded, counted, request, answer, on_answer)
         else:
             on_answer(answer)
@@ -94,7 +95,7 @@ class WithoutStore:
         asks = {place: ask for place, each in enumerate(demanded) if (ask := self._allowance_ask(each)) is not None}
         now_ms = self._clock.monotonic_ms()
         for (place, ask), left in zip(asks.items(), self.allowances.left(asks.values(), now_ms), strict=True):
-            fits = left >= 0 or mode == "adjust"
+            fits = left >= 0 or mode in BEYOND_LIMITS
             answers[place] = msgspec.structs.replace(
                 answers[place],
                 allowed=fits,

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.domain.remembered import Remembered
 
 MOST_BUCKETS = 10_000
@@ -52,7 +53,7 @@ class LocalRates:
         for ask in asks:
             needed[ask.key] += ask.cost
             answers.append(self._answer(ask, needed[ask.key], now_ms, mode))
-        if mode != "peek" and all(answer.allowed for answer in answers):
+        if mode not in LOOKS and all(answer.allowed for answer in answers):
             for ask in asks:
                 self._take(ask, now_ms)
         return answers
@@ -60,7 +61,7 @@ class LocalRates:
     def _answer(self, ask: Ask, needed: int, now_ms: int, mode: str) -> LocalAnswer:
         there = self._parts(ask, now_ms)
         left = there - needed * PARTS
-        allowed = left >= 0 or mode == "adjust"
+        allowed = left >= 0 or mode in BEYOND_LIMITS
         after = max(0, left if allowed else there)
         retry_ms = 0 if allowed or needed > ask.burst else _ms_to_gain(-left, ask.rate_micro)
         return LocalAnswer(allowed, after // PARTS, _ms_to_gain(ask.burst * PARTS - after, ask.rate_micro), retry_ms)

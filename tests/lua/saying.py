@@ -96,12 +96,17 @@ async def take_rate(
 
 
 def hold_request(
-    life: Life, *charges: Charge, name: str = "once", ttl_ms: int = 60_000, remembered_ms: int = 3_600_000
+    life: Life,
+    *charges: Charge,
+    name: str = "once",
+    ttl_ms: int = 60_000,
+    remembered_ms: int = 3_600_000,
+    mode: str = "hold",
 ) -> Request:
     """For an operation of that name: of all charges that can be, units are set aside."""
     parts = [part for charge in charges if (part := part_of(charge)) is not None]
     terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), ttl_ms)
-    return Request("hold", charges, Operation(name, "body", remembered_ms), terms)
+    return Request(mode, charges, Operation(name, "body", remembered_ms), terms)
 
 
 def charge_of(units: int, quota: str = QUOTA, on_expiry: str = "release") -> AllowanceCharge:

@@ -110,6 +110,31 @@ async def test_what_is_used_beyond_the_hold_is_booked_all_the_same(scripts: Scri
     assert await totals(scripts, life) == (-15, 0, 25)
 
 
+async def test_what_has_happened_is_set_aside_beyond_what_there_is_and_spent(scripts: Scripts, life: Life) -> None:
+    """Nobody else is admitted on it meanwhile; without a lease there is nothing to book it on."""
+    await install(scripts, life, lasting(granted=10))
+    assert [(await take(scripts, life, 25, mode=mode)).allowed for mode in ("peek", "peek_adjust")] == [False, True]
+    hold = await set_aside(scripts, life, 25, mode="hold_adjust")
+    assert await totals(scripts, life) == (-15, 25, 0)
+    assert not (await take(scripts, life, 1)).allowed
+    assert (await tell(scripts, life, hold, "spend")).outcome is HoldOutcome.DONE
+    assert await totals(scripts, life) == (-15, 0, 25)
+    none = await scripts.check(life, "peek_adjust", [charge_of(1)._replace(quota="exports:tenant=none")])
+    assert [policy.reason for policy in none.policies] == ["no_lease"]
+
+
+async def test_of_several_parts_that_were_charged_the_first_is_told(
+    scripts: Scripts, life: Life, connection: StoreConnection
+) -> None:
+    await install(scripts, life, lasting(granted=10))
+    charges = (charge_of(units, on_expiry="charge") for units in (3, 6))
+    decision = await ask_for_hold(scripts, life, *charges, ttl_ms=1_000)
+    assert decision.hold is not None
+    await pass_ms(connection, 1_001)
+    told = await tell(scripts, life, decision.hold.id, "look")
+    assert (told.state, told.units) == ("charged", 3)
+
+
 async def test_no_commit_takes_a_total_out_of_the_range_in_which_lua_counts(scripts: Scripts, life: Life) -> None:
     await install(scripts, life, lasting(granted=10))
     hold = await set_aside(scripts, life, 7)

@@ -397,7 +397,7 @@ class Store(RuleBasedStateMachine):
     @rule(
         fingerprint=fingerprints,
         epoch=epochs,
-        mode=st.sampled_from(["enforce", "enforce", "peek", "adjust"]),
+        mode=st.sampled_from(["enforce", "enforce", "peek", "adjust", "peek_adjust"]),
         charges=st.lists(st.one_of(allowances, rates()), min_size=1, max_size=3),
         operation=st.one_of(st.none(), st.none(), operations),
     )
@@ -457,6 +457,7 @@ class Store(RuleBasedStateMachine):
         ttl_ms=ttls_ms,
         digest=st.sampled_from(["", "d1", "d2", "h1", "h2", "h3", "h4"]),
         body=st.sampled_from(["hold-1", "hold-1", "hold-2"]),
+        mode=st.sampled_from(["hold", "hold", "hold_adjust"]),
     )
     def set_aside(
         self,
@@ -466,13 +467,14 @@ class Store(RuleBasedStateMachine):
         ttl_ms: int,
         digest: str,
         body: str,
+        mode: str,
     ) -> None:
         if period is not None and isinstance(charges[0], AllowanceCharge):
             self.grant(charges[0].quota, period, 2_000)
         charges = charges + others
         told: list[Any] = []
         operation = Operation(digest, body, 3_600_000) if digest else None
-        request = Request("hold", charges, operation, hold_of(charges, ttl_ms))
+        request = Request(mode, charges, operation, hold_of(charges, ttl_ms))
         self.scripts.send_check(Life("life-1", 7, LANES), [request], [told.append], lambda _: None)
         self.both.compare()
         held = getattr(told[0], "hold", None)

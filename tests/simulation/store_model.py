@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Scripts
 from regional_agent.store.sources import sources
@@ -318,7 +319,7 @@ class StoreModel:
     def _request(self, names: Iterator[str], arguments: Iterator[str], mono: int, holds: Holds) -> bytes:
         mode, times, count, operation = next(arguments), int(next(arguments)), int(next(arguments)), next(arguments)
         record, remembered_ms = (next(names), int(next(arguments))) if operation else ("", 0)
-        hold = self._hold_of(arguments, mono) if mode == "hold" else None
+        hold = self._hold_of(arguments, mono) if mode in SETS_ASIDE else None
         policies = [self._policy(names, arguments) for _ in range(count)]
         kept = Kept(operation, record, remembered_ms)
         return b"".join(self._decided(mode, kept, hold, policies, mono, holds) for _ in range(times))
@@ -337,14 +338,14 @@ class StoreModel:
             return b"\2" + _head(hold, mono) + said_before
         states: dict[str, State] = {}
         asked = "adjust" if known else mode
-        may_hold = bool(known) or mode in ("hold", "peek")
+        may_hold = bool(known) or mode in SETS_ASIDE | LOOKS
         try:
             refusals = [self._refusal(policy, states, asked, mono, holds, may_hold) for policy in policies]
         except StoreError as error:  # while it is looked at: nothing was taken
             return b"\4" + struct.pack("<H", len(str(error))) + str(error).encode()
         refuses = [bool(reason) for reason, _ in refusals]
         said_no = [no and not policy.is_shadow for policy, no in zip(policies, refuses, strict=True)]
-        is_taken = not known and not any(said_no) and mode != "peek"
+        is_taken = not known and not any(said_no) and mode not in LOOKS
         for reason, _ in refusals:
             if reason:
                 self.note_denial(reason)
@@ -415,7 +416,7 @@ class StoreModel:
             states[name] = policy.algorithm.look(self, policy.names, policy.arguments, mono) | {"taken": 0}
         if policy.algorithm is ALGORITHMS["concurrency"] and not may_hold:
             return "hold_needed", 0
-        reason, retry_ms = policy.algorithm.refuse(states[name], policy.cost, mode != "adjust")
+        reason, retry_ms = policy.algorithm.refuse(states[name], policy.cost, mode not in BEYOND_LIMITS)
         if not reason:
             states[name]["taken"] += policy.cost
         return reason, retry_ms

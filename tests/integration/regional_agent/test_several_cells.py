@@ -52,6 +52,8 @@ DOCUMENT: dict[str, Any] = {
         {"name": "steady", "match": {"route": "/rates"}, "by": ["user"], "quota": "window"},
         {"name": "mixed", "match": {"route": "/mixed"}, "by": ["user"], "quota": "bucket"},
         {"name": "mixed-team", "match": {"route": "/mixed"}, "by": ["tenant"], "quota": "team"},
+        {"name": "counted", "match": {"route": "/counted"}, "by": ["user"], "quota": "window"},
+        {"name": "counted-team", "match": {"route": "/counted"}, "by": ["tenant"], "quota": "team"},
         {"name": "work", "match": {"route": "/work"}, "by": ["user"], "quota": "jobs"},
         {"name": "work-team", "match": {"route": "/work"}, "by": ["tenant"], "quota": "team"},
         {"name": "open-team", "match": {"route": "/open"}, "by": ["tenant"], "quota": "team"},
@@ -111,6 +113,12 @@ async def ready(agent: Agent, *subjects: dict[str, str], units: int = 1) -> None
             raise AssertionError(f"{each} never has {units}")
 
 
+async def has_all(agent: Agent, own: dict[str, str]) -> None:
+    """Of what /all takes: so that nothing has to come yet, and each policy denies for want of its own alone."""
+    for route, units in (("/all", 40), ("/team", 60), ("/key", 90)):
+        await ready(agent, {**own, "route": route}, units=units)
+
+
 async def booked(world: World, agent: Agent) -> dict[str, int]:
     """Of each quota, once all is told."""
     await until(lambda: all(not cell.conversation.stopped_lanes for cell in agent.whole.cells))
@@ -144,8 +152,7 @@ async def test_the_answers_are_those_of_a_single_store(limited: World, agent: Ag
     routes = ("/all", "/rates", "/mixed")
     chance = random.Random(20)
     for each, own in ((agent, SUBJECT), (single, others)):
-        for route, units in (("/all", 40), ("/team", 60), ("/key", 90)):  # all of it, so that nothing has to come yet
-            await ready(each, {**own, "route": route}, units=units)
+        await has_all(each, own)
     for _ in range(120):
         route, cost, mode = (
             chance.choice(routes),
@@ -177,7 +184,7 @@ async def test_of_many_at_once_exactly_the_limit_passes_and_each_is_booked_in_al
 
 
 async def test_a_denial_takes_nothing_anywhere(limited: World, agent: Agent) -> None:
-    await ready(agent, subject("/all"), units=40)
+    await has_all(agent, SUBJECT)
     assert (await agent.check(subject("/all"), cost=30)).status_code == 200
     for _ in range(3):
         answer = await agent.check(subject("/all"), cost=11)
@@ -316,9 +323,58 @@ async def test_a_slot_in_another_cell_comes_back_with_its_hold(agent: Agent) -> 
     assert (await agent.http.post("/v1/holds", json=bodies[-1])).status_code == 201
 
 
-async def test_an_adjustment_of_several_cells_is_refused_by_name(agent: Agent) -> None:
-    answer = await agent.check(subject("/all"), mode="adjust")
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/several-cells")
+async def test_an_adjustment_is_booked_in_all_cells_whatever_is_left_as_in_a_single_store(
+    limited: World, agent: Agent
+) -> None:
+    single = await limited.agent("eu-west")
+    asked = (agent, SUBJECT), (single, {"tenant": "other", "user": "otto", "api_key": "k-2"})
+    for each, own in asked:
+        await has_all(each, own)
+    for route, cost in (("/all", 30), ("/all", 70), ("/rates", 12), ("/mixed", 2), ("/all", 1)):
+        adjusted = [
+            told(await each.check({**own, "route": route}, cost=cost, mode="adjust", operation_id=f"{route}-{cost}"))
+            for each, own in asked
+            for _ in range(2)
+        ]
+        assert adjusted[0][0] == 200
+        assert adjusted[0] == adjusted[2], "the second time it is told as it is by then"
+        denied = [told(await each.check({**own, "route": "/all"}))[0] for each, own in asked]
+        assert denied[0] == denied[1] == (200 if cost == 30 else 429)
+    assert await booked(limited, agent) == {"team": 208, "person": 204, "key": 204}
+
+
+async def test_an_adjustment_that_one_cell_cannot_book_is_booked_in_none(limited: World, agent: Agent) -> None:
+    """It has no lease yet, and the window of the other could not have it back."""
+    limited.weather.swallows_requests = True
+    answer = await agent.check(subject("/counted"), cost=3, mode="adjust")
+    assert (answer.status_code, answer.json()["denied_by"]) == (429, "counted-team")
+    limited.weather.swallows_requests = False
+    await ready(agent, subject("/counted"))
+    peek = (await agent.check(subject("/counted"), mode="peek")).json()
+    counted = next(each for each in peek["policies"] if each["policy"] == "counted")
+    assert counted["remaining"] == counted["limit"] == 8
+    assert (await agent.check(subject("/counted"), cost=10, mode="adjust")).status_code == 200
+    assert told(await agent.check(subject("/counted")))[:2] == (429, "counted")
+
+
+async def test_an_adjustment_whose_agent_died_before_all_was_spent_goes_on_where_it_was(
+    limited: World, agent: Agent, nodes: Nodes
+) -> None:
+    await ready(agent, subject("/all"), units=40)
+    last = agent.whole.cells[cells_of(SUBJECT)[1]]
+    spends = last.scripts.tell_hold
+
+    async def dies(*_: Any) -> HoldState:
+        raise StoreUnavailable("the agent dies here")
+
+    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    body = {"cost": 100, "mode": "adjust", "operation_id": "a-1"}
+    assert (await agent.check(subject("/all"), **body)).status_code == 503
+    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    other = await limited.agent(store_url=nodes.url)
+    for each in (other, agent):
+        assert (await each.check(subject("/all"), **body)).status_code == 200
+    assert await booked(limited, agent) == {"team": 100, "person": 100, "key": 100}
 
 
 async def test_metrics_count_each_policy_once(agent: Agent) -> None:
