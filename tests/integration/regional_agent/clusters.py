@@ -57,9 +57,13 @@ class Node:
         assert wait_until(lambda: embedded.store_is_ready(self.port, PASSWORD), 30), log.read_text()
 
     def kill(self) -> None:
+        self.signal(signal.SIGKILL)
         assert self.process is not None
-        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def ask(self, *command: str | int) -> Any:
         with socket.create_connection((embedded.LOOPBACK, self.port), timeout=10) as connection:
@@ -76,9 +80,13 @@ class Node:
 
     def take_over(self) -> None:
         """A replica becomes the primary once it has all that the primary has; whoever was it follows."""
-        assert wait_until(lambda: "master_link_status:up" in self.ask("INFO", "replication"), 60)
+        self.until_it_is("master_link_status:up")
         assert self.ask("CLUSTER", "FAILOVER") == "OK"
-        assert wait_until(lambda: "role:master" in self.ask("INFO", "replication"), 60)
+        self.until_it_is("role:master")
+
+    def until_it_is(self, what: str) -> None:
+        """As it says of itself."""
+        assert wait_until(lambda: what in self.ask("INFO", "replication"), 60), what
 
     @property
     def id(self) -> str:
@@ -127,6 +135,11 @@ class Nodes:
         """That node knows it."""
         ranges = [(first, last, primary[2]) for first, last, primary, *_ in node.ask("CLUSTER", "SLOTS")]
         return any(first <= slot <= last and id_ == owner for first, last, id_ in ranges)
+
+    def promote_by_themselves(self, after_ms: int) -> None:
+        """From now on: a replica takes over when most primaries have missed its own for so long."""
+        for node in (*self.primaries, *self.replicas):
+            node.ask("CONFIG", "SET", "cluster-node-timeout", after_ms, "cluster-replica-no-failover", "no")
 
     def forget_everything(self) -> None:
         for node in self.primaries:
