@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from leasehold import embedded
-from migrations.run import upgrade
+from migrations.run import ONE_MIGRATION_AT_A_TIME, upgrade
 from tests.conftest import Server
 
 BOOKED = """
@@ -33,6 +33,11 @@ ROLLED_UP = """
 SELECT name, tenant, policy, sum(units)::bigint AS units,
     (SELECT sum(units)::bigint FROM usage_day WHERE usage_day.name = usage_hour.name) AS by_day
 FROM usage_hour GROUP BY name, tenant, policy
+"""
+
+WAITING = """
+SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
 """
 
 
@@ -82,3 +87,25 @@ def test_an_empty_ledger_is_carried_over_too(released: str) -> None:
     upgrade(released)
     asyncio.run(run(released, BOOKED))
     assert asyncio.run(ask(released, "SELECT min(id), max(id) FROM transfer")) == [(1, 1051)]
+
+
+def test_two_that_migrate_at_once_do_it_one_after_the_other(released: str) -> None:
+    """Somebody is at it: both are seen to wait, and then one migrates and the other finds it done."""
+
+    async def at_once() -> None:
+        owner = await asyncpg.connect(released)
+        try:
+            await owner.execute(f"SELECT pg_advisory_lock({ONE_MIGRATION_AT_A_TIME})")
+            both = [asyncio.create_task(asyncio.to_thread(upgrade, released)) for _ in range(2)]
+            async with asyncio.timeout(60):
+                while await owner.fetchval(WAITING) < 2:
+                    assert not any(each.done() for each in both), "it waited for nobody"
+                    await asyncio.sleep(0.01)
+            assert await owner.fetchval("SELECT version_num FROM alembic_version") == "0001"
+            await owner.execute("SELECT pg_advisory_unlock_all()")
+            await asyncio.gather(*both)
+        finally:
+            await owner.close()
+
+    asyncio.run(at_once())
+    asyncio.run(run(released, BOOKED))

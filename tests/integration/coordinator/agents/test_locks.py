@@ -12,8 +12,11 @@ from uuid import UUID
 import pytest
 
 from coordinator.database import ledger
+from coordinator.database.documents import Documents
+from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal, Terms
 from coordinator.domain.books import Key
 from coordinator.domain.resolution import ResolutionKind
+from coordinator.operations.adjust import ProposedAdjustment, approve_adjustment, propose_adjustment
 from coordinator.operations.expire_leases import Expired, expire_leases
 from coordinator.operations.first_answers import Attempt, claim, forget
 from coordinator.operations.open_epoch import fence_lost
@@ -251,6 +254,21 @@ async def test_who_blocks_what_is_just_being_blocked_changes_nothing(stand: Stan
     first, second = await one_after_the_other(stand, blocks, blocks)
     assert (first.is_new, second.is_new, second.block) == (True, False, first.block)
     assert await stand.one("SELECT version FROM block_version") == 1
+
+
+async def test_who_approves_what_is_just_being_approved_hears_that_it_was(stand: Stand) -> None:
+    """And fails nowhere half-way: the row of the adjustment is waited for before anything else."""
+    terms = Terms(Key(EXPORTS, PERIOD), AdjustmentKind.CREDIT, 100)
+    wanted = ProposedAdjustment(UUID(int=1), terms, "an outage", "T-1")
+    documents, now = Documents(), stand.clock.now()
+    await committed(stand, lambda c: propose_adjustment(c, documents, wanted, somebody(), now))
+
+    def approves(connection: Any) -> Any:
+        return approve_adjustment(connection, documents, wanted.id, somebody(), now)
+
+    first, second = await one_after_the_other(stand, approves, approves)
+    assert (first.id, first.booked_in, second) == (wanted.id, PERIOD, AdjustmentRefusal.APPROVED_BEFORE)
+    assert await stand.one("SELECT credited FROM pool") == 100
 
 
 async def test_a_key_that_is_being_used_anew_is_not_forgotten_and_not_waited_for(stand: Stand) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from coordinator.database.documents import Documents
 from coordinator.domain.sharing import KEPT_MS, REFRESHES
-from coordinator.operations.share_rates import forget_quiet_rates
-from protocol.messages import RateShare, SharesResponse
+from coordinator.operations.share_rates import SharedOut, forget_quiet_rates, share_rates
+from protocol.messages import RateReport, RateShare, SharesResponse
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import API, EXPORTS, Agent, Stand
+from tests.integration.coordinator.agents.racing import Step, one_after_the_other
 
 pytestmark = pytest.mark.anyio
 SAFE = 33_333_333
@@ -86,6 +88,23 @@ async def test_two_that_ask_at_once_never_get_more_than_there_is(stand: Stand, a
         stand.clock.move(seconds=1)
     # What each was told last and what it had before: the greater of them may be in force.
     assert sum(share.rate_micro for share in told if share) <= 100_000_000
+
+
+async def test_whoever_asks_while_another_is_answered_knows_what_that_one_was_given(
+    stand: Stand, agents: list[Agent]
+) -> None:
+    await limit(stand, sharing="strict")
+    told = [await say(agent, demand) for agent, demand in zip(agents, (90, 1, 1), strict=True)]
+    told = [told[0], *[await say(agent, 1, lent) for agent, lent in zip(agents[1:], told[1:], strict=True)]]
+    stand.clock.move(seconds=1)
+
+    def asks(nth: int) -> Step[SharedOut]:
+        report = RateReport(API, 90_000_000, told[nth].number, told[nth].rate_micro)
+        return lambda c: share_rates(c, Documents(), agents[nth].region, [report], stand.clock.now())
+
+    first, second = await one_after_the_other(stand, asks(0), asks(1))
+    given = [answer.response.rates[0].rate_micro for answer in (first, second)]
+    assert SAFE < given[0] <= sum(given) <= 100_000_000, given
 
 
 async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(stand: Stand, agents: list[Agent]) -> None:
