@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.conditions import expectation, unless_known
@@ -16,6 +16,7 @@ from coordinator.api.inputs import Moment
 from coordinator.api.limits_documents import YAML, read_document, refuse_document, write_yaml
 from coordinator.api.queries import FLAG, PAGE, Query, a_flag, a_text, with_query
 from coordinator.domain.difference import Change
+from coordinator.domain.plan_change import LimitEffect
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.delete_subscription import delete_subscription
 from coordinator.operations.put_limits import LimitsOutcome, PutLimits, put_limits
@@ -129,6 +130,16 @@ class SubscriptionBody(Message, frozen=True):
     began_at: Moment | None = None
 
 
+class SubscriptionPut(Struct, frozen=True):
+    """What is now, and what that did to the tenant's allowances in the periods that run."""
+
+    tenant: str
+    plan: str
+    changed_at: datetime
+    began_at: datetime
+    effects: list[LimitEffect]
+
+
 class SubscriptionList(Struct, frozen=True):
     """By tenant. A list of what is, not of what was: a change between two pages shows in the second."""
 
@@ -153,7 +164,7 @@ async def get_subscription(tenant: str, coordinator: TheCoordinator, _: Reader) 
 
 @router.put(
     "/v1/subscriptions/{tenant:path}",
-    **described(body=SubscriptionBody, answers={200: Subscription, 201: Subscription}),
+    **described(body=SubscriptionBody, answers={200: SubscriptionPut, 201: SubscriptionPut}),
 )
 async def put_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
     body = await read_body(request, SubscriptionBody)
@@ -161,19 +172,21 @@ async def put_subscription_(request: Request, tenant: str, coordinator: TheCoord
     if body.began_at is not None and body.began_at > now:
         raise refused([InvalidParameter("began_at", "past", "a subscription has begun before it is put")])
     put = await coordinator.database.run(
-        lambda c: put_subscription(c, _checked(tenant), body.plan, by, now, body.began_at)
+        lambda c: put_subscription(c, coordinator.documents, _checked(tenant), body.plan, by, now, body.began_at)
     )
     if put.subscription is None:
         assert put.fault is not None
         raise refused([InvalidParameter(*put.fault)])
-    return reply(put.subscription, 201 if put.is_new else 200)
+    answer = SubscriptionPut(**structs.asdict(put.subscription), effects=list(put.effects))
+    return reply(answer, 201 if put.is_new else 200)
 
 
 @router.delete("/v1/subscriptions/{tenant:path}", **described(answers={204: None, 404: None}))
 async def delete_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
     """The tenant is on the document's default plan from then on."""
     by, now = actor_of(request, caller), coordinator.clock.now()
-    if not await coordinator.database.run(lambda c: delete_subscription(c, _checked(tenant), by, now)):
+    documents = coordinator.documents
+    if not await coordinator.database.run(lambda c: delete_subscription(c, documents, _checked(tenant), by, now)):
         return _or_not_found(None)
     return Response(status_code=204)
 

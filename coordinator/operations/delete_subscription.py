@@ -5,15 +5,20 @@ from datetime import datetime
 from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
 from coordinator.domain.audit import Action, Actor
+from coordinator.operations.change_limits import change_limits
 
 
-async def delete_subscription(connection: Connection, tenant: str, by: Actor | None, now: datetime) -> bool:
+async def delete_subscription(
+    connection: Connection, documents: Documents, tenant: str, by: Actor | None, now: datetime
+) -> bool:
     """False if it was on none: nothing changes, and no agent is told."""
     await lock_catalogue(connection)
     plan = await connection.fetchval("DELETE FROM subscription WHERE tenant = $1 RETURNING plan", tenant)
     if plan is None:
         return False
     await advance_catalogue(connection)
-    await record(connection, by, Action.SUBSCRIPTION_DELETED, tenant, {"was": plan}, now)
+    effects = await change_limits(connection, documents, tenant, now)
+    await record(connection, by, Action.SUBSCRIPTION_DELETED, tenant, {"was": plan, "effects": effects}, now)
     return True

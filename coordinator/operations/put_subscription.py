@@ -1,6 +1,7 @@
 """Put a tenant on a plan."""
 
-from datetime import datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from msgspec import structs
@@ -8,7 +9,10 @@ from msgspec import structs
 from coordinator.database.audit import record
 from coordinator.database.catalogue import advance_catalogue, lock_catalogue
 from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
 from coordinator.domain.audit import Action, Actor
+from coordinator.domain.plan_change import LimitEffect
+from coordinator.operations.change_limits import change_limits
 from coordinator.operations.read_limits import read_limits
 from coordinator.operations.read_subscriptions import Subscription, read_subscription
 from protocol.policy import Fault
@@ -20,10 +24,12 @@ class PutSubscription(NamedTuple):
     subscription: Subscription | None
     fault: Fault | None = None
     is_new: bool = False
+    effects: Sequence[LimitEffect] = ()
 
 
 async def put_subscription(
     connection: Connection,
+    documents: Documents,
     tenant: str,
     plan: str,
     by: Actor | None,
@@ -34,17 +40,20 @@ async def put_subscription(
     await lock_catalogue(connection)
     found = await read_subscription(connection, tenant)
     if found is not None and began_at not in (None, found.began_at):
-        return PutSubscription(None, Fault("began_at", "fixed", f"the subscription began at {found.began_at}"))
+        reason = f"the subscription began at {found.began_at.isoformat()}, which is kept"
+        return PutSubscription(None, Fault("began_at", "fixed", reason))
     if found is not None and found.plan == plan:
         return PutSubscription(found)
     if plan not in (await read_limits(connection)).document.plans:
         return PutSubscription(None, Fault("plan", "known", "the limits document has no such plan"))
-    put = Subscription(tenant, plan, now, found.began_at if found else began_at or now)
+    put = Subscription(tenant, plan, now, found.began_at if found else (began_at or now).astimezone(UTC))
     await connection.execute(_UPSERT, *structs.astuple(put))
     await advance_catalogue(connection)
-    details = {"plan": plan, "was": found.plan if found else None, "began_at": put.began_at}
+    effects = await change_limits(connection, documents, tenant, now)
+    was = found.plan if found else None
+    details = {"plan": plan, "was": was, "began_at": put.began_at, "effects": effects}
     await record(connection, by, Action.SUBSCRIPTION_PUT, tenant, details, now)
-    return PutSubscription(put, is_new=found is None)
+    return PutSubscription(put, is_new=found is None, effects=effects)
 
 
 _UPSERT = """

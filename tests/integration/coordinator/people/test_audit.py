@@ -62,9 +62,9 @@ async def test_every_change_is_told_with_its_request(
     assert limits["version"] == 1
     assert limits["changes"]
     assert (first, second, deleted) == (
-        {"plan": "free", "was": None},
-        {"plan": "pro", "was": "free"},
-        {"was": "pro"},
+        {"plan": "free", "was": None, "began_at": "2026-11-18T12:00:00Z", "effects": []},
+        {"plan": "pro", "was": "free", "began_at": "2026-11-18T12:00:00Z", "effects": []},
+        {"was": "pro", "effects": []},
     )
     assert added == {"weight": 1, "status": "active", "was": None}
     assert weighed == {"weight": 3, "status": "draining", "was": {"weight": 1, "status": "active"}}
