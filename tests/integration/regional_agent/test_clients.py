@@ -27,7 +27,11 @@ async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[st
         url = await listening
         region = app.state.region
         await until(lambda: region.has_epochs and region.admission.policies is not None)
-        yield url if uds is None else f"unix://{uds}"
+        address = url if uds is None else f"unix://{uds}"
+        async with AsyncClient(address) as client, asyncio.timeout(60):
+            while not (await client.check(EXPORT, mode="peek")).allowed:
+                await asyncio.sleep(0.01)  # the first request of all waits for a lease, and not for ever
+        yield address
     finally:
         server.cancel()
         await asyncio.gather(server, return_exceptions=True)

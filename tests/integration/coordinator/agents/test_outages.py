@@ -35,7 +35,7 @@ async def another_database(url: str) -> AsyncIterator[Connection]:
 
 async def rename(server: Connection, name: str, other: str) -> None:
     """What a coordinator does by itself may come back in between."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await server.fetchval("SELECT count(*) FROM pg_database WHERE datname = $1", name):
             await server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1", name)
             with suppress(asyncpg.ObjectInUseError):
