@@ -29,7 +29,7 @@ async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[st
         await until(lambda: region.has_epochs and region.admission.policies is not None)
         address = url if uds is None else f"unix://{uds}"
         async with AsyncClient(address) as client, asyncio.timeout(60):
-            while not (await client.check(EXPORT, mode="peek")).allowed:
+            while not (await client.check(EXPORT, mode="peek")).allowed:  # noqa: ASYNC110 - what is leased has no event
                 await asyncio.sleep(0.01)  # the first request of all waits for a lease, and not for ever
         yield address
     finally:
