@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
@@ -96,7 +97,7 @@ class Admits(Protocol):
     @property
     def blocks(self) -> Blocks | None: ...
     def asked(self, check: Check) -> Asked: ...
-    def submit(self, asked: Asked, on_verdict: OnVerdict) -> None: ...
+    def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None: ...
     async def decide(self, check: Check) -> Verdict: ...
     async def hold(self, hold: Hold) -> Verdict: ...
 
@@ -167,23 +168,31 @@ class Admission:
         request = Request("hold", charges, operation)
         return asked._replace(demanded=demanded, request=request, hold_ms=hold.ttl_ms)
 
-    def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
-        """Ask for a verdict, or for an exception: OperationConflict, or a bug."""
+    def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
+        """Ask so many times in a row for a verdict, or for an exception: OperationConflict, or a bug."""
+        while times and (known := self._known(asked)) is not None:
+            on_verdict(known)
+            times -= 1
+        if times:
+            pending = _Pending(self, asked, on_verdict, self._clock.monotonic_ms(), self._denials_of)
+            self._ask_store(asked, pending, times)
+
+    def _known(self, asked: Asked) -> Verdict | Exception | None:
+        """What the store need not be asked. Where it must be, it must be for the same that comes next as well."""
         if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
-            on_verdict(self._denied(blocked))
-        elif (known := self._without_store.answered_before(asked.demanded, asked.request)) is not None:
-            _tell_answer(on_verdict, asked, known)
-        elif (sliced := self._slicing.decide(asked.request)) is not None:
-            on_verdict(self._verdict(asked, sliced))
-        elif (denied := self._denied_before(asked)) is not None:
+            return self._denied(blocked)
+        if asked.request.operation is not None:
+            known = self._without_store.answered_before(asked.demanded, asked.request)
+            if known is not None:
+                return _verdict_of(asked, known)
+        if (sliced := self._slicing.decide(asked.request)) is not None:
+            return self._verdict(asked, sliced)
+        if (denied := self._denied_before(asked)) is not None:
             for each in asked.demanded:
                 if isinstance(each.charge, RateCharge):
                     self._sharing.note(each.charge, each.charge.cost, each.charge.cost)
-            on_verdict(self._verdict(asked, denied))
-        elif asked.demanded:
-            self._ask_store(asked, _Pending(self, asked, on_verdict, self._clock.monotonic_ms(), self._denials_of))
-        else:
-            on_verdict(MEETS_NO_POLICY)
+            return self._verdict(asked, denied)
+        return None if asked.demanded else MEETS_NO_POLICY
 
     def give_back(self, charges: Sequence[Charge]) -> None:
         """What was taken of rates that can have it back: no more than their burst is ever there."""
@@ -202,7 +211,7 @@ class Admission:
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     def _block_of(self, subject: Subject) -> Blocked | None:
-        return None if self.blocks is None else self.blocks.find(subject, self._clock.monotonic_ms())
+        return self.blocks.find(subject, self._clock.monotonic_ms()) if self.blocks else None
 
     def _denied(self, blocked: Blocked) -> Verdict:
         """Nothing is consumed, and nobody is asked: a block holds while the store is down, too."""
@@ -210,16 +219,17 @@ class Admission:
         ends_at_ms = blocked.ends_at_ms
         retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
         answer = answer_of(False, None, [])
-        return Verdict(msgspec.structs.replace(answer, retry_after_ms=max(1, retry_ms), blocked_by=blocked.field), [])
+        return Verdict(replace(answer, retry_after_ms=max(1, retry_ms), blocked_by=blocked.field), [])
 
     # --- with the store ----------------------------------------------------------------------------------------------
 
-    def _ask_store(self, asked: Asked, on_decision: OnDecision) -> None:
+    def _ask_store(self, asked: Asked, on_decision: OnDecision, times: int = 1) -> None:
         life = self._life.current
         if life is None:
-            on_decision(StoreUnavailable("the region has no epoch yet"))
+            for _ in range(times):
+                on_decision(StoreUnavailable("the region has no epoch yet"))
         elif asked.hold_ms is None:
-            self._gatherer.submit(life, asked.request, on_decision)
+            self._gatherer.submit(life, asked.request, on_decision, times)
         else:
             parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
             terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts, asked.beside), asked.hold_ms)
@@ -231,7 +241,7 @@ class Admission:
         if circumstances != self._denials_of:
             self._denials.clear()
             self._denials_of = circumstances
-        if not _may_be_certain(asked.request):
+        if not self._denials or not _may_be_certain(asked.request):
             return None
         now_ms = self._clock.monotonic_ms()
         kept = self._denials.find(asked.request.charges, now_ms)
@@ -251,7 +261,7 @@ class Admission:
     def decided(self, pending: "_Pending", decision: Decision | Exception) -> None:
         """The store's first answer to a check."""
         if isinstance(decision, Decision) and not decision.replayed:
-            if self._looks_again(pending, decision):
+            if not decision.allowed and self._looks_again(pending):
                 return
             self._note(pending.asked, decision)
             if not decision.allowed:
@@ -262,15 +272,13 @@ class Admission:
         else:
             self._wait(pending, decision)
 
-    def _looks_again(self, pending: "_Pending", decision: Decision) -> bool:
-        """A slice that lay here might have helped: it is back by now, and the store is asked once more."""
-        if decision.allowed or pending.looks == MOST_LOOKS:
+    def _looks_again(self, pending: "_Pending") -> bool:
+        """It was denied, and a slice that lay here might have helped: that is back, and the store is asked again."""
+        if pending.looks == MOST_LOOKS:
             return False
         if not self._slicing.give_back(pending.asked.request.charges, pending.asked_at_ms):
             return False
-        pending.looks += 1
-        pending.asked_at_ms = self._clock.monotonic_ms()
-        self._ask_store(pending.asked, pending)
+        self._ask_store(pending.asked, pending.again(self._clock.monotonic_ms()))
         return True
 
     def _conclude(self, pending: "_Pending", decision: Decision | Exception) -> None:
@@ -285,7 +293,7 @@ class Admission:
             self._without_store.decide(
                 asked.demanded,
                 asked.request,
-                partial(_tell_answer, pending.on_verdict, asked),
+                lambda answer: pending.on_verdict(_verdict_of(asked, answer)),
                 may_be_spent=isinstance(decision, NoAnswer) or _is_about(decision),
             )
         else:
@@ -330,16 +338,17 @@ class Admission:
 
     def _note(self, asked: Asked, decision: Decision) -> None:
         for each, policy in zip(asked.demanded, decision.policies, strict=True):
-            grantable = policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
-            if grantable and isinstance(each.charge, AllowanceCharge):
+            charge = each.charge
+            grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
+            if isinstance(charge, RateCharge):
+                if grantable and not asked.is_noted:
+                    self._sharing.note(charge, charge.cost, charge.cost)
+                self._sharing.look(charge, policy.available, policy.last_grant)
+            elif grantable and isinstance(charge, AllowanceCharge):
                 if not asked.is_noted:
-                    self._leasing.note(each.charge.quota, each.charge.cost, policy)
+                    self._leasing.note(charge.quota, charge.cost, policy)
                 if decision.hold is not None:
-                    self._leasing.note_held(each.charge.quota, each.charge.cost)
-            if isinstance(each.charge, RateCharge):
-                if not asked.is_noted and grantable:
-                    self._sharing.note(each.charge, each.charge.cost, each.charge.cost)
-                self._sharing.look(each.charge, policy.available, policy.last_grant)
+                    self._leasing.note_held(charge.quota, charge.cost)
         self._without_store.note(asked.demanded, decision)
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
@@ -352,7 +361,7 @@ class Admission:
         return PolicyAnswer(
             policy=each.policy.spec.name,
             quota=each.policy.quota.name,
-            kind=each.policy.quota.kind.value,
+            kind=each.policy.kind,
             allowed=policy.allowed,
             limit=policy.limit,
             remaining=policy.remaining,
@@ -393,7 +402,7 @@ async def verdict_on(admission: Admits, asked: Asked) -> Verdict:
 
 
 class _Pending:
-    """A check that the store was asked about. It is called with the answer."""
+    """A check that the store was asked about, maybe several times in a row. It is called with each answer."""
 
     __slots__ = ("_admission", "asked", "asked_at_ms", "asked_in", "looks", "on_verdict", "started_s")
 
@@ -408,6 +417,12 @@ class _Pending:
         self.looks = 1
         self.started_s = perf_counter()
 
+    def again(self, now_ms: int) -> "_Pending":
+        """For one of the answers: it is asked for once more."""
+        again = _Pending(self._admission, self.asked, self.on_verdict, now_ms, self.asked_in)
+        again.looks, again.started_s = self.looks + 1, self.started_s
+        return again
+
     def __call__(self, decision: Decision | Exception) -> None:
         """It came with those of others, whom a fault here must not harm."""
         try:
@@ -416,8 +431,8 @@ class _Pending:
             log.exception("a decision could not be told")
 
 
-def _tell_answer(on_verdict: OnVerdict, asked: Asked, answer: CheckAnswer | Exception) -> None:
-    on_verdict(answer if isinstance(answer, Exception) else Verdict(answer, asked.windows_s))
+def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
+    return answer if isinstance(answer, Exception) else Verdict(answer, asked.windows_s)
 
 
 def _is_about(decision: Exception) -> bool:
@@ -432,8 +447,10 @@ def _may_be_certain(request: Request) -> bool:
 
 def _later(decision: Decision, elapsed_ms: int) -> Decision:
     policies = [
-        policy._replace(
-            reset_ms=max(0, policy.reset_ms - elapsed_ms), retry_after_ms=max(0, policy.retry_after_ms - elapsed_ms)
+        replace(
+            policy,
+            reset_ms=max(0, policy.reset_ms - elapsed_ms),
+            retry_after_ms=max(0, policy.retry_after_ms - elapsed_ms),
         )
         for policy in decision.policies
     ]

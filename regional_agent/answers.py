@@ -78,7 +78,7 @@ class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checks: Annotated[list[Check], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
-class PolicyAnswer(Struct, frozen=True, kw_only=True):
+class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     policy: str
     quota: str
     kind: str
@@ -91,7 +91,7 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True):
     shadow: bool = False  # what it says is counted, and stops nobody
 
 
-class CheckAnswer(Struct, frozen=True, kw_only=True):
+class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
     allowed: bool
     degraded: Literal["open", "closed", "local"] | None
     policies: list[PolicyAnswer]
@@ -102,7 +102,9 @@ class CheckAnswer(Struct, frozen=True, kw_only=True):
 
 def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
     """Denied by the policy that is asked again last."""
-    denials = [] if allowed else [policy for policy in policies if not (policy.allowed or policy.shadow)]
+    if allowed:
+        return CheckAnswer(allowed=True, degraded=degraded, policies=policies, denied_by=None, retry_after_ms=0)  # type: ignore[arg-type]
+    denials = [policy for policy in policies if not (policy.allowed or policy.shadow)]
     last = max(denials, key=lambda policy: policy.retry_after_ms, default=None)
     return CheckAnswer(
         allowed=allowed,
@@ -113,7 +115,7 @@ def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer])
     )
 
 
-class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What a check alone would have been answered: its status, and its answer or the problem instead of one."""
 
     status: int
@@ -146,7 +148,7 @@ class Denial(CheckAnswer, frozen=True, kw_only=True):
     request_id: str
 
 
-class Verdict(NamedTuple):
+class Verdict(Struct, frozen=True, gc=False):
     """The answer, and for each of its policies the length of its window for the headers."""
 
     answer: CheckAnswer

@@ -1,7 +1,11 @@
-"""Up to a thousand checks at once: submitted in order, so decided in order, and answered together."""
+"""Up to a thousand checks at once: submitted in order, so decided in order, and answered together.
 
-from collections.abc import Callable, Sequence
+The same check several times in a row (it is remembered, so it is the same object) is submitted once, as a run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
 import structlog
 
@@ -32,14 +36,19 @@ class Batch:
     def submit(self, admission: Admits, checks: Sequence[Asked | Exception]) -> None:
         self._left = len(checks)
         self._items = [BatchItem(status=0)] * len(checks)
-        for place, asked in enumerate(checks):
+        end = 0
+        for _, same in groupby(checks, key=id):
+            asked, *others = same
+            begin, end = end, end + 1 + len(others)
+            places = iter(range(begin, end))
             if isinstance(asked, Exception):
-                self._tell(place, asked)
+                self._tell(places, asked)
             else:
-                admission.submit(asked, partial(self._tell, place))
+                admission.submit(asked, partial(self._tell, places), end - begin)
 
-    def _tell(self, place: int, outcome: Verdict | Exception) -> None:
-        self._items[place] = self._item(outcome)
+    def _tell(self, places: Iterator[int], outcome: Verdict | Exception) -> None:
+        """Which of a run of the same checks an outcome is for, nobody can tell: the next."""
+        self._items[next(places)] = self._item(outcome)
         self._left -= 1
         if not self._left:
             self._on_answer(BatchAnswer(items=self._items))

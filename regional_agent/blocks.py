@@ -35,10 +35,11 @@ class Blocks:
         else:
             self._values[each.field.value, each.value] = blocked
 
+    def __bool__(self) -> bool:
+        return bool(self._values or self._networks)
+
     def find(self, subject: Subject, now_ms: int) -> Blocked | None:
         """The block that lasts longest, of those that are for this subject and not over."""
-        if not self._fields and not self._lengths:
-            return None
         found = [blocked for blocked in self._all(subject) if blocked.ends_at_ms is None or blocked.ends_at_ms > now_ms]
         return max(found, key=_lasts, default=None)
 

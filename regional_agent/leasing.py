@@ -83,12 +83,14 @@ class Leasing:
 
     def note_rate(self, quota: str, units: int) -> None:
         """Of a rate nothing is leased: it is measured for whoever asks what is hot."""
-        demand = self._rates.get(quota) or Demand(self._clock.monotonic_ms())
+        demand = self._rates.get(quota)
+        if demand is None:
+            demand = self._rates[quota] = Demand(self._clock.monotonic_ms())
+            if len(self._rates) > MOST_KEYS:
+                self._rates.popitem(last=False)
+        else:
+            self._rates.move_to_end(quota)
         demand.note(units)
-        self._rates[quota] = demand
-        self._rates.move_to_end(quota)
-        if len(self._rates) > MOST_KEYS:
-            self._rates.popitem(last=False)
 
     def note_held(self, quota: str, units: int) -> None:
         want = self._want(quota)

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Iterable
 from functools import partial
 
+from msgspec.structs import replace
+
 from protocol.clock import Clock
 from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice
@@ -79,7 +81,7 @@ class Slicing:
             return decision
         pairs = zip(request.charges, decision.policies, strict=True)
         policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
-        return decision._replace(policies=policies)
+        return replace(decision, policies=policies)
 
     def _told(self, charge: Charge, policy: PolicyDecision, asked_at_ms: int, now_ms: int) -> PolicyDecision:
         slice_ = self._slices.get(charge.quota)
@@ -89,7 +91,7 @@ class Slicing:
         if not slice_.left:
             return policy
         remaining, reset_ms = slice_.told(now_ms)
-        return policy._replace(remaining=remaining, reset_ms=reset_ms)
+        return replace(policy, remaining=remaining, reset_ms=reset_ms)
 
     def give_back(self, charges: Iterable[Charge], asked_at_ms: int) -> bool:
         """All that lies here of them. True if anything went back since then: the store may decide otherwise by now."""
@@ -129,8 +131,10 @@ class Slicing:
 
     def _is_hot(self, charges: Iterable[Charge], now_ms: int) -> bool:
         """All of them are: a request that needs the store for one of them needs it for all."""
-        may_slice = all(isinstance(charge, RateCharge) and charge.may_slice for charge in charges)
-        return may_slice and min(self._heat.note(charge.quota, now_ms) for charge in charges) >= HOT
+        for charge in charges:
+            if not (isinstance(charge, RateCharge) and charge.may_slice):
+                return False
+        return min([self._heat.note(charge.quota, now_ms) for charge in charges]) >= HOT
 
     def _slice(
         self, charges: Iterable[Charge], policies: Iterable[PolicyDecision], asked_at_ms: int, now_ms: int

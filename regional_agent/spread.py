@@ -71,13 +71,14 @@ class SpreadAdmission:
     async def hold(self, hold: Hold) -> Verdict:
         return await verdict_on(self, self._cells[0].admission.asked_to_hold(hold))
 
-    def submit(self, asked: Asked, on_verdict: OnVerdict) -> None:
+    def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
         asked = without_strangers(asked)
         steps = self._steps(asked)
         if len(steps) <= 1:
             cell = steps[0].cell if steps else self._cells[0]
-            cell.admission.submit(asked, on_verdict)
-        else:
+            cell.admission.submit(asked, on_verdict, times)
+            return
+        for _ in range(times):
             task = asyncio.get_running_loop().create_task(self._over(asked, steps, on_verdict))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)

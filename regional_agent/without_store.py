@@ -43,10 +43,10 @@ class WithoutStore:
 
     def note(self, demanded: Sequence[Demanded], decision: Decision) -> None:
         """What the store says of allowances, for the time when it does not."""
-        now_ms = self._clock.monotonic_ms()
         for each, policy in zip(demanded, decision.policies, strict=True):
-            if _mode(each) is StoreFailure.LOCAL and isinstance(each.charge, AllowanceCharge):
-                self.allowances.note(each.charge.quota, policy.available, now_ms + policy.reset_ms)
+            if isinstance(each.charge, AllowanceCharge) and _mode(each) is StoreFailure.LOCAL:
+                until_ms = self._clock.monotonic_ms() + policy.reset_ms
+                self.allowances.note(each.charge.quota, policy.available, until_ms)
 
     def decide(
         self, demanded: Sequence[Demanded], request: Request, on_answer: OnAnswer, *, may_be_spent: bool
@@ -202,7 +202,7 @@ def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
     return PolicyAnswer(
         policy=each.policy.spec.name,
         quota=each.policy.quota.name,
-        kind=each.policy.quota.kind.value,
+        kind=each.policy.kind,
         allowed=allowed,
         limit=charge.burst if isinstance(charge, RateCharge) else charge.limit,
         remaining=0,

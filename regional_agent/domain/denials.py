@@ -39,5 +39,8 @@ class Denials(Generic[D]):
         kept = self._kept.get(demand)
         return kept if kept is not None and now_ms < kept.until_ms else None
 
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
     def clear(self) -> None:
         self._kept.clear()

@@ -40,5 +40,8 @@ class Remembered(Generic[K, V]):
         self._young.clear()
         self._old.clear()
 
+    def __bool__(self) -> bool:
+        return bool(self._young or self._old)
+
     def __len__(self) -> int:
         return len(self._young.keys() | self._old.keys())

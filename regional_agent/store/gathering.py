@@ -23,15 +23,18 @@ class Gatherer:
         self._requests: list[Request] = []
         self._on_decisions: list[OnDecision] = []
 
-    def submit(self, life: Life, request: Request, on_decision: OnDecision) -> None:
-        """The decision, or why there is none, is told in a later turn; `on_decision` must not raise."""
-        if self._life != life or len(self._requests) == MOST_REQUESTS:
-            self._send()
-        if not self._requests:
-            self._life = life
-            asyncio.get_running_loop().call_soon(self._send)
-        self._requests.append(request)
-        self._on_decisions.append(on_decision)
+    def submit(self, life: Life, request: Request, on_decision: OnDecision, times: int = 1) -> None:
+        """Each decision, or why there is none, is told in a later turn; `on_decision` must not raise."""
+        while times:
+            if self._life != life or len(self._requests) == MOST_REQUESTS:
+                self._send()
+            if not self._requests:
+                self._life = life
+                asyncio.get_running_loop().call_soon(self._send)
+            fitting = min(times, MOST_REQUESTS - len(self._requests))
+            self._requests += [request] * fitting
+            self._on_decisions += [on_decision] * fitting
+            times -= fitting
 
     def _send(self) -> None:
         requests, on_decisions = self._requests, self._on_decisions

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare
 from protocol.outcomes import DenialReason, HoldOutcome
@@ -169,7 +171,7 @@ class Request(NamedTuple):
         return self.mode == "enforce" and self.operation is None
 
 
-class PolicyDecision(NamedTuple):
+class PolicyDecision(Struct, frozen=True, gc=False):
     """In the order in which check.lua packs it."""
 
     code: int  # why not; 0: allowed
@@ -190,7 +192,7 @@ class PolicyDecision(NamedTuple):
         return REASONS[self.code]
 
 
-class Decision(NamedTuple):
+class Decision(Struct, frozen=True, gc=False):
     allowed: bool
     replayed: bool
     policies: list[PolicyDecision]
@@ -606,7 +608,7 @@ def _unpacked(reply: bytes, requests: Sequence[Request]) -> Iterator[Decision | 
         if request.hold is not None and outcome != _DENIED:
             held, at = _held(reply, at)
         end = at + _POLICY.size * len(request.charges)
-        policies = [PolicyDecision._make(each) for each in _POLICY.iter_unpack(reply[at:end])]
+        policies = [PolicyDecision(*_POLICY.unpack_from(reply, begin)) for begin in range(at, end, _POLICY.size)]
         at = end
         yield Decision(outcome != _DENIED, outcome == _REPLAYED, policies, held)
 

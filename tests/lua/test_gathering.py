@@ -55,6 +55,18 @@ async def test_more_than_one_call_may_hold_are_several(
     assert sum(decision.allowed for decision in decisions) == 10
 
 
+async def test_a_run_that_is_longer_than_a_call_may_be_goes_on_in_the_next(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await scripts.check(life, "peek", [TOKEN])
+    before, told, gatherer = connection.calls, list[Decision | Exception](), Gatherer(scripts, guard())
+    gatherer.submit(life, asked(TOKEN), told.append, 3 * MOST_REQUESTS - 1)
+    await gatherer.decide(life, asked(TOKEN))  # in the last of them
+    assert connection.calls == before + 3
+    assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 10 + [False] * (len(told) - 10)
+    assert len(told) == 3 * MOST_REQUESTS - 1
+
+
 RUN: dict[str, Charge] = {
     **{algorithm: RateCharge("run", 2, 1_000, 9, algorithm, 60_000) for algorithm in RateAlgorithm},
     "allowance": AllowanceCharge("run", 2, 1000, DIMENSIONS),

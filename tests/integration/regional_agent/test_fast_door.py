@@ -167,6 +167,18 @@ async def test_a_batch_is_decided_in_order(doors: Doors, client: str) -> None:
     assert [item["status"] for item in answer.json()["items"]] == [200, 200, 429, 200, 429]  # of ten
 
 
+@pytest.mark.parametrize("client", ["fast", "slow"])
+async def test_the_same_check_many_times_in_a_row_is_decided_each_time(doors: Doors, client: str) -> None:
+    """More often than one call to the store may hold, and with another between."""
+    subject = {"tenant": TENANTS[client], "route": "/v1/search"}
+    one, two = {"subject": subject}, {"subject": subject, "cost": 2}
+    answer = await doors.post(getattr(doors, client), {"checks": [one] * 3 + [two] + [one] * 100}, "/v1/check:batch")
+    items = answer.json()["items"]
+    left = [item["answer"]["policies"][0]["remaining"] for item in items if item["status"] == 200]
+    assert left == [9, 8, 7, 5, 4, 3, 2, 1, 0]  # of ten
+    assert [item["status"] for item in items[len(left) :]] == [429] * 95
+
+
 BROKEN = {
     "no JSON": (b'{"subject"', {}),
     "no UTF-8": (b'{"subject": {"tenant": "\xff"}}', {}),
