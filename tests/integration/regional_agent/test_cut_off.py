@@ -1,0 +1,81 @@
+"""A region that is cut off under load: what it admits meanwhile, what it answers then, and how its books come right.
+
+So many seconds it is cut off: LEASEHOLD_TEST_CUT_S, or a few. With 60 its lease runs out as well.
+"""
+
+import asyncio
+import os
+from collections import Counter
+from typing import Any
+
+import pytest
+import structlog
+
+from tests.integration.regional_agent.conftest import Agent, World
+
+pytestmark = pytest.mark.anyio
+log = structlog.get_logger()
+CUT_S = float(os.environ.get("LEASEHOLD_TEST_CUT_S", "2"))
+PRINTS = "prints:tenant=acme"
+ASK = {"tenant": "acme", "route": "/v1/prints"}
+LIMIT = 200
+
+
+async def leased(agent: Agent) -> int:
+    """What it may still spend, as its store has it."""
+    assert agent.region.life.current is not None
+    fields = await agent.region.scripts.lease_fields(agent.region.life.current, PRINTS)
+    total = {name: int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held")}
+    return total["granted"] + total["overage"] - total["consumed"] - total["returned"] - total["held"]
+
+
+async def until_leased(agent: Agent, units: int) -> None:
+    """Asked again where a reply takes longer than a request waits."""
+    for _ in range(100):
+        if (await agent.check(ASK, cost=units, mode="peek")).status_code == 200:
+            return
+    raise AssertionError(f"{await leased(agent)} of {units}")
+
+
+async def ask(agent: Agent, answers: Counter[int]) -> None:
+    answers[(await agent.check(ASK)).status_code] += 1
+    await asyncio.sleep(0.02)
+
+
+async def until_booked(world: World, units: int) -> dict[str, Any]:
+    """Books without drift, in which all of it is."""
+    for _ in range(3_000):
+        [period] = (await world.admin.get("/v1/periods")).json()["data"]
+        found = (await world.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
+        quota: dict[str, Any] = next(each for each in found["quotas"] if each["quota_key"] == PRINTS)
+        if (found["drift"], quota["consumed"]) == (0, units):
+            return quota
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{units} were admitted: {found}")
+
+
+async def test_a_region_that_is_cut_off_spends_its_lease_and_no_more_and_then_denies(world: World) -> None:
+    quotas = [{"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month"}]
+    policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]
+    await world.try_out({"quotas": quotas, "policies": policies})
+    cut, other = await world.agent("us-east"), await world.agent("eu-west")
+    for agent, units in ((cut, 60), (other, 40)):
+        await until_leased(agent, units)
+    now, before, after = asyncio.get_running_loop().time, Counter[int](), Counter[int]()
+    for _ in range(5):
+        await ask(cut, before)
+
+    world.weather.swallows_requests = True
+    begun_s, lease = now(), await leased(cut)
+    while now() < begun_s + CUT_S or not after[429]:
+        await ask(cut, after)
+    assert before[200] == 5
+    assert set(after) <= {200, 429}
+    assert 0 < after[200] <= lease
+
+    world.weather.swallows_requests = False
+    healed_s = now()
+    quota = await until_booked(world, before[200] + after[200])
+    log.info("cut off", s=healed_s - begun_s, lease=lease, answers=dict(after), no_drift_after_s=now() - healed_s)
+    assert quota["overage"] == 0
+    assert (await other.check(ASK)).status_code == 200
