@@ -71,7 +71,7 @@ CHANGES: Mapping[str, str] = {
     "lane": "last_seq last_hash head",
     "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
-        consumed written_off adjustment credited moves""",
+        consumed written_off adjustment credited extended beyond moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
     "policy_version": "version",
@@ -81,7 +81,7 @@ CHANGES: Mapping[str, str] = {
     "verification": "finished_at result",
     "export": "finished_at reached rows bytes sha256 marks",
     "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
-        region_consumed region_returned quarantined""",
+        beyond region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "webhook": "paused secret previous_secret previous_until",

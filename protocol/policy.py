@@ -107,6 +107,7 @@ class Rate(NamedTuple):
     window_ms: int = 0
 
 
+HARD, SOFT = "hard", "soft"  # caps of an allowance
 LimitValue = int | str
 Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
 Limit = LimitValue | dict[str, LimitValue]
@@ -118,7 +119,7 @@ class QuotaSpec(Part, frozen=True):
     limit: Limit
     period: str | None = None
     time_zone: str = "UTC"
-    cap: str | dict[str, int] = "hard"
+    cap: str | dict[str, int] = HARD
     mode: str = "leased"
     horizon: str = "10s"
     durability: str = "exact"
@@ -280,6 +281,13 @@ def parse_portion(text: int | str) -> Portion:
     return Portion(percent=int(found[1]))
 
 
+def extension_of(quota: QuotaSpec) -> int:
+    """How many units may be admitted beyond the limit."""
+    if isinstance(quota.cap, dict):
+        return quota.cap.get("overage", 0)
+    return MAX_UNITS if quota.cap == SOFT else 0
+
+
 def thresholds_of(quota: QuotaSpec) -> Sequence[Portion]:
     return DEFAULT_THRESHOLDS if quota.thresholds is None else [parse_portion(each) for each in quota.thresholds]
 
@@ -396,6 +404,8 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
         yield from _faults_of_sharing(f"{where}.sharing", quota)
     if quota.kind is not QuotaKind.ALLOWANCE and quota.thresholds is not None:
         yield Fault(f"{where}.thresholds", "allowance", "only of an allowance it is counted how much of it was used")
+    if quota.kind is not QuotaKind.ALLOWANCE and quota.cap != HARD:
+        yield Fault(f"{where}.cap", "allowance", "only of an allowance more than its limit can be had, and billed")
 
 
 def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
@@ -415,11 +425,22 @@ def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
         yield from _unserved(f"{where}.period", quota.period, served=tuple(PeriodKind), planned=())
     if reason := why_not_for_periods(quota.time_zone):
         yield Fault(f"{where}.time_zone", "zone", reason)
-    if quota.cap != "hard":
-        yield Fault(f"{where}.cap", "supported", "this version knows the hard cap only")
+    yield from _faults_of_cap(f"{where}.cap", quota.cap)
     yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
     yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
     yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
+
+
+def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:
+    if cap in (HARD, SOFT):
+        return
+    if isinstance(cap, dict) and list(cap) == ["overage"]:
+        if not 0 <= cap["overage"] <= MAX_UNITS:
+            yield Fault(f"{where}.overage", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
+    elif isinstance(cap, dict) and "overdraft" in cap:
+        yield Fault(f"{where}.overdraft", "supported", "this version knows no overdraft of a region that is cut off")
+    else:
+        yield Fault(where, "known", f"write {HARD}, {SOFT}, or {{overage: 500}}: so far beyond the limit")
 
 
 def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:

@@ -132,7 +132,17 @@ async def lock_pools(
     if missing:
         await _insert_pools(connection, missing)
         found |= await _pools(connection, _LOCK_POOLS, missing)
+    await _count_late(connection, found)
     return found | await _closed_pools(connection, {*keys, *must_exist} - found.keys())
+
+
+async def _count_late(connection: Connection, found: Mapping[Key, LockedPool]) -> None:
+    """Of the few that have to do with closed periods. Who books what comes late holds both pools: it stands still."""
+    about = [key for key, (pool, _, closed_at, _) in found.items() if closed_at or pool.carried_in or pool.correction]
+    if about:
+        rows = await connection.fetch(_LATE, [key.quota for key in about], [key.period for key in about])
+        for key, row in zip(about, rows, strict=True):
+            found[key].pool.late, found[key].pool.late_included = row["late"], row["late_included"]
 
 
 async def look_at_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
@@ -525,6 +535,8 @@ POOL_COLUMNS = (
     "written_off",
     "adjustment",
     "credited",
+    "extended",
+    "beyond",
 )
 LEASE_COLUMNS = (
     "granted",
@@ -572,6 +584,7 @@ CORRECTION_COLUMNS = (
     "written_off",
     "replaced",
     "recovered",
+    "beyond",
     "region_consumed",
     "region_returned",
     "quarantined",
@@ -613,6 +626,13 @@ FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN period ON period.id = asked.period
 JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
 ORDER BY pool.period, pool.quota
+"""
+_LATE = """
+SELECT (SELECT coalesce(sum(consumed), 0)::bigint FROM correction
+        WHERE (correction.quota, correction.period) = (asked.quota, asked.period)) AS late,
+    (SELECT coalesce(sum(consumed - beyond), 0)::bigint FROM correction
+        WHERE (correction.quota, correction.charge_period) = (asked.quota, asked.period)) AS late_included
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quota, period, place) ORDER BY place
 """
 _LOCK_POOLS = f"{_POOLS} FOR SHARE OF period FOR UPDATE OF pool"
 _LOCK_FREE_POOLS = f"{_POOLS} FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED"

@@ -77,6 +77,22 @@ def fund(entry: Entry, pool: Pool, limit: int) -> None:
     post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 
+def extend(entry: Entry, pool: Pool, at_most: int, need: int) -> None:
+    """What is soft goes on: before the pool is short, and as far as its cap lets it. Like a limit, one that was lowered
+    takes only what nobody holds.
+    """
+    surplus = min(max(0, pool.extended - at_most), pool.unallocated)
+    post(entry, pool, None, Account.UNALLOCATED, Account.EXTENSION, surplus, Cause.RETRACTED)
+    if pool.grantable < need:
+        units = min(2 * need - pool.grantable, max(0, at_most - pool.extended))
+        post(entry, pool, None, Account.EXTENSION, Account.UNALLOCATED, units, Cause.EXTENDED)
+
+
+def needed(limit: int, waiting: int, demand_milli: int, horizon_ms: int) -> int:
+    """So much lies ready where there is always more: nobody is asked to give anything back."""
+    return max(limit // 4 + 1, waiting, units_in(demand_milli, horizon_ms))
+
+
 def grant(entry: Entry, pool: Pool, lease: Lease, units: int) -> None:
     post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
     if units:

@@ -4,7 +4,7 @@ Units only ever move from one account to another, and `post` is the one place wh
 lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
 lease is at any time what its transfers add up to:
 
-    pool    funded + adjustment + overage + carried_in + correction
+    pool    funded + extended + adjustment + overage + carried_in + correction
             = unallocated + outstanding + suspense + carried + carried_out + estimated + consumed + written_off
     lease   granted + overage
             = consumed + returned + outstanding + suspense + carried_out + estimated + written_off
@@ -42,6 +42,7 @@ class Account(StrEnum):
     CARRIED_OUT = "carried_out"
     CORRECTION = "correction"
     ADJUSTMENT = "adjustment"
+    EXTENSION = "extension"
 
 
 class Cause(StrEnum):
@@ -63,6 +64,8 @@ class Cause(StrEnum):
     REPLACES_WRITE_OFF = "replaces_write_off"  # what a closed period had given up was used after all
     CREDITED = "credited"  # by two people, as what follows
     DEBITED = "debited"
+    EXTENDED = "extended"  # beyond the limit, because its cap is soft
+    RETRACTED = "retracted"
 
 
 class Key(NamedTuple):
@@ -89,11 +92,29 @@ class Pool:
     written_off: int = 0
     adjustment: int = 0  # net: where more was debited than credited it is below zero
     credited: int = 0  # of that, what can be spent
+    extended: int = 0  # what can be spent beyond the limit, as far as anybody needed it: the cap is soft
+    beyond: int = 0  # of what was consumed in the period, what is overage: the rest is within the limit
+    # Of what was consumed, what belongs to closed periods; and of a closed period, what came late and is within its
+    # limit. Counted from the corrections, under the pool's lock.
+    late: int = field(default=0, compare=False)
+    late_included: int = field(default=0, compare=False)
 
     @property
     def spendable(self) -> int:
         """In the whole period: its limit, and what people have credited beyond it."""
         return self.funded + self.credited
+
+    @property
+    def used(self) -> int:
+        """In the period itself, as far as it is booked here."""
+        return self.consumed - self.late
+
+    @property
+    def included_left(self) -> int:
+        """So much more is within the limit. Before anybody has asked for any of it, nothing says what that is."""
+        if self.spendable <= 0:
+            return MAX_UNITS
+        return max(0, self.spendable - (self.used - self.beyond) - self.late_included)
 
     @property
     def grantable(self) -> int:
@@ -102,7 +123,7 @@ class Pool:
 
     @property
     def balances(self) -> bool:
-        came = self.funded + self.adjustment + self.overage + self.carried_in + self.correction
+        came = self.funded + self.extended + self.adjustment + self.overage + self.carried_in + self.correction
         waits = self.unallocated + self.outstanding + self.suspense + self.carried
         return came == waits + self.carried_out + self.estimated + self.consumed + self.written_off
 
@@ -183,6 +204,7 @@ class Correction:
     written_off: int = 0
     replaced: int = 0  # of the closed books' estimates: so much gave way to the truth
     recovered: int = 0  # likewise of what they had written off
+    beyond: int = 0  # of what was consumed, what is beyond the limit of its own period
     region_consumed: int = 0
     region_returned: int = 0
     quarantined: bool = False
@@ -211,6 +233,34 @@ class Line(Struct, frozen=True):
     units: int
     minute: int | None = None
     dimensions: dict[str, str] | None = None
+
+
+COUNTED_AS, OVERAGE = "counted_as", "overage"  # a dimension, and its only value: all else is within the limit
+
+
+class Split(NamedTuple):
+    """Lines, each of which is within the limit or beyond it; and how many units are beyond."""
+
+    lines: Sequence[Line]
+    beyond: int
+
+
+def split(lines: Sequence[Line], included_left: int) -> Split:
+    """In the order in which they are booked. What is decided here is decided for ever: it is booked with the line."""
+    units = sum(line.units for line in lines)
+    if units <= included_left:
+        return Split(lines, 0)
+    return Split(list(_split(lines, included_left)), units - included_left)
+
+
+def _split(lines: Iterable[Line], left: int) -> Iterator[Line]:
+    for line in lines:
+        included = min(line.units, left)
+        left -= included
+        if included:
+            yield Line(included, line.minute, line.dimensions)
+        if line.units > included:
+            yield Line(line.units - included, line.minute, (line.dimensions or {}) | {COUNTED_AS: OVERAGE})
 
 
 class Transfer(Struct, frozen=True):
@@ -276,6 +326,7 @@ _OUTSIDE = {
     Account.CARRIED_IN: "carried_in",
     Account.CORRECTION: "correction",
     Account.ADJUSTMENT: "adjustment",
+    Account.EXTENSION: "extended",
 }
 _MAY_BE_NEGATIVE = {"adjustment"}  # what was debited can be more than what was credited
 _IN_LEASE = {
@@ -345,6 +396,13 @@ def drain_lines(entry: Entry, pool: Pool, lease: Lease, dst: Account, lines: Seq
     if units > lease.unaccounted:
         raise Overdrawn(f"{units} to {dst} of {lease.key}, of which {lease.unaccounted} are unaccounted for")
     take(entry, pool, lease, dst, lines, [Source(src, getattr(lease, src), cause) for src in DRAINED])
+
+
+def use(entry: Entry, pool: Pool, lease: Lease, lines: Sequence[Line]) -> None:
+    """Usage of the period itself: within the limit as far as that goes, in whatever order regions report it."""
+    told, beyond = split(lines, pool.included_left)
+    drain_lines(entry, pool, lease, Account.CONSUMED, told, Cause.USAGE)
+    pool.beyond += beyond
 
 
 class Source(NamedTuple):

@@ -33,6 +33,7 @@ from coordinator.domain.books import (
     Source,
     movement,
     post,
+    split,
     take,
 )
 from coordinator.domain.reconciliation import Finding
@@ -189,6 +190,7 @@ class Late:
     past: Sequence[Correction]  # in periods that are closed as well
     book: Correction  # in the open one
     pool: Pool  # to which that belongs
+    closed: Pool  # that of the lease
     returns_count: bool  # of a store that lost data, what was returned may have been spent as well
     has_changed: bool = False
 
@@ -222,6 +224,7 @@ def late_of(
     open_pools: Mapping[Key, Pool],
     now: datetime,
     *,
+    closed: Pool,
     returns_count: bool,
 ) -> Late:
     """`corrections`: of this lease. What was carried waits in the newest, and as long as the period of that is not
@@ -237,7 +240,7 @@ def late_of(
         book = newest
     past = [each for each in in_order if each is not book]
     lease.region_consumed, lease.region_returned = book.region_consumed, book.region_returned
-    return Late(lease, closed_at, past, book, open_pools[book.key], returns_count)
+    return Late(lease, closed_at, past, book, open_pools[book.key], closed, returns_count)
 
 
 def settle_late(
@@ -287,17 +290,24 @@ def _reason(
 
 
 def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
-    """What nothing is left for was used all the same: it is a correction from outside."""
+    """What nothing is left for was used all the same: it is a correction from outside. Whether it is within the limit
+    is judged by that of its own period.
+    """
     book = late.book
+    units = sum(line.units for line in lines)
+    told, beyond = split(lines, late.closed.included_left)
     sources = (
         Source(Account.CARRIED, book.carried, Cause.USAGE),
         Source(Account.ESTIMATED, book.estimated, Cause.USAGE),
         Source(Account.CORRECTION, late.estimated, Cause.REPLACES_ESTIMATE),
         Source(Account.WRITTEN_OFF, book.written_off, Cause.USAGE),
         Source(Account.CORRECTION, late.written_off, Cause.REPLACES_WRITE_OFF),
-        Source(Account.CORRECTION, sum(line.units for line in lines), Cause.USAGE),
+        Source(Account.CORRECTION, units, Cause.USAGE),
     )
-    _count(book, take(entry, late.pool, book, Account.CONSUMED, lines, sources))
+    _count(book, take(entry, late.pool, book, Account.CONSUMED, told, sources))
+    book.beyond += beyond
+    late.pool.late += units
+    late.closed.late_included += units - beyond
 
 
 def return_late(entry: Entry, late: Late, units: int) -> None:

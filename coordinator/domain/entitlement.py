@@ -17,6 +17,7 @@ from protocol.policy import (
     QuotaKind,
     QuotaSpec,
     Sharing,
+    extension_of,
     limit_of,
     parse_duration_ms,
     parse_rate,
@@ -80,6 +81,7 @@ class Entitlement(NamedTuple):
     horizon_ms: int
     is_overridden: bool = False  # it may be over when another period begins
     written: tuple[Period, ...] = ()  # the newest of the calendar that are in the books
+    extension: int = 0  # so many units may be admitted beyond the limit
 
 
 def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
@@ -102,7 +104,8 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     is_overridden = _override(catalogue, quota_key) is not None
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
-    return Entitlement(calendar, limit, parse_duration_ms(spec.horizon), is_overridden, written)
+    horizon_ms = parse_duration_ms(spec.horizon)
+    return Entitlement(calendar, limit, horizon_ms, is_overridden, written, extension_of(spec))
 
 
 def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:

@@ -380,7 +380,8 @@ def lates_of(
     for lease in leases:
         if closed_at := pools[lease.key].closed_at:
             about = known[lease.epoch, lease.key]
-            yield late_of(lease, closed_at, about, open_pools, now, returns_count=not lane.lost_data)
+            closed, returns_count = pools[lease.key].pool, not lane.lost_data
+            yield late_of(lease, closed_at, about, open_pools, now, closed=closed, returns_count=returns_count)
 
 
 def _new_leases(works: Iterable[Work], leases: Mapping[tuple[int, Key], Lease], now: datetime) -> Iterator[Lease]:

@@ -37,6 +37,7 @@ class ExportRow(NamedTuple):
     seq: int | None
     line: int | None
     part: int
+    counted_as: str
 
 
 _encoder = msgspec.json.Encoder()

@@ -13,9 +13,11 @@ from coordinator.domain.allocation import (
     Ask,
     decayed,
     demand_milli_of,
+    extend,
     fund,
     grant,
     grant_units,
+    needed,
     units_in,
 )
 from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
@@ -122,7 +124,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     if refusal:
         return refusal
     want, pool = wanted.want, shelf.pool
-    fund(report, pool, wanted.entitlement.limit)
+    _fund(report, pool, wanted)
     units = min(lease.room, _units_for(wanted, lease, shelf, now))
     grant(report, pool, lease, units)
     arrived(units, lease.region, shelf.division.moves)
@@ -133,6 +135,14 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     elif shelf.grantable or any(map(shelf.spare_of, shelf.others)):
         return None
     return GrantRefusal.EXHAUSTED if is_unmet else None
+
+
+def _fund(report: Report, pool: Pool, wanted: Wanted) -> None:
+    limit, extension = wanted.entitlement.limit, wanted.entitlement.extension
+    fund(report, pool, limit)
+    if extension or pool.extended:
+        need = needed(limit, wanted.waiting, wanted.want.demand_milli, wanted.entitlement.horizon_ms)
+        extend(report, pool, extension, need)
 
 
 def _units_for(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> int:

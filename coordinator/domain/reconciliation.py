@@ -8,7 +8,7 @@ Beside them stands the chain: each lane's reports are numbered without a gap and
 one word for all of it. Whatever is not balanced is listed, so that people know where to look.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -44,7 +44,7 @@ class Chain(StrEnum):
 SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
 CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
-POOL = ("funded", "adjustment", "carried_in", "correction", "unallocated", "carried", *SHARED)
+POOL = ("funded", "extended", "adjustment", "carried_in", "correction", "unallocated", "carried", *SHARED)
 
 
 class PoolRow(NamedTuple):
@@ -53,6 +53,7 @@ class PoolRow(NamedTuple):
     tenant: str | None
     accounts: Mapping[str, int]  # of POOL
     credited: int = 0  # of its `adjustment`, what can be spent
+    beyond: int = 0  # of what was consumed in the period, what is overage
 
 
 class LeaseRow(NamedTuple):
@@ -76,6 +77,7 @@ class CorrectionRow(NamedTuple):
     region: str
     accounts: Mapping[str, int]  # of CORRECTION
     drift: int  # what the region says it consumed, less what all periods have booked of that
+    beyond: int = 0
 
 
 class Adjusted(NamedTuple):
@@ -91,6 +93,14 @@ class AdjustmentRow(NamedTuple):
 
     quota: str
     adjusted: Adjusted
+
+
+class Overage(NamedTuple):
+    """What is told apart as overage among the usage of a pool, by the period that it is of."""
+
+    quota: str
+    charge_period: str
+    units: int
 
 
 class Moved(NamedTuple):
@@ -143,6 +153,7 @@ class Books(NamedTuple):
     misrolled: Sequence[Misrolled] = ()
     corrections: Sequence[CorrectionRow] = ()
     adjustments: Sequence[AdjustmentRow] = ()
+    overages: Sequence[Overage] = ()
 
 
 # --- what finance gets ------------------------------------------------------------------------------------------------
@@ -182,6 +193,8 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     carried_out: int
     correction: int  # used in periods that are closed, beyond what was carried
     adjustment: int  # credits and write-offs, less debits
+    extended: int  # what could be spent beyond the limit, as far as anybody needed it
+    beyond: int  # of `consumed`, what was used in the period beyond its limit: overage
     regions: list[RegionAccount]
 
 
@@ -217,6 +230,7 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
     findings = [
         *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, adjusted, sums)),
         *(each for pool in books.pools for each in _faults_of_adjustments(pool, adjusted[pool.quota])),
+        *_faults_of_overage(period, books),
         *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
         *(finding for correction in books.corrections for finding in _faults_of_correction(correction, sums)),
         *(finding for quota in quotas for finding in _faults_of_regions(quota)),
@@ -257,12 +271,15 @@ class Sums:
     def _move_of_lease(self, key: tuple[str, int], each: Moved) -> None:
         _move(self.of_lease[key], each)
         self.of_lease[key]["granted"] += each.units * ((each.src, each.dst) == ("unallocated", "outstanding"))
-        self.of_lease[key]["returned"] += each.units * (each.dst == "unallocated" and each.src != "funding")
+        self.of_lease[key]["returned"] += each.units * (each.dst == "unallocated" and each.src not in _OF_POOLS)
         self.usage[key] += each.units * (each.cause == "usage")
 
 
+_OF_POOLS = ("funding", "extension")  # what a report moves there is of no lease
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded"} | {name: name for name in ("overage", "carried_in", "correction", "adjustment")}
+_SOURCES = {"funding": "funded", "extension": "extended"} | {
+    name: name for name in ("overage", "carried_in", "correction", "adjustment")
+}
 
 
 def _move(accounts: dict[str, int], each: Moved) -> None:
@@ -302,6 +319,19 @@ def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
         if approved != kept:
             reason = f"the pool's {account} is {kept}, what was approved makes {approved}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
+    """Of the period itself a pool counts it, of closed ones their corrections."""
+    kept = Counter[tuple[str, str]]({(pool.quota, period): pool.beyond for pool in books.pools})
+    for each in books.corrections:
+        kept[each.quota, each.charge_period] += each.beyond
+    told = {(quota, charge_period): units for quota, charge_period, units in books.overages}
+    for quota, charge_period in sorted(kept.keys() | told.keys()):
+        booked, counted = told.get((quota, charge_period), 0), kept[quota, charge_period]
+        if booked != counted:
+            reason = f"{counted} units of {charge_period} are counted as overage, and {booked} are booked as such"
+            yield Finding(Word.PROJECTION, quota, None, reason)
 
 
 def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Finding]:
@@ -368,6 +398,7 @@ def _quota_account(
         quota=pool.name,
         quota_key=pool.quota,
         tenant=pool.tenant,
+        beyond=pool.beyond,
         regions=[
             _region_account(
                 name,
@@ -385,7 +416,7 @@ def _quota_account(
 
 _OF_QUOTA = (
     *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
-    *("carried_in", "carried", "carried_out", "correction", "adjustment"),
+    *("carried_in", "carried", "carried_out", "correction", "adjustment", "extended"),
 )
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
 

@@ -27,9 +27,9 @@ from coordinator.domain.books import (
     Movement,
     Pool,
     drain,
-    drain_lines,
     movement,
     post,
+    use,
 )
 from coordinator.domain.closing import Late, return_late, use_late
 from coordinator.domain.entitlement import tenant_of
@@ -153,7 +153,7 @@ def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:
 
 def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, now: datetime) -> None:
     cover(entry, pool, lease, consumed)
-    drain_lines(entry, pool, lease, Account.CONSUMED, [unattributed(lease.key, consumed, now)], Cause.USAGE)
+    use(entry, pool, lease, [unattributed(lease.key, consumed, now)] if consumed else [])
 
 
 def unattributed(key: Key, units: int, now: datetime) -> Line:

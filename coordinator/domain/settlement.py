@@ -20,9 +20,9 @@ from coordinator.domain.books import (
     Pool,
     Report,
     drain,
-    drain_lines,
     movement,
     post,
+    use,
 )
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import FrozenBatch, FrozenLease
@@ -246,7 +246,7 @@ def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int) -> None:
 
 
 def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:
-    drain_lines(report, pool, lease, Account.CONSUMED, lines_within(frozen), Cause.USAGE)
+    use(report, pool, lease, lines_within(frozen))
 
 
 def lines_within(frozen: FrozenLease) -> list[Line]:

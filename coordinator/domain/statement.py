@@ -3,7 +3,9 @@
 A line is what was moved for one reason, of one quota, in one region, for one period of use. Billed is their sum:
 
     usage       used in the period, and booked in it
+    overage     likewise, beyond the limit
     late_usage  used in a period that is closed, and booked in this one
+    late_overage  likewise, beyond the limit of that period
     estimated   charged by two people for what a region never accounted for, as far as no evidence took its place
     replaced    below zero: an earlier statement billed it as an estimate, and the truth has come since
     credit      0: two people gave more units to spend, and what is spent of them is usage
@@ -28,7 +30,9 @@ from coordinator.domain.adjusting import AdjustmentKind
 
 class LineKind(StrEnum):
     USAGE = "usage"
+    OVERAGE = "overage"
     LATE_USAGE = "late_usage"
+    LATE_OVERAGE = "late_overage"
     ESTIMATED = "estimated"
     REPLACED = "replaced"
     CREDIT = "credit"

@@ -17,6 +17,7 @@ from coordinator.domain.reconciliation import LEASE, POOL, Books, Sums, Word, re
 
 SOURCES = (
     "funded",
+    "extended",
     "overage",
     "carried_in",
     "correction",

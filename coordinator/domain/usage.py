@@ -31,6 +31,7 @@ class Dimension(StrEnum):
     API_KEY = "api_key"  # a hash of it, likewise
     PERIOD = "period"  # in which it is booked, and billed
     DEGRADED = "degraded"  # by which failure mode it was admitted, where the region's store could not be asked
+    COUNTED_AS = "counted_as"  # included: within the limit of its period; overage: beyond it
     CHARGE_PERIOD = "charge_period"  # in which it was used: another one if that was closed when it was reported
 
 

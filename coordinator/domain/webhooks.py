@@ -71,7 +71,7 @@ class Used(NamedTuple):
 
 
 def used_of(pool: Pool) -> Used:
-    return Used(pool.consumed, pool.spendable)
+    return Used(pool.used, pool.spendable)
 
 
 def thresholds_reached(pool: Pool, was: Used, thresholds: Iterable[Portion]) -> list[Event]:
@@ -81,7 +81,7 @@ def thresholds_reached(pool: Pool, was: Used, thresholds: Iterable[Portion]) -> 
     reached = used_of(pool)
     if reached == was:
         return []
-    data: dict[str, object] = {**pool.key._asdict(), "consumed": pool.consumed, "limit": pool.spendable}
+    data: dict[str, object] = {**pool.key._asdict(), "consumed": pool.used, "limit": pool.spendable}
     return [
         event(EventKind.THRESHOLD_REACHED, data | _told(each), *pool.key, *_name(each))
         for each in thresholds

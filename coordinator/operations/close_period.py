@@ -246,10 +246,11 @@ async def _were_carried(connection: Connection, period: str) -> list[Carried]:
 async def period_root(connection: Connection, period: str) -> bytes:
     """Of all that stays: the pools, the leases, the corrections and the adjustments of the period, each in its order.
 
-    A period that was never adjusted has the root that it had before there were adjustments.
+    A period that was never adjusted, and never went beyond its limits, has the root that it had before there were
+    adjustments and soft caps.
     """
     digest = Digest()
-    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, _ADJUSTED_ROWS, _ADJUSTMENT_ROWS):
+    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, _ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS):
         async for row in _rows(connection, sql, period):
             digest.add(row)
     return digest.value
@@ -292,12 +293,16 @@ _WERE_CARRIED = """
 SELECT quota, region, epoch, charge_period, units FROM transfer
 WHERE period = $1 AND dst = 'carried_out' ORDER BY quota, region, epoch, charge_period
 """
-_HASHED = [column for column in POOL_COLUMNS if column not in ("adjustment", "credited")]
+_SINCE = ("adjustment", "credited", "extended", "beyond")  # hashed where there is any
+_HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
 _POOL_ROWS = f"""
 SELECT quota, name, tenant, {", ".join(_HASHED)} FROM pool WHERE period = $1 ORDER BY quota
 """  # noqa: S608 - the names come from the tuples
 _ADJUSTED_ROWS = """
 SELECT quota, adjustment, credited FROM pool WHERE period = $1 AND (adjustment, credited) <> (0, 0) ORDER BY quota
+"""
+_CAPPED_ROWS = """
+SELECT quota, extended, beyond FROM pool WHERE period = $1 AND (extended, beyond) <> (0, 0) ORDER BY quota
 """
 _ADJUSTMENT_ROWS = """
 SELECT id::text, quota, period, kind, units, reason, document, proposed_by::text, proposed_at, approved_by::text,
@@ -307,7 +312,9 @@ FROM adjustment WHERE booked_in = $1 ORDER BY id
 _LEASE_ROWS = f"""
 SELECT epoch, quota, region, state, {", ".join(LEASE_COLUMNS)} FROM lease WHERE period = $1 ORDER BY epoch, quota
 """  # noqa: S608 - likewise
+# What is beyond is in the usage, which the seals cover.
+_HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "beyond"]
 _CORRECTION_ROWS = f"""
-SELECT epoch, quota, charge_period, region, {", ".join(CORRECTION_COLUMNS)} FROM correction
+SELECT epoch, quota, charge_period, region, {", ".join(_HASHED_OF_CORRECTIONS)} FROM correction
 WHERE period = $1 ORDER BY epoch, quota, charge_period
 """  # noqa: S608 - likewise

@@ -196,7 +196,7 @@ _LINES = """
 SELECT line.id, line.window_at, period, line.charge_period, coalesce(pool.tenant, line.dimensions ->> 'tenant'),
     pool.name, quota, line.region, line.dimensions ->> 'policy', line.dimensions ->> 'route_class',
     line.dimensions ->> 'api_key', line.dimensions ->> 'degraded', line.units, line.cause, line.epoch, line.lane,
-    line.seq, line.line, line.part
+    line.seq, line.line, line.part, coalesce(line.dimensions ->> 'counted_as', 'included')
 FROM (
     SELECT * FROM transfer
     WHERE period = $1 AND dst = 'consumed' AND id <= $3 AND id > $4 AND ($2::text IS NULL

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from coordinator.database.connection import Connection
 from coordinator.domain.adjusting import AdjustmentKind
+from coordinator.domain.books import OVERAGE
 from coordinator.domain.statement import (
     Amount,
     LineAdjustment,
@@ -93,7 +94,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
 
 # What is booked late was used before the period: of usage only the period that it is booked in counts.
 _EVER = [datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)]
-_BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION]
+_BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION, Dimension.COUNTED_AS]
 
 
 def _question(of: StatementId) -> UsageQuestion:
@@ -107,9 +108,17 @@ async def _usage(connection: Connection, asked: _Asked) -> list[Amount]:
 
 
 def _amount(period: str, *names: str | None, units: int) -> Amount:
-    quota, charge_period, region = map(str, names)
-    kind = LineKind.USAGE if charge_period == period else LineKind.LATE_USAGE
-    return Amount(kind, quota, charge_period, region, units)
+    quota, charge_period, region, counted_as = map(str, names)
+    return Amount(_KINDS[counted_as == OVERAGE, charge_period != period], quota, charge_period, region, units)
+
+
+# Is it beyond the limit, is it late?
+_KINDS = {
+    (False, False): LineKind.USAGE,
+    (True, False): LineKind.OVERAGE,
+    (False, True): LineKind.LATE_USAGE,
+    (True, True): LineKind.LATE_OVERAGE,
+}
 
 
 async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
@@ -210,10 +219,14 @@ def _shown(value: object) -> object:
 _NEVER = 2**63 - 1
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
 _TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
+_USED = """CASE WHEN transfer.dst = 'consumed' AND {} coalesce(transfer.dimensions ? 'counted_as', false)
+        THEN transfer.units ELSE 0 END"""
 # How much of a transfer each kind of line is made of.
 _SIGNED = {
-    LineKind.USAGE: "CASE WHEN transfer.dst = 'consumed' THEN transfer.units ELSE 0 END",
-    LineKind.LATE_USAGE: "CASE WHEN transfer.dst = 'consumed' THEN transfer.units ELSE 0 END",
+    LineKind.USAGE: _USED.format("NOT"),
+    LineKind.OVERAGE: _USED.format(""),
+    LineKind.LATE_USAGE: _USED.format("NOT"),
+    LineKind.LATE_OVERAGE: _USED.format(""),
     LineKind.ESTIMATED: """CASE 'estimated' WHEN transfer.dst THEN transfer.units WHEN transfer.src THEN -transfer.units
         ELSE 0 END""",
     LineKind.REPLACED: "CASE WHEN transfer.cause = 'replaces_estimate' THEN -transfer.units ELSE 0 END",

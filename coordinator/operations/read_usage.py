@@ -167,7 +167,8 @@ _LINE = """
     transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
     transfer.quota AS quota_key, transfer.region, transfer.dimensions ->> 'policy' AS policy,
     transfer.dimensions ->> 'route_class' AS route_class, transfer.dimensions ->> 'api_key' AS api_key,
-    transfer.dimensions ->> 'degraded' AS degraded, transfer.period, transfer.charge_period,"""
+    transfer.dimensions ->> 'degraded' AS degraded, transfer.period, transfer.charge_period,
+    coalesce(transfer.dimensions ->> 'counted_as', 'included') AS counted_as,"""
 _BOOKED = f"""
 SELECT {_LINE} transfer.units
 FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
@@ -182,7 +183,7 @@ WHERE transfer.dst = 'consumed' AND transfer.seq IS NULL AND transfer.id > $5"""
 _ROLLED_UP = {
     kept: f"""
 SELECT begins_at AS at, tenant, name AS quota, quota AS quota_key, region, policy, route_class, api_key, degraded,
-    period, charge_period, units
+    period, charge_period, coalesce(counted_as, 'included') AS counted_as, units
 FROM {table}"""  # noqa: S608
     for kept, table in ((Kept.HOUR, "usage_hour"), (Kept.DAY, "usage_day"))
 }

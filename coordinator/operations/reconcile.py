@@ -24,6 +24,7 @@ from coordinator.domain.reconciliation import (
     LeaseRow,
     Misrolled,
     Moved,
+    Overage,
     PoolRow,
     Reconciliation,
     reconcile,
@@ -86,6 +87,7 @@ async def read_books(connection: Connection, period: str, settled: Settled | Non
         misrolled=settled.misrolled,
         corrections=corrections,
         adjustments=[_adjusted(row) for row in await connection.fetch(_ADJUSTMENTS, period)],
+        overages=[Overage(*row.values()) for row in await connection.fetch(_OVERAGES, period)],
     )
 
 
@@ -99,7 +101,7 @@ async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRo
 
 def _pool(row: asyncpg.Record) -> PoolRow:
     accounts = {account: row[account] for account in POOL}
-    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"])
+    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"], row["beyond"])
 
 
 def _lease(row: asyncpg.Record) -> LeaseRow:
@@ -123,7 +125,13 @@ def _adjusted(row: asyncpg.Record) -> AdjustmentRow:
 def _correction(row: asyncpg.Record) -> CorrectionRow:
     accounts = {account: row[account] for account in CORRECTION}
     return CorrectionRow(
-        row["quota"], row["epoch"], row["charge_period"], row["region"], accounts, row["said"] - row["booked"]
+        row["quota"],
+        row["epoch"],
+        row["charge_period"],
+        row["region"],
+        accounts,
+        row["said"] - row["booked"],
+        row["beyond"],
     )
 
 
@@ -138,6 +146,11 @@ SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END)::bigint AS 
     sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END)::bigint AS credited,
     sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END)::bigint AS written_off
 FROM adjustment WHERE booked_in = $1 GROUP BY quota
+"""
+# From the rollup, which is laid beside the transfers itself.
+_OVERAGES = """
+SELECT quota, charge_period, sum(units)::bigint FROM usage_day WHERE period = $1 AND counted_as IS NOT NULL
+GROUP BY quota, charge_period
 """
 _NEWEST = 2**63 - 1
 _SEALED = "SELECT coalesce(max(transfer), 0) FROM seal"
@@ -167,12 +180,13 @@ SELECT epoch, lane, last_seq, head,
 FROM lane WHERE epoch = ANY ($1::bigint[])
 """
 # Each transfer counts against its hour and its day: what does not come to nothing differs.
-_ROLLED_UP_BY = "quota, charge_period, tenant, region, policy, route_class, api_key, degraded"
+_ROLLED_UP_BY = "quota, charge_period, tenant, region, policy, route_class, api_key, degraded, counted_as"
 _MISROLLED = f"""
 WITH booked AS (
     SELECT window_at, quota, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
         dimensions ->> 'policy' AS policy, dimensions ->> 'route_class' AS route_class,
-        dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded, units
+        dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded,
+        dimensions ->> 'counted_as' AS counted_as, units
     FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND dst = 'consumed'
 ), both_sides AS (
     SELECT 'hour' AS rollup, begins_at, {_ROLLED_UP_BY}, units FROM usage_hour WHERE period = $1

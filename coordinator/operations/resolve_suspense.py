@@ -178,19 +178,21 @@ async def _lock_lease(connection: Connection, epoch: int, key: Key, now: datetim
     if closed_at:
         # Of work that was done without a lease in a closed month there is only the correction.
         lease = lease or Lease(key, epoch, row["region"], now, now)
-        return await _lock_late(connection, lease, closed_at, end, now)
+        closed = locked or LockedPool(Pool(key), period_is_open=False, closed_at=closed_at)
+        return await _lock_late(connection, lease, closed, end, now)
     return LockedLease(locked, lease, end) if locked and lease else None
 
 
 async def _lock_late(
-    connection: Connection, lease: Lease, closed_at: datetime, end: EpochEnd, now: datetime
+    connection: Connection, lease: Lease, closed: LockedPool, end: EpochEnd, now: datetime
 ) -> Late | None:
-    closed = LockedPool(Pool(lease.key), period_is_open=False, closed_at=closed_at)
+    assert closed.closed_at
     pools, corrections = await ledger.lock_late(connection, {lease.key: closed}, [lease.epoch], now)
     if not corrections and not lease.granted:
         return None
     open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
-    return late_of(lease, closed_at, corrections, open_pools, now, returns_count=not end.lost_data)
+    known = lease, closed.closed_at, corrections, open_pools, now
+    return late_of(*known, closed=closed.pool, returns_count=not end.lost_data)
 
 
 async def _lease(connection: Connection, epoch: int, key: Key) -> Lease | None:

@@ -183,6 +183,7 @@ POOL_ACCOUNTS = (
     "consumed",
     "written_off",
     "adjustment",
+    "extended",
 )
 # As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
 _SNAPSHOT_BEHIND_THE_GATE = f"""

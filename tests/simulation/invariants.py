@@ -98,9 +98,9 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
-    """What was admitted by leases is at most what was ever funded."""
+    """What was admitted by leases is at most what was ever funded, with what a soft cap was extended by."""
     for key, pool in world.ledger.pools.items():
-        watch.funded[key] = max(pool.funded, watch.funded.get(key, 0))
+        watch.funded[key] = max(pool.funded + pool.extended, watch.funded.get(key, 0))
     if world.unseen or world.ledger_lost:
         return
     for (quota, period), units in world.truth.total.items():

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
-from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
+from coordinator.domain.books import COUNTED_AS, Correction, Entry, Key, Lease, Movement, Pool
 from coordinator.domain.closing import (
     Late,
     Missing,
@@ -218,6 +218,10 @@ class LedgerModel:
                 about = (each.key, entry.epoch, each.charge_period, each.src, each.dst, each.cause)
                 undo.setdefault(Name("moved", about), moved.get(about))
                 moved[about] = moved.get(about, 0) + each.units
+                if COUNTED_AS in (each.dimensions or {}):
+                    name = Name("overage", (each.key, each.charge_period))
+                    undo.setdefault(name, self.rows["overage"].get(name.key))
+                    self.rows["overage"][name.key] = self.rows["overage"].get(name.key, 0) + each.units
 
     def everything_is_replicated(self) -> None:
         self._undo.clear()
@@ -498,12 +502,13 @@ class LedgerModel:
             self.period(key.period)[-1],
         )
         assert closed_at
-        closed = LockedPool(Pool(key), period_is_open=False, closed_at=closed_at)
+        closed = self._locked(self.pools.get(key) or Pool(key))
         pools, corrections = self._lock_late({key: closed}, [number], now, transaction)
         if not corrections and not lease.granted:
             return None
         open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
-        return late_of(lease, closed_at, corrections, open_pools, now, returns_count=not epoch.lost_data)
+        known_of = lease, closed_at, corrections, open_pools, now
+        return late_of(*known_of, closed=closed.pool, returns_count=not epoch.lost_data)
 
     def _resolve(
         self, name: tuple[int, Key], terms: Agreed, resolution: object, now: datetime
@@ -745,7 +750,11 @@ class LedgerModel:
     def _locked(self, pool: Pool) -> LockedPool:
         row = self.period(pool.key.period)
         moves = sum(move is not None and move.key == pool.key for move in self.rows["move"].values())
-        return LockedPool(copy(pool), row.state == "open", row.closed_at, moves)
+        locked, corrections = copy(pool), self.corrections.values()
+        locked.late = sum(each.consumed for each in corrections if each.key == pool.key)
+        since = [each for each in corrections if Key(each.key.quota, each.charge_period) == pool.key]
+        locked.late_included = sum(each.consumed - each.beyond for each in since)
+        return LockedPool(locked, row.state == "open", row.closed_at, moves)
 
     def _lock_late(
         self, pools: dict[Key, LockedPool], epochs: Collection[int], now: datetime, transaction: Transaction

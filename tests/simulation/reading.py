@@ -14,6 +14,7 @@ from coordinator.domain.reconciliation import (
     LaneRow,
     LeaseRow,
     Moved,
+    Overage,
     PoolRow,
 )
 
@@ -45,7 +46,7 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
     epochs = {lease.epoch for lease in leases} | {each.epoch for each in corrections}
     return Books(
         pools=[
-            PoolRow(key.quota, key.quota, None, {account: getattr(pool, account) for account in POOL})
+            PoolRow(key.quota, key.quota, None, {account: getattr(pool, account) for account in POOL}, 0, pool.beyond)
             for key, pool in ledger.pools.items()
             if key.period == period
         ],
@@ -70,6 +71,11 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
         ],
         lanes=list(_lanes(ledger, epochs)),
         corrections=[_correction(ledger, each) for each in corrections],
+        overages=[
+            Overage(key.quota, charge_period, units)
+            for (key, charge_period), units in ledger.rows["overage"].items()
+            if key.period == period and units
+        ],
     )
 
 
@@ -91,4 +97,4 @@ def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:
     booked = (lease.consumed if lease else 0) + sum(other.consumed for other in every)
     accounts = {account: getattr(each, account) for account in CORRECTION}
     drift = each.region_consumed - booked if is_newest else 0
-    return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift)
+    return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift, each.beyond)

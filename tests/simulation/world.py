@@ -52,7 +52,7 @@ ReportName = tuple[int, int, int]  # epoch, lane, seq
 def document(limit: int) -> LimitsDocument:
     quotas = [
         {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": "2s"},
-        {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day"},
+        {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
     ]
     policies = [

@@ -268,6 +268,9 @@ TRIALS: dict[str, Trial] = {
     "adjustment_ends_once": wrong("adjustment", **BOOKED, **WITHDRAWN),
     "adjustment_is_approved_in_time": wrong("adjustment", **BOOKED, expires_at="'2026-11-01'"),
     "pool_is_credited_by_adjustments": wrong("pool", credited="1"),
+    "pool_is_extended_by_units": wrong("pool", extended="-1", adjustment="1", credited="1"),
+    "pool_is_beyond_by_what_was_consumed": wrong("pool", beyond="1"),
+    "correction_is_beyond_by_what_was_consumed": wrong("correction", beyond="1"),
     "pool_is_debited_of_what_it_has": wrong("pool", credited="-1"),
     "resolution_kind_check": Trial("resolution", [row("lease"), row("resolution", OF_A_LEASE | {"kind": "'forget'"})]),
     "resolution_suspense_check": Trial(
@@ -546,8 +549,8 @@ MAY_BE_MISSING = {
     "resolution": {"approved_at", "approved_by", "lane", "period", "quota", "seq"},
     "token": {"revoked_at"},
     "transfer": {"dimensions", "epoch", "lane", "line", "movement_id", "region", "reverses", "seq", "window_at"},
-    "usage_day": {"api_key", "degraded", "policy", "route_class", "tenant"},
-    "usage_hour": {"api_key", "degraded", "policy", "route_class", "tenant"},
+    "usage_day": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
+    "usage_hour": {"api_key", "counted_as", "degraded", "policy", "route_class", "tenant"},
     "verification": {"finished_at", "result"},
 }
 

@@ -10,7 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from coordinator.domain.allocation import Ask, fund, grant, grant_units
 from coordinator.domain.books import (
+    COUNTED_AS,
     DRAINED,
+    OVERAGE,
     Account,
     Cause,
     Entry,
@@ -20,10 +22,12 @@ from coordinator.domain.books import (
     Overdrawn,
     Pool,
     Report,
+    Transfer,
     drain,
     drain_lines,
     movement,
     post,
+    use,
 )
 from coordinator.domain.settlement import expire, judge_totals, settle
 from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
@@ -294,3 +298,19 @@ def test_transfers_are_numbered_as_they_are_posted() -> None:
         (0, Cause.FUNDED, 10),
         (1, Cause.GRANT, 4),
     ]
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=6), max_size=8), st.integers(1, 400))
+def test_over_all_reports_what_is_included_is_the_limit(reports: list[list[int]], limit: int) -> None:
+    pool, lease = Pool(KEY, funded=limit, unallocated=limit), new_lease("us-east", 1)
+    booked: list[Transfer] = []
+    for seq, units in enumerate(reports, 1):
+        report = Report("us-east", 1, 0, seq)
+        post(report, pool, lease, Account.OVERAGE, Account.OUTSTANDING, sum(units), Cause.OVERAGE)
+        use(report, pool, lease, [Line(each, minute, {"policy": "p"}) for minute, each in enumerate(units)])
+        booked += [each for each in report.transfers if each.dst is Account.CONSUMED]
+        assert pool.balances
+    total = sum(map(sum, reports))
+    over = [each for each in booked if each.dimensions == {"policy": "p", COUNTED_AS: OVERAGE}]
+    assert (pool.used, pool.beyond, sum(each.units for each in over)) == (total, *[max(0, total - limit)] * 2)
+    assert sum(each.units for each in booked if each.dimensions == {"policy": "p"}) == min(total, limit)

@@ -101,7 +101,7 @@ def funded_pool(unallocated: int, outstanding: int) -> Pool:
 def test_what_was_used_beyond_the_lease_is_covered_first_and_overage_then() -> None:
     pool, lease = funded_pool(3, 10), leased(granted=10, outstanding=10)
     moved, _ = settled(pool, lease, 10, 0, 15, 0, 15)
-    assert moved == [(Cause.COVERING, 3), (Cause.OVERAGE, 2), (Cause.USAGE, 15)]
+    assert moved == [(Cause.COVERING, 3), (Cause.OVERAGE, 2), (Cause.USAGE, 13), (Cause.USAGE, 2)]
     assert (lease.granted, lease.overage, lease.consumed, pool.grantable) == (13, 2, 15, 0)
 
 
@@ -194,7 +194,7 @@ def test_what_was_given_back_before_more_was_done_than_there_was_covers_it() -> 
     """The idle 7 of 10 were returned, and then 12 units of work reported that nobody had been asked for."""
     pool, lease = funded_pool(0, 10), leased(granted=10, outstanding=10)
     moved, reasons = settled(pool, lease, 10, 0, 12, 7, 12)
-    assert moved == [(Cause.RETURNED, 7), (Cause.COVERING, 7), (Cause.OVERAGE, 2), (Cause.USAGE, 12)]
+    assert moved == [(Cause.RETURNED, 7), (Cause.COVERING, 7), (Cause.OVERAGE, 2), (Cause.USAGE, 10), (Cause.USAGE, 2)]
     assert (reasons, lease.returned, lease.overage, pool.unallocated) == ([], 7, 2, 0)
 
 

@@ -14,7 +14,9 @@ async def everything(connection: Connection) -> dict[str, str | None]:
 
 _LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "carried_out", "estimated", "written_off")
 _POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "carried")
-_SOURCES = {"funded": "funding", "overage": "overage", "correction": "correction", "carried_in": "carried_in"}
+_SOURCES = {"funded": "funding", "extended": "extension"} | {
+    name: name for name in ("overage", "correction", "carried_in")
+}
 _POOL_COLUMNS = (*_SOURCES, *_POOL_ACCOUNTS)
 _CORRECTION_ACCOUNTS = ("consumed", "carried", "carried_out", "estimated", "written_off")
 _LEASE_COLUMNS = ("granted", "overage", "returned", *_LEASE_ACCOUNTS, "region_consumed", "region_returned")
@@ -32,9 +34,9 @@ def _rule(name: str, faulty: str) -> str:
 def _rollup(width: str) -> str:
     booked = f"""
         SELECT date_trunc('{width}', window_at, 'UTC') AS begins_at, quota, period, region,
-            dimensions ->> 'policy' AS policy, sum(units)::bigint AS units
-        FROM transfer WHERE dst = 'consumed' GROUP BY 1, 2, 3, 4, 5"""
-    kept = f"SELECT begins_at, quota, period, region, policy, units FROM usage_{width}"
+            dimensions ->> 'policy' AS policy, dimensions ->> 'counted_as' AS counted_as, sum(units)::bigint AS units
+        FROM transfer WHERE dst = 'consumed' GROUP BY 1, 2, 3, 4, 5, 6"""
+    kept = f"SELECT begins_at, quota, period, region, policy, counted_as, units FROM usage_{width}"
     return f"(({booked}) EXCEPT ({kept})) UNION ALL (({kept}) EXCEPT ({booked}))"
 
 
@@ -43,7 +45,8 @@ _MOVED = """
     SELECT epoch, quota, period, charge_period, src AS account, dst AS other, -units AS units FROM transfer
     UNION ALL SELECT epoch, quota, period, charge_period, dst, src, units FROM transfer"""
 _MOVED_OF_LEASES = f"""
-    SELECT * FROM ({_MOVED}) AS moved WHERE 'funding' NOT IN (account, other) AND period = charge_period"""
+    SELECT * FROM ({_MOVED}) AS moved
+    WHERE NOT ARRAY[account, other] && ARRAY['funding', 'extension'] AND period = charge_period"""
 _POOL_SAYS = ", ".join(
     [
         *(f"('{account}', {account})" for account in _POOL_ACCOUNTS),
@@ -64,6 +67,8 @@ _WAITING = ("outstanding", "suspense", "estimated", "written_off")
 _MOVES = {
     "funded": {"funding → unallocated"},
     "defunded": {"unallocated → funding"},
+    "extended": {"extension → unallocated"},
+    "retracted": {"unallocated → extension"},
     "grant": {"unallocated → outstanding"},
     "covering": {"unallocated → outstanding"},
     "overage": {"overage → outstanding"},
@@ -95,7 +100,7 @@ _RULES = {
             ELSE lease.state <> 'retired' END""",
     "invariant 3": f"SELECT * FROM lease WHERE granted + overage <> returned + {_plus(_LEASE_ACCOUNTS)}",
     "invariant 4": f"""SELECT * FROM pool
-        WHERE funded + overage + carried_in + correction <> {_plus(_POOL_ACCOUNTS)}""",
+        WHERE funded + extended + overage + carried_in + correction <> {_plus(_POOL_ACCOUNTS)}""",
     "a pool is never below zero": f"SELECT * FROM pool WHERE least({', '.join(_POOL_COLUMNS)}) < 0",
     "a lease is never below zero": f"SELECT * FROM lease WHERE least({', '.join(_LEASE_COLUMNS)}) < 0",
     "a pool is its transfers": f"""

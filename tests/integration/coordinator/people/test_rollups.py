@@ -51,6 +51,7 @@ class Line(NamedTuple):
             Dimension.PERIOD: self.period,
             Dimension.CHARGE_PERIOD: self.charge_period,
             Dimension.DEGRADED: self.dimensions.get("degraded"),
+            Dimension.COUNTED_AS: self.dimensions.get("counted_as", "included"),
         }[dimension]
 
 
@@ -118,6 +119,8 @@ class RandomBooks:
         dimensions = {name: value for name, value in dimensions.items() if self.random.random() < 0.8}
         if self.random.random() < 0.2:
             dimensions["degraded"] = pick(("open", "local"))
+        if self.random.random() < 0.2:
+            dimensions["counted_as"] = "overage"
         at = FIRST + timedelta(minutes=self.random.randrange(3 * 24 * 60))
         units = pick((1, 2, 7, 2**40))
         return Line(position, pick(PERIODS), pick(PERIODS), pick(list(QUOTAS)), pick(REGIONS), at, dimensions, units)
@@ -160,6 +163,7 @@ FILTERS = {
     Dimension.PERIOD: PERIODS,
     Dimension.CHARGE_PERIOD: PERIODS,
     Dimension.DEGRADED: ("open", "local"),
+    Dimension.COUNTED_AS: ("included", "overage"),
 }
 
 
