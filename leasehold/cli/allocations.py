@@ -11,10 +11,13 @@ from leasehold.cli.coordinator_api import DEFAULT_URL, Json, Url, asking, echo_j
 
 if TYPE_CHECKING:
     import httpx
+    from rich.console import Group
     from rich.table import Table
 
 WATCH_S = 1.0
-COLUMNS = ("quota", "region", "state", "holds", "used", "demand/s", "dry in", "coming", "suspense", "set")
+COLUMNS = ("region", "state", "holds", "used", "demand/s", "dry in", "coming", "suspense", "set")
+LEFT_OUT_FIRST = ("state", "used", "set", "suspense", "coming", "demand/s")  # where a terminal is too narrow for all
+GAP = 2
 
 
 def allocations(
@@ -41,7 +44,7 @@ def allocations(
         elif watch and sys.stdout.isatty():
             _follow(client, params)
         else:
-            _print(_table(every(client, "/v1/allocations", **params)))
+            _print(every(client, "/v1/allocations", **params))
 
 
 def _follow(client: "httpx.Client", params: dict[str, str]) -> None:
@@ -50,58 +53,81 @@ def _follow(client: "httpx.Client", params: dict[str, str]) -> None:
     with Live(auto_refresh=False, screen=False) as live:
         try:
             while True:
-                live.update(_table(every(client, "/v1/allocations", **params)), refresh=True)
+                live.update(tables(every(client, "/v1/allocations", **params), live.console.width), refresh=True)
                 time.sleep(WATCH_S)
         except KeyboardInterrupt:
             return
 
 
-def _print(table: "Table") -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    Console(markup=False).print(table)
+    console = Console(markup=False)
+    console.print(tables(rows, console.width))
 
 
-def _table(rows: list[dict[str, Any]]) -> "Table":
+def tables(pools: list[dict[str, Any]], width: int) -> "Group":
+    """A line for each allowance, and under it its regions."""
+    from rich.console import Group
+    from rich.text import Text
+
+    now = datetime.now(UTC)
+    parts: list[Text | Table] = []
+    for each in pools:
+        rows = [_of_pool(each), *(_of_region(region, now) for region in each["regions"])]
+        shown, left_out = fitting(rows, width)
+        parts += [Text(f"{each['quota']} {each['period']}"), _table(shown, rows)]
+        if left_out:
+            parts.append(Text(f"too narrow for: {', '.join(left_out)}"))
+    return Group(*parts)
+
+
+def _table(columns: list[str], rows: list[dict[str, str]]) -> "Table":
     from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table(*(Column(name, overflow="fold") for name in COLUMNS), box=None)
-    now = datetime.now(UTC)
-    for each in rows:
-        for cells in [_of_pool(each), *(_of_region(region, now) for region in each["regions"])]:
-            table.add_row(*map(Text, cells))
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
+    for row in rows:
+        table.add_row(*(Text(row.get(name, "")) for name in columns))
     return table
 
 
-def _of_pool(each: dict[str, Any]) -> list[str]:
+def fitting(rows: list[dict[str, str]], width: int) -> tuple[list[str], list[str]]:
+    """The columns in which anything stands, and which of them are left out, so that no word is broken."""
+    widths = {name: max(len(name), *(len(row.get(name, "")) for row in rows)) + GAP for name in COLUMNS}
+    shown = [name for name in COLUMNS if any(row.get(name) for row in rows)]
+    left_out = []
+    for name in LEFT_OUT_FIRST:
+        if name in shown and sum(widths[each] for each in shown) > width:
+            shown.remove(name)
+            left_out.append(name)
+    return shown, left_out
+
+
+def _of_pool(each: dict[str, Any]) -> dict[str, str]:
     """What no region holds, and of that what is on its way to one."""
-    name = f"{each['quota']} {each['period']}"
-    sums = [
-        str(each["unallocated"]),
-        str(each["consumed"]),
-        "",
-        "",
-        _unless_0(each["kept"]),
-        _unless_0(each["suspense"]),
-    ]
-    return [name, f"(nobody, of {each['funded']})", each["state"], *sums, ""]
+    return {
+        "region": f"(nobody, of {each['funded']})",
+        "state": each["state"],
+        "holds": str(each["unallocated"]),
+        "used": str(each["consumed"]),
+        "coming": _unless_0(each["kept"]),
+        "suspense": _unless_0(each["suspense"]),
+    }
 
 
-def _of_region(each: dict[str, Any], now: datetime) -> list[str]:
-    demand = f"{each['demand_milli'] / 1000:g}" if each["demand_milli"] else ""
-    return [
-        "",
-        each["region"],
-        each["state"],
-        str(each["outstanding"]),
-        str(each["consumed"]),
-        demand,
-        _left(each["dry_at"], now),
-        _unless_0(each["coming"]),
-        _unless_0(each["suspense"]),
-        _set(each),
-    ]
+def _of_region(each: dict[str, Any], now: datetime) -> dict[str, str]:
+    return {
+        "region": each["region"],
+        "state": each["state"],
+        "holds": str(each["outstanding"]),
+        "used": str(each["consumed"]),
+        "demand/s": f"{each['demand_milli'] / 1000:g}" if each["demand_milli"] else "",
+        "dry in": _left(each["dry_at"], now),
+        "coming": _unless_0(each["coming"]),
+        "suspense": _unless_0(each["suspense"]),
+        "set": _set(each),
+    }
 
 
 def _left(dry_at: str | None, now: datetime) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 
@@ -113,9 +114,12 @@ class Stack:
             if piece.process is not None:
                 stop(piece.process, by=signal.SIGINT if name == "postgres" else signal.SIGTERM)
 
-    def read(self, path: str) -> object:
-        answer = call("GET", f"{self.coordinator}{path}", token=self._tokens["admin"])
-        assert answer.status == 200, answer
+    def read(self, path: str) -> Any:
+        return self.ask("GET", f"{self.coordinator}{path}")
+
+    def ask(self, method: str, url: str, body: object = None) -> Any:
+        answer = call(method, url, token=self._tokens["admin"], body=body)
+        assert answer.status < 300, answer
         return answer.body
 
     # --- its pieces --------------------------------------------------------------------------------------------------
@@ -143,11 +147,21 @@ class Stack:
         return Piece(name, start, lambda: embedded.store_is_ready(port, self._password))
 
     def _start_coordinator(self) -> subprocess.Popen[bytes]:
+        return self._coordinator_at(self._ports["coordinator"], "coordinator")
+
+    def _coordinator_at(self, port: int, name: str) -> subprocess.Popen[bytes]:
         environ = {
             "LEASEHOLD_COORDINATOR_DATABASE_URL": restricted(self._database_url(DATABASE)),
-            "LEASEHOLD_COORDINATOR_PORT": str(self._ports["coordinator"]),
+            "LEASEHOLD_COORDINATOR_PORT": str(port),
         }
-        return self._service("coordinator", "coordinator", environ)
+        return self._service(name, "coordinator", environ)
+
+    def another_coordinator(self, name: str) -> tuple[str, Piece]:
+        """Beside the one that agents talk to: its URL, and the piece, which was not begun yet."""
+        self._ports[name] = port = free_port()
+        url = self._url(name)
+        self.pieces[name] = Piece(name, lambda: self._coordinator_at(port, name), lambda: is_ready(url))
+        return url, self.pieces[name]
 
     def _agent_piece(self, name: str, region: str) -> Piece:
         environ = {
@@ -186,8 +200,7 @@ class Stack:
         steps = [("/v1/limits", LIMITS), *((f"/v1/regions/{region}", {}) for region in REGIONS)]
         steps += [(f"/v1/subscriptions/{tenant}", {"plan": tenant}) for tenant in TENANTS]
         for path, body in steps:
-            answer = call("PUT", f"{self.coordinator}{path}", token=self._tokens["admin"], body=body)
-            assert answer.status < 300, answer
+            self.ask("PUT", f"{self.coordinator}{path}", body)
 
 
 def _store(region: str) -> str:

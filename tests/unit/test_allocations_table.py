@@ -1,0 +1,73 @@
+"""Who holds what, on a terminal of whatever width: no word is broken, and what is left out is said."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from leasehold.cli.allocations import COLUMNS, fitting, tables
+
+REGION: dict[str, Any] = {
+    "state": "active",
+    "outstanding": 1_234_567,
+    "consumed": 1_234_567,
+    "demand_milli": 123_456,
+    "dry_at": "2026-11-18T09:00:00Z",
+    "coming": 1000,
+    "suspense": 1000,
+    "weight": 1,
+    "floor": 100_000,
+    "ceiling": 500_000,
+}
+POOL: dict[str, Any] = {
+    "quota": "exports:tenant=acme",
+    "period": "2026-11",
+    "state": "open",
+    "funded": 50_000_000,
+    "unallocated": 40_000_000,
+    "consumed": 2_469_134,
+    "kept": 0,
+    "suspense": 2000,
+    "regions": [REGION | {"region": "us-east"}, REGION | {"region": "ap-southeast"}],
+}
+QUIET = {"coming": 0, "suspense": 0, "demand_milli": 0, "dry_at": None}
+IDLE = POOL | {"suspense": 0, "regions": [REGION | QUIET | {"region": "us-east", "floor": None, "ceiling": None}]}
+
+
+def drawn(width: int, *pools: dict[str, Any]) -> list[str]:
+    console = Console(width=width, markup=False, force_terminal=False)
+    with console.capture() as captured:
+        console.print(tables(list(pools), width))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_each_region_is_a_line_of_whole_words(width: int) -> None:
+    heading, columns, nobody, east, south, *rest = drawn(width, POOL)
+    assert heading == "exports:tenant=acme 2026-11"
+    assert [line.split()[0] for line in (columns, nobody, east, south)] == [
+        "region",
+        "(nobody,",
+        "us-east",
+        "ap-southeast",
+    ]
+    shown = [name for name in COLUMNS if name in columns]
+    assert rest == ([] if len(shown) == len(COLUMNS) else [rest[0]])
+    assert {name for name in COLUMNS if any(name in line for line in (columns, *rest))} == set(COLUMNS)
+    assert {"region", "holds", "dry in"} <= set(shown), "what it is looked at for"
+    assert max(map(len, (columns, nobody, east, south))) <= width
+
+
+def test_where_there_is_room_everything_is_shown_and_nothing_that_is_empty() -> None:
+    assert len(drawn(200, POOL)) == 5
+    assert drawn(80, IDLE)[1].split() == ["region", "state", "holds", "used", "set"]
+
+
+def test_what_is_missed_least_is_left_out_first() -> None:
+    rows = [dict.fromkeys(COLUMNS, "x" * 20)]
+    assert fitting(rows, 9 * 22) == (list(COLUMNS), [])
+    assert fitting(rows, 9 * 22 - 1)[1] == ["state"]
+    assert fitting(rows, 3 * 22) == (
+        ["region", "holds", "dry in"],
+        ["state", "used", "set", "suspense", "coming", "demand/s"],
+    )
