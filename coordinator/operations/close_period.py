@@ -82,14 +82,9 @@ async def close(
     database: Database, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
 ) -> PeriodClose | CloseRefused | None:
     """Looked at first, and then held; who only wants to be told sees one moment, and holds nothing."""
-    settled = await database.run(lambda c: look(c, period), snapshot=True)
+    settled = await database.run(lambda c: read_settled(c, period), snapshot=True)
     is_dry_run = request is not None and request.dry_run
     return await database.run(lambda c: close_period(c, period, request, settled, grace, now), snapshot=is_dry_run)
-
-
-async def look(connection: Connection, period: str) -> Settled:
-    await connection.execute("SET LOCAL statement_timeout = 0")
-    return await read_settled(connection, period)
 
 
 async def close_period(

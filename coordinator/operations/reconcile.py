@@ -33,6 +33,8 @@ from coordinator.domain.trial_balance import TrialBalance, trial_balance
 from coordinator.operations.read_periods import read_period
 from protocol.lease import LeaseState
 
+PATIENCE_S = 600.0  # ten million lines are minutes' work where others are at work, too
+
 
 class Settled(NamedTuple):
     """What was read before, of all that is below a seal."""
@@ -61,15 +63,17 @@ async def balance_period(connection: Connection, period: str, now: datetime) -> 
 
 
 async def read_settled(connection: Connection, period: str) -> Settled:
-    """The heavy part. Rollups and chains are whole as they are here, or are not: nothing that comes mends them."""
+    """The heavy part, of all lines of a period. Rollups and chains are whole as they are here, or are not: nothing that
+    comes mends them."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
     sealed: int = await connection.fetchval(_SEALED)
-    moved = await connection.fetch(_MOVED, period, 0, sealed)
+    moved = await connection.fetch(_MOVED, period, 0, sealed, timeout=PATIENCE_S)
     return Settled(
         sealed,
         sum(row["transfers"] for row in moved),
         _moved(moved),
         await _lanes(connection, await connection.fetchval(_EPOCHS, period)),
-        [Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period)],
+        [Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period, timeout=PATIENCE_S)],
     )
 
 

@@ -32,7 +32,7 @@ from coordinator.domain.setting import NOTHING_SET, Setting
 from coordinator.domain.wishes import AnyAsked, EvenOut, MoveUnits, Weigh, Words
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRequest, close_period, look
+from coordinator.operations.close_period import CloseRequest, close_period
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.follow_rebalances import cancel_rebalance, follow
 from coordinator.operations.open_epoch import fence_lost, open_epoch
@@ -44,6 +44,7 @@ from coordinator.operations.rebalance import Wish, begin_rebalance
 from coordinator.operations.rebase_lane import lock_lane, rebase_lane
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.recall import recall_outstanding, recall_suspense
+from coordinator.operations.reconcile import read_settled
 from coordinator.operations.resolve_suspense import Proposal, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import retire_epoch
 from protocol.identifiers import lane_of, subject_key
@@ -250,7 +251,7 @@ class Both:
     async def _close(self, period: str, carries: bool | None) -> None:
         request = None if carries is None else CloseRequest(Actor("test"), carry_suspense=carries)
         async with self.real.transaction():
-            settled = await look(self.real, period)
+            settled = await read_settled(self.real, period)
             real = await close_period(self.real, period, request, settled, GRACE, self.now)
         missing, transaction = self.model.close_period(period, carries, GRACE, self.now)
         if missing is not None:

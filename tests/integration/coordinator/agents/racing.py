@@ -15,8 +15,9 @@ from coordinator.database.documents import Documents
 from coordinator.domain.audit import Actor
 from coordinator.domain.granting import Terms
 from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRequest, close_period, look
+from coordinator.operations.close_period import CloseRequest, close_period
 from coordinator.operations.open_epoch import open_epoch
+from coordinator.operations.reconcile import read_settled
 from coordinator.operations.retire_epoch import retire_epoch
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, OpenEpoch, Versions
 from tests.conftest import restricted
@@ -64,7 +65,7 @@ def closes(stand: Stand, *, carry_suspense: bool = False) -> Step[Any]:
     request = CloseRequest(somebody(), carry_suspense=carry_suspense)
 
     async def step(connection: Connection) -> Any:
-        settled = await look(connection, PERIOD)
+        settled = await read_settled(connection, PERIOD)
         return await close_period(connection, PERIOD, request, settled, timedelta(0), stand.clock.now())
 
     return step

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from coordinator.domain.audit import Actor
-from coordinator.operations.close_period import CloseRequest, PeriodClose, close_period, go_on_closing, look
+from coordinator.operations.close_period import CloseRequest, PeriodClose, close_period, go_on_closing
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.recall import recall_suspense
+from coordinator.operations.reconcile import read_settled
 from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
 from protocol.identifiers import lane_of
@@ -347,7 +348,7 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
         if is_sealed:
             async with coordinator.transaction():
                 await seal(coordinator, stand.clock.now())
-        settled = await look(coordinator, PERIOD)
+        settled = await read_settled(coordinator, PERIOD)
         assert settled.transfers == (4 if is_sealed else 0)
         said = await agent.say(3, lease(granted=10, consumed=9, returned=3, units=2))
         assert said.outcome is ExchangeOutcome.APPLIED, said
@@ -826,7 +827,7 @@ async def test_a_close_against_a_close(stand: Stand, agent: Agent) -> None:
     async def close() -> object:
         async with connected(stand.url) as coordinator, coordinator.transaction():
             request = CloseRequest(Actor("somebody"), carry_suspense=True)
-            settled = await look(coordinator, PERIOD)
+            settled = await read_settled(coordinator, PERIOD)
             return await close_period(coordinator, PERIOD, request, settled, GRACE, stand.clock.now())
 
     first, *others = await asyncio.gather(*(close() for _ in range(4)))

@@ -34,7 +34,7 @@ from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.add_override import add_override
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
-from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period, look
+from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period
 from coordinator.operations.delete_override import delete_override
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
@@ -42,6 +42,7 @@ from coordinator.operations.put_limits import LimitsOutcome, put_limits
 from coordinator.operations.put_region import put_region
 from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebind_epoch import rebind_epoch
+from coordinator.operations.reconcile import read_settled
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.operations.retire_epoch import retire_epoch
 from coordinator.operations.verify import verify
@@ -473,7 +474,7 @@ class Ledger(RuleBasedStateMachine):
 
     async def closing(self, period: str, carries: bool) -> PeriodClose | CloseRefused | None:
         request = CloseRequest(PEOPLE[0], carry_suspense=carries)
-        settled = await look(self.connection, period)
+        settled = await read_settled(self.connection, period)
         answer = await close_period(self.connection, period, request, settled, timedelta(0), self.now)
         assert answer is None or list(_faults(answer.missing)) == []
         return answer

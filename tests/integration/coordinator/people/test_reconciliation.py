@@ -1,17 +1,24 @@
 """Whether the books agree, and each way in which they can be made not to: by somebody who owns the database."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
+from coordinator.database.connection import Connection
+from coordinator.operations.reconcile import read_settled
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 
 pytestmark = pytest.mark.anyio
 
 ACME = "exports:tenant=acme"
 AT = datetime(2026, 11, 18, 9, 5, tzinfo=UTC)
+
+IMPATIENT_S = 2
 
 
 @pytest.fixture
@@ -187,3 +194,43 @@ async def test_periods_are_listed_and_read(finance: httpx.AsyncClient) -> None:
     ):
         assert problem(await finance.get(f"/v1/periods/{path}")) == (404, [])
     assert problem(await finance.get("/v1/periods?state=open")) == (422, [("state", "unknown")])
+
+
+# --- a large one ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def impatient(database: str) -> AsyncIterator[Connection]:
+    """A session that, like a coordinator's, ends what takes too long: on both its sides."""
+    settings = {"statement_timeout": f"{IMPATIENT_S}s"}
+    connection = await asyncpg.connect(database, command_timeout=IMPATIENT_S, server_settings=settings)
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.usefixtures("regions")
+async def test_reading_all_lines_of_a_period_may_take_longer_than_any_other_statement(
+    stand: Stand, impatient: Connection
+) -> None:
+    """Or a month that is large enough can be closed by nobody. Each of the two statements is held up for a while."""
+    for table in ("transfer", "usage_day"):
+        async with impatient.transaction(isolation="repeatable_read", readonly=True):
+            transaction = stand.owner.transaction()
+            await transaction.start()
+            await stand.owner.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+            reading = asyncio.create_task(read_settled(impatient, "2026-11"))
+            await until_it_takes_long(stand, reading, impatient.get_server_pid())
+            await transaction.commit()
+            assert (await reading).misrolled == []
+
+
+async def until_it_takes_long(stand: Stand, reading: asyncio.Task[Any], pid: int) -> None:
+    async with asyncio.timeout(60):
+        while not reading.done() and not await stand.owner.fetchval(TAKES_LONG, pid):  # noqa: ASYNC110 - it is Postgres
+            await asyncio.sleep(0.02)
+
+
+TAKES_LONG = """
+SELECT wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '3 seconds'
+FROM pg_stat_activity WHERE pid = $1
+"""
