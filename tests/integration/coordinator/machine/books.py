@@ -33,10 +33,10 @@ def _rule(name: str, faulty: str) -> str:
 
 def _rollup(width: str) -> str:
     booked = f"""
-        SELECT date_trunc('{width}', window_at, 'UTC') AS begins_at, quota, period, region,
+        SELECT date_trunc('{width}', window_at, 'UTC') AS begins_at, quota, period, charge_period, region,
             dimensions ->> 'policy' AS policy, dimensions ->> 'counted_as' AS counted_as, sum(units)::bigint AS units
-        FROM transfer WHERE dst = 'consumed' GROUP BY 1, 2, 3, 4, 5, 6"""
-    kept = f"SELECT begins_at, quota, period, region, policy, counted_as, units FROM usage_{width}"
+        FROM transfer WHERE dst = 'consumed' GROUP BY 1, 2, 3, 4, 5, 6, 7"""
+    kept = f"SELECT begins_at, quota, period, charge_period, region, policy, counted_as, units FROM usage_{width}"
     return f"(({booked}) EXCEPT ({kept})) UNION ALL (({kept}) EXCEPT ({booked}))"
 
 

@@ -456,14 +456,16 @@ class Ledger(RuleBasedStateMachine):
             with self.nothing_changes():
                 self.step(approve_resolution(self.connection, id_, by, self.now))
 
-    @rule(quota=quotas, carries=st.booleans())
-    def a_period_ends(self, quota: str, carries: bool) -> None:
+    @rule(quota=quotas, units=units, carries=st.booleans())
+    def a_period_ends(self, quota: str, units: int, carries: bool) -> None:
         """What is leased of it runs out, and it is closed, unless people have something to do first; then its regions
-        have more to tell.
+        tell what they had spent of it.
         """
         period = self.key(quota).period
         if not self.all_of_it_is_known(period):
             return
+        for region in REGIONS:
+            self.life(region).spend(self.key(quota), units, self.now)
         self.now = period_of(period).ends_at + timedelta(milliseconds=5_000)
         self.expire()
         closed = self.refused_or(PeriodClose, self.closing(period, carries))
