@@ -377,6 +377,29 @@ async def test_an_adjustment_whose_agent_died_before_all_was_spent_goes_on_where
     assert await booked(limited, agent) == {"team": 100, "person": 100, "key": 100}
 
 
+async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agent) -> None:
+    """It is looked at, set aside, and spent; a script reaches one slot, so a shard's cells are called one by one."""
+    await has_all(agent, SUBJECT)
+    cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
+    told: Counter[str] = Counter()
+
+    def counted(run: Any) -> Any:
+        async def tell_hold(*of: Any) -> HoldState:
+            told["told"] += 1
+            state: HoldState = await run(*of)
+            return state
+
+        return tell_hold
+
+    for cell in cells:
+        cell.scripts.tell_hold = counted(cell.scripts.tell_hold)  # type: ignore[method-assign]
+    for cost, status, asked, spent in ((1, 200, 2, 3), (50, 429, 1, 0)):
+        before, told["told"] = [cell.guard.calls for cell in cells], 0
+        assert (await agent.check(subject("/all"), cost=cost)).status_code == status
+        assert [cell.guard.calls for cell in cells] == [each + asked for each in before]
+        assert told["told"] == spent
+
+
 async def test_metrics_count_each_policy_once(agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     before = agent.region.metrics.checks.counts["allowed"]["person"]

@@ -8,7 +8,7 @@ import sys
 from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasehold.processes import identity
+from regional_agent.domain.cells import CELLS
 from regional_agent.settings import AgentSettings
+from tests.integration.regional_agent.clusters import a_cluster
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, World
+from tests.integration.regional_agent.test_cluster import export, tenant_in
 from tests.integration.regional_agent.test_failures import Store
 from tests.integration.regional_agent.test_journal import DOCUMENT as UNBOUND
 from tests.integration.regional_agent.test_journal import OPEN, its_store, settings
@@ -171,6 +174,43 @@ async def test_one_that_is_killed_under_load_comes_back_and_no_unit_is_sold_or_b
         assert await workers.end() == 0
         assert await world.usage() == limit
     assert (await world.quota())["consumed"] == limit
+
+
+async def test_all_of_them_share_a_cluster_and_one_that_is_killed_takes_nothing_along(
+    world: World, tmp_path: Path
+) -> None:
+    """A customer in each cell says each operation until it is told yes, by whichever worker is there."""
+    operations, admitted = 10, 0
+
+    async def is_told_yes(workers: Workers, tenant: str, operation: int) -> None:
+        asked = {"subject": export(tenant), "operation_id": str(operation)}
+        for _ in range(TURNS):
+            with suppress(httpx.TransportError):  # who was to answer was killed
+                done = await workers.http.post("/v1/check", json=asked, headers={"Connection": "close"})
+                if done.status_code == 200:
+                    return
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"operation {operation} of {tenant} is never admitted")
+
+    async def spend(workers: Workers, tenant: str) -> None:
+        nonlocal admitted
+        for operation in range(operations):
+            await is_told_yes(workers, tenant, operation)
+            admitted += 1
+
+    with a_cluster(tmp_path) as nodes:
+        options = {"store_url": nodes.url, "report_interval_ms": 200}
+        async with running(world, tmp_path, "--workers", "2", **options) as workers:
+            await all_up(workers, 2)
+            clients = [asyncio.create_task(spend(workers, tenant_in(cell))) for cell in range(CELLS)]
+            await until(lambda: admitted > CELLS, 3 * TURNS)
+            os.kill(workers.pids()[0], signal.SIGKILL)
+            await asyncio.gather(*clients)
+            await until(lambda: len(workers.pids()) == 3)
+            await all_up(workers, 2)
+            assert await workers.end() == 0
+        assert await world.usage() == operations * CELLS
+        assert [state for _, state, _ in await world.epochs()] == ["current"] * CELLS, "opened once, for both"
 
 
 async def test_sigterm_reaches_all_and_waits_until_all_is_booked(world: World, tmp_path: Path) -> None:
