@@ -60,6 +60,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     "export-not-ready": ProblemKind(
         409, "Export not ready", "It is still being counted, or nothing is sealed yet. Ask again."
     ),
+    "hold-not-extended": ProblemKind(
+        409,
+        "The hold cannot be extended now",
+        "More slots are in use than the region may have by now. Nothing was changed; ask again.",
+    ),
     "hold-ended": ProblemKind(
         409, "Hold ended otherwise", "`state` says how, and `committed` how many units were. Nothing was changed."
     ),

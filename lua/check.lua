@@ -31,11 +31,11 @@ local function is_peek(mode) return mode == 'peek' or mode == 'peek_adjust' end
 local function is_hold(mode) return mode == 'hold' or mode == 'hold_adjust' end
 local function is_adjustment(mode) return mode == 'adjust' or mode == 'peek_adjust' or mode == 'hold_adjust' end
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'lost_at')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
-local named = require('parts/named')(mono, now)
+local named = require('parts/named')(mono, now, fence[5])
 local key, at = 2, 4 -- where the next key and the next argument are
 
 -- What each policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.

@@ -5,7 +5,7 @@
 --       6 units to commit, or ms to extend by   7 number of parts
 --       then, for each part in turn, what check takes for a policy: its algorithm's name, cost, the algorithm's own
 --         arguments
--- Gives {'fenced'} | {'unknown'} | {done | ended | too_many, state, units, committed, expires_in_ms}
+-- Gives {'fenced'} | {'unknown'} | {done | ended | too_many | not_extended, state, units, committed, expires_in_ms}
 --
 -- The epoch is the hold's own: work that was done is booked on the lease that it was set aside of, whichever epoch is
 -- the store's now. So only the fingerprint is compared; and an older epoch is known again, for it has evidence again.
@@ -23,12 +23,12 @@ local MAY_BECOME = {
   released = {release = 'released', look = 'released'},
 }
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'lost_at')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
 local action, amount = ARGV[5], tonumber(ARGV[6])
-local named = require('parts/named')(mono, now)
+local named = require('parts/named')(mono, now, fence[5])
 local parts, shadows, is_evidence, is_missing = {}, {}, false, false
 local key, at = 3, 8
 
@@ -65,6 +65,8 @@ for _, part in ipairs(parts) do
   local is_another = part.state == 'committed' and action == 'commit' and part.committed ~= amount
   if not MAY_BECOME[part.state][action] or is_another then return told('ended') end
   if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return told('too_many') end
+  local may_extend = action ~= 'extend' or not part.algorithm.may_extend or part.algorithm.may_extend(part)
+  if not may_extend then return told('not_extended') end
 end
 
 local due = mono + amount * 1000

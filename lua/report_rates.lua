@@ -7,27 +7,14 @@
 -- Gives {'fenced'} | {'reported', mono, for each rate: the number of the share that is in force (0: none), its
 --       rate_micro, the units spent since there was one, what all agents want}
 --
--- What an agent wanted ten seconds ago does not count any more. Where others want more, a share that is a fifth above
--- what is wanted here is lowered to a tenth above it: also for the time after it, and never to be raised from here.
-
-local FRESH_US, FORGOTTEN_MS = 10000000, 20000
+-- Where others want more, a share that is a fifth above what is wanted here is lowered to a tenth above it: also for
+-- the time after it, and never to be raised from here.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono = require('parts/clock')(fence[3], fence[4])
 local shares = require('parts/share')
 local function whole(number) return string.format('%.0f', number) end
-
-local function wanted_by_all(key, micro)
-  redis.call('HSET', key, ARGV[3], whole(mono) .. ' ' .. micro)
-  redis.call('PEXPIRE', key, FORGOTTEN_MS)
-  local sum, all = 0, redis.call('HGETALL', key)
-  for i = 1, #all, 2 do
-    local at, wanted = string.match(all[i + 1], '^(%d+) (%d+)$')
-    if mono - tonumber(at) > FRESH_US then redis.call('HDEL', key, all[i]) else sum = sum + tonumber(wanted) end
-  end
-  return sum
-end
 
 local function lower(key, state, wanted)
   local share = state.share
@@ -42,7 +29,7 @@ local answer = {'reported', whole(mono)}
 for i = 0, (#KEYS - 1) / 2 - 1 do
   local key, at = KEYS[2 + 2 * i], 4 + 4 * i
   local state = shares.read(key, tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
-  local wanted = wanted_by_all(KEYS[3 + 2 * i], ARGV[at + 2])
+  local wanted = require('parts/wanted')(KEYS[3 + 2 * i], ARGV[3], ARGV[at + 2], mono)
   if state.share and ARGV[at + 3] == '1' then lower(key, state, wanted) end
   answer[#answer + 1] = state.share and whole(state.share.number) or '0'
   answer[#answer + 1] = whole(state.rate_micro)

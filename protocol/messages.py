@@ -65,6 +65,7 @@ class RebindEpoch(Message, frozen=True):
 class EpochOpened(Message, frozen=True):
     epoch: Epoch
     lanes: Annotated[int, Meta(ge=1, le=MAX_LANES)]
+    is_whole: bool = False  # no store has admitted anything in this one's place that it does not know
 
 
 # --- a region's side of an exchange ----------------------------------------------------------------------------------
@@ -198,8 +199,20 @@ class RateReport(Message, frozen=True):
     spent: Units = 0  # since there was a share first
 
 
+class SlotReport(Message, frozen=True):
+    """How it stands with slots that are shared, in a region's store, in one moment."""
+
+    quota: QuotaKey
+    epoch: Epoch
+    wanted: Units  # in use or waited for
+    number: Units  # of the share that the store has; 0: none
+    held: Units  # what may be in use there: the share, or what is in use, if that is more
+    lost_ms: Milliseconds = 0  # for so long yet, slots may be in use that the store has forgotten
+
+
 class SharesRequest(Message, frozen=True):
-    rates: Annotated[list[RateReport], Meta(min_length=1, max_length=MAX_RATES)]
+    rates: Annotated[list[RateReport], Meta(max_length=MAX_RATES)] = []
+    slots: Annotated[list[SlotReport], Meta(max_length=MAX_RATES)] = []
 
 
 class RateShare(Message, frozen=True):
@@ -214,8 +227,22 @@ class RateShare(Message, frozen=True):
     contended: bool  # others want more than they have: what is not used is to be given up
 
 
+class SlotShare(Message, frozen=True):
+    """How many slots the region may have in use from now on, counted from before it asked."""
+
+    quota: QuotaKey
+    number: Units  # a store takes only a higher one than it has
+    units: Units
+    after_units: Units  # when the share has expired; some time after that, the safe share again
+    expires_in_ms: Milliseconds
+    refresh_in_ms: Milliseconds
+    slot_ttl_ms: Milliseconds  # for so long a slot is taken by this share at most
+    contended: bool
+
+
 class SharesResponse(Message, frozen=True):
     rates: list[RateShare]
+    slots: list[SlotShare] = []
     refused: list[WantRefused] = []
 
 

@@ -52,6 +52,7 @@ class HoldOutcome(StrEnum):
     UNKNOWN = "unknown"  # never made in this store, or forgotten, or lost with the store's data
     ENDED = "ended"  # otherwise than what is said now
     TOO_MANY = "too_many"  # more units than can be counted
+    NOT_EXTENDED = "not_extended"  # more slots are in use than the region may have by now
 
 
 class EpochRefusal(StrEnum):

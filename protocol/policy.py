@@ -309,11 +309,24 @@ def share_of(units: int, weight: int, total_weight: int) -> int:
     return max(1, units * weight // total_weight) if units and weight > 0 else 0
 
 
+def safe_slots(units: int, weight: int, total_weight: int) -> int:
+    """A region's part of slots that are shared by demand: all parts together are never above the limit."""
+    return units * weight // total_weight
+
+
 def sharing_of(quota: QuotaSpec) -> Sharing:
-    """Adaptive unless it says otherwise. What passed in a window cannot move to another region with the next share."""
+    """A rate is adaptive unless it says otherwise; what passed in a window cannot move to another region. Slots are
+    divided by weight, or strictly: who works cannot be asked to stop.
+    """
+    if quota.kind is QuotaKind.CONCURRENCY:
+        return Sharing(quota.sharing or Sharing.REGIONAL)
     if quota.algorithm in WINDOWS:
         return Sharing.REGIONAL
     return Sharing(quota.sharing or Sharing.ADAPTIVE)
+
+
+def slot_ttl_ms(quota: QuotaSpec) -> int:
+    return parse_duration_ms(quota.slot_ttl) if quota.slot_ttl else DEFAULT_SLOT_TTL_MS
 
 
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
@@ -397,8 +410,8 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     yield from _unserved(f"{where}.mode", quota.mode, served=("leased",), planned=("regional", "central"))
     if quota.kind is QuotaKind.ALLOWANCE:
         yield from _faults_of_allowance(where, quota)
-    elif quota.kind is QuotaKind.CONCURRENCY and quota.slot_ttl is not None:
-        yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
+    elif quota.kind is QuotaKind.CONCURRENCY:
+        yield from _faults_of_slots(where, quota)
     elif quota.kind is QuotaKind.RATE:
         yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
         yield from _faults_of_sharing(f"{where}.sharing", quota)
@@ -483,6 +496,16 @@ def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[F
         parse_rate(value, algorithm)
     except ValueError as error:
         yield Fault(where, "rate", str(error))
+
+
+def _faults_of_slots(where: str, quota: QuotaSpec) -> Iterator[Fault]:
+    if quota.slot_ttl is not None:
+        yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
+    if quota.sharing == Sharing.ADAPTIVE:
+        reason = "who works cannot be asked to stop: slots are shared strictly, 'strict', or by weight, 'regional'"
+        yield Fault(f"{where}.sharing", "shareable", reason)
+    elif quota.sharing is not None:
+        yield from _unserved(f"{where}.sharing", quota.sharing, served=tuple(Sharing), planned=())
 
 
 def _faults_of_slot_ttl(where: str, text: str) -> Iterator[Fault]:

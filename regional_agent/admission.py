@@ -349,6 +349,8 @@ class Admission:
                     self._leasing.note(charge.quota, charge.cost, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(charge.quota, charge.cost)
+            elif grantable and isinstance(charge, SlotCharge) and not asked.is_noted:
+                self._sharing.note_slots(charge, policy)
         self._without_store.note(asked.demanded, decision)
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:

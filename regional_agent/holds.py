@@ -56,6 +56,10 @@ class Holds:
         if told.outcome is HoldOutcome.ENDED:
             state = {"state": told.state, "committed": told.committed}
             return Problem("hold-ended", f"the hold is {told.state}: it cannot {action} now", extra=state)
+        if told.outcome is HoldOutcome.NOT_EXTENDED:
+            return Problem(
+                "hold-not-extended", f"it runs out in {told.expires_in_ms} ms, unless it is asked again before"
+            )
         if told.outcome is HoldOutcome.TOO_MANY:
             fault = InvalidParameter("units", "maximum", "more units than can be counted in a period")
             return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])

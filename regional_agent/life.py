@@ -159,7 +159,10 @@ class LifeKeeper:
         )
         opened = await self._coordinator.open_epoch(request)
         is_exempt = await self._store.is_exempt()
-        if not await self._scripts.adopt_epoch(fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt):
+        is_adopted = await self._scripts.adopt_epoch(
+            fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt, is_whole=opened.is_whole
+        )
+        if not is_adopted:
             raise StoreUnavailable("the store began another life while its epoch was opened")
         log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes, whole=whole, is_exempt=is_exempt)
         self.is_exempt = is_exempt

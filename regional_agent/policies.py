@@ -17,7 +17,6 @@ import msgspec
 from protocol.addresses import Network, parse_network
 from protocol.identifiers import parse_quota_key, quota_key, wider_keys
 from protocol.policy import (
-    DEFAULT_SLOT_TTL_MS,
     OTHER_CLASSES,
     SLICED,
     Costs,
@@ -36,8 +35,10 @@ from protocol.policy import (
     parse_duration_ms,
     parse_rate,
     safe_share,
+    safe_slots,
     share_of,
     sharing_of,
+    slot_ttl_ms,
 )
 from regional_agent.domain.remembered import Remembered
 from regional_agent.domain.routes import Routes
@@ -85,7 +86,6 @@ class CompiledPolicy:
     costs: Costs  # by route class
     is_plain: bool  # everything that it counts by stands in the subject as it is
     wait_ms: int
-    slot_ttl_ms: int
     may_slice: bool
     is_shadow: bool  # it never denies
     is_shared: bool
@@ -203,7 +203,7 @@ class Policies:
             return Demanded(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
-            return Demanded(policy, SlotCharge(key, units, limit, policy.slot_ttl_ms, policy.is_shadow))
+            return Demanded(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
         rate = RateCharge(
@@ -219,10 +219,17 @@ class Policies:
         )
         return Demanded(policy, rate)
 
+    def _slots(self, quota: QuotaSpec, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
+        """Of what is shared by demand, the limit of all regions beside the safe share of this one."""
+        weight, total = self._bundle.weight, self._bundle.total_weight
+        if is_shadow or not _is_shared(quota) or not self._has_others:
+            return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
+        return SlotCharge(key, units, limit, slot_ttl_ms(quota), safe=safe_slots(limit, weight, total))
+
     def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
         """An override's, of whichever is for the narrowest subject; else the plan's.
 
-        Of a rate, and of what runs at once, this region's share.
+        Of a rate, this region's share.
         """
         if quota.name in self._overridden:
             for wider in wider_keys(key):
@@ -236,14 +243,14 @@ class Policies:
     def _plan_of(self, subject: Mapping[str, str]) -> str | None:
         return self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
 
-    def shared_rate(self, key: str) -> Rate | None:
-        """This region's safe share of a rate that is shared by demand. None if it is none."""
+    def shared(self, key: str) -> Rate | SlotCharge | None:
+        """Of what is shared by demand, this region's safe share of a rate, or its slots. None if it is neither."""
         name, values = parse_quota_key(key)
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if quota is None or not _is_shared(quota) or not self._has_others:
             return None
         limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
-        return limit if isinstance(limit, Rate) else None
+        return limit if isinstance(limit, Rate) else self._slots(quota, key, 0, limit, is_shadow=False)
 
     def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
         """By the keys that they are for; of several for one, the last."""
@@ -259,10 +266,7 @@ class Policies:
         if quota.kind is QuotaKind.RATE:
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
-        units = limit if isinstance(limit, int) else 0
-        if quota.kind is QuotaKind.CONCURRENCY:
-            return share_of(units, self._bundle.weight, self._bundle.total_weight)
-        return units
+        return limit if isinstance(limit, int) else 0
 
 
 def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
@@ -295,7 +299,7 @@ def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
 
 
 def _is_shared(quota: QuotaSpec) -> bool:
-    return quota.kind is QuotaKind.RATE and sharing_of(quota) is not Sharing.REGIONAL
+    return quota.kind is not QuotaKind.ALLOWANCE and sharing_of(quota) is not Sharing.REGIONAL
 
 
 def quota_of(key: str) -> str:
@@ -311,7 +315,7 @@ def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
 
 
 def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> CompiledPolicy:
-    match, is_slots = policy.match, quota.kind is QuotaKind.CONCURRENCY
+    match = policy.match
     return CompiledPolicy(
         spec=policy,
         quota=quota,
@@ -321,7 +325,6 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         costs=costs,
         is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
-        slot_ttl_ms=parse_duration_ms(quota.slot_ttl) if is_slots and quota.slot_ttl else DEFAULT_SLOT_TTL_MS,
         may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,
         is_shared=_is_shared(quota) and not policy.shadow,

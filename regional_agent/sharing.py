@@ -1,27 +1,40 @@
-"""Rates that are shared with other regions by demand: what is wanted here is measured, told, and shares are heard.
+"""Rates and slots that are shared with other regions by demand: what is wanted here is told, and shares are heard.
 
 Nothing of this is in a request's way: the store decides by the share that it has, and falls back by its own clock when
 none comes. A key whose demand is under half of its safe share is not spoken of at all, unless another region wants more
-than it has and the coordinator asks. Each report is of all agents of the region: they add up in the store.
+than it has and the coordinator asks. Of slots nothing is said before they are scarce. Each report is of all agents of
+the region: they add up in the store.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from protocol.clock import Clock
-from protocol.messages import MAX_RATES, RateShare, SharesRequest
+from protocol.messages import MAX_RATES, RateShare, SharesRequest, SlotShare
+from protocol.outcomes import DenialReason
 from protocol.policy import Rate
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.domain.sharing import URGENT_AFTER_MS, RateDemand, cannot_wait, needs_no_message
+from regional_agent.domain.sharing import URGENT_AFTER_MS, InVain, RateDemand, cannot_wait, needs_no_message
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, Life, RateCharge, RateWant, Scripts
+from regional_agent.store.scripts import (
+    Fenced,
+    Life,
+    PolicyDecision,
+    RateCharge,
+    RatesReported,
+    RateWant,
+    Scripts,
+    SlotCharge,
+    SlotsReported,
+    SlotWant,
+)
 
 log = structlog.get_logger()
 
@@ -30,21 +43,29 @@ UNSAID_MS = 5_000  # a report that failed is repeated after that
 REFUSED_MS = 60_000
 PAUSE_MS = 1_000
 PARTS = 1_000_000_000
+SLOT_MICRO = 1_000_000
+SLOTS_AGAIN_MS = 1_000  # between two reports of slots that nobody asked for
 
 
 @dataclass(slots=True)
 class Key:
-    """One rate, as this agent sees it."""
+    """One rate, or one quota's slots, as this agent sees it; of slots in millionths."""
 
     quota: str
-    safe: Rate
+    shared: Rate | SlotCharge
     demand: RateDemand
+    in_vain: InVain = field(default_factory=InVain)  # of slots
     due_ms: int | None = None  # when it is spoken of next; None: it need not be
     told_ms: int = 0
     told_micro: int = 0  # what was wanted then
     rate_micro: int = 0  # the share that was heard last
     expires_ms: int = 0
     is_contended: bool = False
+
+    @property
+    def safe_micro(self) -> int:
+        """Its safe share."""
+        return self.shared.rate_micro if isinstance(self.shared, Rate) else self.shared.safe * SLOT_MICRO
 
     def demand_micro(self, now_ms: int) -> int:
         return self.demand.per_second_micro(now_ms)
@@ -83,8 +104,8 @@ class Sharing:
         now_ms = self._clock.monotonic_ms()
         key = self._keys.get(charge.quota) or self._new(charge.quota, _safe(charge), now_ms)
         if key.demand.note(units, now_ms, size) and key.due_ms is None:
-            key.safe = _safe(charge)
-            if not needs_no_message(key.demand_micro(now_ms), key.safe.rate_micro):
+            key.shared = _safe(charge)
+            if not needs_no_message(key.demand_micro(now_ms), key.safe_micro):
                 self._speak_of(key, now_ms)
 
     def look(self, charge: RateCharge, available: int, rate_micro: int) -> None:
@@ -97,12 +118,27 @@ class Sharing:
         if cannot_wait(available, charge.burst, key.demand_micro(now_ms), max(rate_micro, key.told_micro)):
             self._speak_of(key, now_ms)
 
+    def note_slots(self, charge: SlotCharge, policy: PolicyDecision) -> None:
+        """They were asked for. Who has none left, or soon, says so."""
+        is_in_vain = policy.reason == DenialReason.SLOTS_TAKEN
+        if not charge.is_shared or not (is_in_vain or 10 * policy.remaining < 3 * policy.limit):
+            return
+        now_ms = self._clock.monotonic_ms()
+        key = self._keys.get(charge.quota) or self._new(charge.quota, charge, now_ms)
+        key.shared = charge
+        if is_in_vain:
+            key.in_vain.note(charge.cost, now_ms)
+        if is_in_vain or key.due_ms is None:
+            self._speak_of(key, max(now_ms, key.told_ms + SLOTS_AGAIN_MS) if key.told_ms else now_ms)
+
     def asked(self, quota: str) -> None:
         """The coordinator would like to know: others want more than they have."""
-        rate = self.policies.shared_rate(quota) if self.policies else None
-        if rate is not None:
+        shared = self.policies.shared(quota) if self.policies else None
+        if shared is not None:
             now_ms = self._clock.monotonic_ms()
-            self._speak_of(self._keys.get(quota) or self._new(quota, rate, now_ms), now_ms)
+            key = self._keys.get(quota) or self._new(quota, shared, now_ms)
+            key.shared = shared
+            self._speak_of(key, now_ms)
 
     def now_ms(self) -> int:
         return self._clock.monotonic_ms()
@@ -110,15 +146,15 @@ class Sharing:
     def spoken_of(self) -> list[Key]:
         return [key for key in self._keys.values() if key.due_ms is not None]
 
-    def _new(self, quota: str, safe: Rate, now_ms: int) -> Key:
+    def _new(self, quota: str, shared: Rate | SlotCharge, now_ms: int) -> Key:
         if len(self._keys) >= MOST_KEYS:
             quiet = next((key.quota for key in self._keys.values() if key.due_ms is None), next(iter(self._keys)))
             del self._keys[quiet]
-        key = self._keys[quota] = Key(quota, safe, RateDemand(now_ms))
+        key = self._keys[quota] = Key(quota, shared, RateDemand(now_ms))
         return key
 
-    def _speak_of(self, key: Key, now_ms: int) -> None:
-        key.due_ms = now_ms
+    def _speak_of(self, key: Key, due_ms: int) -> None:
+        key.due_ms = due_ms if key.due_ms is None else min(due_ms, key.due_ms)
         self._wake.set()
 
     # --- the conversation --------------------------------------------------------------------------------------------
@@ -158,28 +194,45 @@ class Sharing:
             await asyncio.sleep(PAUSE_MS / 1000)
 
     async def _exchange(self, life: Life, due: dict[str, Key], now_ms: int) -> None:
-        wanted = [RateWant(key.quota, key.safe, key.demand_micro(now_ms), key.is_contended) for key in due.values()]
-        reported = await self._scripts.report_rates(life, self._agent, wanted)
-        response = await self._coordinator.shares(SharesRequest(rates=reported.reports))
-        heard = [share for share in response.rates if share.quota in due]
-        if heard:
-            safe_and_shares = [(due[share.quota].safe, share) for share in heard]
-            await self._scripts.share_rates(life, reported.mono_us, safe_and_shares)
-        for report in reported.reports:
-            due[report.quota].told_micro = report.demand_micro
-        self._hear(due, heard, now_ms)
+        rates, slots = await self._report(life, due, now_ms)
+        response = await self._coordinator.shares(SharesRequest(rates=rates.reports, slots=slots.reports))
+        shared_and_rates = [(due[share.quota].shared, share) for share in response.rates if share.quota in due]
+        of_rates = [(safe, share) for safe, share in shared_and_rates if isinstance(safe, Rate)]
+        of_slots = [share for share in response.slots if share.quota in due]
+        if of_rates:
+            await self._scripts.share_rates(life, rates.mono_us, of_rates)
+        if of_slots:
+            await self._scripts.share_slots(life, slots.mono_us, of_slots)
+        for rate in rates.reports:
+            due[rate.quota].told_micro = rate.demand_micro
+        for slot in slots.reports:
+            due[slot.quota].told_micro = slot.wanted * SLOT_MICRO
+        self._hear(due, [*(share for _, share in of_rates), *of_slots], now_ms)
         for refused in response.refused:
             if refused.quota in due:
                 due[refused.quota].due_ms = None
                 due[refused.quota].told_ms = now_ms + REFUSED_MS
 
-    def _hear(self, due: dict[str, Key], shares: Iterable[RateShare], sent_ms: int) -> None:
+    async def _report(self, life: Life, due: dict[str, Key], now_ms: int) -> tuple[RatesReported, SlotsReported]:
+        """As the store has them: each in one moment."""
+        rates, slots = [], []
+        for key in due.values():
+            if isinstance(key.shared, Rate):
+                rates.append(RateWant(key.quota, key.shared, key.demand_micro(now_ms), key.is_contended))
+            else:
+                slots.append(SlotWant(key.shared, key.in_vain.recent(now_ms)))
+        of_rates = await self._scripts.report_rates(life, self._agent, rates) if rates else RatesReported(0, [])
+        of_slots = await self._scripts.report_slots(life, self._agent, slots) if slots else SlotsReported(0, [])
+        return of_rates, of_slots
+
+    def _hear(self, due: dict[str, Key], shares: Iterable[RateShare | SlotShare], sent_ms: int) -> None:
         for share in shares:
             key = due[share.quota]
-            self.heard += share.rate_micro > key.rate_micro
-            key.rate_micro, key.is_contended = share.rate_micro, share.contended
+            micro = share.rate_micro if isinstance(share, RateShare) else share.units * SLOT_MICRO
+            self.heard += isinstance(share, RateShare) and micro > key.rate_micro
+            key.rate_micro, key.is_contended = micro, share.contended
             key.expires_ms = sent_ms + share.expires_in_ms
-            is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe.rate_micro)
+            is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe_micro)
             key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms
 
 

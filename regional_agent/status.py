@@ -7,11 +7,13 @@ from contextlib import suppress
 from msgspec import Struct
 
 from protocol.outcomes import EpochRefusal
+from protocol.policy import Rate
 from protocol.units import Units
 from regional_agent.cell import Cell
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
-from regional_agent.store.scripts import Life
+from regional_agent.sharing import SLOT_MICRO
+from regional_agent.store.scripts import Life, SlotCharge
 
 MOST_LEASES = 1000
 MOST_HOT_KEYS = 20
@@ -42,6 +44,17 @@ class ShareStatus(Struct, frozen=True, kw_only=True):
     safe_micro: Units  # this region's part by weight
     rate_micro: Units  # what it was given last
     demand_micro: Units  # here, at this agent
+    expires_in_ms: Units
+    contended: bool
+
+
+class SlotShareStatus(Struct, frozen=True, kw_only=True):
+    """Slots that are divided by demand, as far as this agent speaks of them: how many this region may have in use."""
+
+    quota: str
+    safe: Units  # this region's part by weight
+    units: Units  # what it was given last
+    wanted: Units  # in use or waited for, in the region
     expires_in_ms: Units
     contended: bool
 
@@ -89,6 +102,7 @@ class Status(Struct, frozen=True, kw_only=True):
     more_slots: Units
     hot_keys: list[HotKeyStatus]  # the hottest first
     shares: list[ShareStatus]
+    slot_shares: list[SlotShareStatus]
 
 
 async def status_of(region: Region, faults: list[str]) -> Status:
@@ -117,6 +131,7 @@ async def status_of(region: Region, faults: list[str]) -> Status:
         more_slots=max(0, len(slotted) - MOST_LEASES),
         hot_keys=[_hot_key(region, *key) for key in region.hottest(MOST_HOT_KEYS)],
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
+        slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
     )
 
 
@@ -130,13 +145,30 @@ def _shares(cell: Cell) -> list[ShareStatus]:
     return [
         ShareStatus(
             quota=key.quota,
-            safe_micro=key.safe.rate_micro,
+            safe_micro=key.safe_micro,
             rate_micro=key.rate_micro,
             demand_micro=key.demand_micro(now_ms),
             expires_in_ms=max(0, key.expires_ms - now_ms),
             contended=key.is_contended,
         )
         for key in cell.sharing.spoken_of()
+        if isinstance(key.shared, Rate)
+    ]
+
+
+def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
+    now_ms = cell.sharing.now_ms()
+    return [
+        SlotShareStatus(
+            quota=key.quota,
+            safe=key.shared.safe,
+            units=key.rate_micro // SLOT_MICRO,
+            wanted=key.told_micro // SLOT_MICRO,
+            expires_in_ms=max(0, key.expires_ms - now_ms),
+            contended=key.is_contended,
+        )
+        for key in cell.sharing.spoken_of()
+        if isinstance(key.shared, SlotCharge)
     ]
 
 

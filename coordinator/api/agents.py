@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from coordinator.api.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.api.conditions import unless_known
-from coordinator.api.frozen import call_of, faults_of_rates, refused
+from coordinator.api.frozen import call_of, faults_of_shares, refused
 from coordinator.api.polling import a_version, news
 from coordinator.api.queries import Query, number_of
 from coordinator.domain.exchange import Call, WrongLane
@@ -130,11 +130,11 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
 
 @router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
 async def shares(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
-    """What this region wants of rates that are shared by demand, and what it may use of each from now on."""
+    """What this region wants of rates and slots that are shared by demand, and what it may use from now on."""
     body, now = await read_body(request, SharesRequest), coordinator.clock.now()
-    if faults := list(faults_of_rates(body.rates)):
+    if faults := list(faults_of_shares(body)):
         raise refused(faults)
-    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, body.rates, now))
+    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, body, now))
     coordinator.metrics.note_overshoots(out.overshoots)
     return reply(out.response)
 

@@ -6,7 +6,7 @@ from coordinator.domain.exchange import Call, Incoming
 from doors.bodies import decode
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key
-from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, RateReport, body_hash
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, FrozenLease, SharesRequest, body_hash
 from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 
@@ -32,10 +32,17 @@ def _incoming(index: int, exchange: Exchange) -> Incoming:
     return Incoming(batch, body_hash(exchange.frozen), exchange.live)
 
 
-def faults_of_rates(rates: Sequence[RateReport]) -> Iterable[InvalidParameter]:
-    quotas = [rate.quota for rate in rates]
-    yield from _bad_keys("rates", quotas)
-    yield from _twice("rates[{}].quota", quotas, "it is named twice")
+def faults_of_shares(request: SharesRequest) -> Iterable[InvalidParameter]:
+    rates, slots = [rate.quota for rate in request.rates], [slot.quota for slot in request.slots]
+    if not rates and not slots:
+        yield InvalidParameter("rates", "required", "name a rate, or slots")
+    yield from _bad_keys("rates", rates)
+    yield from _bad_keys("slots", slots)
+    yield from _twice("rates[{}].quota", rates, "it is named twice")
+    yield from _twice("slots[{}].quota", slots, "it is named twice")
+    for place, quota in enumerate(slots):
+        if quota in rates:
+            yield InvalidParameter(f"slots[{place}].quota", "unique", "it is named as a rate, too")
 
 
 def _faults(index: int, incoming: Incoming) -> Iterable[InvalidParameter]:

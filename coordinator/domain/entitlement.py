@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from coordinator.domain.setting import NOTHING_SET, Setting, Settings, amount
-from coordinator.domain.sharing import Member, Terms, terms_of
+from coordinator.domain.sharing import SLOT_MICRO, Member, Terms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar, Period, calendar_of
@@ -22,6 +22,7 @@ from protocol.policy import (
     parse_duration_ms,
     parse_rate,
     sharing_of,
+    slot_ttl_ms,
 )
 
 
@@ -123,15 +124,34 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     limit = limit_of_key(catalogue, spec, quota_key)
     if limit is None:
         return GrantRefusal.NO_LIMIT
+    rate_micro = parse_rate(limit, spec.algorithm).rate_micro
+    return terms_of(rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key))
+
+
+def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+    """The same of slots."""
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.CONCURRENCY or sharing_of(spec) is Sharing.REGIONAL:
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of_key(catalogue, spec, quota_key)
+    if not isinstance(limit, int):
+        return GrantRefusal.NO_LIMIT
+    return terms_of_slots(limit, slot_ttl_ms(spec), *_who_shares(catalogue, spec, quota_key))
+
+
+def _who_shares(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
+    """The active regions as people weigh and bound them, and the weights by which their stores know safe shares."""
     settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
     members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
-    own_weights = {name: catalogue.regions[name].weight for name in weights}
-    return terms_of(parse_rate(limit, spec.algorithm).rate_micro, sharing_of(spec), members, own_weights)
+    return members, {name: catalogue.regions[name].weight for name in weights}
 
 
 def _member(spec: QuotaSpec, weight: int, setting: Setting) -> Member:
-    floor_micro = 0 if setting.floor is None else amount(spec, setting.floor)
-    ceiling_micro = MAX_RATE_MICRO if setting.ceiling is None else amount(spec, setting.ceiling)
+    micro = SLOT_MICRO if spec.kind is QuotaKind.CONCURRENCY else 1
+    floor_micro = 0 if setting.floor is None else amount(spec, setting.floor) * micro
+    ceiling_micro = MAX_RATE_MICRO if setting.ceiling is None else amount(spec, setting.ceiling) * micro
     return Member(weight, floor_micro, ceiling_micro)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a rate each region may use now, pure: every time is an argument, every number an integer.
+"""Which part of a rate, or of what runs at once, each region may use now. Pure: times are arguments, numbers integers.
 
 A rate renews itself, so what nobody wants now is lent to whoever does, and asked back when that changes. A region says
 what it would use; it is told a share, which lasts for a few refreshes. Nobody is waited for, so what is told may be
@@ -16,6 +16,11 @@ confirms the grant that it names, and what was told before is over.
     adaptive   the fair share at once. What that is beyond the limit lasts for a second at most, and all that was ever
                given so is counted as a debt, which no grant may bring above `WORST_MS` of the limit: the worst case,
                which is published. As long as there is a debt, less than the limit is divided.
+
+Slots (a concurrency) are shared as a strict rate is, in millionths of a slot, of which whole ones are given, and with
+one thing more: what was taken by a share *lasts* for `slot_ttl` after the share is over. So a report says what is held,
+the share or what is in use if that is more; and holdings last, and nothing is given anew, so much longer. Of a store
+that lost its data, what it had stays reserved until all of it has run out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +29,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from protocol.policy import MAX_RATE_MICRO, Sharing
+from protocol.policy import MAX_RATE_MICRO, Sharing, safe_slots
 
 PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
 REFRESH_MS = 5_000
@@ -41,6 +46,9 @@ MOST_PERHAPS = 8
 PAID_BACK_IN_MS = 2_000
 NEAR = 16  # a share that lacks less than such a part is as good as the fair one: nobody is hurried for it
 ASK_AGAIN_MS = 500  # whoever does not answer a hint
+SLOT_MICRO = 1_000_000
+SLOT_REFRESH_MS = 1_000  # while a slot is waited for: work takes longer than a bucket to fill
+TURN_MS = 10_000  # of slots that do not divide, another region has the odd ones first
 
 
 class Bound(NamedTuple):
@@ -115,6 +123,16 @@ class Terms(NamedTuple):
     sharing: Sharing
     members: Mapping[str, Member]
     safe_shares: Mapping[str, int]
+    lasting_ms: int = 0  # so long after a share is over, what was taken by it may be in use; only of slots
+
+    @property
+    def is_slots(self) -> bool:
+        return self.lasting_ms > 0
+
+    @property
+    def longest_ms(self) -> int:
+        """After a decision, that something may be in use by it."""
+        return LONGEST_MS + self.lasting_ms
 
     def safe_micro(self, region: str) -> int:
         """What is reserved for it; a region that takes no part has nothing."""
@@ -136,14 +154,25 @@ def terms_of(
     return Terms(limit_micro, sharing, members, safe_shares)
 
 
+def terms_of_slots(
+    limit: int, slot_ttl_ms: int, members: Mapping[str, Member], weights: Mapping[str, int] | None = None
+) -> Terms:
+    weights = weights or {region: member.weight for region, member in members.items()}
+    total = max(1, sum(weights.values()))
+    safe_shares = {region: safe_slots(limit, weight, total) * SLOT_MICRO for region, weight in weights.items()}
+    return Terms(limit * SLOT_MICRO, Sharing.STRICT, members, safe_shares, slot_ttl_ms)
+
+
 class Report(NamedTuple):
     """What a region says of one rate, as its store had it in one moment."""
 
     region: str
     demand_micro: int
     number: int  # of the grant that is in its store; 0: none
-    rate_micro: int  # in force there
+    rate_micro: int  # in force there; of slots, what is in use if that is more
     spent: int = 0  # units, so far, since it first had a share
+    epoch: int = 0  # of slots
+    lost_ms: int = 0  # for so long yet, slots may be in use that its store has forgotten
 
 
 class Grant(NamedTuple):
@@ -178,8 +207,20 @@ class Holding(Struct, array_like=True):
     spent: int = 0  # units, when it named a share last as soon as it could
     excess_seen_ms: int = 0  # how long more than the limit had been held then
     asked_ms: int = 0  # by a hint
+    epoch: int = 0
+    lost_micro: int = 0  # what its store, before it lost its data, may have had in use
+    lost_until_ms: int = 0
 
     def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+        """While what was lost may be in use, it is held beside what the store has given out since."""
+        if from_ms >= self.lost_until_ms:
+            return self._given_within(from_ms, to_ms, safe_micro)
+        lost_micro = self.lost_micro + self._given_within(from_ms, min(to_ms, self.lost_until_ms - 1), safe_micro)
+        if to_ms < self.lost_until_ms:
+            return lost_micro
+        return max(lost_micro, self._given_within(self.lost_until_ms, to_ms, safe_micro))
+
+    def _given_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
         return max(each.most_within(from_ms, to_ms, safe_micro) for each in self.perhaps)
 
 
@@ -209,11 +250,11 @@ def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answ
     for region in terms.members:
         shared.holdings.setdefault(region, Holding())
     count(shared, terms, now_ms)
-    hear(shared, report, now_ms)
+    hear(shared, report, terms, now_ms)
     targets = targets_of(shared, terms, now_ms)
     is_contended = _is_contended(shared, terms, now_ms)
     grant = _grant(shared, report, targets.get(report.region, 0), terms, is_contended, now_ms)
-    is_short = grant.refresh_in_ms == QUICK_REFRESH_MS
+    is_short = grant.refresh_in_ms < CONTENDED_REFRESH_MS
     return Answer(grant, _to_ask(shared, report.region, targets, is_contended, is_short, now_ms))
 
 
@@ -245,8 +286,9 @@ def count(shared: Shared, terms: Terms, now_ms: int) -> None:
     """What may have been admitted beyond the limit since it was counted last. Below it, the debt is paid back.
 
     Of who strictly waits for others nothing is owed for what nobody here remembers: it is only not known to be less.
+    Of slots nothing is ever owed: where a limit was lowered, what is in use beyond it ends in its time.
     """
-    if terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, shared.at_ms):
+    if terms.is_slots or (terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, shared.at_ms)):
         shared.at_ms = now_ms
         return
     for excess_micro, lasted_ms in _excesses(shared, terms, shared.at_ms, now_ms):
@@ -264,10 +306,12 @@ def _excesses(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> Iterato
         yield held_micro(shared, terms, begin_ms, begin_ms) - terms.limit_micro, end_ms - begin_ms
 
 
-def hear(shared: Shared, report: Report, now_ms: int) -> None:
-    """A late report, of a share that is known to be superseded, says nothing any more."""
+def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
+    """A late report, of a share that is known to be superseded, or of an epoch before, says nothing any more."""
     holding = shared.holdings.setdefault(report.region, Holding())
-    if 0 < report.number < holding.perhaps[0].number:
+    if report.epoch > holding.epoch:
+        _begin_epoch(holding, report, terms, now_ms)
+    if report.epoch < holding.epoch or 0 < report.number < holding.perhaps[0].number:
         return
     if report.number and report.number == holding.perhaps[-1].number:
         _refund(shared, holding, report.spent, now_ms)
@@ -275,15 +319,26 @@ def hear(shared: Shared, report: Report, now_ms: int) -> None:
     holding.demand_micro, holding.heard_ms = report.demand_micro, now_ms
     later = [each for each in holding.perhaps if each.number > report.number]
     named = next((each for each in holding.perhaps if each.number == report.number), None)
-    holding.perhaps = [_as_named(named, report, now_ms), *later]
+    holding.perhaps = [_as_named(named, report, terms, holding.lost_until_ms, now_ms), *later]
 
 
-def _as_named(named: Given | None, report: Report, now_ms: int) -> Given:
+def _begin_epoch(holding: Holding, report: Report, terms: Terms, now_ms: int) -> None:
+    """A store that lost its data has no share, and not its safe one either before all that it had has run out."""
+    holding.epoch = report.epoch
+    if report.lost_ms:
+        holding.lost_micro = holding.most_within(now_ms, now_ms, terms.safe_micro(report.region))
+        holding.lost_until_ms = now_ms + report.lost_ms + MARGIN_MS
+        holding.perhaps = [Given(kept_until_ms=holding.lost_until_ms)]
+
+
+def _as_named(named: Given | None, report: Report, terms: Terms, safe_from_ms: int, now_ms: int) -> Given:
     """It may have given up some of it by itself. Of a share that nobody here knows, it may have more for a while."""
-    if not report.number:
+    if not report.number and not terms.is_slots:
         return Given()
+    if not report.number:
+        return Given(0, report.rate_micro, 0, now_ms + terms.longest_ms, safe_from_ms)
     if named is None:
-        return Given(report.number, report.rate_micro, 0, now_ms + LONGEST_MS, 0)
+        return Given(report.number, report.rate_micro, 0, now_ms + terms.longest_ms, 0)
     named.rate_micro = min(named.rate_micro, report.rate_micro)
     named.after_micro = min(named.after_micro, report.rate_micro)
     return named
@@ -306,7 +361,20 @@ def targets_of(shared: Shared, terms: Terms, now_ms: int) -> dict[str, int]:
     repaid_micro = min(terms.limit_micro // 4, shared.debt // PAID_BACK_IN_MS) if terms.worst else 0
     demands = [_demand(shared, region, terms, now_ms) for region in terms.members]
     shares = fair_shares(terms.limit_micro - repaid_micro, list(terms.members.values()), demands)
+    if terms.is_slots:
+        shares = whole_slots(terms.limit_micro, shares, now_ms // TURN_MS)
     return dict(zip(terms.members, shares, strict=True))
+
+
+def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]:
+    """What does not come out even goes to those who lack most of a slot; of equals, to another one each turn."""
+    whole = [share - share % SLOT_MICRO for share in shares]
+    left = (limit_micro - sum(whole)) // SLOT_MICRO
+    lacking = [place for place, share in enumerate(shares) if share % SLOT_MICRO]
+    lacking.sort(key=lambda place: (-(shares[place] % SLOT_MICRO), (place + turn) % len(shares)))
+    for place in lacking[:left]:
+        whole[place] += SLOT_MICRO
+    return whole
 
 
 def _demand(shared: Shared, region: str, terms: Terms, now_ms: int) -> int:
@@ -330,8 +398,10 @@ def _is_contended(shared: Shared, terms: Terms, now_ms: int) -> bool:
 
 def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_contended: bool, now_ms: int) -> Grant:
     holding, safe_micro = shared.holdings[report.region], terms.safe_micro(report.region)
-    own_micro = holding.most_within(now_ms, now_ms + LONGEST_MS, safe_micro)
-    left_micro = terms.limit_micro + own_micro - held_micro(shared, terms, now_ms, now_ms + LONGEST_MS)
+    over_ms, is_lost = now_ms + terms.longest_ms, now_ms < holding.lost_until_ms
+    own_micro = holding.most_within(now_ms, over_ms, safe_micro)
+    left_micro = terms.limit_micro + own_micro - held_micro(shared, terms, now_ms, over_ms)
+    left_micro -= holding.lost_micro if is_lost else 0
     free_micro, near_micro = max(0, left_micro), target_micro - target_micro // NEAR
     refresh_ms = CONTENDED_REFRESH_MS if is_contended else REFRESH_MS
     offer = _Offer(min(target_micro, free_micro), REFRESHES * refresh_ms)
@@ -340,15 +410,16 @@ def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_c
     elif terms.sharing is Sharing.ADAPTIVE and offer.rate_micro < near_micro:
         offer = max(offer, *_ahead(shared, holding, left_micro, target_micro, terms, now_ms))
     is_short = offer.rate_micro < near_micro or offer.rate_micro > free_micro
+    short_ms = SLOT_REFRESH_MS if terms.is_slots else QUICK_REFRESH_MS
     grant = Grant(
         number=max(now_ms, holding.perhaps[-1].number + 1),
         rate_micro=offer.rate_micro,
         after_micro=min(offer.rate_micro, safe_micro, free_micro),
         expires_in_ms=offer.expires_in_ms,
-        refresh_in_ms=QUICK_REFRESH_MS if is_short else refresh_ms,
+        refresh_in_ms=short_ms if is_short else refresh_ms,
         is_contended=is_contended,
     )
-    _hold(holding, grant, now_ms)
+    _hold(holding, grant, report.rate_micro if terms.is_slots else 0, terms, now_ms)
     return grant
 
 
@@ -375,14 +446,16 @@ def _ahead(
 
 def _knows_all(shared: Shared, terms: Terms, now_ms: int) -> bool:
     """Where nothing was remembered, a share may be in force that nobody here knows of, until it is over."""
-    return now_ms >= shared.since_ms + LONGEST_MS or terms.members.keys() <= set(shared.known)
+    knows = {region for region in shared.known if now_ms >= shared.holdings[region].lost_until_ms}
+    return now_ms >= shared.since_ms + terms.longest_ms or terms.members.keys() <= knows
 
 
-def _hold(holding: Holding, grant: Grant, now_ms: int) -> None:
-    """Until it is named, it or one before it is in force."""
-    until_ms = now_ms + grant.expires_in_ms + MARGIN_MS
-    kept_until_ms = now_ms + KEPT_MS - LATEST_REPLY_MS - MARGIN_MS
-    given = Given(grant.number, grant.rate_micro, grant.after_micro, until_ms, kept_until_ms)
+def _hold(holding: Holding, grant: Grant, used_micro: int, terms: Terms, now_ms: int) -> None:
+    """Until it is named, it or one before it is in force. What is in use ends in its own time, whatever was given."""
+    until_ms = now_ms + grant.expires_in_ms + MARGIN_MS + terms.lasting_ms
+    kept_until_ms = now_ms + KEPT_MS + terms.lasting_ms - LATEST_REPLY_MS - MARGIN_MS
+    most_micro = max(grant.rate_micro, used_micro)
+    given = Given(grant.number, most_micro, grant.after_micro, until_ms, kept_until_ms)
     holding.perhaps.append(given)
     if len(holding.perhaps) > MOST_PERHAPS:
         first, second, *others = holding.perhaps

@@ -49,7 +49,7 @@ async def open_epoch(
         return EpochRefusal.REGION_DOWN
     known = await connection.fetchrow(_BY_NONCE, request.nonce)
     if known is not None:
-        return _again(known, region, request)
+        return await _again(connection, known, region, request)
     cell = Cell(region, request.cell, request.cells)
     if request.fingerprint in contenders(await _openings(connection, cell, now)):
         return EpochRefusal.TWO_STORES
@@ -59,19 +59,29 @@ async def open_epoch(
     lanes = lanes if cell.cells == 1 else 1
     names = (*cell, request.nonce, request.fingerprint, lanes)
     epoch: int = await connection.fetchval(_INSERT_EPOCH, *names, now, ended_at)
+    is_whole = await _is_whole(connection, cell, epoch, request)
     heads = [genesis_head(epoch, lane) for lane in range(lanes)]
     await connection.execute(_INSERT_LANES, epoch, list(range(lanes)), heads)
-    return EpochOpened(epoch=epoch, lanes=lanes)
+    return EpochOpened(epoch=epoch, lanes=lanes, is_whole=is_whole)
 
 
 async def _openings(connection: Connection, cell: Cell, now: datetime) -> list[str]:
     return [row["fingerprint"] for row in await connection.fetch(_OPENED_LATELY, *cell, now - LATELY)]
 
 
-def _again(known: asyncpg.Record, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
+async def _is_whole(connection: Connection, cell: Cell, epoch: int, request: OpenEpoch) -> bool:
+    """Its store has kept the epoch before, or there was none."""
+    before = await connection.fetchval(_EPOCH_BEFORE, *cell, epoch)
+    return before is None or (before == request.previous and not request.lost_data)
+
+
+async def _again(
+    connection: Connection, known: asyncpg.Record, region: str, request: OpenEpoch
+) -> EpochOpened | EpochRefusal:
     if (known["region"], known["fingerprint"]) != (region, request.fingerprint):
         return EpochRefusal.NONCE_OF_ANOTHER_LIFE
-    return EpochOpened(epoch=known["epoch"], lanes=known["lanes"])
+    is_whole = await _is_whole(connection, Cell(region, known["cell"], known["cells"]), known["epoch"], request)
+    return EpochOpened(epoch=known["epoch"], lanes=known["lanes"], is_whole=is_whole)
 
 
 async def fence(connection: Connection, cell: Cell, kept: int | None, now: datetime) -> None:
@@ -99,7 +109,11 @@ async def fence_lost(connection: Connection, region: str, epochs: Sequence[int],
     await connection.execute(_LOSE_LEASES, over, now)
 
 
-_BY_NONCE = "SELECT epoch, region, fingerprint, lanes FROM region_epoch WHERE nonce = $1"
+_BY_NONCE = "SELECT epoch, region, fingerprint, lanes, cell, cells FROM region_epoch WHERE nonce = $1"
+_EPOCH_BEFORE = """
+SELECT max(epoch) FROM region_epoch
+WHERE region = $1 AND (cell = $2 OR cells <> $3) AND epoch < $4
+"""
 _OPENED_LATELY = """
 SELECT fingerprint FROM region_epoch WHERE region = $1 AND (cell = $2 OR cells <> $3) AND opened_at > $4
 """

@@ -1,10 +1,10 @@
-"""What a region says of rates that are shared by demand, and what it may use of each from now on.
+"""What a region says of rates and slots that are shared by demand, and what it may use of each from now on.
 
 All coordinators meet in one row for each key. It is locked, decided on (domain/sharing.py) and written in one
 transaction, which logs nothing: no report of a rate waits for a disk. Who could give something up is asked by a signal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.notices import notify
 from coordinator.database.shares import forget_shares, lock_shares, write_shares
-from coordinator.domain.entitlement import rate_terms
+from coordinator.domain.entitlement import Catalogue, rate_terms, slot_terms
 from coordinator.domain.notice import Notice
-from coordinator.domain.sharing import KEPT_MS, Grant, Report, Shared, Terms, share_out
-from protocol.messages import RateReport, RateShare, SharesResponse, Signal, WantRefused
+from coordinator.domain.sharing import KEPT_MS, SLOT_MICRO, Answer, Grant, Report, Shared, Terms, share_out
+from protocol.messages import RateShare, SharesRequest, SharesResponse, Signal, SlotShare, WantRefused
 from protocol.outcomes import GrantRefusal
 
 FORGOTTEN_AFTER = timedelta(milliseconds=3 * KEPT_MS)
@@ -30,41 +30,62 @@ class SharedOut(NamedTuple):
 
 
 async def share_rates(
-    connection: Connection, documents: Documents, region: str, reports: Sequence[RateReport], now: datetime
+    connection: Connection, documents: Documents, region: str, request: SharesRequest, now: datetime
 ) -> SharedOut:
-    catalogue = await ledger.read_catalogue(connection, documents, {report.quota for report in reports}, now)
-    found = {report.quota: rate_terms(catalogue, report.quota) for report in reports}
+    asked = {rate.quota for rate in request.rates} | {slots.quota for slots in request.slots}
+    catalogue = await ledger.read_catalogue(connection, documents, asked, now)
+    found = terms_asked(catalogue, request)
     terms = {quota: each for quota, each in found.items() if isinstance(each, Terms)}
     shares = await lock_shares(connection, terms, now) if terms else {}
-    response, notices = decide(region, reports, found, shares, round(now.timestamp() * 1000))
+    response, notices = decide(region, request, found, shares, round(now.timestamp() * 1000))
     if shares:
         await write_shares(connection, shares, now)
     await notify(connection, notices)
-    overshoots = [(quota, shared.most_debt, terms[quota].worst) for quota, shared in shares.items()]
+    overshoots = [
+        (quota, shared.most_debt, terms[quota].worst) for quota, shared in shares.items() if not terms[quota].is_slots
+    ]
     return SharedOut(response, overshoots)
+
+
+def terms_asked(catalogue: Catalogue, request: SharesRequest) -> dict[str, Terms | GrantRefusal]:
+    rates = {report.quota: rate_terms(catalogue, report.quota) for report in request.rates}
+    return rates | {report.quota: slot_terms(catalogue, report.quota) for report in request.slots}
 
 
 def decide(
     region: str,
-    reports: Sequence[RateReport],
+    request: SharesRequest,
     terms: Mapping[str, Terms | GrantRefusal],
     shares: Mapping[str, Shared],
     now_ms: int,
 ) -> tuple[SharesResponse, list[Notice]]:
     """Changes the shares of what is shared; says why the rest is not."""
-    given: list[RateShare] = []
     refused: list[WantRefused] = []
-    notices: list[Notice] = []
-    for report in reports:
-        about = terms[report.quota]
+    answers: dict[str, Answer] = {}
+    for quota, report in _reports(region, request):
+        about = terms[quota]
         if isinstance(about, GrantRefusal):
-            refused.append(WantRefused(quota=report.quota, refusal=about))
-            continue
-        said = Report(region, report.demand_micro, report.number, report.rate_micro, report.spent)
-        grant, asked = share_out(shares[report.quota], said, about, now_ms)
-        given.append(_told(report.quota, grant))
-        notices += [Notice(Signal(kind="rate", quota=report.quota), other) for other in asked]
-    return SharesResponse(rates=given, refused=refused), notices
+            refused.append(WantRefused(quota=quota, refusal=about))
+        else:
+            answers[quota] = share_out(shares[quota], report, about, now_ms)
+    rates = [_told(each.quota, answers[each.quota].grant) for each in request.rates if each.quota in answers]
+    slots = [
+        _told_of_slots(each.quota, answers[each.quota].grant, terms[each.quota])
+        for each in request.slots
+        if each.quota in answers
+    ]
+    notices = [
+        Notice(Signal(kind="rate", quota=quota), other) for quota, answer in answers.items() for other in answer.asked
+    ]
+    return SharesResponse(rates=rates, slots=slots, refused=refused), notices
+
+
+def _reports(region: str, request: SharesRequest) -> Iterator[tuple[str, Report]]:
+    for rate in request.rates:
+        yield rate.quota, Report(region, rate.demand_micro, rate.number, rate.rate_micro, rate.spent)
+    for slot in request.slots:
+        wanted_micro, held_micro = slot.wanted * SLOT_MICRO, slot.held * SLOT_MICRO
+        yield slot.quota, Report(region, wanted_micro, slot.number, held_micro, 0, slot.epoch, slot.lost_ms)
 
 
 def _told(quota: str, grant: Grant) -> RateShare:
@@ -75,6 +96,20 @@ def _told(quota: str, grant: Grant) -> RateShare:
         after_micro=grant.after_micro,
         expires_in_ms=grant.expires_in_ms,
         refresh_in_ms=grant.refresh_in_ms,
+        contended=grant.is_contended,
+    )
+
+
+def _told_of_slots(quota: str, grant: Grant, terms: Terms | GrantRefusal) -> SlotShare:
+    assert isinstance(terms, Terms)
+    return SlotShare(
+        quota=quota,
+        number=grant.number,
+        units=grant.rate_micro // SLOT_MICRO,
+        after_units=grant.after_micro // SLOT_MICRO,
+        expires_in_ms=grant.expires_in_ms,
+        refresh_in_ms=grant.refresh_in_ms,
+        slot_ttl_ms=terms.lasting_ms,
         contended=grant.is_contended,
     )
 

@@ -2,17 +2,26 @@
 --
 -- Keeps  `used`, the units that are taken, and by the name of its holder each slot: its state, units, what was said to
 --        be committed, when it runs out, and how far ahead that may be. A slot that ended or ran out is remembered for
---        ten minutes, so that the holder may say so twice; all is forgotten with the last of them.
+--        ten minutes, so that the holder may say so twice; all is forgotten with the last of them. Of slots that
+--        regions share by demand also `share`, the part that the coordinator gave, and `safe`, the part by weight.
 -- KEYS  1 the slots, a hash   2 when each that is taken runs out   3 when each may be forgotten
--- ARGV  1 limit: the region's part of it   2 slot_ttl: how long one is held at most unless it is extended, ms
+-- ARGV  1 limit: the region's part of it; of all regions where they share it   2 slot_ttl: how long one is held at most
+--       unless it is extended, ms   3 the region's safe share, or -1: its part is not shared
 -- Gives the algorithm, which can `hold` and cannot `keep`: what comes back needs somebody to bring it. The units that
 --       are taken are never above the limit that was in force when the last of them was taken; a limit that is lowered
 --       takes nothing away. Whatever has run out is free at that microsecond, though nobody looks at it. A denial says
 --       when enough has run out if nobody gives back or extends: mostly it comes sooner.
+--
+-- A share is in force until it ends, then what is left of it until `kept`: so long that all that another region took by
+-- what was lent to it has run out. Then the region has its safe share again. A store that lost its data has none before
+-- as much time is over, for others may count on the share that it has forgotten, and its slots may be in use yet. Who
+-- extends a shared slot takes it anew: not while more are in use than the region may have by now.
 
-local mono = ...
+local mono, _, lost_at = ...
+lost_at = lost_at and tonumber(lost_at)
 local MAX_UNITS, REMEMBERED_US, AT_ONCE = 9007199254740991, 600000000, 64
 local SLOT = '^(%a+) (%d+) (%d+) (%d+) (%d+)$'
+local SHARE, KEPT_US, SOON_MS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$', 40000000, 1000
 
 local function whole(number) return string.format('%.0f', number) end
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
@@ -61,16 +70,37 @@ local function forget(at)
   redis.call('ZREMRANGEBYRANK', at.over, 0, #names - 1)
 end
 
+-- Of slots that are shared: what the coordinator gave, unless that is over, or from before the store lost its data.
+local function share_of(at)
+  local text = redis.call('HGET', at.slots, 'share')
+  if not text then return nil end
+  local number, units, ends, after, longest_us, sent = string.match(text, SHARE)
+  local share = {number = tonumber(number), units = tonumber(units), ends = tonumber(ends), after = tonumber(after),
+    longest_us = tonumber(longest_us), kept = sent + KEPT_US + longest_us}
+  if mono < share.kept and not (lost_at and tonumber(sent) <= lost_at) then return share end
+end
+
+local function in_force(share, safe, longest_us)
+  if share then return mono < share.ends and share.units or share.after end
+  if lost_at and mono < lost_at + KEPT_US + longest_us then return 0 end
+  return safe
+end
+
+local function live_until(at, moment)
+  local share = share_of(at)
+  local ttl_ms = whole(ms_until(math.max(moment, share and share.kept or 0)) + 1)
+  for _, key in pairs(at) do
+    redis.call('PEXPIRE', key, ttl_ms)
+  end
+end
+
 local function write(at, name, slot, remembered_until)
   local text = table.concat({slot.state, whole(slot.units), whole(slot.committed), whole(slot.due),
     whole(slot.longest_us)}, ' ')
   redis.call('HSET', at.slots, name, text)
   redis.call('ZADD', at.over, whole(remembered_until), name)
   local last = redis.call('ZRANGE', at.over, -1, -1, 'WITHSCORES')[2]
-  local ttl_ms = whole(ms_until(tonumber(last)) + 1)
-  for _, key in pairs(at) do
-    redis.call('PEXPIRE', key, ttl_ms)
-  end
+  live_until(at, tonumber(last))
 end
 
 local function write_taken(at, name, slot)
@@ -83,8 +113,14 @@ local function look(key, at)
   run_out(here)
   forget(here)
   local last = redis.call('ZRANGE', here.due, -1, -1, 'WITHSCORES')[2]
-  return {here = here, limit = tonumber(ARGV[at]), longest_us = ARGV[at + 1] * 1000, last = tonumber(last or 0),
-    used = tonumber(redis.call('HGET', here.slots, 'used') or 0)}
+  local state = {here = here, limit = tonumber(ARGV[at]), longest_us = ARGV[at + 1] * 1000, last = tonumber(last or 0),
+    used = tonumber(redis.call('HGET', here.slots, 'used') or 0), safe = tonumber(ARGV[at + 2])}
+  state.most = state.limit
+  if state.safe < 0 then return state end
+  state.share = share_of(here)
+  state.limit = math.min(state.most, in_force(state.share, state.safe, state.longest_us))
+  if state.share then state.longest_us = math.min(state.longest_us, state.share.longest_us) end
+  return state
 end
 
 -- When so many units have run out.
@@ -102,15 +138,18 @@ end
 
 local function refuse(state, cost, is_enforced)
   local units = state.taken + cost
-  if units > state.limit and is_enforced or state.used + units > MAX_UNITS then return 'cost_above_limit' end
+  if units > state.most and is_enforced or state.used + units > MAX_UNITS then return 'cost_above_limit' end
   if state.used + units > state.limit and is_enforced then
-    return 'slots_taken', ms_to_free(state.here, state.used + units - state.limit)
+    local lacking = state.used + units - state.limit
+    return 'slots_taken', lacking > state.used and SOON_MS or ms_to_free(state.here, lacking)
   end
 end
 
 local function hold(state, _, _, cost, name, latest)
   local due = math.min(latest, mono + state.longest_us)
   redis.call('HINCRBY', state.here.slots, 'used', whole(cost))
+  if state.safe < 0 then redis.call('HDEL', state.here.slots, 'safe')
+  else redis.call('HSET', state.here.slots, 'safe', whole(state.safe)) end
   state.last = math.max(state.last, due)
   local slot = {state = 'open', units = cost, committed = 0, due = due, longest_us = state.longest_us}
   write_taken(state.here, name, slot)
@@ -128,6 +167,8 @@ local function find(key, _, name)
   if not text then return nil end
   local slot = read(text)
   if slot.state == 'open' and slot.due <= mono then slot.state = 'lapsed' end
+  local share = redis.call('HEXISTS', here.slots, 'safe') == 1 and share_of(here)
+  if share then slot.longest_us = math.min(slot.longest_us, share.longest_us) end
   slot.here, slot.name, slot.most = here, name, MAX_UNITS
   return slot
 end
@@ -146,5 +187,25 @@ local function extend(slot, latest)
   write_taken(slot.here, slot.name, slot)
 end
 
-return {keys = 3, arguments = 2, is_passing = true, look = look, refuse = refuse, tell = tell, hold = hold, find = find,
-  finish = finish, extend = extend}
+local function may_extend(slot)
+  local used, safe = unpack(redis.call('HMGET', slot.here.slots, 'used', 'safe'))
+  return not safe or tonumber(used) <= in_force(share_of(slot.here), tonumber(safe), slot.longest_us)
+end
+
+-- For how long yet slots may be in use that this store has forgotten.
+local function lost_ms(longest_us) return lost_at and ms_until(lost_at + longest_us) or 0 end
+
+-- Another share from now on, if it is a newer one.
+local function give(key, share, sent)
+  local here = place(key)
+  local known = share_of(here)
+  if known and known.number >= share.number then return false end
+  redis.call('HSET', here.slots, 'share', table.concat({whole(share.number), whole(share.units), whole(share.ends),
+    whole(share.after), whole(share.longest_us), whole(sent)}, ' '))
+  local last = redis.call('ZRANGE', here.over, -1, -1, 'WITHSCORES')[2]
+  live_until(here, tonumber(last or 0))
+  return true
+end
+
+return {keys = 3, arguments = 3, is_passing = true, look = look, refuse = refuse, tell = tell, hold = hold, find = find,
+  finish = finish, extend = extend, may_extend = may_extend, lost_ms = lost_ms, give = give}

@@ -2,16 +2,16 @@
 --
 -- KEYS  none
 -- ARGV  none
--- Gives a function of the store's clock, which gives a function of a name
+-- Gives a function of the store's clock and of when the store lost data last, which gives a function of a name
 
-return function(mono, now)
+return function(mono, now, lost_at)
   local one_of = require('algorithms/*')
   local known = {}
   return function(name)
     local algorithm = known[name]
     if not algorithm then
       local in_shadow = string.match(name, '^shadow:(.*)')
-      algorithm = one_of(in_shadow or name, mono, now)
+      algorithm = one_of(in_shadow or name, mono, now, lost_at)
       algorithm.is_shadow = in_shadow ~= nil
       known[name] = algorithm
     end

@@ -73,6 +73,29 @@ def kept_micro(demand_micro: int, rate_micro: int, is_contended: bool) -> int:
     return demand_micro + demand_micro // 10 if has_fallen else rate_micro
 
 
+@dataclass(slots=True)
+class InVain:
+    """What was asked for in vain in this second, or in the one before if that is more: who waits asks once a second."""
+
+    _second: int = 0
+    _units: int = 0
+    _before: int = 0
+
+    def note(self, units: int, now_ms: int) -> None:
+        self._turn(now_ms)
+        self._units += units
+
+    def recent(self, now_ms: int) -> int:
+        self._turn(now_ms)
+        return max(self._units, self._before)
+
+    def _turn(self, now_ms: int) -> None:
+        passed = now_ms // 1000 - self._second
+        if passed:
+            self._before, self._units = self._units if passed == 1 else 0, 0
+            self._second += passed
+
+
 # --- demand -----------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from protocol.identifiers import lane_of
-from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare
+from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
@@ -93,9 +93,14 @@ class RateCharge(NamedTuple):
 class SlotCharge(NamedTuple):
     quota: str
     cost: int
-    limit: int
+    limit: int  # of all regions where they share it, else the region's part
     slot_ttl_ms: int
     is_shadow: bool = False
+    safe: int = -1  # the region's safe share; below zero: its part is not shared
+
+    @property
+    def is_shared(self) -> bool:
+        return self.safe >= 0
 
     @property
     def algorithm(self) -> str:
@@ -103,7 +108,7 @@ class SlotCharge(NamedTuple):
 
     def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         names = _slot_keys(self.quota, life.lanes, life.cell)
-        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms)
+        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms, self.safe)
 
 
 Charge = AllowanceCharge | RateCharge | SlotCharge
@@ -214,6 +219,16 @@ class RateWant(NamedTuple):
     is_contended: bool
 
 
+class SlotWant(NamedTuple):
+    slots: SlotCharge
+    waiting: int  # units that were asked for in vain, at this agent
+
+
+class SlotsReported(NamedTuple):
+    mono_us: int
+    reports: list[SlotReport]
+
+
 class RatesReported(NamedTuple):
     mono_us: int
     reports: list[RateReport]
@@ -277,10 +292,18 @@ class Scripts:
         return _fence(await self._run("begin_life", [self._fence_key], *arguments))
 
     async def adopt_epoch(
-        self, fingerprint: str, nonce: str, epoch: int, lanes: int, *, is_exempt: bool = False
+        self,
+        fingerprint: str,
+        nonce: str,
+        epoch: int,
+        lanes: int,
+        *,
+        is_exempt: bool = False,
+        is_whole: bool = True,
     ) -> bool:
         names = [self._fence_key, self._epochs_key]
-        return bool(await self._run("adopt_epoch", names, fingerprint, nonce, epoch, lanes, int(is_exempt)))
+        arguments = (fingerprint, nonce, epoch, lanes, int(is_exempt), int(not is_whole))
+        return bool(await self._run("adopt_epoch", names, *arguments))
 
     async def rebind_epoch(self, fence: Fence, fingerprint: str) -> bool:
         """The epoch of that fence goes on in this life of the store. False if the fence is another by now."""
@@ -474,6 +497,38 @@ class Scripts:
             arguments += (safe.rate_micro, safe.burst)
             arguments += (share.number, share.rate_micro, share.after_micro, share.expires_in_ms)
         answer = await self._run("share_rates", names, *arguments)
+        if answer[0] == b"fenced":
+            raise Fenced
+        return int(answer[1])
+
+    async def report_slots(self, life: Life, agent: str, wanted: Sequence[SlotWant]) -> SlotsReported:
+        """The same of slots that are shared."""
+        names = [self._fence_key]
+        arguments: list[Argument] = [life.fingerprint, life.epoch, agent]
+        for slots, waiting in wanted:
+            demands = keys.demands(_tag(slots.quota, life.lanes, life.cell), slots.quota)
+            names += (*_slot_keys(slots.quota, life.lanes, life.cell), demands)
+            arguments += (slots.limit, slots.slot_ttl_ms, slots.safe, waiting)
+        answer = await self._run("report_slots", names, *arguments)
+        if answer[0] == b"fenced":
+            raise Fenced
+        numbers = [int(number) for number in answer[2:]]
+        reports = []
+        for place, (slots, _) in enumerate(wanted):
+            number, held, units, lost_ms = numbers[4 * place : 4 * place + 4]
+            reports.append(
+                SlotReport(quota=slots.quota, epoch=life.epoch, wanted=units, number=number, held=held, lost_ms=lost_ms)
+            )
+        return SlotsReported(int(answer[1]), reports)
+
+    async def share_slots(self, life: Life, sent_mono_us: int, shares: Sequence[SlotShare]) -> int:
+        """Gives how many of them were new."""
+        names = [self._fence_key]
+        arguments: list[Argument] = [life.fingerprint, life.epoch, sent_mono_us]
+        for share in shares:
+            names += _slot_keys(share.quota, life.lanes, life.cell)
+            arguments += (share.number, share.units, share.after_units, share.expires_in_ms, share.slot_ttl_ms)
+        answer = await self._run("share_slots", names, *arguments)
         if answer[0] == b"fenced":
             raise Fenced
         return int(answer[1])

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from leasehold import embedded
 from protocol.identifiers import lane_of
-from protocol.messages import ExchangeReply, LeaseReply, RateShare
+from protocol.messages import ExchangeReply, LeaseReply, RateShare, SlotShare
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Rate
 from protocol.units import MAX_UNITS
@@ -39,6 +39,7 @@ from regional_agent.store.scripts import (
     Request,
     Scripts,
     SlotCharge,
+    SlotWant,
     part_of,
 )
 from regional_agent.store.sources import LUA, sources
@@ -237,6 +238,19 @@ slots = st.builds(
     st.sampled_from([0, 3, 5, 5]),
     st.sampled_from([1_000, 90_000, 3_600_000]),
     st.sampled_from([False, False, True]),
+    st.sampled_from([-1, 0, 2, 3]),
+)
+slot_wants = st.builds(SlotWant, slots, few)
+slot_shares = st.builds(
+    SlotShare,
+    quota=st.sampled_from(SLOTS),
+    number=few,
+    units=few,
+    after_units=st.integers(0, 3),
+    expires_in_ms=st.sampled_from([0, 1, 1_000, 8_000, 20_000]),
+    refresh_in_ms=st.just(1),
+    slot_ttl_ms=st.sampled_from([1_000, 90_000]),
+    contended=st.booleans(),
 )
 words = st.one_of(
     st.tuples(st.just("commit"), st.one_of(few, few, st.sampled_from([1_000, MAX_UNITS]))),
@@ -377,9 +391,11 @@ class Store(RuleBasedStateMachine):
         nonce=st.sampled_from(["a" * 16, "b" * 16, "c" * 16]),
         epoch=epochs,
         is_exempt=st.booleans(),
+        is_whole=st.booleans(),
     )
-    def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int, is_exempt: bool) -> None:
-        self.do(self.scripts.adopt_epoch(fingerprint, nonce, epoch, LANES, is_exempt=is_exempt))
+    def adopt_epoch(self, fingerprint: str, nonce: str, epoch: int, is_exempt: bool, is_whole: bool = True) -> None:
+        adopted = self.scripts.adopt_epoch(fingerprint, nonce, epoch, LANES, is_exempt=is_exempt, is_whole=is_whole)
+        self.do(adopted)
 
     @rule(previous=fingerprints, fingerprint=fingerprints, nonce=st.sampled_from(["a" * 16, "b" * 16]), epoch=epochs)
     def rebind_epoch(self, previous: str, fingerprint: str, nonce: str, epoch: int) -> None:
@@ -539,6 +555,25 @@ class Store(RuleBasedStateMachine):
     def share_rates(self, fingerprint: str, epoch: int, shares: list[tuple[Rate, RateShare]], late_us: int) -> None:
         sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
         self.do(self.scripts.share_rates(Life(fingerprint, epoch, LANES), sent_us, shares))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        agent=st.sampled_from(["one", "two"]),
+        wants=st.lists(slot_wants, min_size=1, max_size=2, unique_by=lambda want: want.slots.quota),
+    )
+    def report_slots(self, fingerprint: str, epoch: int, agent: str, wants: list[SlotWant]) -> None:
+        self.do(self.scripts.report_slots(Life(fingerprint, epoch, LANES), agent, wants))
+
+    @rule(
+        fingerprint=fingerprints,
+        epoch=epochs,
+        shares=st.lists(slot_shares, min_size=1, max_size=3),
+        late_us=st.sampled_from([0, 0, 1_000_000, 5_000_000, 5_000_001]),
+    )
+    def share_slots(self, fingerprint: str, epoch: int, shares: list[SlotShare], late_us: int) -> None:
+        sent_us = max(0, at_once(self.scripts.mono_us()) - late_us)
+        self.do(self.scripts.share_slots(Life(fingerprint, epoch, LANES), sent_us, shares))
 
     @rule(fingerprint=fingerprints, epoch=epochs, quota=st.sampled_from(QUOTAS), keep=units, ahead=st.booleans())
     def give_back(self, fingerprint: str, epoch: int, quota: str, keep: int, ahead: bool) -> None:

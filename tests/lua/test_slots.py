@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from protocol.identifiers import lane_of, quota_key
+from protocol.messages import SlotShare
 from protocol.outcomes import HoldOutcome
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
@@ -28,6 +29,7 @@ from regional_agent.store.scripts import (
     Request,
     Scripts,
     SlotCharge,
+    SlotWant,
     part_of,
 )
 from tests.conftest import Server
@@ -88,6 +90,11 @@ def slots(units: int = 1, limit: int = 5, slot_ttl_ms: int = TTL_MS) -> SlotChar
 def store_of_slots(store_server: Server) -> Iterator[Slots]:
     with closing(Slots(store_server)) as found:
         yield found
+
+
+def share(units: int, number: int = 1, **other: int) -> SlotShare:
+    told = {"after_units": 1, "expires_in_ms": 8_000, "slot_ttl_ms": TTL_MS} | other
+    return SlotShare(quota=REPORTS, number=number, units=units, refresh_in_ms=1, contended=False, **told)
 
 
 # --- the promise ------------------------------------------------------------------------------------------------------
@@ -341,3 +348,65 @@ async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
     told = await scripts.tell_hold(life.fingerprint, decision.hold.id, "commit", 3)
     assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 3)
     assert await available(scripts, life, QUOTA) == 7
+
+
+# --- shared over regions ----------------------------------------------------------------------------------------------
+
+SHARED = SlotCharge(REPORTS, 1, 9, TTL_MS, safe=2)
+
+
+def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(store_of_slots: Slots) -> None:
+    def look() -> PolicyDecision:
+        return store_of_slots.look_at(SHARED)
+
+    assert look().limit == 2
+    sent_us = at_once(store_of_slots.scripts.mono_us())
+    assert at_once(store_of_slots.scripts.share_slots(LIFE, sent_us, [share(5)])) == 1
+    assert look().limit == 5
+    store_of_slots.advance(8_001_000)
+    assert look().limit == 1
+    store_of_slots.advance(32_000_000 + 1000 * TTL_MS)
+    assert look().limit == 2
+
+
+def test_a_slot_lasts_as_long_as_its_share_says_and_is_extended_only_within_what_is_in_force(
+    store_of_slots: Slots,
+) -> None:
+    """Whoever counts on the share counts by the `slot_ttl` that was in force when it was given."""
+    at_once(store_of_slots.scripts.share_slots(LIFE, 0, [share(2, slot_ttl_ms=10_000)]))
+    held = [store_of_slots.hold(SHARED).hold for _ in range(2)]
+    one, other = (each.id for each in held if each is not None)
+    assert held[0] is not None
+    assert held[0].ttl_ms == 10_000
+    assert store_of_slots.tell(one, "extend", TTL_MS).expires_in_ms == 10_000
+    store_of_slots.advance(8_001_000)
+    refused = store_of_slots.tell(one, "extend", TTL_MS)
+    assert (refused.outcome, refused.expires_in_ms) == (HoldOutcome.NOT_EXTENDED, 1_999)
+    store_of_slots.tell(other, "release")
+    assert store_of_slots.tell(one, "extend", TTL_MS).outcome is HoldOutcome.DONE
+
+
+def test_a_cost_that_no_share_may_ever_meet_is_told_apart_from_one_that_waits(store_of_slots: Slots) -> None:
+    decision = store_of_slots.hold(SHARED._replace(cost=3))
+    assert (decision.policies[0].reason, decision.policies[0].retry_after_ms) == ("slots_taken", 1_000)
+    assert store_of_slots.hold(SHARED._replace(cost=10)).policies[0].reason == "cost_above_limit"
+
+
+def test_what_a_report_says(store_of_slots: Slots) -> None:
+    def report(agent: str, waiting: int) -> tuple[int, int, int]:
+        (told,) = at_once(store_of_slots.scripts.report_slots(LIFE, agent, [SlotWant(SHARED, waiting)])).reports
+        return told.number, told.held, told.wanted
+
+    store_of_slots.hold(SHARED)
+    assert report("one", 0) == (0, 2, 1)
+    assert report("two", 3) == (0, 2, 4)
+    at_once(store_of_slots.scripts.share_slots(LIFE, 0, [share(0, number=7)]))
+    assert report("one", 2) == (7, 1, 6), "one is in use yet"
+
+
+def test_slots_that_are_no_longer_shared_are_extended_as_before(store_of_slots: Slots) -> None:
+    at_once(store_of_slots.scripts.share_slots(LIFE, 0, [share(2)]))
+    held = [store_of_slots.hold(charge).hold for charge in (SHARED, slots(limit=5))]
+    store_of_slots.advance(8_001_000)
+    assert held[0] is not None
+    assert store_of_slots.tell(held[0].id, "extend", 1_000).outcome is HoldOutcome.DONE

@@ -75,18 +75,25 @@ class Allowance:
 class Concurrency:
     """How slots are looked at; slots_model.py has what holds do with them."""
 
-    keys, arguments = 3, 2
+    keys, arguments = 3, 3
 
     def look(self, store: "StoreModel", names: Names, arguments: Names, mono: int) -> State:
-        limit, slot_ttl_ms = map(int, arguments)
-        return Slots(store, mono).look(Place(*names)) | {"limit": limit, "longest_us": slot_ttl_ms * 1000}
+        limit, slot_ttl_ms, safe = map(int, arguments)
+        slots, place, longest_us = Slots(store, mono), Place(*names), slot_ttl_ms * 1000
+        s = slots.look(place) | {"limit": limit, "most": limit, "longest_us": longest_us, "safe": safe, "share": None}
+        if safe >= 0:
+            share = s["share"] = slots.share(place)
+            s["limit"] = min(limit, slots.in_force(share, safe, longest_us))
+            s["longest_us"] = min(longest_us, share.longest_us) if share else longest_us
+        return s
 
     def refuse(self, s: State, cost: int, is_enforced: bool) -> tuple[str, int]:
         units = s["taken"] + cost
-        if (units > s["limit"] and is_enforced) or s["used"] + units > MAX_UNITS:
+        if (units > s["most"] and is_enforced) or s["used"] + units > MAX_UNITS:
             return "cost_above_limit", 0
         if s["used"] + units > s["limit"] and is_enforced:
-            return "slots_taken", self._ms_to_free(s, s["used"] + units - s["limit"])
+            lacking = s["used"] + units - s["limit"]
+            return "slots_taken", 1000 if lacking > s["used"] else self._ms_to_free(s, lacking)
         return "", 0
 
     @staticmethod

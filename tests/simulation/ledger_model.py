@@ -367,7 +367,7 @@ class LedgerModel:
             self._fence(region, request, transaction)
         self._epochs += 1
         lanes = self.lanes if request.cells == 1 else 1
-        opened = EpochOpened(epoch=self._epochs, lanes=lanes)
+        opened = EpochOpened(epoch=self._epochs, lanes=lanes, is_whole=self._is_whole(self._epochs, region, request))
         state = EpochState.FENCED if request.journal else EpochState.CURRENT
         epoch = Epoch(region, request.nonce, request.fingerprint, lanes, state, now)
         epoch = epoch._replace(cell=request.cell, cells=request.cells)
@@ -377,11 +377,18 @@ class LedgerModel:
             transaction.writes[Name("lane", (self._epochs, lane))] = row
         return opened, transaction
 
-    @staticmethod
-    def again(number: int, epoch: Epoch, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
+    def _is_whole(self, number: int, region: str, request: OpenEpoch) -> bool:
+        in_place = [
+            each for each, epoch in self.epochs.items() if epoch.is_in_place_of(region, request) and each < number
+        ]
+        before = max(in_place, default=None)
+        return before is None or (before == request.previous and not request.lost_data)
+
+    def again(self, number: int, epoch: Epoch, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
         if (epoch.region, epoch.fingerprint) != (region, request.fingerprint):
             return EpochRefusal.NONCE_OF_ANOTHER_LIFE
-        return EpochOpened(epoch=number, lanes=epoch.lanes)
+        is_whole = self._is_whole(number, region, request)
+        return EpochOpened(epoch=number, lanes=epoch.lanes, is_whole=is_whole)
 
     def _fence(self, region: str, request: OpenEpoch, transaction: Transaction) -> None:
         kept = None if request.lost_data else request.previous

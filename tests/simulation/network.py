@@ -17,13 +17,12 @@ from typing import TypeVar
 import msgspec
 
 from coordinator.api.frozen import call_of
-from coordinator.domain.entitlement import rate_terms
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.sharing import Shared
 from coordinator.gathering import Gathering
 from coordinator.operations.apply_exchange import Applied
-from coordinator.operations.share_rates import decide
+from coordinator.operations.share_rates import decide, terms_asked
 from coordinator.outages import DatabaseUnavailable
 from doors.problems import Problem
 from protocol.blocks import BlockList
@@ -123,13 +122,13 @@ class Coordinators:
         await asyncio.sleep(self.transaction_s)
         if not self.is_up:
             return None
-        reports, now = msgspec.json.decode(body, type=SharesRequest).rates, self.clock.now()
-        catalogue = self.ledger.catalogue([report.quota for report in reports], now)
-        terms = {report.quota: rate_terms(catalogue, report.quota) for report in reports}
+        request, now = msgspec.json.decode(body, type=SharesRequest), self.clock.now()
+        asked = [*(rate.quota for rate in request.rates), *(slots.quota for slots in request.slots)]
+        terms = terms_asked(self.ledger.catalogue(asked, now), request)
         now_ms = round(now.timestamp() * 1000)
         for quota in terms:
             self.shared.setdefault(quota, Shared(now_ms, now_ms))
-        response, notices = decide(region, reports, terms, self.shared, now_ms)
+        response, notices = decide(region, request, terms, self.shared, now_ms)
         self._tell(Transaction({}, notices))
         return msgspec.json.encode(response)
 

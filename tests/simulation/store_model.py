@@ -23,7 +23,7 @@ from regional_agent.store.sources import sources
 from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, GivenShare, State, give_rate, read_rate
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
 from tests.simulation.slots_model import Place as SlotPlace
-from tests.simulation.slots_model import Slot, Slots
+from tests.simulation.slots_model import Slot, Slots, SlotsGiven
 
 POLICY_BYTES = 57
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -68,6 +68,7 @@ class StoreModel:
     def __init__(self, run_id: str = "run-1", replid: str = "replid-1", now_us: int = 1_000_000_000_000_000) -> None:
         self.run_id, self.replid, self.now_us = run_id, replid, now_us
         self.is_exempt = False  # it fsyncs every write, and has no replicas
+        self.lost_at: int | None = None  # of the fence that was read last
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
@@ -212,6 +213,7 @@ class StoreModel:
         mono = int(f.get("mono", 0)) + max(0, elapsed_us or 0)
         if elapsed_us is None or not 0 <= elapsed_us < 1000:
             self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
+        self.lost_at = int(f["lost_at"]) if "lost_at" in f else None
         return mono
 
     def begin_life(self, keys: Names, argv: Names) -> list[bytes | None]:
@@ -230,6 +232,8 @@ class StoreModel:
             return 0
         self._write(keys[0], {"epoch": argv[2], "lanes": argv[3], "exempt": argv[4]})
         self._remove(keys[0], "whole")
+        if argv[5] == "1":
+            self._write(keys[0], {"lost_at": str(self._tick(keys[0]))})
         self._write(keys[1], {argv[2]: argv[3]})
         return 1
 
@@ -386,7 +390,8 @@ class StoreModel:
             if hold is not None and policy.algorithm is ALGORITHMS["concurrency"]:
                 due = min(hold.due, holds.mono + state["longest_us"])
                 numbers = ("open", policy.cost, 0, due, state["longest_us"])
-                Slots(self, holds.mono).take(Slot(SlotPlace(*policy.names), f"{hold.name}/{parts}", *numbers))
+                slot = Slot(SlotPlace(*policy.names), f"{hold.name}/{parts}", *numbers)
+                Slots(self, holds.mono).take(slot, state["safe"])
                 state["last"] = max(state["last"], due)
             elif hold is not None and policy.algorithm is ALGORITHMS["allowance"]:
                 _, quota, dimensions, on_expiry = policy.arguments
@@ -477,7 +482,7 @@ class StoreModel:
             booked.append(part)
         if not parts and not all(policy.is_shadow for policy in policies):
             return [b"unknown"]
-        refused = [_refused(part, len(parts), action, int(amount)) for part in parts]
+        refused = [_refused(slots, part, len(parts), action, int(amount)) for part in parts]
         outcome = next((each for each in refused if each), b"done")
         if outcome == b"done":
             _tell(holds, slots, parts, shadows, action, int(amount))
@@ -691,6 +696,32 @@ class StoreModel:
                 new += 1
         return [b"shared", new]
 
+    def report_slots(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mono, concurrency = self._tick(keys[0]), ALGORITHMS["concurrency"]
+        answer = [b"reported", b"%d" % mono]
+        for i in range((len(keys) - 1) // 4):
+            names, arguments = keys[1 + 4 * i : 4 + 4 * i], argv[3 + 4 * i : 7 + 4 * i]
+            s = concurrency.look(self, names, arguments[:3], mono)
+            wanted = s["used"] + self._wanted_by_all(keys[4 + 4 * i], argv[2], int(arguments[3]), mono)
+            number = s["share"].number if s["share"] else 0
+            lost_ms = Slots(self, mono).lost_ms(int(arguments[1]) * 1000)
+            answer += [b"%d" % each for each in (number, max(s["limit"], s["used"]), wanted, lost_ms)]
+        return answer
+
+    def share_slots(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mono, sent, new = self._tick(keys[0]), int(argv[2]), 0
+        if mono - sent > 5_000_000:
+            return [b"shared", 0]
+        for i in range((len(keys) - 1) // 3):
+            number, units, after, expires_in, slot_ttl_ms = (int(each) for each in argv[3 + 5 * i : 8 + 5 * i])
+            share = SlotsGiven(number, units, sent + expires_in * 1000, after, slot_ttl_ms * 1000, sent)
+            new += Slots(self, mono).give(SlotPlace(*keys[1 + 3 * i : 4 + 3 * i]), share)
+        return [b"shared", new]
+
 
 class ModelConnection(StoreConnection):
     """The real connection's rules on a modelled store: the fingerprint is read before anything else, and again."""
@@ -791,11 +822,13 @@ def _tell(
             holds.extend(part, due) if action == "extend" else holds.finish(part, becomes, units)
 
 
-def _refused(part: Part | Slot, parts: int, action: str, amount: int) -> bytes:
+def _refused(slots: Slots, part: Part | Slot, parts: int, action: str, amount: int) -> bytes:
     becomes = MAY_BECOME[part.state].get(action)
     is_committed = part.state == "committed"
     if becomes is None or (is_committed and action == "commit" and part.committed != amount):
         return b"ended"
+    if action == "extend" and isinstance(part, Slot) and not slots.may_extend(part):
+        return b"not_extended"
     return b"too_many" if action == "commit" and not is_committed and amount * parts > part.most else b""
 
 

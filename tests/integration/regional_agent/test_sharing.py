@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from protocol.policy import Rate
 from regional_agent.store.scripts import RateWant
 from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
 
@@ -76,8 +77,8 @@ async def in_force(agent: Agent) -> tuple[int, int]:
     cell = agent.region
     assert cell.life.current is not None
     assert cell.sharing.policies is not None
-    safe = cell.sharing.policies.shared_rate(KEY)
-    assert safe is not None
+    safe = cell.sharing.policies.shared(KEY)
+    assert isinstance(safe, Rate)
     reported = await cell.scripts.report_rates(cell.life.current, "who looks", [RateWant(KEY, safe, 0, False)])
     return reported.reports[0].number, reported.reports[0].rate_micro
 
@@ -103,7 +104,7 @@ async def asking(world: World) -> AsyncIterator[list[Asking]]:
 
 async def in_force_everywhere(world: World, asking: list[Asking], sharing: str, *rate: str) -> None:
     await limit(world, sharing, *rate)
-    await until(lambda: all(each.agent.region.sharing.policies.shared_rate(KEY) is not None for each in asking))  # type: ignore[union-attr]
+    await until(lambda: all(each.agent.region.sharing.policies.shared(KEY) is not None for each in asking))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("sharing", ["strict", "adaptive"])

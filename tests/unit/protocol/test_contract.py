@@ -220,3 +220,11 @@ def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, 
     assert all((share.burst > 0) == (weight > 0) for share, weight in zip(shares, weights, strict=True))
     assert safe_share(Rate(0, 0), 1, 1) == Rate(0, 0)
     assert share_of(0, 1, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("sharing", "rule"), [("adaptive", "shareable"), ("even", "known"), ("strict", None), ("regional", None)]
+)
+def test_slots_are_shared_strictly_or_by_weight(sharing: str, rule: str | None) -> None:
+    slots = {"name": "slots", "kind": "concurrency", "limit": 5, "sharing": sharing}
+    assert faults(quotas=[slots]) == ({"quotas[0].sharing": rule} if rule else {})

@@ -9,7 +9,7 @@ import pytest
 from coordinator.database.documents import Documents
 from coordinator.domain.sharing import KEPT_MS, REFRESHES
 from coordinator.operations.share_rates import SharedOut, forget_quiet_rates, share_rates
-from protocol.messages import RateReport, RateShare, SharesResponse
+from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotShare
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import API, EXPORTS, Agent, Stand
 from tests.integration.coordinator.agents.racing import Step, one_after_the_other
@@ -100,7 +100,9 @@ async def test_whoever_asks_while_another_is_answered_knows_what_that_one_was_gi
 
     def asks(nth: int) -> Step[SharedOut]:
         report = RateReport(API, 90_000_000, told[nth].number, told[nth].rate_micro)
-        return lambda c: share_rates(c, Documents(), agents[nth].region, [report], stand.clock.now())
+        return lambda c: share_rates(
+            c, Documents(), agents[nth].region, SharesRequest(rates=[report]), stand.clock.now()
+        )
 
     first, second = await one_after_the_other(stand, asks(0), asks(1))
     given = [answer.response.rates[0].rate_micro for answer in (first, second)]
@@ -227,3 +229,87 @@ async def test_rates_are_listed_by_key_and_in_pages(stand: Stand, agents: list[A
     assert (await rates(stand, quota="exports"))["data"] == []
     await limit(stand, sharing="regional")
     assert (await rates(stand))["data"] == [], "they are not shared any more"
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+REPORTS = "reports:tenant=acme"
+
+
+async def limit_slots(stand: Stand, **reports: Any) -> None:
+    quotas: list[Any] = [{"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"}]
+    slots = {"name": "reports", "kind": "concurrency", "limit": 30, "slot_ttl": "1m", "sharing": "strict"}
+    await stand.limit([*quotas, slots | reports])
+
+
+async def say_slots(agent: Agent, wanted: int, told: SlotShare | None = None, **other: int) -> SlotShare:
+    """It wants so many, and may have as many in use as it was told."""
+    report = {"quota": REPORTS, "epoch": agent.epoch, "wanted": wanted, "number": 0, "held": 10}
+    if told is not None:
+        report |= {"number": told.number, "held": told.units}
+    answer = await agent.client.post(f"/v1/regions/{agent.region}/shares", json={"slots": [report | other]})
+    assert answer.status_code == 200, answer.text
+    (share,) = msgspec.json.decode(answer.content, type=SharesResponse).slots
+    return share
+
+
+async def test_slots_are_given_when_others_have_confirmed_that_they_are_free(stand: Stand, agents: list[Agent]) -> None:
+    await limit_slots(stand)
+    busy, *idle = agents
+    first = await say_slots(busy, 30)
+    assert (first.units, first.after_units, first.slot_ttl_ms, first.contended) == (10, 10, 60_000, True)
+    lent = [await say_slots(agent, 0) for agent in idle]
+    assert [share.units for share in lent] == [0, 0]
+    await say_slots(idle[0], 0, lent[0])
+    await say_slots(idle[1], 4, lent[1], held=4)
+    stand.clock.move(seconds=1)
+    assert (await say_slots(busy, 30, first)).units == 26, "four are in use elsewhere"
+
+
+async def test_of_a_store_that_lost_its_data_all_is_reserved_until_it_ran_out(
+    stand: Stand, agents: list[Agent]
+) -> None:
+    await limit_slots(stand)
+    lost, *others = agents
+    told = {agent.region: await say_slots(agent, 10) for agent in agents}
+    lost.epoch += 100
+    assert (await say_slots(lost, 10, held=0, lost_ms=60_000)).units == 0
+    assert (await say_slots(others[0], 20, told[others[0].region])).units == 10
+    stand.clock.move(seconds=62)
+    assert (await say_slots(lost, 10, held=0)).units == 10
+
+
+async def test_slots_that_are_not_shared_are_refused_by_name(stand: Stand, agents: list[Agent]) -> None:
+    await limit_slots(stand, sharing="regional")
+    report = {"epoch": agents[0].epoch, "wanted": 1, "number": 0, "held": 1}
+    slots = [report | {"quota": quota} for quota in (REPORTS, EXPORTS, "faxes:tenant=acme")]
+    answer = await agents[0].client.post("/v1/regions/us-east/shares", json={"slots": slots})
+    refused = msgspec.json.decode(answer.content, type=SharesResponse).refused
+    assert [each.refusal for each in refused] == [
+        GrantRefusal.NOT_LEASED,
+        GrantRefusal.NOT_LEASED,
+        GrantRefusal.UNKNOWN_QUOTA,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "rates"),
+        ({"slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": -1}]}, "slots[0].held"),
+        ({"slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": 1}] * 2}, "slots[1].quota"),
+        (
+            {
+                "rates": [{"quota": REPORTS, "demand_micro": 1, "number": 0, "rate_micro": 1}],
+                "slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": 1}],
+            },
+            "slots[0].quota",
+        ),
+    ],
+)
+async def test_what_is_malformed_of_slots_is_named(
+    stand: Stand, agents: list[Agent], body: dict[str, Any], field: str
+) -> None:
+    answer = await agents[0].client.post("/v1/regions/us-east/shares", json=body)
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["invalid_parameters"]] == [field]
