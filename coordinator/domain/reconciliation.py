@@ -330,7 +330,7 @@ def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
     for quota, charge_period in sorted(kept.keys() | told.keys()):
         booked, counted = told.get((quota, charge_period), 0), kept[quota, charge_period]
         if booked != counted:
-            reason = f"{counted} units of {charge_period} are counted as overage, and {booked} are booked as such"
+            reason = f"{counted} units of {charge_period} are counted as beyond the limit, and {booked} are booked so"
             yield Finding(Word.PROJECTION, quota, None, reason)
 
 

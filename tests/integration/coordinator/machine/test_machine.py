@@ -212,7 +212,9 @@ class Ledger(RuleBasedStateMachine):
         request = OpenEpoch(nonce=life.nonce, fingerprint=life.fingerprint + "+" * is_another)
         with self.nothing_changes():
             answer = self.step(open_epoch(self.connection, region, request, LANES, self.now))
-        known = EpochRefusal.NONCE_OF_ANOTHER_LIFE if is_another else EpochOpened(epoch=life.epoch, lanes=LANES)
+        is_first = life is self.lives[region][0]  # who asks does not say that it has kept the epoch before
+        opened = EpochOpened(epoch=life.epoch, lanes=LANES, is_whole=is_first)
+        known = EpochRefusal.NONCE_OF_ANOTHER_LIFE if is_another else opened
         assert answer in (known, EpochRefusal.REGION_DOWN)
 
     @rule(region=regions, older=nth, is_behind=st.booleans(), is_stranger=st.booleans())
