@@ -41,13 +41,13 @@ async def test_what_a_lost_region_held_is_set_aside_and_settled_exactly_when_it_
 async def test_what_an_agent_that_died_had_leased_comes_back_though_nobody_asks_for_it(
     world: World, database: str
 ) -> None:
-    """Another agent of the region lives, and knows nothing of it: it came after all was reported."""
+    """Another agent of the region lives on, and knows nothing of it: it never tells what the one that died did."""
     async with another_coordinator(database, lease_ms=1_000) as url:
+        await world.agent("us-east", coordinator_url=url, report_interval_ms=60_000)
         async with running(world.settings("us-east", coordinator_url=url)) as dies:
             await dies.ready()
             await dies.lease(50)
             assert (await dies.check(cost=11)).status_code == 200
-        await world.agent("us-east", coordinator_url=url)
         await quota_with(world, consumed=11, outstanding=0, suspense=39)
         await ask_again(database)
         await quota_with(world, consumed=11, outstanding=0, suspense=0, unallocated=89)
