@@ -6,6 +6,7 @@ from datetime import datetime
 from secrets import token_hex
 from typing import Any
 
+import asyncpg
 import httpx
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from pydantic import SecretStr
 from coordinator.database.connection import Connection
 from coordinator.main import create_app
 from coordinator.operations.issue_token import issue_token
+from coordinator.operations.seal import seal
 from coordinator.settings import CoordinatorSettings
 from protocol.identifiers import lane_of
 from protocol.periods import minute_of
@@ -41,6 +43,19 @@ class Stand:
         client = httpx.AsyncClient(transport=self.transport, base_url="http://coordinator", headers=headers)
         self.clients.append(client)
         return client
+
+
+async def sealed(stand: Stand) -> None:
+    """Up to here. The coordinator seals by itself as well, and may be doing so: then it is sealed once more."""
+    for _ in range(10):
+        stand.clock.move(seconds=1)
+        try:
+            async with stand.owner.transaction():
+                await seal(stand.owner, stand.clock.now())
+            return
+        except asyncpg.UniqueViolationError:
+            continue
+    raise AssertionError("the coordinator seals without end")
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import asyncpg
 import httpx
 import pytest
 
-from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
 
 pytestmark = pytest.mark.anyio
 
@@ -73,8 +72,7 @@ async def moved(stand: Stand) -> list[tuple[Any, ...]]:
 
 async def all_agree(stand: Stand, finance: httpx.AsyncClient) -> None:
     """Books, seals and closes, by all that there is to check them."""
-    async with stand.owner.transaction():
-        await seal(stand.owner, stand.clock.now())
+    await sealed(stand)
     async with stand.owner.transaction(isolation="repeatable_read"):
         proven = await verify(stand.owner, stand.clock.now())
     assert proven.fault is None

@@ -21,8 +21,8 @@ from coordinator.domain.export import ExportFormat
 from coordinator.operations import exports
 from coordinator.operations.exports import Export, ExportRequest, ask_export, do_exports, read_from, walk
 from tests.conftest import restricted
-from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem
-from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, close, region, sealed
+from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem, sealed
+from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, close, region
 from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
 __all__ = ["region"]

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 
 from coordinator.operations.issue_token import issue_token
 from leasehold.cli import app
-from tests.integration.coordinator.people.conftest import Region, Stand
-from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, region, sealed
+from tests.integration.coordinator.people.conftest import Region, Stand, sealed
+from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, region
 from tests.integration.coordinator.standing import served
 
 __all__ = ["region"]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem
+from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem, sealed
 from tests.integration.coordinator.people.test_statements import (
     DAY,
     MAILS,
@@ -25,7 +25,6 @@ from tests.integration.coordinator.people.test_statements import (
     close,
     region,
     report_late,
-    sealed,
     statement,
 )
 

@@ -15,9 +15,8 @@ import pytest
 from coordinator.database.connection import Connection
 from coordinator.domain.statement import StatementId
 from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed
 from tests.integration.coordinator.people.test_adjustments import ACME, NOVEMBER, People, people
 from tests.integration.coordinator.standing import connected
 
@@ -123,11 +122,6 @@ async def close(stand: Stand, other: Connection) -> dict[str, Any]:
         async with other.transaction():
             await expire_leases(other, stand.clock.now())
     raise AssertionError("it was never closed")
-
-
-async def sealed(stand: Stand) -> None:
-    async with stand.owner.transaction():
-        await seal(stand.owner, stand.clock.now())
 
 
 async def test_what_it_has_at_its_close_it_has_for_ever_and_each_later_report_is_a_correction(

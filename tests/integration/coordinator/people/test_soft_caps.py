@@ -6,14 +6,12 @@ from datetime import UTC, datetime
 from itertools import permutations
 from typing import Any
 
-import asyncpg
 import httpx
 import pytest
 
 from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.seal import seal
 from protocol.periods import minute_of
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, open_region
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, open_region, sealed
 
 pytestmark = pytest.mark.anyio
 
@@ -47,19 +45,6 @@ async def report(region: Region, *units: int, policy: str = "export") -> None:
     dimensions = {"tenant": "acme", "policy": policy}
     lines = [{"minute": minute_of(AT) + n, "dimensions": dimensions, "units": each} for n, each in enumerate(units)]
     await region.exchange(ACME, frozen=[held | {"lines": lines}])
-
-
-async def sealed(stand: Stand) -> None:
-    """Up to here. The coordinator seals by itself as well, and may be doing so: then it is sealed once more."""
-    for _ in range(10):
-        stand.clock.move(seconds=1)
-        try:
-            async with stand.owner.transaction():
-                await seal(stand.owner, stand.clock.now())
-            return
-        except asyncpg.UniqueViolationError:
-            continue
-    raise AssertionError("the coordinator seals without end")
 
 
 async def billed(finance: httpx.AsyncClient, period: str = NOVEMBER) -> dict[str, int]:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from coordinator.domain.statement import StatementId
-from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem
+from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem, sealed
 from tests.integration.coordinator.people.test_adjustments import (
     ACME,
     NOVEMBER,
@@ -28,7 +28,7 @@ from tests.integration.coordinator.people.test_line_proof import (
     proof_of,
     proof_path,
 )
-from tests.integration.coordinator.people.test_statements import Page, lines, sealed, statement
+from tests.integration.coordinator.people.test_statements import Page, lines, statement
 
 __all__ = ["auditor", "check", "people", "region"]
 pytestmark = pytest.mark.anyio

@@ -13,8 +13,7 @@ from coordinator.domain.sheet import restored
 from coordinator.domain.statement import StatementId
 from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.read_statement import MOST_LINES
-from coordinator.operations.seal import seal
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
 
 pytestmark = pytest.mark.anyio
 
@@ -24,12 +23,6 @@ ACME, MAILS = "exports:tenant=acme", "mails:tenant=acme"
 
 def at(text: str) -> datetime:
     return datetime.fromisoformat(f"2026-11-{text}").replace(tzinfo=UTC)
-
-
-async def sealed(stand: Stand) -> None:
-    stand.clock.move(seconds=1)
-    async with stand.owner.transaction():
-        await seal(stand.owner, stand.clock.now())
 
 
 @pytest.fixture
