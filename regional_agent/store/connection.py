@@ -32,7 +32,9 @@ Argument = bytes | str | int
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 # Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
-CHANGED_TOPOLOGY = {"MOVED", "ASK", "TRYAGAIN", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
+# Not so ASK and TRYAGAIN: of a slot whose keys are under way its old place decides until all have left it, and the
+# cells beside it share the connection.
+CHANGED_TOPOLOGY = {"MOVED", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
 LATE_S = 0.001  # a timer that fires later than this after its moment was held up
 BEHIND_OTHERS = 4  # times its own time may a call wait while the store answers
 
