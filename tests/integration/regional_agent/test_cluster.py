@@ -265,17 +265,20 @@ async def test_a_slot_whose_keys_are_under_way_fails_by_its_modes_until_it_has_a
     await until_it_answers(agent, export(tenant), 200)
     source = nodes.of_cell(5)
     target = next(node for node in nodes.primaries if node is not source)
+    beside = tenant_in(next(cell for cell in range(CELLS) if cell != 5 and nodes.of_cell(cell) is source))
+    await until_it_answers(agent, export(beside), 200)
     before = epochs_of(agent)
     nodes.begin_to_move(5, source, target)
     try:
         for _ in range(20):
             assert (await agent.check(export(tenant))).status_code == 503
             assert (await agent.check({**export(tenant), "route": "/v1/open"})).status_code == 200
+            assert (await agent.check(export(beside))).status_code == 200, "it keeps the connection that they share"
         await until_it_answers(agent, export(tenant_in(6)), 200)
         nodes.move(5, source, target)
         await spends(agent, tenant, 1)
         assert epochs_of(agent)[5] > before[5]
-        await until_booked(world, 3)
+        await until_booked(world, 24)
     finally:
         await world.agents.aclose()
         nodes.move(5, target, source)
