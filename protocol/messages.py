@@ -225,6 +225,8 @@ class RateShare(Message, frozen=True):
     expires_in_ms: Milliseconds
     refresh_in_ms: Milliseconds
     contended: bool  # others want more than they have: what is not used is to be given up
+    bound_milli: Units = 0  # thousandths of a unit beyond limit and burst, in all regions together: in the worst case
+    overshoot_milli: Units = 0  # and at most so far; for whoever asks the region
 
 
 class SlotShare(Message, frozen=True):

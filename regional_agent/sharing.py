@@ -61,6 +61,8 @@ class Key:
     rate_micro: int = 0  # the share that was heard last
     expires_ms: int = 0
     is_contended: bool = False
+    bound_milli: int = 0  # of a rate, in all regions: beyond limit and burst in the worst case, and at most so far
+    overshoot_milli: int = 0
 
     @property
     def safe_micro(self) -> int:
@@ -231,6 +233,8 @@ class Sharing:
             micro = share.rate_micro if isinstance(share, RateShare) else share.units * SLOT_MICRO
             self.heard += isinstance(share, RateShare) and micro > key.rate_micro
             key.rate_micro, key.is_contended = micro, share.contended
+            if isinstance(share, RateShare):
+                key.bound_milli, key.overshoot_milli = share.bound_milli, share.overshoot_milli
             key.expires_ms = sent_ms + share.expires_in_ms
             is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe_micro)
             key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms

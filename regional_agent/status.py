@@ -46,6 +46,8 @@ class ShareStatus(Struct, frozen=True, kw_only=True):
     demand_micro: Units  # here, at this agent
     expires_in_ms: Units
     contended: bool
+    bound_milli: Units  # thousandths of a unit beyond limit and burst, in all regions together: in the worst case
+    overshoot_milli: Units  # and at most so far, as the coordinator last said
 
 
 class SlotShareStatus(Struct, frozen=True, kw_only=True):
@@ -150,6 +152,8 @@ def _shares(cell: Cell) -> list[ShareStatus]:
             demand_micro=key.demand_micro(now_ms),
             expires_in_ms=max(0, key.expires_ms - now_ms),
             contended=key.is_contended,
+            bound_milli=key.bound_milli,
+            overshoot_milli=key.overshoot_milli,
         )
         for key in cell.sharing.spoken_of()
         if isinstance(key.shared, Rate)

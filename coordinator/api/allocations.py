@@ -1,6 +1,7 @@
 """For those who look after regions: who holds what of allowances and rates, and rebalances from plan to end."""
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import Annotated, TypeVar
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -16,8 +17,8 @@ from coordinator.domain.wishes import AnyAsked
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.follow_rebalances import cancel_rebalance
 from coordinator.operations.read_allocations import Allocation, AllocationQuestion, read_allocations
-from coordinator.operations.read_rates import RateQuestion, SharedRate, read_rates
 from coordinator.operations.read_rebalances import Rebalance, read_rebalance, read_rebalances
+from coordinator.operations.read_shares import SharedRate, SharedSlots, ShareQuestion, read_rates, read_slots
 from coordinator.operations.rebalance import (
     Busy,
     Changed,
@@ -28,9 +29,11 @@ from coordinator.operations.rebalance import (
     begin_rebalance,
     plan_rebalance,
 )
-from coordinator.state import TheCoordinator
+from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
+
+T = TypeVar("T")
 
 router = APIRouter(tags=["allocations"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
@@ -49,6 +52,13 @@ class RateList(Struct, frozen=True):
     """By key: those that regions speak of. Of every other each region has its part by weight, and nobody more."""
 
     data: list[SharedRate]
+    page: dict[str, str | None]
+
+
+class SlotList(Struct, frozen=True):
+    """By key: those that regions speak of. Of every other each region has its part by weight, and nobody more."""
+
+    data: list[SharedSlots]
     page: dict[str, str | None]
 
 
@@ -93,22 +103,39 @@ def _place(text: str) -> Key:
     return Key(quota, period)
 
 
-_RATES = {"quota": ("only of this quota, by its name or its key; repeated, any of them", several(TEXT)), **PAGE}
+_SHARES = {
+    "quota": ("only of this quota, by its name or its key; repeated, any of them", several(TEXT)),
+    "tenant": ("only what is counted by this tenant; repeated, any of them", several(TEXT)),
+    "region": ("of each key only this region; repeated, any of them", several(TEXT)),
+    **PAGE,
+}
 
 
-@router.get("/v1/rates", **with_query(described(answers={200: RateList}), _RATES))
+@router.get("/v1/rates", **with_query(described(answers={200: RateList}), _SHARES))
 async def list_rates(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
     """Of rates shared by demand: what each region may be using, and the worst case: as published, and as it was."""
+    return reply(RateList(*await _shared("rates", read_rates, request, coordinator)))
+
+
+@router.get("/v1/slots", **with_query(described(answers={200: SlotList}), _SHARES))
+async def list_slots(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+    """Of slots shared by demand: how many may be in use in each region. Together they are never more than the limit."""
+    return reply(SlotList(*await _shared("slots", read_slots, request, coordinator)))
+
+
+async def _shared(
+    name: str, read: Callable[..., Awaitable[dict[str, T | None]]], request: Request, coordinator: Coordinator
+) -> tuple[list[T], dict[str, str | None]]:
     query = Query(request)
-    question = RateQuestion(query.many("quota", a_text))
-    page = query.page("rates", *question)
+    question = ShareQuestion(*(query.many(each, a_text) for each in ("quota", "tenant", "region")))
+    page = query.page(name, *question)
     query.checked()
-    now = coordinator.clock.now()
+    documents, now = coordinator.documents, coordinator.clock.now()
     rows = await coordinator.database.run(
-        lambda c: read_rates(c, coordinator.documents, question, page.cursor.after, page.size + 1, now), snapshot=True
+        lambda c: read(c, documents, question, page.cursor.after, page.size + 1, now), snapshot=True
     )
     shared = [each for each in list(rows.values())[: page.size] if each is not None]
-    return reply(RateList(shared, page.links(list(rows), str)))
+    return shared, page.links(list(rows), str)
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------

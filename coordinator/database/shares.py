@@ -24,9 +24,13 @@ async def write_shares(connection: Connection, shares: Mapping[str, Shared], now
     await connection.execute(_WRITE, list(shares), states, now)
 
 
-async def read_shares(connection: Connection, quotas: Sequence[str], after: str, count: int) -> dict[str, Shared]:
-    """Of these quotas, by name or key, or of all: at most so many keys that come after the given one."""
-    rows = await connection.fetch(_READ, list(quotas) or None, after, count)
+async def read_shares(
+    connection: Connection, quotas: Sequence[str], dimensions: Sequence[str], after: str, count: int
+) -> dict[str, Shared]:
+    """Of these quotas, by name or key, and with any of these dimensions (`tenant=acme`): at most so many keys that come
+    after the given one. Empty: any.
+    """
+    rows = await connection.fetch(_READ, list(quotas) or None, list(dimensions) or None, after, count)
     return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
 
 
@@ -46,8 +50,10 @@ FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quot
 """
 _READ = """
 SELECT quota, state FROM rate_share
-WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1)) AND quota > $2
-ORDER BY quota LIMIT $3
+WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1))
+    AND ($2::text[] IS NULL OR string_to_array(split_part(quota, ':', 2), ',') && $2)
+    AND quota > $3
+ORDER BY quota LIMIT $4
 """
 _FORGET = """
 DELETE FROM rate_share WHERE quota IN (

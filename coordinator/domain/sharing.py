@@ -306,6 +306,21 @@ def _excesses(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> Iterato
         yield held_micro(shared, terms, begin_ms, begin_ms) - terms.limit_micro, end_ms - begin_ms
 
 
+class Beyond(NamedTuple):
+    """Of a rate, thousandths of a unit beyond its limit and burst. Never too few."""
+
+    bound_milli: int  # in the worst case, which is published
+    overshoot_milli: int  # that may have been so far, at most
+
+
+def beyond(shared: Shared, terms: Terms) -> Beyond:
+    return Beyond(_milli(terms.worst), _milli(max(shared.most_debt, shared.debt)))
+
+
+def _milli(parts: int) -> int:
+    return -(-parts * 1000 // PARTS)
+
+
 def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
     """A late report, of a share that is known to be superseded, or of an epoch before, says nothing any more."""
     holding = shared.holdings.setdefault(report.region, Holding())

@@ -15,7 +15,18 @@ from coordinator.database.notices import notify
 from coordinator.database.shares import forget_shares, lock_shares, write_shares
 from coordinator.domain.entitlement import Catalogue, rate_terms, slot_terms
 from coordinator.domain.notice import Notice
-from coordinator.domain.sharing import KEPT_MS, SLOT_MICRO, Answer, Grant, Report, Shared, Terms, share_out
+from coordinator.domain.sharing import (
+    KEPT_MS,
+    SLOT_MICRO,
+    Answer,
+    Beyond,
+    Grant,
+    Report,
+    Shared,
+    Terms,
+    beyond,
+    share_out,
+)
 from protocol.messages import RateShare, SharesRequest, SharesResponse, Signal, SlotShare, WantRefused
 from protocol.outcomes import GrantRefusal
 
@@ -68,7 +79,11 @@ def decide(
             refused.append(WantRefused(quota=quota, refusal=about))
         else:
             answers[quota] = share_out(shares[quota], report, about, now_ms)
-    rates = [_told(each.quota, answers[each.quota].grant) for each in request.rates if each.quota in answers]
+    rates = [
+        _told(each.quota, answers[each.quota].grant, beyond(shares[each.quota], of))
+        for each in request.rates
+        if isinstance(of := terms[each.quota], Terms)
+    ]
     slots = [
         _told_of_slots(each.quota, answers[each.quota].grant, terms[each.quota])
         for each in request.slots
@@ -88,7 +103,7 @@ def _reports(region: str, request: SharesRequest) -> Iterator[tuple[str, Report]
         yield slot.quota, Report(region, wanted_micro, slot.number, held_micro, 0, slot.epoch, slot.lost_ms)
 
 
-def _told(quota: str, grant: Grant) -> RateShare:
+def _told(quota: str, grant: Grant, past: Beyond) -> RateShare:
     return RateShare(
         quota=quota,
         number=grant.number,
@@ -97,6 +112,8 @@ def _told(quota: str, grant: Grant) -> RateShare:
         expires_in_ms=grant.expires_in_ms,
         refresh_in_ms=grant.refresh_in_ms,
         contended=grant.is_contended,
+        bound_milli=past.bound_milli,
+        overshoot_milli=past.overshoot_milli,
     )
 
 

@@ -13,6 +13,7 @@ from leasehold.cli.migrate import migrate
 from leasehold.cli.override import override
 from leasehold.cli.period import period
 from leasehold.cli.quota import quota
+from leasehold.cli.rates import rates, slots
 from leasehold.cli.rebalance import rebalance
 from leasehold.cli.region import region
 from leasehold.cli.statement import statement
@@ -42,6 +43,8 @@ app.command()(usage)
 app.command()(statement)
 app.command()(export)
 app.command()(allocations)
+app.command()(rates)
+app.command()(slots)
 app.add_typer(quota, name="quota")
 app.add_typer(subscription, name="subscription")
 app.add_typer(override, name="override")

@@ -84,6 +84,11 @@ def every(client: "httpx.Client", path: str, **params: Any) -> list[dict[str, An
             return rows
 
 
+def given(**params: str | None) -> dict[str, str]:
+    """Of what may be asked for, what is."""
+    return {name: value for name, value in params.items() if value}
+
+
 def keyed(key: str | None) -> dict[str, str]:
     return {} if key is None else {"Idempotency-Key": key}
 

@@ -39,6 +39,7 @@ DOORS = {
         "PUT /v1/regions/{region}",
         "GET /v1/allocations",
         "GET /v1/rates",
+        "GET /v1/slots",
         "GET /v1/rebalances",
         "POST /v1/rebalances",
         "GET /v1/rebalances/{rebalance}",

@@ -1,4 +1,4 @@
-"""`allocations`, `rebalance` and `region`, as somebody types them, against a real coordinator with real agents."""
+"""What people type of allocations, rates, slots, rebalances and regions, against a real coordinator and real agents."""
 
 import asyncio
 import os
@@ -76,6 +76,71 @@ async def test_on_a_terminal_it_is_drawn_again_and_again(
     finally:
         os.close(terminal)
     assert b"\x1b[1A" in seen  # over what stood there
+
+
+# --- rates and slots that are shared ----------------------------------------------------------------------------------
+
+SHARED: dict[str, list[dict[str, Any]]] = {
+    "quotas": [
+        {"name": "pages", "kind": "rate", "limit": "90/second, burst 30"},
+        {"name": "renders", "kind": "concurrency", "limit": 6, "slot_ttl": "1m", "sharing": "strict"},
+    ],
+    "policies": [
+        {"name": "pages", "match": {"route": "/v1/pages"}, "by": ["tenant"], "quota": "pages"},
+        {"name": "renders", "match": {"route": "/v1/renders"}, "by": ["tenant"], "quota": "renders"},
+    ],
+}
+
+
+@pytest.fixture
+async def spoken_of(world: World, shell: Shell) -> None:
+    """One region wants more than its part of both."""
+    await world.try_out(SHARED)
+    pages, renders = ({"quota": f"{name}:tenant=acme", "number": 0} for name in ("pages", "renders"))
+    rate = pages | {"demand_micro": 80_500_000, "rate_micro": 30_000_000}
+    slots = renders | {"epoch": 1, "wanted": 6, "held": 2}
+    headers = {"Authorization": f"Bearer {world.tokens['us-east']}"}
+    body = {"rates": [rate], "slots": [slots]}
+    answer = await world.admin.post("/v1/regions/us-east/shares", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
+async def test_who_may_use_how_much_of_a_shared_rate(shell: Shell, spoken_of: None) -> None:
+    heading, columns, *regions = (await shell.said("rates", "--quota", "pages", "--watch")).splitlines()
+    assert heading.startswith("pages:tenant=acme 90/s, adaptive: beyond it at most 90 units, so far at most ")
+    assert columns.split()[0] == "region"
+    assert {line.split()[0]: line.split()[2] for line in regions if "ago" in line} == {"us-east": "80.5/s"}
+    assert {line.split()[0] for line in regions} == {"us-east", "eu-west", "ap-south"}
+    [shown] = await shell.json("rates", "--quota", "pages:tenant=acme", "--region", "eu-west")
+    assert [(each["region"], each["demand_micro"]) for each in shown["regions"]] == [("eu-west", None)]
+    assert await shell.json("rates", "--tenant", "nobody") == []
+    assert "not yet" in await shell.said("rates", "--tenant", "acme", "--region", "eu-west")
+
+
+async def test_how_many_shared_slots_may_be_in_use_where(shell: Shell, spoken_of: None) -> None:
+    heading, _, *regions = (await shell.said("slots")).splitlines()
+    assert heading == "renders:tenant=acme 6 at once, for 60 s at most"
+    assert [line.split()[:4] for line in regions if "ago" in line] == [["us-east", "2", "6", "2"]]
+    [shown] = await shell.json("slots", "--quota", "renders", "--tenant", "acme")
+    assert (shown["quota"], shown["limit"]) == ("renders:tenant=acme", 6)
+
+
+async def test_where_no_region_speaks_of_any_it_says_what_that_means(shell: Shell, world: World) -> None:
+    await world.try_out(SHARED)
+    for name in ("rates", "slots"):
+        assert "no region speaks of any" in await shell.said(name)
+        assert await shell.json(name) == []
+
+
+async def test_a_quota_that_is_not_there_is_not_taken_for_a_quiet_one(shell: Shell, world: World) -> None:
+    await world.try_out(SHARED)
+    for more in ([], ["--json"]):
+        assert "there is no quota 'pagse'" in await shell.refused("rates", "--quota", "pagse:tenant=acme", *more)
+    assert "look with `leasehold allocations`" in await shell.refused("rates", "--quota", EXPORTS)
+    assert "look with `leasehold rates`" in await shell.refused("slots", "--quota", "pages")
+
+
+# --- rebalances -------------------------------------------------------------------------------------------------------
 
 
 async def test_a_move_shows_its_plan_asks_and_is_followed_to_its_end(shell: Shell, east: Agent, south: Agent) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leasehold.cli.allocations import COLUMNS, fitting, tables
+from leasehold.cli.allocations import COLUMNS, NOTHING, blocks
+from leasehold.cli.live_tables import drawn as group_of
 
 REGION: dict[str, Any] = {
     "state": "active",
@@ -37,7 +38,7 @@ IDLE = POOL | {"suspense": 0, "regions": [REGION | QUIET | {"region": "us-east",
 def drawn(width: int, *pools: dict[str, Any]) -> list[str]:
     console = Console(width=width, markup=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(tables(list(pools), width))
+        console.print(group_of(blocks(list(pools)), COLUMNS, NOTHING, width))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -51,9 +52,9 @@ def test_each_region_is_a_line_of_whole_words(width: int) -> None:
         "us-east",
         "ap-southeast",
     ]
-    shown = [name for name in COLUMNS if name in columns]
-    assert rest == ([] if len(shown) == len(COLUMNS) else [rest[0]])
-    assert {name for name in COLUMNS if any(name in line for line in (columns, *rest))} == set(COLUMNS)
+    shown = [name for name in COLUMNS.names if name in columns]
+    assert rest == ([] if len(shown) == len(COLUMNS.names) else [rest[0]])
+    assert {name for name in COLUMNS.names if any(name in line for line in (columns, *rest))} == set(COLUMNS.names)
     assert {"region", "holds", "dry in"} <= set(shown), "what it is looked at for"
     assert max(map(len, (columns, nobody, east, south))) <= width
 
@@ -63,11 +64,15 @@ def test_where_there_is_room_everything_is_shown_and_nothing_that_is_empty() -> 
     assert drawn(80, IDLE)[1].split() == ["region", "state", "holds", "used", "set"]
 
 
+def test_where_there_is_none_it_says_so() -> None:
+    assert drawn(80) == [NOTHING]
+
+
 def test_what_is_missed_least_is_left_out_first() -> None:
-    rows = [dict.fromkeys(COLUMNS, "x" * 20)]
-    assert fitting(rows, 9 * 22) == (list(COLUMNS), [])
-    assert fitting(rows, 9 * 22 - 1)[1] == ["state"]
-    assert fitting(rows, 3 * 22) == (
+    rows = [dict.fromkeys(COLUMNS.names, "x" * 20)]
+    assert COLUMNS.fitting(rows, 9 * 22) == (list(COLUMNS.names), [])
+    assert COLUMNS.fitting(rows, 9 * 22 - 1)[1] == ["state"]
+    assert COLUMNS.fitting(rows, 3 * 22) == (
         ["region", "holds", "dry in"],
         ["state", "used", "set", "suspense", "coming", "demand/s"],
     )

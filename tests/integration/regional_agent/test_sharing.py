@@ -189,3 +189,4 @@ async def test_status_shows_what_is_shared(world: World, asking: list[Asking]) -
     assert (shown["quota"], shown["safe_micro"], shown["contended"]) == (KEY, SAFE, True)
     assert shown["rate_micro"] > 2 * SAFE
     assert shown["demand_micro"] > 2 * SAFE
+    assert 0 <= shown["overshoot_milli"] <= shown["bound_milli"] == LIMIT // 1000, "as published, and so far"

@@ -188,8 +188,8 @@ async def test_the_metrics_tell_the_worst_case_and_what_was_measured(stand: Stan
 # --- what ops see of it -----------------------------------------------------------------------------------------------
 
 
-async def rates(stand: Stand, **query: Any) -> Any:
-    answer = await (await stand.client("quota:read")).get("/v1/rates", params=query)
+async def rates(stand: Stand, kind: str = "rates", **query: Any) -> Any:
+    answer = await (await stand.client("quota:read")).get(f"/v1/{kind}", params=query)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -229,6 +229,27 @@ async def test_rates_are_listed_by_key_and_in_pages(stand: Stand, agents: list[A
     assert (await rates(stand, quota="exports"))["data"] == []
     await limit(stand, sharing="regional")
     assert (await rates(stand))["data"] == [], "they are not shared any more"
+
+
+async def test_rates_are_found_by_tenant_and_shown_of_one_region(stand: Stand, agents: list[Agent]) -> None:
+    keys = ["api:tenant=acme", "api:tenant=acme%2C", "api:user=ann,tenant=acme", "api:tenant=acm"]
+    for key in keys:
+        await say(agents[0], 90, quota=key)
+    found = (await rates(stand, tenant="acme", region="eu-west"))["data"]
+    assert [each["quota"] for each in found] == [keys[0], keys[2]]
+    assert [[region["region"] for region in each["regions"]] for each in found] == [["eu-west"]] * 2
+    assert [each["quota"] for each in (await rates(stand, tenant="acme,"))["data"]] == [keys[1]]
+
+
+async def test_a_region_hears_the_worst_case_and_what_was_measured(stand: Stand, agents: list[Agent]) -> None:
+    told = await say(agents[0], 90)
+    assert (told.bound_milli, told.overshoot_milli) == (100_000, 0)
+    stand.clock.move(seconds=0.5)
+    told = await say(agents[0], 90, told, spent=100)
+    [shown] = (await rates(stand))["data"]
+    assert 0 < told.overshoot_milli == shown["overshoot_milli"] <= told.bound_milli
+    await limit(stand, sharing="strict")
+    assert (await say(agents[0], 90, quota="api:tenant=globex")).bound_milli == 0
 
 
 # --- slots ------------------------------------------------------------------------------------------------------------
@@ -277,6 +298,19 @@ async def test_of_a_store_that_lost_its_data_all_is_reserved_until_it_ran_out(
     assert (await say_slots(others[0], 20, told[others[0].region])).units == 10
     stand.clock.move(seconds=62)
     assert (await say_slots(lost, 10, held=0)).units == 10
+
+
+async def test_ops_see_how_many_slots_may_be_in_use_where(stand: Stand, agents: list[Agent]) -> None:
+    await limit_slots(stand)
+    busy, idle, _ = agents
+    await say_slots(idle, 0)
+    await say_slots(busy, 30)
+    [shown] = (await rates(stand, "slots"))["data"]
+    assert (shown["quota"], shown["limit"], shown["slot_ttl_ms"]) == (REPORTS, 30, 60_000)
+    in_use = {each["region"]: (each["most"], each["safe"], each["wanted"]) for each in shown["regions"]}
+    assert in_use == {"us-east": (10, 10, 30), "eu-west": (10, 10, 0), "ap-south": (10, 10, None)}
+    assert [each["region"] for each in shown["regions"] if each["heard_at"] is None] == ["ap-south"]
+    assert (await rates(stand))["data"] == [], "they are no rate"
 
 
 async def test_slots_that_are_not_shared_are_refused_by_name(stand: Stand, agents: list[Agent]) -> None:
