@@ -66,10 +66,12 @@ def settings(its_store: Store, journal: Path | None, **changed: Any) -> dict[str
 
 
 async def an_agent(world: World, its_store: Store, journal: Path | None, **changed: Any) -> Agent:
-    """With a lease of both allowances."""
+    """With a lease of both allowances with enough left: how much comes unasked depends on how fast one asks."""
     assert (await world.admin.put("/v1/limits", json=DOCUMENT)).is_success
     agent = await world.agent(**settings(its_store, journal, **changed))
     for subject in (OPEN, LOCAL):
+        hold = await until_held(agent.http, subject, 45)
+        assert (await agent.http.post(f"/v1/holds/{hold}:release")).status_code == 200
         await until_allowed(agent.http, subject)
         assert (await agent.check(subject, cost=40, mode="peek")).status_code == 200
     await all_is_booked(world, 1, quota="exports")
@@ -88,6 +90,16 @@ async def until_allowed(http: httpx.AsyncClient, subject: dict[str, str], degrad
             return refused
         await asyncio.sleep(0.01)
     raise AssertionError(f"never allowed: {answer.text}")
+
+
+async def until_held(http: httpx.AsyncClient, subject: dict[str, str], units: int) -> str:
+    asked = {"subject": subject, "units": units, "ttl_ms": 60_000, "operation_id": f"for {subject['route']}"}
+    for _ in range(2_000):
+        answer = await http.post("/v1/holds", json=asked)
+        if answer.status_code == 201:
+            return str(answer.json()["hold_id"])
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never held: {answer.text}")
 
 
 async def stalled(agent: Agent, its_store: Store) -> int:
