@@ -106,12 +106,17 @@ def moment_of(minute: int) -> datetime:
 # --- which one is it? -------------------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=PERIODS_REMEMBERED)
 def period_at(calendar: Calendar, moment: datetime, written: Sequence[Period] = ()) -> Period:
     """The period of the calendar that holds the moment.
 
     `written`: those that are in the books already, which keep their bounds whatever the rules say by now.
     """
+    # Bounds are whole minutes, and hardly any moment is asked about twice: so it is found once a minute.
+    return _period_at(calendar, moment.replace(second=0, microsecond=0), written)
+
+
+@functools.lru_cache(maxsize=PERIODS_REMEMBERED)
+def _period_at(calendar: Calendar, moment: datetime, written: Sequence[Period]) -> Period:
     holding = [each for each in written if each.holds(moment)]
     if holding:
         return min(holding, key=lambda each: each.starts_at)

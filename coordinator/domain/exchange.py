@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
+from functools import cache
 from typing import NamedTuple
 
 from coordinator.domain.allocation import demand_milli_of
@@ -27,12 +27,15 @@ from coordinator.domain.closing import Late, late_of, open_key, settle_late
 from coordinator.domain.division import Division, Move, by_weight, came_back, division_of, fetched_by
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.granting import (
+    Offered,
     Shelf,
     Terms,
     Wanted,
     came_free,
     fetch,
+    is_calm,
     lease_reply,
+    offer_of,
     push,
     recalls,
     refusal_of,
@@ -132,25 +135,23 @@ Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
 _NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
 
 
-@dataclass
+@dataclass(slots=True)
 class Work:
     """One exchange on its way through."""
 
     call: Call
     index: int
     incoming: Incoming
+    report: Report
     lane: Lane | None = None
     verdict: Verdict = _NOT_JUDGED
     wanted: list[Wanted] = field(default_factory=list)
     refused: list[WantRefused] = field(default_factory=list)
     refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
+    keys: Sequence[Key] = ()  # the pools it is about, each once: known when its wants are sorted, as are the new ones
+    new_keys: Sequence[Key] = ()  # pools and leases that must exist from now on
     leases: dict[Key, Lease] = field(default_factory=dict)  # of its epoch, among the books
-    report: Report = field(init=False)
-
-    def __post_init__(self) -> None:
-        batch = self.incoming.batch
-        self.report = Report(self.call.region, batch.epoch, batch.lane, batch.seq)
 
     @property
     def is_applied(self) -> bool:
@@ -176,20 +177,13 @@ class Work:
         """With the totals as they are now."""
         return self.verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
 
-    @cached_property
-    def keys(self) -> list[Key]:
-        """The pools it is about, each once. Asked for when its wants are sorted, and then again and again."""
-        frozen = (key_of(lease) for lease in self.incoming.batch.leases)
-        return list(dict.fromkeys([*frozen, *(wanted.key for wanted in self.wanted)]))
-
-    @cached_property
-    def new_keys(self) -> list[Key]:
-        """Pools and leases that must exist from now on. Asked for like its keys."""
-        if not self.is_applied:
-            return []
-        # Of what it was never granted, a region may still have consumed: truth is never refused.
-        done = (key_of(lease) for lease in self.incoming.batch.leases if not is_empty(lease))
-        return list(dict.fromkeys([*(wanted.key for wanted in self.wanted), *done]))
+    def name_keys(self) -> None:
+        frozen, wanted = self.incoming.batch.leases, [wanted.key for wanted in self.wanted]
+        self.keys = list(dict.fromkeys([*map(key_of, frozen), *wanted]))
+        if self.is_applied:
+            # Of what it was never granted, a region may still have consumed: truth is never refused.
+            done = [key_of(lease) for lease in frozen if not is_empty(lease)]
+            self.new_keys = list(dict.fromkeys([*wanted, *done]))
 
 
 @dataclass(slots=True)
@@ -205,6 +199,7 @@ class Books:
     quotas: Mapping[str, QuotaSpec]  # what is in force
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
+    closed: Collection[Key]  # those of the pools whose periods are
     divisions: Mapping[Key, Division]  # how people divided each pool
     moves: Sequence[tuple[Move, Move]]  # those that are open, each with what it was when it was read
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
@@ -225,7 +220,10 @@ class Books:
 
 
 def works_of(call: Call) -> list[Work]:
-    return [Work(call, index, incoming) for index, incoming in enumerate(call.incoming)]
+    return [
+        Work(call, index, incoming, Report(call.region, incoming.batch.epoch, incoming.batch.lane, incoming.batch.seq))
+        for index, incoming in enumerate(call.incoming)
+    ]
 
 
 def judge(works: Iterable[Work], lanes: Mapping[tuple[int, int], Lane]) -> None:
@@ -251,11 +249,13 @@ def asked_about(works: Iterable[Work]) -> set[str]:
 
 
 def sort(works: Iterable[Work], catalogue: Catalogue, terms: Terms, now: datetime) -> None:
+    offered = cache(lambda quota: offer_of(catalogue, quota, terms, now))  # the same quota is wanted by many
     for work in works:
-        _sort_wants(work, catalogue, terms, now)
+        _sort_wants(work, catalogue, offered)
+        work.name_keys()
 
 
-def _sort_wants(work: Work, catalogue: Catalogue, terms: Terms, now: datetime) -> None:
+def _sort_wants(work: Work, catalogue: Catalogue, offered: Offered) -> None:
     if not work.is_answered:
         return
     wants = work.incoming.live.wants
@@ -265,7 +265,7 @@ def _sort_wants(work: Work, catalogue: Catalogue, terms: Terms, now: datetime) -
         # Said, and not left out: who waits for it would wait in vain.
         work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.REGION_NOT_ACTIVE) for want in wants]
     else:
-        work.wanted, work.refused = sort_wants(catalogue, wants, terms, now)
+        work.wanted, work.refused = sort_wants(wants, offered)
 
 
 def pools_about(works: Iterable[Work], now: datetime) -> set[Key]:
@@ -341,6 +341,7 @@ def books_of(
         quotas=quotas,
         new=new,
         lates=_lates(works, leases, pools, corrections, now),
+        closed=frozenset(closed_keys(pools)),
         divisions=divisions,
         moves=[(move, copy(move)) for division in divisions.values() for move in division.moves],
     )
@@ -408,8 +409,8 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
     for work in works:
         _settle(work, books, terms, now)
         _bring_back(work, books)
-    for lease in books.leases.values():
-        books.demands_milli[lease.key] += demand_milli_of(lease, now)
+    for key, leases in books.by_pool.items():
+        books.demands_milli[key] = sum(demand_milli_of(lease, now) for lease in leases)
     for work in works:
         _grant(work, books, now)
     pushed = list(_push(works, books, now))
@@ -455,16 +456,18 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     if not work.is_applied:
         return
     leases = work.leases
-    closed = {key for key in work.keys if key in books.pools and books.pools[key].closed_at}
-    outcome = judge_totals(work.incoming.batch, leases, closed)
+    outcome = judge_totals(work.incoming.batch, leases, books.closed)
     if outcome is not ExchangeOutcome.APPLIED:
         work.verdict, work.wanted, work.refused = Verdict(outcome), [], []
         return
     pools = {key: books.pools[key].pool for key in leases}
     for lease in leases.values():
         touch(lease, terms, now)
-    lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
     frozen_leases = work.incoming.batch.leases
+    if not books.lates:
+        work.quarantined = settle(work.report, frozen_leases, pools, leases)
+        return
+    lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
     work.quarantined = [
         *settle(work.report, [each for each in frozen_leases if key_of(each) not in lates], pools, leases),
         *settle_late(
@@ -488,7 +491,7 @@ def _grant(work: Work, books: Books, now: datetime) -> None:
     for wanted in work.wanted:
         lease = leases[wanted.key]
         unheard = max(0, lease.granted - heard.get(wanted.key, lease.granted))
-        shelf, asked = books.shelf(lease), wanted._replace(unheard=unheard)
+        shelf, asked = books.shelf(lease), wanted._replace(unheard=unheard) if unheard else wanted
         demand_was_milli = demand_milli_of(lease, now)
         work.refusals[wanted.key] = serve(work.report, asked, lease, shelf, now)
         books.demands_milli[lease.key] += demand_milli_of(lease, now) - demand_was_milli
@@ -496,13 +499,18 @@ def _grant(work: Work, books: Books, now: datetime) -> None:
 
 def _notices(works: Iterable[Work], books: Books, now: datetime) -> list[Notice]:
     notices: list[Notice] = []
-    for work in works:
-        if work.is_applied:
-            for lease in work.leases.values():
-                shelf = books.shelf(lease)
-                notices += recalls(lease, shelf, books.grantable[lease.key], now)
-                notices += came_free(shelf, books.grantable[lease.key], now)
+    spoken_of = [lease for work in works if work.is_applied for lease in work.leases.values()]
+    calm = {key for key in {lease.key for lease in spoken_of} if _is_calm(books, key)}
+    for lease in spoken_of:
+        if lease.key not in calm:
+            shelf = books.shelf(lease)
+            notices += recalls(lease, shelf, books.grantable[lease.key], now)
+            notices += came_free(shelf, books.grantable[lease.key], now)
     return notices + [notice for move in books.changed_moves if (notice := fetched_by(move))]
+
+
+def _is_calm(books: Books, key: Key) -> bool:
+    return is_calm(books.pools[key].pool, books.divisions[key], books.grantable[key])
 
 
 def _booked(work: Work, now: datetime) -> BookedReport:

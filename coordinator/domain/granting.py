@@ -4,9 +4,10 @@ Whoever gets nothing is told why, or that there is hope: while another region ho
 signal, and whoever waits hears of it when they come free.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from coordinator.domain.allocation import (
     LAST_KEPT_MS,
@@ -30,6 +31,7 @@ from protocol.outcomes import GrantRefusal
 from protocol.periods import Period, next_period, period_at, period_of
 
 WAITS_AT_MOST = timedelta(seconds=5)
+BOUNDS_REMEMBERED = 100  # of periods at one moment: all that a gather tells of the same one
 
 
 class Wanted(NamedTuple):
@@ -94,28 +96,43 @@ class Shelf(NamedTuple):
         return is_capped(self.region, self.leases, self.division)
 
 
-def sort_wants(
-    catalogue: Catalogue, wants: Iterable[LeaseWant], terms: Terms, now: datetime
-) -> tuple[list[Wanted], list[WantRefused]]:
+class Offer(NamedTuple):
+    """What a quota's leases are given by now: of the period that is, and near its end of the next one as well."""
+
+    entitlement: Entitlement
+    key: Key
+    ahead: Key | None = None
+
+
+Offered: TypeAlias = Callable[[str], Offer | GrantRefusal]
+
+
+def offer_of(catalogue: Catalogue, quota: str, terms: Terms, now: datetime) -> Offer | GrantRefusal:
+    found = entitlement(catalogue, quota)
+    if isinstance(found, GrantRefusal):
+        return found
+    period = period_at(found.calendar, now, found.written)
+    key = Key(quota, period.id)
+    # Nor is anything given ahead by an override: it may be over when the next one begins.
+    if terms.is_near_its_end(period, now) and not found.is_overridden:
+        return Offer(found, key, Key(quota, next_period(period, found.written).id))
+    return Offer(found, key)
+
+
+def sort_wants(wants: Iterable[LeaseWant], offered: Offered) -> tuple[list[Wanted], list[WantRefused]]:
     """Those that a lease of the current period may answer, near its end one of the next as well; and the rest."""
     wanted, refused = list[Wanted](), []
     for want in wants:
-        found = entitlement(catalogue, want.quota)
-        if isinstance(found, GrantRefusal):
-            refused.append(WantRefused(quota=want.quota, refusal=found))
-        else:
-            wanted += _wanted(want, found, terms, now)
+        offer = offered(want.quota)
+        if isinstance(offer, GrantRefusal):
+            refused.append(WantRefused(quota=want.quota, refusal=offer))
+            continue
+        wanted.append(Wanted(offer.key, want, offer.entitlement))
+        if offer.ahead:
+            # Who waits or holds does so in the period that is; of the next one only the demand is known.
+            ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
+            wanted.append(Wanted(offer.ahead, ahead, offer.entitlement))
     return wanted, refused
-
-
-def _wanted(want: LeaseWant, found: Entitlement, terms: Terms, now: datetime) -> Iterator[Wanted]:
-    period = period_at(found.calendar, now, found.written)
-    yield Wanted(Key(want.quota, period.id), want, found)
-    # Nor is anything given ahead by an override: it may be over when the next one begins.
-    if terms.is_near_its_end(period, now) and not found.is_overridden:
-        # Who waits or holds does so in the period that is; of the next one only the demand is known.
-        ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
-        yield Wanted(Key(want.quota, next_period(period, found.written).id), ahead, found)
 
 
 def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> GrantRefusal | None:
@@ -227,6 +244,13 @@ def waits(lease: Lease, now: datetime) -> bool:
 # --- hints to other regions -------------------------------------------------------------------------------------------
 
 
+def is_calm(pool: Pool, division: Division, was_grantable: int) -> bool:
+    """Nobody is to be told anything of it, whoever spoke: there was something and still is, and for all alike."""
+    if not (division.is_plain and was_grantable and pool.grantable):
+        return False
+    return not has_fallen(was_grantable, pool.grantable, pool.funded)
+
+
 def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> list[Notice]:
     """Others are asked for what lies idle there: when nothing is left and somebody waits, and long before that each
     time that the pool has fallen to a quarter. What a region will need itself in so short a time it keeps.
@@ -303,9 +327,9 @@ _MAY_SPEND_AGAIN = (LeaseState.ACTIVE, LeaseState.EXPIRED)
 
 
 def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal | None, now: datetime) -> LeaseReply:
-    pool, period = shelf.pool, period_of(lease.key.period)
+    pool, period = shelf.pool, _bounds_of(lease.key.period, now)
     may_spend = shelf.period_is_open and lease.state is LeaseState.ACTIVE
-    ends_in_ms = period.ends_in_ms(now)
+    ends_in_ms = period.ends_in_ms
     return LeaseReply(
         quota=lease.key.quota,
         period=lease.key.period,
@@ -313,7 +337,7 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         overage=lease.overage,
         limit=pool.spendable,
         unallocated=pool.grantable,
-        starts_in_ms=period.starts_in_ms(now),
+        starts_in_ms=period.starts_in_ms,
         expires_in_ms=min(_spendable_for_ms(lease, terms, now), ends_in_ms) if may_spend else 0,
         ends_in_ms=ends_in_ms,
         refresh_in_ms=terms.refresh_ms,
@@ -325,11 +349,28 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
     )
 
 
+class _Bounds(NamedTuple):
+    """A period's, as a region is told them at one moment."""
+
+    starts_in_ms: int
+    ends_in_ms: int
+    first_minute: int
+    last_minute: int
+
+
+@functools.lru_cache(maxsize=BOUNDS_REMEMBERED)
+def _bounds_of(period_id: str, now: datetime) -> _Bounds:
+    period = period_of(period_id)
+    return _Bounds(period.starts_in_ms(now), period.ends_in_ms(now), period.first_minute, period.last_minute)
+
+
 def _recall_keep(lease: Lease, shelf: Shelf, now: datetime) -> int | None:
     """The recall once more, for whoever missed the signal; and what has expired comes back before it is good again."""
     if lease.state is LeaseState.EXPIRED:
         return 0
     others_wait = not shelf.pool.grantable and any(_waits(other, now) for other in shelf.others)
+    if not others_wait and not shelf.division.moves:
+        return None  # nobody asks for any of it
     spare = shelf.spare_of(lease) if others_wait and not lease.waiting else 0
     keep = min(lease.outstanding - spare, kept_of_move(lease, shelf.division.missing_from(lease.region), now))
     return keep if keep < lease.outstanding else None

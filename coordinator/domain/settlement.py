@@ -109,9 +109,10 @@ def judge_totals(
     """Did the store forget something, or did the ledger? What it had given in a period that is closed by now it can
     never know again, and what was used of it is booked all the same: that is not asked for.
     """
-    outcomes = {
-        _judge_lease(frozen, leases.get(key_of(frozen)), is_closed=key_of(frozen) in closed) for frozen in batch.leases
-    }
+    outcomes = set()
+    for frozen in batch.leases:
+        key = key_of(frozen)
+        outcomes.add(_judge_lease(frozen, leases.get(key), is_closed=key in closed))
     for evidence_of_loss in (ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.LEDGER_REGRESSED):
         if evidence_of_loss in outcomes:
             return evidence_of_loss
@@ -181,6 +182,9 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
     returned = frozen.returned - (lease.returned if lease.state in RETURNS_COUNT else lease.region_returned)
     if after(lease.state, LeaseEvent.REPORT) is None:
         return QuarantineReason.QUARANTINED_BEFORE if consumed or returned or frozen.lines else None
+    if not (consumed or returned or frozen.lines):
+        renew(lease)  # nothing happened since
+        return None
     reason = _disagreement(frozen, lease, consumed, returned)
     if reason:
         _quarantine(report, pool, lease)

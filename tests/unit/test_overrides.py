@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement, quotas_of
-from coordinator.domain.granting import Terms, sort_wants
+from coordinator.domain.granting import Offer, Terms, offer_of
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
-from protocol.messages import LeaseWant
 from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
 from regional_agent.policies import Policies, begun, edges_ms
 from regional_agent.store.scripts import AllowanceCharge
@@ -88,9 +87,10 @@ def test_nothing_is_given_ahead_by_an_override() -> None:
     periods = []
     for overrides in ({}, {"exports:tenant=b": 5000}, {"exports:tenant=c": 5000}):
         catalogue = Catalogue(1, quotas_of(DOCUMENT), None, {}, {}, overrides)
-        wanted, _ = sort_wants(catalogue, [LeaseWant(quota=key)], terms, almost)
-        periods.append([each.key.period for each in wanted])
-    assert periods == [["2026-11", "2026-12"], ["2026-11"], ["2026-11", "2026-12"]]
+        offer = offer_of(catalogue, key, terms, almost)
+        assert isinstance(offer, Offer)
+        periods.append((offer.key.period, offer.ahead and offer.ahead.period))
+    assert periods == [("2026-11", "2026-12"), ("2026-11", None), ("2026-11", "2026-12")]
 
 
 @given(st.dictionaries(st.sampled_from(["tenant", "user", "ip", "route"]), VALUES))
