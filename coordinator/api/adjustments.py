@@ -163,7 +163,7 @@ _REFUSED = {
     AdjustmentRefusal.APPROVED_BEFORE: "it was approved before",
     AdjustmentRefusal.WITHDRAWN: "it was withdrawn",
     AdjustmentRefusal.EXPIRED: "nobody approved it in time: propose it again",
-    AdjustmentRefusal.MORE_THAN_UNALLOCATED: "less than that is left which no region holds and nobody has used",
+    AdjustmentRefusal.MORE_THAN_UNALLOCATED: "less than that is left of the limit and credits which no region holds",
     AdjustmentRefusal.MORE_THAN_BILLED: "less than that is billed, or was not written off before",
     AdjustmentRefusal.TOO_LARGE: "with it there would be more units than can be counted",
 }

@@ -95,7 +95,8 @@ def entry_of(adjustment: UUID) -> Movement:
 
 def refusal_of(terms: Terms, pool: Pool, billed: int) -> AdjustmentRefusal | None:
     """`billed`: of what it is about, as far as it was not written off before."""
-    if terms.kind is AdjustmentKind.DEBIT and terms.units > pool.grantable:
+    # What a soft cap lets be had beyond the limit is nobody's to be debited.
+    if terms.kind is AdjustmentKind.DEBIT and terms.units > min(pool.grantable, pool.spendable):
         return AdjustmentRefusal.MORE_THAN_UNALLOCATED
     if terms.kind is AdjustmentKind.WRITE_OFF and terms.units > billed:
         return AdjustmentRefusal.MORE_THAN_BILLED

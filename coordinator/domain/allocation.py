@@ -71,9 +71,12 @@ def demand_milli_of(lease: Lease, now: datetime) -> int:
 
 
 def fund(entry: Entry, pool: Pool, limit: int) -> None:
-    """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns."""
+    """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns.
+
+    What was debited has been taken before: it is not taken twice.
+    """
     post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
-    surplus = min(max(0, pool.funded - limit), pool.unallocated)
+    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.spendable)
     post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 

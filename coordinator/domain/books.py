@@ -112,7 +112,7 @@ class Pool:
     @property
     def included_left(self) -> int:
         """So much more is within the limit. Before anybody has asked for any of it, nothing says what that is."""
-        if self.spendable <= 0:
+        if not (self.funded or self.credited or self.extended):
             return MAX_UNITS
         return max(0, self.spendable - (self.used - self.beyond) - self.late_included)
 

@@ -125,7 +125,7 @@ async def _book(
     terms, entry = Terms(Key(found.quota, found.period), found.kind, found.units), entry_of(found.id)
     pool = await _lock(connection, terms, now)
     was_grantable = pool.grantable
-    if terms.kind is AdjustmentKind.DEBIT:
+    if terms.kind is not AdjustmentKind.WRITE_OFF:
         await _fund(connection, documents, entry, pool, now)
     if refusal := refusal_of(terms, pool, await connection.fetchval(_BILLED, *terms.key)):
         return refusal
@@ -150,7 +150,9 @@ async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
 
 
 async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> None:
-    """Nobody may have asked for any of it yet: then what the limit gives has not been booked."""
+    """Nobody may have asked for any of it yet: then what the limit gives has not been booked. What is debited is taken
+    from there, and what is credited is beyond it.
+    """
     found = await _entitlement(connection, documents, pool.key.quota, now)
     if found and period_at(found.calendar, now, found.written).id == pool.key.period:
         fund(entry, pool, found.limit)

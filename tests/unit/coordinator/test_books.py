@@ -33,6 +33,7 @@ from coordinator.domain.settlement import expire, judge_totals, settle
 from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 from protocol.outcomes import ExchangeOutcome
+from protocol.units import MAX_UNITS
 
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 KEY = Key("exports:tenant=acme", "2026-11")
@@ -314,3 +315,18 @@ def test_over_all_reports_what_is_included_is_the_limit(reports: list[list[int]]
     over = [each for each in booked if each.dimensions == {"policy": "p", COUNTED_AS: OVERAGE}]
     assert (pool.used, pool.beyond, sum(each.units for each in over)) == (total, *[max(0, total - limit)] * 2)
     assert sum(each.units for each in booked if each.dimensions == {"policy": "p"}) == min(total, limit)
+
+
+@pytest.mark.parametrize(
+    ("pool", "left"),
+    [
+        (Pool(KEY), MAX_UNITS),  # nobody has asked for any of it: what its limit is nobody knows
+        (Pool(KEY, funded=100, consumed=30), 70),
+        (Pool(KEY, funded=100, credited=20, adjustment=20, consumed=30), 90),
+        (Pool(KEY, funded=100, credited=-100, adjustment=-100, extended=26, consumed=5), 0),  # all of it was debited
+        (Pool(KEY, credited=-10, adjustment=-10, extended=26), 0),
+        (Pool(KEY, extended=1), 0),  # its limit is 0, and its cap is soft
+    ],
+)
+def test_what_is_within_the_limit_ends_with_it_whatever_that_is_as_soon_as_it_is_known(pool: Pool, left: int) -> None:
+    assert pool.included_left == left

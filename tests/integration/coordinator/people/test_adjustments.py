@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from coordinator.operations.verify import verify
+from protocol.periods import minute_of
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
 
 pytestmark = pytest.mark.anyio
@@ -166,6 +167,60 @@ async def test_a_debit_of_what_nobody_has_asked_for_yet_takes_of_the_limit(
     await people.adjusted(kind="debit", units=300)
     found = await pool(stand)
     assert (found["funded"], found["unallocated"]) == (1000, 700)
+    await all_agree(stand, finance)
+
+
+async def softly(admin: httpx.AsyncClient, **changes: Any) -> None:
+    """The quota goes on beyond its limit."""
+    first, *others = DOCUMENT["quotas"]
+    answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [first | {"cap": "soft"} | changes, *others]})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_debit_is_of_the_limit_and_not_of_what_can_be_had_beyond_it(
+    stand: Stand, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
+) -> None:
+    await softly(admin)
+    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 800}])
+    for _ in range(2):
+        await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])  # there is always more
+        await people.adjusted(kind="debit", units=500)
+    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+    answer = await people.approve(await people.proposed(kind="debit", units=1))
+    assert (answer.status_code, answer.json()["refusal"]) == (409, "more_than_unallocated")
+    await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, 6, tzinfo=UTC), 70)])
+    kept = await stand.owner.fetchrow("SELECT consumed, beyond, funded + credited FROM pool")
+    assert tuple(kept or ()) == (130, 70, 0)  # all that was used after it is overage
+    await all_agree(stand, finance)
+
+
+async def test_a_limit_that_falls_leaves_what_was_debited(
+    stand: Stand, admin: httpx.AsyncClient, region: Region, people: People, finance: httpx.AsyncClient
+) -> None:
+    await softly(admin)
+    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 900}])
+    await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])  # there is always more
+    await people.adjusted(kind="debit", units=500)
+    for limit in (1000, 10):
+        await softly(admin, limit=limit)
+        await region.exchange(ACME, wants=[{"quota": ACME, "waiting": 1}])
+    kept = await stand.owner.fetchrow("SELECT funded + credited >= 0 FROM pool")
+    assert tuple(kept or ()) == (True,)
+    await all_agree(stand, finance)
+
+
+async def test_what_is_credited_before_anybody_has_asked_is_beyond_the_limit_and_does_not_take_its_place(
+    stand: Stand, admin: httpx.AsyncClient, people: People, finance: httpx.AsyncClient
+) -> None:
+    """Work was done without the store, and is told before a first lease."""
+    await admin.put("/v1/limits", json=DOCUMENT)
+    await people.adjusted()
+    region = await open_region(stand, admin, "eu-west")
+    lines = [{"minute": minute_of(datetime(2026, 11, 18, 9, 5, tzinfo=UTC)), "dimensions": {}, "units": 500}]
+    done = {"quota": ACME, "period": NOVEMBER, "granted": 0, "overage": 0, "consumed": 500, "returned": 0}
+    await region.exchange(ACME, frozen=[done | {"lines": lines}])
+    kept = await stand.owner.fetchrow("SELECT consumed, beyond, funded + credited FROM pool")
+    assert tuple(kept or ()) == (500, 0, 1100)
     await all_agree(stand, finance)
 
 
