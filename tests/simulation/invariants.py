@@ -109,6 +109,16 @@ def never_oversold(world: World, watch: Watch) -> Iterator[str]:
             yield f"{quota} in {period}: {units} admitted, {funded} funded"
 
 
+def nothing_is_funded_that_nobody_promised(world: World, _: Watch) -> Iterator[str]:
+    """No limit and no override ever said more, nor did the cap of a soft one."""
+    yield from world.limits.promised
+
+
+def what_is_included_is_the_limit(world: World, _: Watch) -> Iterator[str]:
+    """Over all regions, to the unit: nothing beyond it is told to be within, and nothing within it to be beyond."""
+    yield from world.limits.included
+
+
 def within_its_lease(world: World, _: Watch) -> Iterator[str]:
     """What an epoch admitted is at most what it was given and did not give back."""
     if world.unseen or world.ledger_lost:
@@ -348,6 +358,8 @@ ALWAYS: tuple[Invariant, ...] = (
     closed_means_closed,
     late_is_booked_once,
     never_oversold,
+    nothing_is_funded_that_nobody_promised,
+    what_is_included_is_the_limit,
     within_its_lease,
     never_booked_twice,
     a_journal_is_booked_once,

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
-from coordinator.domain.books import COUNTED_AS, Correction, Entry, Key, Lease, Movement, Pool
+from coordinator.domain.books import COUNTED_AS, Account, Correction, Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.closing import (
     Late,
     Missing,
@@ -218,10 +218,15 @@ class LedgerModel:
                 about = (each.key, entry.epoch, each.charge_period, each.src, each.dst, each.cause)
                 undo.setdefault(Name("moved", about), moved.get(about))
                 moved[about] = moved.get(about, 0) + each.units
+                if each.dst is Account.CONSUMED:
+                    self._add("used", each, undo)
                 if COUNTED_AS in (each.dimensions or {}):
-                    name = Name("overage", (each.key, each.charge_period))
-                    undo.setdefault(name, self.rows["overage"].get(name.key))
-                    self.rows["overage"][name.key] = self.rows["overage"].get(name.key, 0) + each.units
+                    self._add("overage", each, undo)
+
+    def _add(self, table: str, each: Transfer, undo: dict[Name, Any]) -> None:
+        name, rows = Name(table, (each.key, each.charge_period)), self.rows[table]
+        undo.setdefault(name, rows.get(name.key))
+        rows[name.key] = rows.get(name.key, 0) + each.units
 
     def everything_is_replicated(self) -> None:
         self._undo.clear()

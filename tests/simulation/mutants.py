@@ -14,10 +14,10 @@ from unittest.mock import patch
 import msgspec
 
 from coordinator.api import frozen as frozen_module
-from coordinator.domain import closing, division, granting, resolution, settlement
+from coordinator.domain import allocation, books, closing, division, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
 from coordinator.domain.allocation import grant_units
-from coordinator.domain.books import Account, Cause, movement, post
+from coordinator.domain.books import Account, Cause, drain_lines, movement, post, split
 from coordinator.domain.closing import Obstacle
 from coordinator.domain.granting import lease_reply
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
@@ -486,6 +486,7 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
 
 
 @mutant
+@drawn_from("burst", "later")
 def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
     """A lease of the next period is granted once that has begun."""
     yield patch.object(granting.Terms, "is_near_its_end", lambda *_: False)
@@ -816,3 +817,65 @@ def a_move_makes_units(world: World) -> Iterator[Any]:
 def a_move_is_done_twice(world: World) -> Iterator[Any]:
     """What the target was granted for it is not noted, so it is granted when that asks once more."""
     yield patch.object(granting, "arrived", lambda *_: None)
+
+
+# --- limits and caps --------------------------------------------------------------------------------------------------
+
+LIMITS_ARE_REACHED = ("burst", "later", "limit", "adjust")
+
+
+@mutant
+@drawn_from(*LIMITS_ARE_REACHED)
+def a_limit_is_funded_twice(world: World) -> Iterator[Any]:
+    """What is funded is not looked at when the limit is."""
+    real = allocation.fund
+    yield patch.object(granting, "fund", lambda entry, pool, limit: real(entry, pool, 2 * limit))
+
+
+@mutant
+@drawn_from(*LIMITS_ARE_REACHED)
+def a_soft_cap_has_no_end(world: World) -> Iterator[Any]:
+    """Beyond the limit it goes on, whatever the cap says."""
+    real = allocation.extend
+    yield patch.object(granting, "extend", lambda entry, pool, at_most, need: real(entry, pool, 2**40, need))
+
+
+@mutant
+@drawn_from(*LIMITS_ARE_REACHED)
+def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
+    """A region's usage is within the limit as long as that region's own is."""
+
+    def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
+        told, beyond = split(lines, max(0, pool.spendable - lease.consumed))
+        drain_lines(entry, pool, lease, Account.CONSUMED, told, Cause.USAGE)
+        pool.beyond += beyond
+
+    yield patch.object(settlement, "use", use)
+
+
+@mutant
+@drawn_from(*LIMITS_ARE_REACHED)
+def overage_is_told_once_more(world: World) -> Iterator[Any]:
+    """What is beyond the limit is told so, and not counted: the next that is told of it is beyond by as much again."""
+    real = books.use
+
+    def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
+        beyond = pool.beyond
+        real(entry, pool, lease, lines)
+        pool.beyond = beyond
+
+    yield patch.object(settlement, "use", use)
+
+
+@mutant
+@drawn_from("partition", "region_is_mute", "period_closed", "hours_pass", "later", "adjust")
+def late_usage_is_within_the_limit_that_runs(world: World) -> Iterator[Any]:
+    """What belongs to a closed period is judged by what the running one has left."""
+    real = closing.late_of
+
+    def late_of(*about: Any, closed: Any, **more: Any) -> Any:
+        late = real(*about, closed=closed, **more)
+        late.closed = late.pool
+        return late
+
+    yield patch.object(exchange_module, "late_of", late_of)

@@ -9,7 +9,7 @@ import itertools
 import random
 import sys
 from collections import defaultdict, deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,8 @@ from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
 from tests.simulation.divided import Divided
 from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
-from tests.simulation.ledger_model import Epoch, LedgerModel, Transaction
+from tests.simulation.ledger_model import Epoch, LedgerModel, Name, Transaction
+from tests.simulation.limits import Limits
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
@@ -114,7 +115,8 @@ class World:
         self.bugs: list[str] = []
         self.ledger = LedgerModel(LANES)
         self.divided = Divided(self.ledger, self.clock)
-        self.ledger.on_write = self.divided.look
+        self.limits = Limits(self.ledger)
+        self.ledger.on_write = self._written
         self.coordinators = Coordinators(self.ledger, self.clock, TERMS, self._bug)
         self.machines = {name: self._machine(name) for name in REGIONS}
         self.weather = {name: Weather(self.chance(f"weather {name}")) for name in REGIONS}
@@ -147,6 +149,10 @@ class World:
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
         machine.model.is_exempt = self.random.random() < 0.5
         return machine
+
+    def _written(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        self.divided.look(transaction, before)
+        self.limits.look(transaction, before)
 
     def _bug(self, what: str, error: BaseException) -> None:
         self.bugs.append(f"{what}: {type(error).__name__}: {error}")

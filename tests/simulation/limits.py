@@ -1,0 +1,80 @@
+"""What is within a limit and what is beyond it, held against every transaction as it is committed.
+
+By what was booked, of all regions together, and by what people had promised: who decided, by which formula and in which
+order, is not asked.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coordinator.domain.books import COUNTED_AS, Account, Cause, Key, Pool
+from protocol.identifiers import parse_quota_key
+from protocol.policy import LimitsDocument, QuotaKind, extension_of
+from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+
+
+class Limits:
+    """What was seen to be wrong, and the most that was ever promised of each quota."""
+
+    def __init__(self, ledger: LedgerModel) -> None:
+        self.included: list[str] = []
+        self.promised: list[str] = []
+        self._limits, self._extensions = Counter[str](), Counter[str]()
+        self._ledger = ledger
+
+    def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        for name, row in transaction.writes.items():
+            if name.table == "limits":
+                self._hear(row)
+            elif name.table == "override":
+                self._limits |= Counter({parse_quota_key(row.key)[0]: row.limit})
+            elif name.table == "pool":
+                self.promised += self._not_promised(row)
+        booked = [each for entry in transaction.entries for each in entry.transfers if each.dst is Account.CONSUMED]
+        told: dict[Key, Counter[bool]] = {}
+        for each in booked:
+            is_beyond = COUNTED_AS in (each.dimensions or {})
+            told.setdefault(Key(each.key.quota, each.charge_period), Counter())[is_beyond] += each.units
+        for key, units in told.items():
+            pool = self._ledger.pools.get(key)
+            was = before.get(Name("pool", key), pool)
+            if pool and was and (was.funded or was.extended):  # before that nobody knows the limit
+                self.included += self._not_its_limit(was, pool, units)
+
+    def _hear(self, document: LimitsDocument) -> None:
+        for spec in document.quotas:
+            if spec.kind is QuotaKind.ALLOWANCE:
+                limits = spec.limit.values() if isinstance(spec.limit, dict) else [spec.limit]
+                self._limits |= Counter({spec.name: max(each for each in limits if isinstance(each, int))})
+                self._extensions |= Counter({spec.name: extension_of(spec)})
+
+    def _not_promised(self, pool: Pool) -> Iterator[str]:
+        """But what regions had been given by a ledger that forgot it."""
+        name = parse_quota_key(pool.key.quota)[0]
+        if pool.funded > self._limits[name] and pool.funded > self._limits[name] + self._rebased(pool.key):
+            yield f"{pool} is funded, and {self._limits[name]} was promised"
+        if pool.extended > self._extensions[name]:
+            yield f"{pool} is extended, and {self._extensions[name]} was promised"
+
+    def _rebased(self, key: Key) -> int:
+        moved = self._ledger.rows["moved"].items()
+        return sum(
+            units
+            for (about, *_, src, _, cause), units in moved
+            if (about, src, cause) == (key, Account.FUNDING, Cause.REBASED)
+        )
+
+    def _not_its_limit(self, was: Pool, pool: Pool, told: Counter[bool]) -> Iterator[str]:
+        """Whoever reports, and in whatever order; and the limit may have changed with the same transaction."""
+        limits = sorted((was.funded, pool.funded))
+        included = self._of("used", pool.key) - self._of("overage", pool.key)
+        if told[False] and included > limits[1]:
+            yield f"of {pool.key} {included} are included, and its limit is {limits[1]}"
+        if told[True] and included < limits[0]:
+            yield f"of {pool.key} there is overage, and only {included} of {limits[0]} are used"
+
+    def _of(self, table: str, key: Key) -> int:
+        """In whichever period it was booked."""
+        rows: dict[tuple[Key, str], int] = self._ledger.rows[table]
+        return sum(units for (at, period), units in rows.items() if (at.quota, period) == key)
