@@ -15,9 +15,9 @@ async def everything(connection: Connection) -> dict[str, str | None]:
 _LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "carried_out", "estimated", "written_off")
 _POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "carried")
 _SOURCES = {"funded": "funding", "extended": "extension"} | {
-    name: name for name in ("overage", "correction", "carried_in")
+    name: name for name in ("overage", "correction", "carried_in", "adjustment")
 }
-_POOL_COLUMNS = (*_SOURCES, *_POOL_ACCOUNTS)
+_POOL_COLUMNS = tuple(name for name in (*_SOURCES, *_POOL_ACCOUNTS) if name != "adjustment")  # which may be below zero
 _CORRECTION_ACCOUNTS = ("consumed", "carried", "carried_out", "estimated", "written_off")
 _LEASE_COLUMNS = ("granted", "overage", "returned", *_LEASE_ACCOUNTS, "region_consumed", "region_returned")
 _ROLLUPS = ("hour", "day")
@@ -79,7 +79,9 @@ _MOVES = {
     },
     "quarantined": {"outstanding → suspense"},
     "expired": {"outstanding → suspense"},
-    "written_off": {"suspense → written_off", "carried → written_off"},
+    "written_off": {f"{account} → written_off" for account in ("suspense", "carried", "adjustment")},
+    "credited": {"adjustment → unallocated"},
+    "debited": {"unallocated → adjustment"},
     "charged": {"suspense → estimated", "carried → estimated"},
     "estimated": {"suspense → estimated", "carried → estimated"},
     "carried": {"suspense → carried_out", "carried → carried_out", "carried_in → carried"},
@@ -88,6 +90,12 @@ _MOVES = {
     "rebased": {"funding → unallocated", "unallocated → outstanding", "overage → outstanding"},
 }
 _MAY_MOVE = ", ".join(f"'{cause}: {move}'" for cause, moves in _MOVES.items() for move in moves)
+
+# What is told apart as beyond the limit, and by which book.
+_BEYOND = """
+    SELECT quota, period, charge_period, epoch, units FROM transfer
+    WHERE dst = 'consumed' AND dimensions ->> 'counted_as' = 'overage'"""
+_ADJUSTED = "(src = 'adjustment' OR dst = 'adjustment')"
 
 _RULES = {
     "units move where they may": f"""
@@ -100,7 +108,7 @@ _RULES = {
             ELSE lease.state <> 'retired' END""",
     "invariant 3": f"SELECT * FROM lease WHERE granted + overage <> returned + {_plus(_LEASE_ACCOUNTS)}",
     "invariant 4": f"""SELECT * FROM pool
-        WHERE funded + extended + overage + carried_in + correction <> {_plus(_POOL_ACCOUNTS)}""",
+        WHERE {_plus(tuple(_SOURCES))} <> {_plus(_POOL_ACCOUNTS)}""",
     "a pool is never below zero": f"SELECT * FROM pool WHERE least({', '.join(_POOL_COLUMNS)}) < 0",
     "a lease is never below zero": f"SELECT * FROM lease WHERE least({', '.join(_LEASE_COLUMNS)}) < 0",
     "a pool is its transfers": f"""
@@ -118,6 +126,28 @@ _RULES = {
         FROM correction CROSS JOIN LATERAL (VALUES {_CORRECTION_SAYS}) AS says (account, units)
         LEFT JOIN ({_MOVED}) AS moved USING (epoch, quota, period, charge_period, account)
         GROUP BY 1, 2, 3, 4, 5, 6 HAVING says.units <> coalesce(sum(moved.units), 0)""",
+    "overage is told once, and counted": f"""
+        SELECT pool.quota, pool.period, beyond, sum(units) FROM pool
+        LEFT JOIN ({_BEYOND}) AS told USING (quota, period) WHERE charge_period = period OR charge_period IS NULL
+        GROUP BY pool.quota, pool.period HAVING beyond <> coalesce(sum(units), 0)""",
+    "overage that is late is told once, and counted": f"""
+        SELECT late.epoch, late.quota, late.period, late.charge_period, beyond, sum(units) FROM correction AS late
+        LEFT JOIN ({_BEYOND}) AS told USING (epoch, quota, period, charge_period)
+        GROUP BY late.epoch, late.quota, late.period, late.charge_period HAVING beyond <> coalesce(sum(units), 0)""",
+    "usage is of a minute of its period": """
+        SELECT transfer.* FROM transfer JOIN period ON period.id = charge_period
+        WHERE dst = 'consumed' AND (window_at < starts_at OR window_at >= ends_at) IS NOT FALSE""",
+    "what can be spent beyond the limit was credited": """
+        SELECT pool.quota, pool.period, credited FROM pool LEFT JOIN transfer USING (quota, period)
+        GROUP BY pool.quota, pool.period HAVING credited <> coalesce(sum(units) FILTER (WHERE cause = 'credited'), 0)
+            - coalesce(sum(units) FILTER (WHERE cause = 'debited'), 0)""",
+    "an adjustment is booked once, and when it is approved": f"""
+        SELECT made.id, units, booked_in, moved.* FROM adjustment AS made
+        FULL JOIN (SELECT movement_id AS id, sum(units)::bigint AS of_units, min(quota) AS of_quota,
+            min(period) AS of_period, min(charge_period) AS of
+            FROM transfer WHERE {_ADJUSTED} GROUP BY movement_id) AS moved USING (id)
+        WHERE CASE WHEN approved_at IS NULL THEN of_units IS NOT NULL
+            ELSE (of_quota, of_period, of, of_units) IS DISTINCT FROM (quota, booked_in, made.period, units) END""",
     "what a region says in totals is booked": """
         SELECT * FROM lease WHERE consumed <> region_consumed AND state <> 'quarantined'""",
     "nothing comes back that no region gave back": "SELECT * FROM lease WHERE returned > region_returned",
@@ -134,9 +164,11 @@ _FAULTS = " UNION ALL ".join(_rule(name, faulty) for name, faulty in _RULES.item
 _TABLES = {
     **dict.fromkeys(("region", "region_epoch", "lane", "lease", "report", "transfer", "usage_hour", "usage_day"), ""),
     **dict.fromkeys(
-        ("quarantine", "correction", "resolution", "limits_version", "limit_override", "policy_version", "audit"), ""
+        ("quarantine", "correction", "resolution", "adjustment", "limits_version", "limit_override", "policy_version"),
+        "",
     ),
-    "pool": "WHERE funded + overage + consumed > 0",
+    "audit": "",
+    "pool": "WHERE funded + extended + overage + consumed > 0 OR adjustment <> 0",
     "period": "WHERE state <> 'open'",
 }
 _EVERYTHING = " UNION ALL ".join(

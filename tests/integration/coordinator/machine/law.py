@@ -77,6 +77,7 @@ def faults_of_step(before: Seen, after: Seen, now: datetime) -> Iterator[str]:
             yield from (f"{name}: {why}" for why in _faults_of_change(was, lease, now))
     for key, pool in after.pools.items():
         yield from (f"{key}: {why}" for why in _faults_of_overage(before.pools.get(key), pool))
+        yield from (f"{key}: {why}" for why in _faults_of_limit(before.pools.get(key), pool))
     for place, lane in before.lanes.items():
         if lane["is_shown_lost"] and not after.lanes[place]["is_shown_lost"]:
             yield f"the store of {place} was shown to have lost data, and that is forgotten"
@@ -125,6 +126,17 @@ def _faults_of_overage(was: Row | None, pool: Row) -> Iterator[str]:
     """Work beyond a lease is covered first from what nobody holds."""
     if was and pool["beyond"] > was["beyond"] and pool["taken"] - was["taken"] < was["unallocated"]:
         yield "there is overage, and units were left that nobody holds"
+
+
+def _faults_of_limit(was: Row | None, pool: Row) -> Iterator[str]:
+    """Over all regions exactly the limit is included, late usage too; once anybody knows what it is."""
+    if was is None or not (was["spendable"] or was["extended"]):
+        return
+    limits = was["spendable"], pool["spendable"]
+    if pool["told_included"] > max(was["told_included"], *limits):
+        yield f"{pool['told_included']} are included, and its limit is {limits}"
+    if pool["told_beyond"] > was["told_beyond"] and pool["told_included"] < min(limits):
+        yield f"there is overage, and of its limit {limits} only {pool['told_included']} are used"
 
 
 def set_aside(before: Seen, after: Seen) -> list[Name]:
@@ -248,8 +260,14 @@ FROM lease JOIN region_epoch USING (epoch) JOIN region ON region.name = lease.re
 LEFT JOIN transfer USING (epoch, quota, period)
 GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
 """
-_POOLS = """
-SELECT pool.*, coalesce(sum(units) FILTER (WHERE src = 'unallocated'), 0) AS taken,
+_TOLD = """
+(SELECT coalesce(sum(told.units), 0)::bigint FROM transfer AS told WHERE dst = 'consumed'
+    AND (told.quota, told.charge_period) = (pool.quota, pool.period) AND (dimensions ->> 'counted_as') IS {} 'overage')
+"""
+_POOLS = f"""
+SELECT pool.*, funded + credited AS spendable, {_TOLD.format("DISTINCT FROM")} AS told_included,
+    {_TOLD.format("NOT DISTINCT FROM")} AS told_beyond,
+    coalesce(sum(units) FILTER (WHERE src = 'unallocated'), 0) AS taken,
     coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS beyond,
     coalesce(sum(units) FILTER (WHERE cause = 'rebased' AND src = 'funding'), 0) AS rebased
 FROM pool LEFT JOIN transfer USING (quota, period) GROUP BY pool.quota, pool.period

@@ -26,6 +26,8 @@ from msgspec.structs import replace
 from coordinator.api.frozen import call_of
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
+from coordinator.domain.adjusting import AdjustmentKind
+from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Key
 from coordinator.domain.closing import Missing, Obstacle
@@ -33,6 +35,12 @@ from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.resolution import ResolutionKind
 from coordinator.operations.add_override import add_override
+from coordinator.operations.adjust import (
+    ProposedAdjustment,
+    approve_adjustment,
+    propose_adjustment,
+    withdraw_adjustment,
+)
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
 from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period
 from coordinator.operations.delete_override import delete_override
@@ -40,6 +48,7 @@ from coordinator.operations.expire_leases import expire_leases
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import LimitsOutcome, put_limits
 from coordinator.operations.put_region import put_region
+from coordinator.operations.read_adjustments import Adjustment
 from coordinator.operations.read_overrides import Override
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.reconcile import read_settled
@@ -83,6 +92,7 @@ STEPS = 50
 LANES = 2
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
+BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 15}  # the limit, by the cap
 QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
 PEOPLE = [Actor(str(UUID(int=number))) for number in (1, 2)]
 BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
@@ -91,6 +101,7 @@ ENDS = [ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE
 TOTALS = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
 FINDS_A_FAULT = {Obstacle.UNBALANCED, Obstacle.OUTSTANDING, Obstacle.NOT_OVER}
 LOST = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
+_A_MOMENT = timedelta(seconds=1)
 T = TypeVar("T")
 
 regions = st.sampled_from(REGIONS)
@@ -112,6 +123,7 @@ class Ledger(RuleBasedStateMachine):
         self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
         self.lives: dict[str, list[Life]] = {region: [] for region in REGIONS}
         self.proposals: list[UUID] = []
+        self.adjustments: list[UUID] = []
         self.overrides = 0
         self.nonces = 0
         self.most: Counter[str] = Counter()  # that was ever promised of a quota
@@ -458,6 +470,57 @@ class Ledger(RuleBasedStateMachine):
             with self.nothing_changes():
                 self.step(approve_resolution(self.connection, id_, by, self.now))
 
+    @rule(
+        quota=quotas,
+        is_of_before=st.booleans(),
+        kind=st.sampled_from(AdjustmentKind),
+        units=st.sampled_from([1, 20, 90]),
+        by=people,
+    )
+    def propose_to_adjust(self, quota: str, is_of_before: bool, kind: AdjustmentKind, units: int, by: Actor) -> None:
+        """The period that runs, or the one before, which may be closed. Said again, it is the same."""
+        key = self.key(quota)
+        if is_of_before:
+            key = Key(quota, period_at(period_of(key.period).calendar, period_of(key.period).starts_at - _A_MOMENT).id)
+        id_ = UUID(int=2**64 + len(self.adjustments))
+        wanted = ProposedAdjustment(id_, Adjusting(key, kind, units), "an outage", "a ticket")
+
+        def propose() -> Adjustment | None:
+            return self.refused_or(
+                Adjustment, propose_adjustment(self.connection, self.documents, wanted, by, self.now)
+            )
+
+        found = propose()
+        if found:
+            self.adjustments.append(id_)
+            with self.nothing_changes():
+                assert propose() == found
+
+    @rule(which=nth, by=people, is_withdrawn=st.sampled_from([False, False, False, True]))
+    def end_an_adjustment(self, which: int, by: Actor, is_withdrawn: bool) -> None:
+        """Once, and by two people, unless it is taken back. What is debited nobody needs, and what is written off is
+        billed.
+        """
+        if not self.adjustments:
+            return
+        id_ = self.adjustments[-1 - which % len(self.adjustments)]
+        billed = self.run(self.connection.fetchval(_BILLED, id_))
+
+        async def end() -> object:
+            if is_withdrawn:
+                return await withdraw_adjustment(self.connection, id_, by, self.now)
+            return await approve_adjustment(self.connection, self.documents, id_, by, self.now)
+
+        before = self.seen
+        found = self.refused_or(Adjustment, end())
+        with self.nothing_changes():
+            self.step(end())
+        if found and not is_withdrawn and self.seen.pools != before.pools:
+            pool = self.seen.pools[Key(found.quota, str(found.booked_in))]
+            assert found.approved_by != found.proposed_by
+            assert found.kind is not AdjustmentKind.DEBIT or pool["unallocated"] >= pool["overage"]
+            assert found.kind is not AdjustmentKind.WRITE_OFF or found.units <= billed
+
     @rule(quota=quotas, units=units, carries=st.booleans())
     def a_period_ends(self, quota: str, units: int, carries: bool) -> None:
         """What is leased of it runs out, and it is closed, unless people have something to do first; then its regions
@@ -543,13 +606,15 @@ class Ledger(RuleBasedStateMachine):
         """But what regions had been given by a ledger that forgot it, and is not there any more."""
         pools = self.seen.pools.items()
         assert [key for key, pool in pools if pool["funded"] > self.most[key.quota] + pool["rebased"]] == []
+        assert [key for key, pool in pools if pool["extended"] > BEYOND[key.quota]] == []
 
     @invariant()
     def nothing_is_sold_twice(self) -> None:
         """What regions admitted on their leases, told or not, lost or not."""
-        funded = {Key(*row[:2]): row[2] for row in self.run(self.connection.fetch(_FUNDED))}
-        over = {key: units for key, units in self.truth.admitted.items() if units > funded.get(key, 0)}
-        assert over == {}, funded
+        pools = self.seen.pools
+        there = {key: pool["funded"] + pool["extended"] + pool["credited"] for key, pool in pools.items()}
+        over = {key: units for key, units in self.truth.admitted.items() if units > there.get(key, 0)}
+        assert over == {}, there
 
     @invariant()
     def nothing_is_booked_twice(self) -> None:
@@ -662,10 +727,17 @@ def _faults(missing: Sequence[Missing]) -> Iterator[Missing]:
             yield each
 
 
-_FUNDED = "SELECT quota, period, funded FROM pool"
 _CONSUMED = """
 SELECT epoch, quota, period, sum(consumed) FROM (SELECT epoch, quota, period, consumed FROM lease
     UNION ALL SELECT epoch, quota, charge_period, consumed FROM correction) AS booked GROUP BY 1, 2, 3
+"""
+# By the transfers, of what each adjustment is about: usage and estimates, less what was written off of them before.
+_BILLED = """
+SELECT coalesce(sum(CASE WHEN dst IN ('consumed', 'estimated') THEN moved.units ELSE 0 END
+    - CASE WHEN src = 'estimated' OR cause = 'replaces_estimate' THEN moved.units ELSE 0 END
+    - CASE WHEN src = 'adjustment' AND dst = 'written_off' THEN moved.units ELSE 0 END), 0)::bigint
+FROM adjustment LEFT JOIN transfer AS moved ON (moved.quota, charge_period) = (adjustment.quota, adjustment.period)
+WHERE adjustment.id = $1
 """
 _LAST_SEQ = "SELECT last_seq FROM lane WHERE epoch = $1 AND lane = $2"
 _TO_JUDGE = """
