@@ -18,6 +18,7 @@ from protocol.outcomes import ExchangeOutcome
 
 Row = asyncpg.Record
 ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.RETIRED}
+BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
 REGRESSED = {ExchangeOutcome.GAP, ExchangeOutcome.LEDGER_REGRESSED}
 COUNTS_RETURNS = ("active", "expired", "fenced")
 DRAINED = ("suspense", "estimated", "written_off")  # by evidence, in this order
@@ -204,7 +205,7 @@ async def faults_of_answer(
         faults.append(f"the receipt of {number} is {receipt}, and {reply.receipt} was given")
     if reply.outcome in REGRESSED and Kept(*number, "", "") not in after.kept:
         faults.append(f"{number} shows that the ledger forgot, and is not kept")
-    if reply.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED):
+    if reply.outcome in BOOKED and batch.seq > before.lanes[batch.epoch, batch.lane]["last_seq"]:  # and not again
         usage = {Key(*each[:2]): each[2] for each in await connection.fetch(_USAGE, *number)}
         faults += _faults_of_leases(number, batch.leases, usage, before, after)
     return faults
@@ -236,7 +237,7 @@ def may_be_kept(incoming: Incoming, reply: ExchangeReply) -> set[Kept]:
     number = (batch.epoch, batch.lane, batch.seq)
     if reply.outcome in REGRESSED:
         return {Kept(*number, "", "")}
-    if reply.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED):
+    if reply.outcome in BOOKED:
         return {Kept(*number, lease.quota, lease.period) for lease in batch.leases}
     return set()
 

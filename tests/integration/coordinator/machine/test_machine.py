@@ -74,6 +74,7 @@ from protocol.policy import PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
 from tests.integration.coordinator.machine.law import (
+    BOOKED,
     Name,
     Seen,
     expected,
@@ -95,7 +96,6 @@ REGIONS = ("us-east", "eu-west")
 BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 15}  # the limit, by the cap
 QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
 PEOPLE = [Actor(str(UUID(int=number))) for number in (1, 2)]
-BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.RETIRED}
 KINDS = [kind for kind in ResolutionKind if kind is not ResolutionKind.REBASE]  # which is of a lane
 ENDS = [ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE]
 TOTALS = ("granted", "overage", "consumed", "returned", "outstanding", "suspense", "estimated", "written_off")
