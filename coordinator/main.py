@@ -32,10 +32,10 @@ from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
 from coordinator.operations.deliveries import forget_events
 from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.exports import do_exports
 from coordinator.operations.find_drift import find_drift
 from coordinator.operations.first_answers import forget
 from coordinator.operations.follow_rebalances import follow_rebalances
+from coordinator.operations.make_exports import do_exports, forget_exports
 from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
 from coordinator.operations.share_rates import forget_quiet_rates
@@ -113,6 +113,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("forget_rates", 60, lambda database: database.run(lambda c: forget_quiet_rates(c, clock.now()))),
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
+        Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
         Job("tell", 1, lambda database: tell_webhooks(database, clock), at_most_s=120),
         Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
         Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),

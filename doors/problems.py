@@ -58,7 +58,10 @@ PROBLEMS: dict[str, ProblemKind] = {
         409, "Period not closable", "People have something to do first: `missing` lists it. Nothing was changed."
     ),
     "export-not-ready": ProblemKind(
-        409, "Export not ready", "It is still being counted, or nothing is sealed yet. Ask again."
+        409, "Export not ready", "It is still being made, or nothing is sealed yet. Ask again."
+    ),
+    "export-gone": ProblemKind(
+        410, "Export gone", "It was cancelled, or its bytes were kept for as long as they are. Ask for another one."
     ),
     "hold-not-extended": ProblemKind(
         409,

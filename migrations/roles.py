@@ -45,6 +45,7 @@ PRIVILEGES: Mapping[str, str] = {
     "job": "SELECT, INSERT",
     "verification": "SELECT, INSERT",
     "export": "SELECT, INSERT",
+    "export_part": "SELECT, INSERT, DELETE",
     # suspense
     "resolution": "SELECT, INSERT",
     "adjustment": "SELECT, INSERT",
@@ -79,7 +80,8 @@ CHANGES: Mapping[str, str] = {
     "rate_share": "state reported_at",
     "job": "due_at",
     "verification": "finished_at result",
-    "export": "finished_at reached rows bytes sha256 marks",
+    "export": """finished_at reached rows bytes sha256 marks attempt rows_expected wanted_by cancelled_at
+        kept_until""",
     "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
         beyond region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",

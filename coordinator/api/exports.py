@@ -13,9 +13,17 @@ from msgspec import Meta
 from coordinator.api.auth import require
 from coordinator.api.idempotency import PeoplesRoute, id_for
 from coordinator.api.queries import a_text
-from coordinator.domain.export import ExportFormat
+from coordinator.domain.export import ExportFormat, can_be_written
 from coordinator.operations.authenticate import Caller
-from coordinator.operations.exports import Export, ExportRequest, NoExport, ask_export, read_export, read_from
+from coordinator.operations.exports import (
+    Export,
+    ExportRequest,
+    NoExport,
+    ask_export,
+    cancel_export,
+    read_export,
+    read_from,
+)
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
@@ -23,19 +31,26 @@ from protocol.messages import Message
 
 router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
-_PARQUET = "parquet is not served by this version; csv and ndjson are, and tools for columns read both"
-_MEDIA = {ExportFormat.CSV: "text/csv; charset=utf-8", ExportFormat.NDJSON: "application/x-ndjson"}
+_NOT_HERE = "it takes pyarrow, which this coordinator has not: install leasehold[parquet]; csv and ndjson take nothing"
+_MEDIA = {
+    ExportFormat.CSV: "text/csv; charset=utf-8",
+    ExportFormat.NDJSON: "application/x-ndjson",
+    ExportFormat.PARQUET: "application/vnd.apache.parquet",
+}
 
 
 class ExportBody(Message, frozen=True):
     period: str
-    format: Annotated[str, Meta(description="csv or ndjson")] = "csv"
+    format: Annotated[str, Meta(description="csv, ndjson or parquet")] = "csv"
     tenant: Annotated[str | None, Meta(description="whose lines; those of all")] = None
 
 
 @router.post("/v1/exports", **described(body=ExportBody, answers={202: Export, 404: None, 409: None}))
 async def add_export(request: Request, coordinator: TheCoordinator, caller: Reader) -> Response:
-    """Every usage line of a period up to the newest seal. `Location` tells how far it is, and is its manifest then."""
+    """Every usage line of a period up to the newest seal. `Location` tells how far it is, and is its manifest then.
+
+    Whoever asks for what somebody else has asked for is given the same.
+    """
     asked, now = _checked(await read_body(request, ExportBody)), coordinator.clock.now()
     export_id = id_for(request, caller)
     found = await coordinator.database.run(lambda c: ask_export(c, export_id, asked, caller.token_id, now))
@@ -47,15 +62,17 @@ async def add_export(request: Request, coordinator: TheCoordinator, caller: Read
 
 def _checked(body: ExportBody) -> ExportRequest:
     if body.format not in list(ExportFormat):
-        rule, reason = ("supported", _PARQUET) if body.format == "parquet" else ("known", "it is csv or ndjson")
-        raise _refused(InvalidParameter("format", rule, reason))
+        raise _refused(InvalidParameter("format", "known", f"it is one of {', '.join(ExportFormat)}"))
+    format_ = ExportFormat(body.format)
+    if not can_be_written(format_):
+        raise _refused(InvalidParameter("format", "supported", _NOT_HERE))
     for field in ("period", "tenant"):
         if (text := getattr(body, field)) is not None:
             try:
                 a_text(text)
             except ValueError as error:
                 raise _refused(InvalidParameter(field, "format", str(error))) from None
-    return ExportRequest(body.period, body.tenant, ExportFormat(body.format))
+    return ExportRequest(body.period, body.tenant, format_)
 
 
 def _refused(fault: InvalidParameter) -> Problem:
@@ -68,8 +85,15 @@ async def get_export(export: str, coordinator: TheCoordinator, _: Reader) -> Res
     return reply(await _found(coordinator, export))
 
 
+@router.post("/v1/exports/{export}:cancel", **described(answers={200: Export, 404: None}))
+async def cancel(export: str, coordinator: TheCoordinator, caller: Reader) -> Response:
+    """It ends, and its bytes go, when nobody who asked for it wants it any more. Of others it changes nothing."""
+    export_id, now = _id(export), coordinator.clock.now()
+    return reply(_there(await coordinator.database.run(lambda c: cancel_export(c, export_id, caller.token_id, now))))
+
+
 _DATA = described(
-    answers={200: None, 206: None, 304: None, 404: None, 409: None, 416: None}, also=tuple(_MEDIA.values())
+    answers={200: None, 206: None, 304: None, 404: None, 409: None, 410: None, 416: None}, also=tuple(_MEDIA.values())
 )
 
 
@@ -77,8 +101,12 @@ _DATA = described(
 async def get_data(request: Request, export: str, coordinator: TheCoordinator, _: Reader) -> Response:
     """The lines. `Range: bytes=N-` goes on where a download ended; gzip for whoever accepts it and asks for all."""
     found = await _found(coordinator, export)
+    if not found.is_kept(coordinator.clock.now()):
+        raise Problem(
+            "export-gone", "it was cancelled" if found.cancelled_at else f"it was kept until {found.kept_until}"
+        )
     if found.finished_at is None:
-        raise Problem("export-not-ready", "it is being counted: look at its progress", headers={"Retry-After": "1"})
+        raise Problem("export-not-ready", "it is being made: look at its progress", headers={"Retry-After": "1"})
     headers = {
         "ETag": f'"{found.sha256}"',
         "Cache-Control": "private, max-age=31536000, immutable",
@@ -92,7 +120,7 @@ async def get_data(request: Request, export: str, coordinator: TheCoordinator, _
     body = read_from(coordinator.database, found, start)
     if start:
         headers["Content-Range"] = f"bytes {start}-{found.bytes - 1}/{found.bytes}"
-    elif _accepts_gzip(request):
+    elif found.format is not ExportFormat.PARQUET and _accepts_gzip(request):
         headers |= {"Content-Encoding": "gzip", "ETag": f'"{found.sha256}-gzip"'}
         return StreamingResponse(_gzipped(body), 200, headers, media_type=_MEDIA[found.format])
     headers["Content-Length"] = str(found.bytes - start)
@@ -125,11 +153,18 @@ async def _gzipped(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _found(coordinator: Coordinator, export: str) -> Export:
+    export_id = _id(export)
+    return _there(await coordinator.database.read(lambda c: read_export(c, export_id)))
+
+
+def _id(export: str) -> UUID:
     try:
-        export_id = UUID(export)
+        return UUID(export)
     except ValueError:
         raise Problem("not-found", "there is no such export") from None
-    found = await coordinator.database.read(lambda c: read_export(c, export_id))
+
+
+def _there(found: Export | None) -> Export:
     if found is None:
         raise Problem("not-found", "there is no such export")
     return found

@@ -22,17 +22,18 @@ def export(
     name: Period,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file; what is in it is replaced.")],
     tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Whose lines; those of all.")] = None,
-    format_: Annotated[str, typer.Option("--format", help="csv or ndjson.")] = "csv",
+    format_: Annotated[str, typer.Option("--format", help="csv, ndjson or parquet.")] = "csv",
     as_json: Json = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Export every usage line of a period up to the newest seal, and check that the file is what was exported.
 
-    A download that breaks is gone on with. The token, with the scope usage:read, is read from LEASEHOLD_TOKEN.
+    A download that breaks is gone on with. Ctrl-C before it is made cancels it. The token, with the scope usage:read,
+    is read from LEASEHOLD_TOKEN.
     """
     body = {"period": name, "format": format_} | ({"tenant": tenant} if tenant else {})
     with asking(url, "usage:read") as client:
-        manifest = _counted(client, answer(client.post("/v1/exports", json=body)))
+        manifest = _made(client, answer(client.post("/v1/exports", json=body)))
         partial = output.with_name(f"{output.name}.part")
         _download(client, manifest, partial)
     partial.replace(output)
@@ -43,16 +44,26 @@ def export(
         typer.echo(f"{output}: {manifest['rows']} lines, sha256 {manifest['sha256']}; {state}")
 
 
-def _counted(client: "httpx.Client", manifest: dict[str, Any]) -> dict[str, Any]:
+def _made(client: "httpx.Client", manifest: dict[str, Any]) -> dict[str, Any]:
+    """Whoever gives up waiting does not leave it to be made for nobody."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import MofNCompleteColumn, Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("counting", total=1000)
-        while manifest["finished_at"] is None:
-            progress.update(task, completed=manifest["progress"])
-            time.sleep(POLL_S)
-            manifest = answer(client.get(f"/v1/exports/{manifest['id']}"))
+    path = f"/v1/exports/{manifest['id']}"
+    try:
+        with Progress(
+            *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True), transient=True
+        ) as shown:
+            task = shown.add_task("lines", total=None)
+            while manifest["finished_at"] is None:
+                shown.update(task, completed=manifest["rows"], total=manifest["rows_expected"])
+                if manifest["cancelled_at"] is not None:
+                    fail("it was cancelled; ask again")
+                time.sleep(POLL_S)
+                manifest = answer(client.get(path))
+    except KeyboardInterrupt:
+        client.post(f"{path}:cancel")
+        raise
     return manifest
 
 

@@ -50,6 +50,7 @@ ROWS: dict[str, dict[str, str]] = {
     "job": {"name": "'seal'", "due_at": "now()"},
     "export": {"id": f"'{'0' * 32}'", "period": "'2026-11'", "format": "'csv'", "seal": "1", "is_final": "false"}
     | {"asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
+    "export_part": {"export": f"'{'1' * 32}'", "starts_at": "0", "body": "'x'"},
     "verification": {"id": f"'{'0' * 32}'", "asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
     "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
     | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
@@ -88,6 +89,8 @@ INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
 INSERT INTO webhook (id, url, events, secret, created_at, created_by)
     VALUES ('00000000000000000000000000000000', 'https://w', '{x.y}', 'x', now(), 'x');
 INSERT INTO outbox (id, kind, data, occurred_at) VALUES ('00000000000000000000000000000000', 'x.y', '{}', now());
+INSERT INTO export (id, period, format, seal, is_final, asked_by, asked_at) VALUES ('11111111111111111111111111111111',
+    '2026-11', 'parquet', 1, false, '00000000000000000000000000000000', now());
 INSERT INTO rebalance (id, version, mode, asked, plan, recalled, state, created_at, created_by)
     OVERRIDING SYSTEM VALUE
     VALUES ('00000000000000000000000000000000', 1, 'move', '{}', '{}', 0, 'running', now(), 'x');
@@ -285,6 +288,9 @@ TRIALS: dict[str, Trial] = {
     "export_format_is_known": wrong("export", format="'xls'"),
     "export_is_finished_whole": wrong("export", finished_at="now()"),
     "export_period_fkey": wrong("export", period="'2026-10'"),
+    "export_part_export_fkey": wrong("export_part", export=f"'{'2' * 32}'"),
+    "export_part_starts_within": wrong("export_part", starts_at="-1"),
+    "export_part_has_bytes": wrong("export_part", body="''"),
     "verification_check": wrong("verification", finished_at="now()"),
     "usage_hour_is_of_something": wrong("usage_hour", units="0"),
     "usage_day_is_of_something": wrong("usage_day", units="0"),
@@ -357,6 +363,7 @@ TRIALS: dict[str, Trial] = {
     "seal_hash_key": twice("seal", number="2", sealed_at="now()"),
     "subscription_pkey": twice("subscription"),
     "export_pkey": twice("export"),
+    "export_part_pkey": twice("export_part"),
     "verification_pkey": twice("verification"),
     "token_pkey": Trial(
         "token", [row("token", {"id": f"'{'0' * 32}'"}), row("token", {"id": f"'{'0' * 32}'", "hash": "'y'"})]
@@ -536,7 +543,7 @@ MAY_BE_MISSING = {
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
     "audit": {"request_id"},
     "block": {"valid_until"},
-    "export": {"finished_at", "marks", "sha256", "tenant"},
+    "export": {"cancelled_at", "finished_at", "kept_until", "marks", "rows_expected", "sha256", "tenant"},
     "first_answer": {"body", "headers", "status"},
     "lane": {"last_hash"},
     "limit_override": {"valid_until"},
@@ -577,6 +584,7 @@ MAY = {
     "block": "adrw",
     "block_version": "rw",
     "export": "arw",
+    "export_part": "adr",
     "first_answer": "adrw",
     "correction": "arw",
     "job": "arw",

@@ -84,9 +84,12 @@ async def test_an_export_is_the_file_that_its_manifest_says(typed: Typed, tmp_pa
     assert hashlib.sha256(file.read_bytes()).hexdigest() == manifest["sha256"]
     assert not file.with_name("usage.csv.part").exists()
     assert f"2 lines, sha256 {manifest['sha256']}" in await said(typed, "export", DAY, "-o", str(file))
-    refused = await typed("export", DAY, "-o", str(tmp_path / "usage.parquet"), "--format", "parquet")
-    assert (refused.exit_code, "parquet is not served" in refused.stderr) == (1, True)
-    assert not (tmp_path / "usage.parquet").exists()
+    columns = tmp_path / "usage.parquet"
+    assert f"{columns}: 2 lines" in await said(typed, "export", DAY, "-o", str(columns), "--format", "parquet")
+    assert columns.read_bytes()[-4:] == b"PAR1"
+    refused = await typed("export", DAY, "-o", str(tmp_path / "usage.xls"), "--format", "xls")
+    assert (refused.exit_code, "it is one of csv, ndjson, parquet" in refused.stderr) == (1, True)
+    assert not (tmp_path / "usage.xls").exists()
 
 
 def steps() -> list[list[str]]:

@@ -42,6 +42,7 @@ DOORS = [
     ("POST", "/v1/exports", "usage:read"),
     ("GET", "/v1/exports/00000000-0000-0000-0000-000000000000", "usage:read"),
     ("GET", "/v1/exports/00000000-0000-0000-0000-000000000000/data", "usage:read"),
+    ("POST", "/v1/exports/00000000-0000-0000-0000-000000000000:cancel", "usage:read"),
     ("POST", "/v1/epochs/1:retire", "alloc:write"),
     ("GET", "/v1/suspense", "usage:read"),
     ("POST", "/v1/suspense:propose", "adjust:propose"),
