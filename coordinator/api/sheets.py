@@ -9,6 +9,7 @@ from fastapi import Request, Response
 
 from coordinator.api.conditions import strong_tag, unless_known
 from coordinator.api.queries import Query, choices, one_of
+from coordinator.domain.limit_history import LimitInForce, LimitKind
 from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.sheet import Cell, Sheet, csv_of, html_of
 from coordinator.domain.statement import LineAdjustment, Statement, StatementLine
@@ -51,7 +52,7 @@ def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:
     if shape is Shape.JSON:
         return msgspec.json.encode(value)
     sheet = sheet_of(value)
-    return (csv_of([sheet.columns, *sheet.rows]) if shape is Shape.CSV else html_of(sheet)).encode()
+    return (csv_of(sheet.in_one_table()) if shape is Shape.CSV else html_of(sheet)).encode()
 
 
 # --- the sheets -------------------------------------------------------------------------------------------------------
@@ -71,7 +72,19 @@ def statement_sheet(statement: Statement) -> Sheet:
     }
     columns = ("line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason")
     rows = [(*_facts_of(each), *_of_adjustment(each.adjustment)) for each in statement.lines]
-    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows)
+    limits = [_limit(each) for each in statement.limits]
+    also = Sheet("Limits in force", {}, _OF_LIMITS, limits)
+    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also)
+
+
+# No column of the lines' units: a spreadsheet's sum of those is what is billed.
+_OF_LIMITS = ("kind", "quota", "limit", "from", "to", "plan", "document", "reason")
+
+
+def _limit(limit: LimitInForce) -> tuple[Cell, ...]:
+    kind = "limit" if limit.kind in (LimitKind.PLAN, LimitKind.OVERRIDE) else "limit, added"
+    reason = f"limits document {limit.version}" if limit.version else f"{limit.kind}: {limit.reason}"
+    return kind, limit.quota_key, limit.units, limit.starts_at, limit.ends_at, limit.plan, limit.document, reason
 
 
 def _facts_of(line: StatementLine) -> tuple[Cell, ...]:

@@ -102,7 +102,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     limit = limit_of_key(catalogue, spec, quota_key)
     if not isinstance(limit, int) or spec.period is None:
         return GrantRefusal.NO_LIMIT
-    is_overridden = _override(catalogue, quota_key) is not None
+    is_overridden = override_of_key(catalogue, quota_key) is not None
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
     horizon_ms = parse_duration_ms(spec.horizon)
@@ -157,17 +157,18 @@ def _member(spec: QuotaSpec, weight: int, setting: Setting) -> Member:
 
 def limit_of_key(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
     """An override's, of whichever is for the narrowest subject; else the plan's."""
-    override = _override(catalogue, quota_key)
-    return limit_of(spec, _plan(catalogue, quota_key)) if override is None else override
+    overridden = override_of_key(catalogue, quota_key)
+    return limit_of(spec, plan_of_key(catalogue, quota_key)) if overridden is None else catalogue.overrides[overridden]
 
 
-def _override(catalogue: Catalogue, quota_key: str) -> LimitValue | None:
+def override_of_key(catalogue: Catalogue, quota_key: str) -> str | None:
+    """For whom the override is that counts for this key."""
     if not catalogue.overrides:
         return None
-    return next((catalogue.overrides[key] for key in wider_keys(quota_key) if key in catalogue.overrides), None)
+    return next((key for key in wider_keys(quota_key) if key in catalogue.overrides), None)
 
 
-def _plan(catalogue: Catalogue, quota_key: str) -> str | None:
+def plan_of_key(catalogue: Catalogue, quota_key: str) -> str | None:
     counted_by = parse_quota_key(quota_key)[1]
     if "plan" in counted_by:
         return counted_by["plan"] or None

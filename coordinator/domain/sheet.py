@@ -22,6 +22,16 @@ class Sheet(NamedTuple):
     facts: Mapping[str, Cell]
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    also: "Sheet | None" = None  # on paper a table of its own, in a spreadsheet more rows
+
+    def in_one_table(self) -> list[Sequence[Cell]]:
+        """With its columns' names first. Columns of one name are one, and what a row has not is empty."""
+        if self.also is None:
+            return [self.columns, *self.rows]
+        names = list(dict.fromkeys((*self.columns, *self.also.columns)))
+        tables = ((self.columns, self.rows), (self.also.columns, self.also.rows))
+        named = [dict(zip(columns, row, strict=True)) for columns, rows in tables for row in rows]
+        return [names, *([cells.get(name) for name in names] for cells in named)]
 
 
 def defused(text: str) -> str:
@@ -54,9 +64,16 @@ def _text(cell: Cell) -> str:
 def html_of(sheet: Sheet) -> str:
     """One page without scripts, images or anything from elsewhere; on paper the head of the table is on each sheet."""
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in sheet.facts.items())
+    tables = _table(sheet)
+    if sheet.also is not None:
+        tables += f"<h2>{escape(sheet.also.title)}</h2>\n{_table(sheet.also)}"
+    return _PAGE.format(title=escape(sheet.title), style=_STYLE, facts=facts, tables=tables)
+
+
+def _table(sheet: Sheet) -> str:
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in sheet.columns)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in sheet.rows)
-    return _PAGE.format(title=escape(sheet.title), style=_STYLE, facts=facts, head=head, rows=rows)
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table>\n"
 
 
 def _cell(cell: Cell) -> str:
@@ -68,6 +85,7 @@ _STYLE = """
 @page { size: A4; margin: 18mm 15mm; }
 body { font: 10pt/1.4 Georgia, serif; color: #000; max-width: 180mm; margin: 2em auto; }
 h1 { font-size: 15pt; margin: 0 0 1em; }
+h2 { font-size: 12pt; margin: 1.5em 0 0.5em; break-after: avoid; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1.5em; margin: 0 0 1.5em; }
 dd { margin: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; }
@@ -81,8 +99,5 @@ _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{style}</style></head>
 <body><h1>{title}</h1>
 <dl>{facts}</dl>
-<table><thead><tr>{head}</tr></thead>
-<tbody>
-{rows}</tbody></table>
-</body></html>
+{tables}</body></html>
 """

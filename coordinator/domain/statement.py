@@ -26,6 +26,7 @@ from uuid import UUID
 from msgspec import Struct, field
 
 from coordinator.domain.adjusting import AdjustmentKind
+from coordinator.domain.limit_history import LimitInForce, LimitKind
 
 
 class LineKind(StrEnum):
@@ -44,6 +45,7 @@ class LineAdjustment(Struct, frozen=True):
     """What two people corrected; `units` is how much they moved, billed or not."""
 
     id: UUID
+    quota_key: str
     units: int
     document: str
     reason: str
@@ -93,6 +95,32 @@ class Statement(Struct, frozen=True, kw_only=True):
     billed: int
     unaccounted: int  # regions hold so many units more, and have not reported them yet
     lines: list[StatementLine]
+    limits: list[LimitInForce]  # that were in force in the period
+
+
+def with_adjustments(
+    limits: Iterable[LimitInForce], amounts: Iterable[Amount], start: datetime, end: datetime
+) -> list[LimitInForce]:
+    """Beside the limits what two people added to what could be spent, or took away, from then on."""
+    added = [
+        _limit_of(LimitKind(amount.kind), amount.adjustment, start, end)
+        for amount in amounts
+        if amount.adjustment and amount.kind in (LineKind.CREDIT, LineKind.DEBIT)
+    ]
+    return sorted([*limits, *added], key=lambda each: (each.quota_key, each.starts_at, each.kind, str(each.id)))
+
+
+def _limit_of(kind: LimitKind, adjustment: LineAdjustment, start: datetime, end: datetime) -> LimitInForce:
+    return LimitInForce(
+        quota_key=adjustment.quota_key,
+        kind=kind,
+        units=adjustment.units if kind is LimitKind.CREDIT else -adjustment.units,
+        starts_at=min(max(start, adjustment.approved_at), end),
+        ends_at=end,
+        id=adjustment.id,
+        reason=adjustment.reason,
+        document=adjustment.document,
+    )
 
 
 class StatementId(NamedTuple):

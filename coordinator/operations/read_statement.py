@@ -3,6 +3,8 @@
 Of a closed period it is all there is. Of any other it is as of a seal, the newest unless another one is asked for: so
 whoever has a statement can ask for the same one again, and its lines keep their numbers.
 
+Beside the lines it tells the limits that were in force (read_limit_history.py).
+
 Usage comes from the rollups, like any usage; what was estimated and replaced from the leases and corrections, with what
 was moved since the seal taken back; and each adjustment from itself, if its movement is sealed.
 """
@@ -27,8 +29,10 @@ from coordinator.domain.statement import (
     StatementLine,
     adjusted,
     lines_of,
+    with_adjustments,
 )
 from coordinator.domain.usage import Dimension, UsageQuestion
+from coordinator.operations.read_limit_history import read_limit_history
 from coordinator.operations.read_periods import BookedPeriod, read_period
 from coordinator.operations.read_usage import read_unaccounted, read_usage
 from coordinator.operations.seal import Sealed, find_sealed
@@ -77,6 +81,8 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
         return NoStatement.TOO_LONG
     if not amounts and not await connection.fetchval(_TENANT, *of):
         return NoStatement.NO_TENANT
+    last = _NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
+    limits = await read_limit_history(connection, of.tenant, period, last)
     return Statement(
         id=str(of),
         period=period.id,
@@ -89,6 +95,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
         billed=sum(amount.units for amount in amounts),
         unaccounted=await read_unaccounted(connection, _question(of), *(sealed or (None, None))),
         lines=lines_of(of, amounts, sealed and sealed.position),
+        limits=with_adjustments(limits, amounts, period.starts_at, period.ends_at),
     )
 
 
@@ -137,6 +144,7 @@ async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
 def _adjusted(row: asyncpg.Record) -> Amount:
     adjustment = LineAdjustment(
         id=row["id"],
+        quota_key=row["quota"],
         units=row["units"],
         document=row["document"],
         reason=row["reason"],
@@ -218,6 +226,7 @@ def _shown(value: object) -> object:
 
 _NEVER = 2**63 - 1
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
+_AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
 _USED = """CASE WHEN transfer.dst = 'consumed' AND {} coalesce(transfer.dimensions ? 'counted_as', false)
         THEN transfer.units ELSE 0 END"""

@@ -21,6 +21,7 @@ from leasehold.cli.period import Period
 from leasehold.cli.usage import AsOf, Csv
 
 _COLUMNS = ("n", "kind", "quota", "charge_period", "region", "units")
+_LIMITS = ("quota_key", "kind", "units", "from", "to", "plan", "reason", "document")
 _SOURCES = ("position", "region", "epoch", "lane", "seq", "units", "body_hash", "movement_id")
 
 
@@ -34,7 +35,7 @@ def statement(
     as_html: Annotated[bool, typer.Option("--html", help="Print a page for paper.")] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Tell what a tenant is billed for. Final once the period is closed.
+    """Tell what a tenant is billed for, and which limits were in force. Final once the period is closed.
 
     The token, with the scope usage:read, is read from LEASEHOLD_TOKEN.
     """
@@ -55,6 +56,7 @@ def statement(
         show(list(_SOURCES), [_shown(each, _SOURCES) for each in found])
     else:
         show([*_COLUMNS, "document"], [_row(each) for each in found["lines"]])
+        show(list(_LIMITS), [_shown(each, _LIMITS) for each in found["limits"]])
         state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
         typer.echo(f"billed: {found['billed']} units; {state}; not accounted for yet: {found['unaccounted']}")
 

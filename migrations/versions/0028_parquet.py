@@ -1,4 +1,4 @@
-"""Exports as Parquet: their bytes are kept for a while, for they are not the ledger's lines one after the other.
+"""Exports as Parquet, whose bytes are kept for a while; and the audit of limits, found by whom they are of.
 
 The release before runs on this schema as it is: it makes no such export, and leaves the new columns alone.
 """
@@ -31,9 +31,23 @@ CREATE TABLE export_part (
 ALTER TABLE export_part ALTER COLUMN body SET STORAGE EXTERNAL;
 """
 
+# By their hashes: a key may be longer than what a tree takes. Few things are done to limits, so these are made at once.
+LIMITS = """
+-- squawk-ignore require-concurrent-index-creation
+CREATE INDEX audit_of_limits ON audit (id) WHERE action = 'limits.applied';
+-- squawk-ignore require-concurrent-index-creation
+CREATE INDEX audit_of_subscriptions ON audit USING hash (object)
+    WHERE action IN ('subscription.put', 'subscription.deleted');
+-- squawk-ignore require-concurrent-index-creation
+CREATE INDEX audit_of_overrides ON audit
+    USING hash (coalesce(details #>> '{subject,tenant}', details #>> '{was,subject,tenant}', ''))
+    WHERE action IN ('override.added', 'override.deleted');
+"""
+
 
 def upgrade() -> None:
     execute(EXPORTS)
+    execute(LIMITS)
 
 
 def downgrade() -> None:

@@ -59,6 +59,7 @@ DOORS = {
         "GET /v1/statements/{statement}/lines/{n}/proof",
         "POST /v1/exports",
         "GET /v1/exports/{export}",
+        "POST /v1/exports/{export}:cancel",
         "GET /v1/exports/{export}/data",
         "GET /v1/statements/{statement}/lines/{n}/reports",
         "POST /v1/epochs/{epoch}:retire",

@@ -201,14 +201,28 @@ async def test_it_is_a_spreadsheet_and_a_page_to_print(
     sheet = await finance.get(f"{path}csv")
     assert sheet.headers["Content-Type"].startswith("text/csv")
     assert "attachment" in sheet.headers["Content-Disposition"]
-    head, row = csv.reader(io.StringIO(sheet.text))
-    assert head == ["line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason"]
-    assert row == ["1", "usage", "mails", DAY, "eu-west", "4", "", "", ""]
+    head, row, limit = csv.reader(io.StringIO(sheet.text))
+    assert head[:9] == ["line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason"]
+    assert head[9:] == ["limit", "from", "to", "plan"]
+    assert row == ["1", "usage", "mails", DAY, "eu-west", "4", *[""] * 7]
+    quota_key = "mails:tenant=%3DHYPERLINK%28%22x%22%29%3Cscript%3E"
+    began = f"{stand.clock.now() - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
+    assert limit[1:3] + limit[8:] == [
+        "limit",
+        quota_key,
+        "limits document 1",
+        "100",
+        began,
+        f"{NEXT_DAY}T00:00:00Z",
+        "free",
+    ]
     page = await finance.get(f"{path}html")
     assert page.headers["Content-Type"].startswith("text/html")
     assert page.headers["Content-Security-Policy"].startswith("default-src 'none'")
     shown = Page(page.text)
-    assert shown.cells == [cell for cell in row if cell]
+    cells = [cell for cell in row if cell]
+    assert shown.cells[: len(cells)] == cells
+    assert sorted(shown.cells[len(cells) :]) == sorted(cell for cell in limit if cell)
     assert {"table", "thead", "style"} <= shown.tags
     assert not {"script", "link", "img", "iframe"} & shown.tags
     assert "size: A4" in page.text
