@@ -521,6 +521,15 @@ class Ledger(RuleBasedStateMachine):
             assert found.kind is not AdjustmentKind.DEBIT or pool["unallocated"] >= pool["overage"]
             assert found.kind is not AdjustmentKind.WRITE_OFF or found.units <= billed
 
+    @rule(quota=quotas)
+    def debit_all_that_is_left(self, quota: str) -> None:
+        """Also what is there only because the cap is soft."""
+        pool = self.seen.pools.get(self.key(quota))
+        left = pool["unallocated"] - pool["overage"] if pool else 0
+        if left > 0:
+            self.propose_to_adjust(quota, is_of_before=False, kind=AdjustmentKind.DEBIT, units=left, by=PEOPLE[0])
+            self.end_an_adjustment(0, by=PEOPLE[1], is_withdrawn=False)
+
     @rule(quota=quotas, units=units, carries=st.booleans())
     def a_period_ends(self, quota: str, units: int, carries: bool) -> None:
         """What is leased of it runs out, and it is closed, unless people have something to do first; then its regions
