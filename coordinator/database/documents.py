@@ -1,11 +1,11 @@
-"""What is in force, parsed once for each version: the limits document, and what people set for regions."""
+"""What is in force, parsed once for each version: the limits document, the regions, and what people set for them."""
 
 from collections.abc import Mapping
 
 import msgspec
 
 from coordinator.database.connection import Connection
-from coordinator.domain.entitlement import quotas_of
+from coordinator.domain.entitlement import RegionShare, quotas_of
 from coordinator.domain.setting import Setting, Settings
 from protocol.policy import LimitsDocument, QuotaSpec
 
@@ -16,6 +16,7 @@ class Documents:
         self._quotas: Mapping[str, QuotaSpec] = {}
         self._default_plan: str | None = None
         self._policy_version: int | None = None
+        self._regions: Mapping[str, RegionShare] = {}
         self._settings: Settings = {}
 
     async def at(self, connection: Connection, version: int) -> tuple[Mapping[str, QuotaSpec], str | None]:
@@ -26,20 +27,27 @@ class Documents:
             self._quotas, self._default_plan, self._version = quotas_of(document), document.default_plan, version
         return self._quotas, self._default_plan
 
-    async def settings_at(self, connection: Connection, policy_version: int) -> Settings:
-        """Every change of a setting is another version of the policies. What is read may be newer than that."""
+    async def regions_at(
+        self, connection: Connection, policy_version: int
+    ) -> tuple[Mapping[str, RegionShare], Settings]:
+        """Every change of a region or a setting is another version of the policies. What is read may be newer."""
         if policy_version != self._policy_version:
-            row = await connection.fetchrow(_SETTINGS)
+            row = await connection.fetchrow(_REGIONS)
             assert row is not None
-            self._settings = msgspec.json.decode(row["settings"], type=dict[str, dict[str, Setting]])
-            self._policy_version = row["version"]
-        return self._settings
+            regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
+            settings = msgspec.json.decode(row["settings"], type=dict[str, dict[str, Setting]])
+            if row["is_own"]:  # this transaction made it: if it is rolled back, another one will have that number
+                return regions, settings
+            self._regions, self._settings, self._policy_version = regions, settings, row["version"]
+        return self._regions, self._settings
 
 
 _DOCUMENT = "SELECT document::text FROM limits_version WHERE version = $1"
-_SETTINGS = """
-SELECT version, coalesce((SELECT json_object_agg(key, regions) FROM (
-    SELECT key, json_object_agg(region, json_build_array(weight, floor, ceiling)) AS regions
-    FROM region_setting GROUP BY key) AS by_key), '{}')::text AS settings
+_REGIONS = """
+SELECT version, coalesce(xmin = pg_current_xact_id_if_assigned()::xid, false) AS is_own,
+    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
+    coalesce((SELECT json_object_agg(key, regions) FROM (
+        SELECT key, json_object_agg(region, json_build_array(weight, floor, ceiling)) AS regions
+        FROM region_setting GROUP BY key) AS by_key), '{}')::text AS settings
 FROM policy_version
 """

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
@@ -21,7 +21,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.outbox import tell
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
-from coordinator.domain.entitlement import Catalogue, RegionShare, calendar_of_key, tenant_of
+from coordinator.domain.entitlement import Catalogue, calendar_of_key, tenant_of
 from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
 from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
@@ -32,6 +32,8 @@ from protocol.messages import FrozenBatch, Receipt
 from protocol.periods import Calendar, Period, moment_of, period_of
 from protocol.policy import LimitValue, QuotaSpec
 
+MOMENTS_REMEMBERED = 100  # likewise: of the few gathers that are under way
+FEW_TRANSFERS = 200  # up to that many, another round trip costs more than COPY saves
 MINUTES_REMEMBERED = 10_000  # as text: usage of the same few is reported again and again
 
 
@@ -58,37 +60,53 @@ async def lock_lanes(connection: Connection, names: Collection[LaneName]) -> dic
         _numbers(name.lane for name in names),
         _names(name.region for name in names),
     )
-    return {(row["epoch"], row["lane"]): _lane(row) for row in rows}
+    return {(row["epoch"], row["lane"]): _lane_of(tuple(row)) for row in rows}
 
 
-def _lane(row: asyncpg.Record) -> Lane:
-    return Lane(
-        row["epoch"],
-        row["lane"],
-        row["last_seq"],
-        row["last_hash"],
-        row["head"],
-        EpochState(row["state"]),
-        row["fingerprint"],
-        row["lanes"],
-        row["lost_data"],
+async def lock_lanes_and_read_catalogue(
+    connection: Connection, documents: Documents, names: Collection[LaneName], quotas: Collection[str], now: datetime
+) -> tuple[dict[tuple[int, int], Lane], Catalogue]:
+    """Both in one statement."""
+    row = await connection.fetchrow(
+        _LANES_AND_CATALOGUE,
+        *_catalogue_of(quotas, now),
+        _numbers(name.epoch for name in names),
+        _numbers(name.lane for name in names),
+        _names(name.region for name in names),
     )
+    lanes = {(each[0], each[1]): _lane_of(each) for each in row["locked"] or ()} if row else {}
+    return lanes, await _catalogue(connection, documents, row, quotas)
+
+
+def _lane_of(columns: Sequence[Any]) -> Lane:
+    """In the order of _LANE."""
+    epoch, lane, last_seq, last_hash, head, state, *rest = columns
+    return Lane(epoch, lane, last_seq, last_hash, head, EpochState(state), *rest)
 
 
 async def read_catalogue(
     connection: Connection, documents: Documents, quotas: Collection[str], now: datetime
 ) -> Catalogue:
     """What is in force now, as far as these quota keys are concerned."""
+    row = await connection.fetchrow(_CATALOGUE, *_catalogue_of(quotas, now))
+    return await _catalogue(connection, documents, row, quotas)
+
+
+def _catalogue_of(quotas: Collection[str], now: datetime) -> tuple[list[str], list[str], datetime]:
     tenants = {tenant for quota in quotas if (tenant := tenant_of(quota)) is not None}
     keys = {key for quota in quotas for key in wider_keys(quota)}
-    row = await connection.fetchrow(_CATALOGUE, list(tenants), list(keys), now)
+    return list(tenants), list(keys), now
+
+
+async def _catalogue(
+    connection: Connection, documents: Documents, row: asyncpg.Record | None, quotas: Collection[str]
+) -> Catalogue:
     assert row is not None
     specs, default_plan = await documents.at(connection, row["document_version"])
     began_at = msgspec.json.decode(row["began_at"], type=dict[str, datetime])
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
-    regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
     overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
-    settings = await documents.settings_at(connection, row["version"])
+    regions, settings = await documents.regions_at(connection, row["version"])
     calendars = _in_zones(specs, began_at, quotas)
     return Catalogue(
         row["version"],
@@ -311,21 +329,34 @@ async def write_books(
     were: Mapping[tuple[int, Key], LeaseState],
 ) -> None:
     """Pools and leases move together. `were`: the states of the leases that the decisions were made on."""
-    done = await connection.fetchrow(
-        _UPDATE_BOOKS,
-        _names(pool.key.quota for pool in pools),
-        _names(pool.key.period for pool in pools),
-        _numbers(lease.epoch for lease in leases),
-        _names(lease.key.quota for lease in leases),
-        _names(lease.key.period for lease in leases),
-        _names(were[lease.epoch, lease.key] for lease in leases),
-        _names(lease.state for lease in leases),
-        _names(str(lease.reported_at) for lease in leases),
-        _names(str(lease.expires_at) for lease in leases),
-        *(_numbers(map(attrgetter(column), pools)) for column in POOL_COLUMNS),
-        *(_numbers(map(attrgetter(column), leases)) for column in LEASE_COLUMNS),
-    )
+    done = await connection.fetchrow(_UPDATE_BOOKS, *_columns_of_books(pools, leases, were))
     expect(done, (len(pools), len(leases)), "pools and leases")
+
+
+def _columns_of_books(
+    pools: Sequence[Pool], leases: Sequence[Lease], were: Mapping[tuple[int, Key], LeaseState]
+) -> Iterator[str]:
+    yield _names(pool.key.quota for pool in pools)
+    yield _names(pool.key.period for pool in pools)
+    yield _numbers(lease.epoch for lease in leases)
+    yield _names(lease.key.quota for lease in leases)
+    yield _names(lease.key.period for lease in leases)
+    yield _names(were[lease.epoch, lease.key] for lease in leases)
+    yield _names(lease.state for lease in leases)
+    yield _moments(lease.reported_at for lease in leases)
+    yield _moments(lease.expires_at for lease in leases)
+    yield from _columns(map(_totals_in_pool, pools), len(POOL_COLUMNS))
+    yield from _columns(map(_totals_in_lease, leases), len(LEASE_COLUMNS))
+
+
+def _columns(rows: Iterable[tuple[int, ...]], count: int) -> Iterable[str]:
+    columns = zip(*rows, strict=True)
+    return [_array(list(column)) for column in columns] or [_EMPTY] * count
+
+
+def _array(numbers: list[int]) -> str:
+    """Written by one call, for here are many: as the list is shown, but for its brackets."""
+    return f"{{{str(numbers)[1:-1]}}}"
 
 
 def _numbers(numbers: Iterable[int]) -> str:
@@ -336,6 +367,16 @@ def _numbers(numbers: Iterable[int]) -> str:
 def _names(names: Iterable[str]) -> str:
     """Likewise of text."""
     return f"{{{','.join(map(_quoted, names))}}}"
+
+
+def _moments(moments: Iterable[datetime]) -> str:
+    """Most of what is written is of one moment."""
+    return f"{{{','.join(map(_quoted_moment, moments))}}}"
+
+
+@functools.lru_cache(maxsize=MOMENTS_REMEMBERED)
+def _quoted_moment(moment: datetime) -> str:
+    return f'"{moment}"'
 
 
 @functools.lru_cache(maxsize=KEYS_REMEMBERED)
@@ -391,6 +432,29 @@ async def _texts(entries: Iterable[Entry], recorded_at: str) -> AsyncIterator[by
         yield "".join(_rows(entry, recorded_at)).encode()
 
 
+def _columns_of_transfers(entries: Iterable[Entry]) -> list[str]:
+    """As arrays, in the order of _TRANSFER_COLUMNS, without the last, which is the same of all."""
+    return [_nullable(column) for column in zip(*_values(entries), strict=True)]
+
+
+def _values(entries: Iterable[Entry]) -> Iterator[tuple[object, ...]]:
+    for entry in entries:
+        is_movement = isinstance(entry, Movement)
+        origin = (entry.movement_id, None, None) if isinstance(entry, Movement) else (None, entry.lane, entry.seq)
+        for each in entry.transfers:
+            yield (
+                *(each.key.period, each.key.quota, each.src, each.dst, each.units, each.cause, entry.region),
+                *(entry.epoch, *origin, None if is_movement else each.line, each.part),
+                None if each.minute is None else _moment(each.minute),
+                None if each.dimensions is None else msgspec.json.encode(each.dimensions).decode(),
+                each.charge_period,
+            )
+
+
+def _nullable(values: Iterable[object]) -> str:
+    return f"{{{','.join('NULL' if each is None else _quoted(str(each)) for each in values)}}}"
+
+
 def _rows(entry: Entry, recorded_at: str) -> Iterator[str]:
     """As COPY reads them: the columns between tabs, in the order of _TRANSFER_COLUMNS."""
     whose = (_NULL, _NULL) if entry.region is None else (_text(entry.region), str(entry.epoch))
@@ -431,12 +495,25 @@ def _moment(minute: int | None) -> str:
     return _NULL if minute is None else moment_of(minute).isoformat()
 
 
-async def write_reports(
-    connection: Connection, booked: Sequence[BookedReport], now: datetime
+async def write_booked(
+    connection: Connection,
+    booked: Sequence[BookedReport],
+    pools: Sequence[Pool],
+    leases: Sequence[Lease],
+    were: Mapping[tuple[int, Key], LeaseState],
+    entries: Sequence[Entry],
+    now: datetime,
 ) -> dict[tuple[int, int], Receipt]:
-    """Each with its lane, which it moves on."""
+    """Reports, the lanes that they move on, pools and leases, and what was moved: all in one statement. Where very much
+    was moved, it goes ahead by COPY.
+    """
+    moved = sum(len(entry.transfers) for entry in entries)
+    if moved > FEW_TRANSFERS:
+        await write_transfers(connection, entries, now)
+    few = _columns_of_transfers(entries) if 0 < moved <= FEW_TRANSFERS else ()
     rows = await connection.fetch(
-        _BOOK_REPORTS,
+        _BOOK_ALL if few else _BOOK,
+        *_columns_of_books(pools, leases, were),
         _numbers(each.report.epoch for each in booked),
         _numbers(each.report.lane for each in booked),
         _numbers(each.report.seq for each in booked),
@@ -444,9 +521,14 @@ async def write_reports(
         [each.head for each in booked],
         _numbers(len(each.report.transfers) for each in booked),
         now,
+        *few,
     )
     expect((len(rows),), (len(booked),), "lanes")
-    return {(row["epoch"], row["lane"]): Receipt(position=row["position"], head=row["head"].hex()) for row in rows}
+    expect(rows[0][:2], (len(pools), len(leases)), "pools and leases")
+    if few:
+        await tell(connection, suspense_events(entries), now)
+    heads = {(each.report.epoch, each.report.lane): each.head.hex() for each in booked}
+    return {(epoch, lane): Receipt(position=position, head=heads[epoch, lane]) for _, _, epoch, lane, position in rows}
 
 
 async def write_quarantine(connection: Connection, booked: Sequence[BookedReport], now: datetime) -> None:
@@ -555,6 +637,8 @@ LEASE_COLUMNS = (
     "last_grant",
 )
 _totals_of_pool, _totals_of_lease = itemgetter(*POOL_COLUMNS), itemgetter(*LEASE_COLUMNS)
+_totals_in_pool, _totals_in_lease = attrgetter(*POOL_COLUMNS), attrgetter(*LEASE_COLUMNS)
+_EMPTY = "{}"
 _TRANSFER_COLUMNS = (
     "period",
     "quota",
@@ -590,30 +674,39 @@ CORRECTION_COLUMNS = (
     "quarantined",
 )
 
+
 # A lane of another region is not even waited for.
-_LOCK_LANES = """
-SELECT lane.*, region_epoch.state, region_epoch.fingerprint, region_epoch.lanes, region_epoch.lost_data
-FROM unnest($1::text::bigint[], $2::text::int[], $3::text::text[]) AS asked (epoch, lane, region)
+def _locking_lanes(epochs: int, lanes: int, regions: int) -> str:
+    """By the numbers of the parameters that name them."""
+    return f"""
+SELECT lane.epoch, lane.lane, lane.last_seq, lane.last_hash, lane.head,
+    region_epoch.state, region_epoch.fingerprint, region_epoch.lanes, region_epoch.lost_data
+FROM unnest(${epochs}::text::bigint[], ${lanes}::text::int[], ${regions}::text::text[]) AS asked (epoch, lane, region)
 JOIN region_epoch ON region_epoch.epoch = asked.epoch AND region_epoch.region = asked.region
 JOIN lane ON lane.epoch = asked.epoch AND lane.lane = asked.lane
 ORDER BY lane.epoch, lane.lane FOR SHARE OF region_epoch FOR UPDATE OF lane
-"""
-_CATALOGUE = """
+"""  # noqa: S608 - numbers of ours
+
+
+_LOCK_LANES = _locking_lanes(1, 2, 3)
+_IN_FORCE = """
 SELECT version,
     coalesce((SELECT max(version) FROM limits_version), 0) AS document_version,
     coalesce((SELECT json_object_agg(tenant, plan) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
         AS plans,
     coalesce((SELECT json_object_agg(tenant, began_at) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
         AS began_at,
-    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
     (SELECT version FROM block_version) AS block_version,
     coalesce((
         SELECT json_object_agg(key, value) FROM (
             SELECT DISTINCT ON (key) key, value FROM limit_override
             WHERE key = ANY ($2::text[]) AND valid_from <= $3 AND (valid_until IS NULL OR valid_until > $3)
-            ORDER BY key, created_at DESC, id DESC) AS newest), '{}')::text AS overrides
-FROM policy_version
-"""
+            ORDER BY key, created_at DESC, id DESC) AS newest), '{}')::text AS overrides"""
+_CATALOGUE = f"{_IN_FORCE} FROM policy_version"
+_LANES_AND_CATALOGUE = f"""
+WITH locked AS MATERIALIZED ({_locking_lanes(4, 5, 6)})
+{_IN_FORCE}, (SELECT array_agg(locked) FROM locked) AS locked FROM policy_version
+"""  # noqa: S608 - likewise
 _WRITTEN = """
 SELECT calendar, (SELECT array_agg(id) FROM (
     SELECT id FROM period WHERE period.calendar = asked.calendar ORDER BY ends_at DESC LIMIT 4) AS newest) AS ids
@@ -690,9 +783,12 @@ FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[], $6::ti
 """
 _FIRST_POOL, _FIRST_LEASE = 10, 10 + len(POOL_COLUMNS)
 _POOL_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRST_POOL, _FIRST_LEASE))
-_LAST_LEASE = _FIRST_LEASE + len(LEASE_COLUMNS)
-_LEASE_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRST_LEASE, _LAST_LEASE))
-_UPDATE_BOOKS = f"""
+_FIRST_REPORT = _FIRST_LEASE + len(LEASE_COLUMNS)
+_LEASE_ARRAYS = ", ".join(f"${number}::text::bigint[]" for number in range(_FIRST_LEASE, _FIRST_REPORT))
+_REPORT_TYPES = ("text::bigint[]", "text::int[]", "text::bigint[]", "bytea[]", "bytea[]", "text::int[]")
+_REPORT_ARRAYS = ", ".join(f"${number}::{type_}" for number, type_ in enumerate(_REPORT_TYPES, _FIRST_REPORT))
+_RECORDED_AT = _FIRST_REPORT + len(_REPORT_TYPES)
+_BOOKS = f"""
 WITH pools AS (
     UPDATE pool SET {", ".join(f"{column} = new.{column}" for column in POOL_COLUMNS)}
     FROM unnest($1::text::text[], $2::text::text[], {_POOL_ARRAYS}) AS new (quota, period, {", ".join(POOL_COLUMNS)})
@@ -707,9 +803,36 @@ WITH pools AS (
     WHERE lease.epoch = new.epoch AND lease.quota = new.quota AND lease.period = new.period
         AND lease.state = new.state_was
     RETURNING 1
+)"""  # noqa: S608 - the names come from the tuples above
+_UPDATE_BOOKS = f"{_BOOKS} SELECT (SELECT count(*) FROM pools), (SELECT count(*) FROM leases)"  # noqa: S608
+# The precondition once more, in the database's own words: a lane moves on by one, or its report is not booked.
+_REPORTS = f"""{_BOOKS}, moved AS (
+    UPDATE lane SET last_seq = next.seq, last_hash = next.body_hash, head = next.head
+    FROM unnest({_REPORT_ARRAYS})
+        AS next (epoch, lane, seq, body_hash, head, lines)
+    WHERE lane.epoch = next.epoch AND lane.lane = next.lane AND lane.last_seq = next.seq - 1
+    RETURNING next.*
+), reports AS (
+    INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)
+    SELECT *, ${_RECORDED_AT}::timestamptz FROM moved
+    RETURNING epoch, lane, position
+)"""  # noqa: S608 - likewise
+_RECEIPTS_OF_BOOKED = """
+SELECT (SELECT count(*) FROM pools), (SELECT count(*) FROM leases), epoch, lane, position FROM reports
+"""
+_TRANSFER_TYPES = (
+    *("text", "text", "text", "text", "bigint", "text", "text", "bigint", "uuid", "int", "bigint", "int", "int"),
+    *("timestamptz", "jsonb", "text"),
 )
-SELECT (SELECT count(*) FROM pools), (SELECT count(*) FROM leases)
-"""  # noqa: S608 - the names come from the tuples above
+_TRANSFER_ARRAYS = ", ".join(
+    f"${number}::text::{type_}[]" for number, type_ in enumerate(_TRANSFER_TYPES, _RECORDED_AT + 1)
+)
+_BOOK = f"{_REPORTS} {_RECEIPTS_OF_BOOKED}"
+_BOOK_ALL = f"""{_REPORTS}, transfers AS (
+    INSERT INTO transfer ({", ".join(_TRANSFER_COLUMNS)})
+    SELECT *, ${_RECORDED_AT}::timestamptz FROM unnest({_TRANSFER_ARRAYS})
+)
+{_RECEIPTS_OF_BOOKED}"""  # noqa: S608 - likewise
 _CORRECTION_TYPES = ["bigint[]"] * (len(CORRECTION_COLUMNS) - 1) + ["boolean[]"]
 _WRITE_CORRECTIONS = f"""
 INSERT INTO correction (epoch, quota, charge_period, period, region, {", ".join(CORRECTION_COLUMNS)})
@@ -718,19 +841,6 @@ SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[], $5::text[
 ON CONFLICT (epoch, quota, charge_period, period) DO UPDATE
 SET {", ".join(f"{column} = excluded.{column}" for column in CORRECTION_COLUMNS)}
 """  # noqa: S608 - likewise
-# The precondition once more, in the database's own words: a lane moves on by one, or its report is not booked.
-_BOOK_REPORTS = """
-WITH moved AS (
-    UPDATE lane SET last_seq = next.seq, last_hash = next.body_hash, head = next.head
-    FROM unnest($1::text::bigint[], $2::text::int[], $3::text::bigint[], $4::bytea[], $5::bytea[], $6::text::int[])
-        AS next (epoch, lane, seq, body_hash, head, lines)
-    WHERE lane.epoch = next.epoch AND lane.lane = next.lane AND lane.last_seq = next.seq - 1
-    RETURNING next.*
-)
-INSERT INTO report (epoch, lane, seq, body_hash, head, lines, recorded_at)
-SELECT *, $7::timestamptz FROM moved
-RETURNING epoch, lane, position, head
-"""
 _MOVE_LANE = """
 WITH moved AS (
     UPDATE lane SET last_seq = $4, last_hash = $5, head = $6 WHERE (epoch, lane, last_seq) = ($1, $2, $3) RETURNING 1

@@ -2,7 +2,7 @@
 
     lock and read   lanes, what is in force, pools, leases: a few statements for all lanes together
     decide          domain/exchange.py, on what is locked: who booked what, who gets what, who is told what
-    write           one statement a table
+    write           one statement for what nearly all of them write, and one for each rare thing
 
 Only the SQL and its order are here.
 """
@@ -18,7 +18,7 @@ from coordinator.database.ledger import LaneName
 from coordinator.database.moves import read_moves, write_moves
 from coordinator.database.notices import notify
 from coordinator.database.outbox import tell
-from coordinator.domain.books import Report
+from coordinator.domain.books import Entry, Report
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import (
     BookedReport,
@@ -104,8 +104,8 @@ async def _lock_lanes_and_read_catalogue(
     connection: Connection, documents: Documents, works: Sequence[Work], terms: Terms, now: datetime
 ) -> Catalogue:
     names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
-    judge(works, await ledger.lock_lanes(connection, names))
-    catalogue = await ledger.read_catalogue(connection, documents, asked_about(works), now)
+    lanes, catalogue = await ledger.lock_lanes_and_read_catalogue(connection, documents, names, asked_about(works), now)
+    judge(works, lanes)
     sort(works, catalogue, terms, now)
     return catalogue
 
@@ -128,11 +128,12 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     if not booked:
         return {}
     await ledger.insert_leases(connection, decision.new_leases, decision.states)
-    await ledger.write_books(connection, decision.pools, decision.leases, decision.states)
     await ledger.write_corrections(connection, decision.corrections)
     await write_moves(connection, decision.moves)
-    await ledger.write_transfers(connection, [*(each.report for each in booked), *decision.pushed], now)
-    receipts = await ledger.write_reports(connection, booked, now)
+    entries: list[Entry] = [*(each.report for each in booked), *decision.pushed]
+    receipts = await ledger.write_booked(
+        connection, booked, decision.pools, decision.leases, decision.states, entries, now
+    )
     await ledger.write_quarantine(connection, booked, now)
     await tell(connection, decision.events, now)
     await notify(connection, decision.notices)

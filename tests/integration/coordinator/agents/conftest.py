@@ -134,9 +134,15 @@ class Stand:
         return client
 
     async def add_region(self, name: str, weight: int = 1) -> None:
+        """As an operator does; the version says that the regions are others."""
         await self.owner.execute(
             "INSERT INTO region (name, weight, created_at) VALUES ($1, $2, $3)", name, weight, NOON
         )
+        await self.owner.execute("UPDATE policy_version SET version = version + 1")
+
+    async def drain(self, name: str = "us-east") -> None:
+        await self.owner.execute("UPDATE region SET status = 'draining' WHERE name = $1", name)
+        await self.owner.execute("UPDATE policy_version SET version = version + 1")
 
     async def agent(self, name: str = "us-east", base_url: str = "") -> Agent:
         await self.add_region(name)

@@ -125,6 +125,10 @@ class Overtaken:
         await self._before(sql)
         return await self._connection.execute(sql, *arguments)
 
+    async def fetch(self, sql: str, *arguments: Any, **how: Any) -> Any:
+        await self._before(sql)
+        return await self._connection.fetch(sql, *arguments, **how)
+
     async def fetchrow(self, sql: str, *arguments: Any) -> Any:
         await self._before(sql)
         return await self._connection.fetchrow(sql, *arguments)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from coordinator.database.ledger import FEW_TRANSFERS
 from coordinator.domain.books import Account, Cause, Key, Report, Transfer
 from coordinator.domain.proof import genesis_head, next_head
 from protocol.identifiers import lane_of
@@ -52,14 +53,16 @@ async def test_usage_is_booked_with_its_message(stand: Stand, agent: Agent) -> N
     )
 
 
-async def test_usage_is_kept_letter_by_letter(stand: Stand, agent: Agent) -> None:
-    """Whatever separates one column, or one row, from the next on its way in."""
+@pytest.mark.parametrize("others", [0, FEW_TRANSFERS])
+async def test_usage_is_kept_letter_by_letter(stand: Stand, agent: Agent, others: int) -> None:
+    """Whatever separates one column, or one row, from the next on its way in: which is another one for many."""
     dimensions = {"tenant": "acme", "policy": 'a\tb\nc\rd\\e\\.f\\N"g/ü\x7f', "path": "\\", "none": "\\N"}
     line = {"minute": minute_of(NOON), "dimensions": dimensions, "units": 3}
-    await agent.say(1, lease(consumed=3) | {"lines": [line]})
-    booked = await stand.one("SELECT dimensions FROM transfer WHERE cause = 'usage'")
+    plain = [line | {"dimensions": {"policy": "a"}, "units": 1}] * others
+    await agent.say(1, lease(consumed=3 + others) | {"lines": [*plain, line]})
+    booked = await stand.one("SELECT dimensions FROM transfer WHERE cause = 'usage' AND units = 3")
     assert json.loads(booked) == dimensions
-    assert await stand.one("SELECT policy FROM usage_hour") == dimensions["policy"]
+    assert await stand.one("SELECT policy FROM usage_hour WHERE units = 3") == dimensions["policy"]
 
 
 async def test_the_same_bytes_again_are_booked_once_and_get_the_same_receipt(stand: Stand, agent: Agent) -> None:

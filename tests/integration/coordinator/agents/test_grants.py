@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from coordinator.database.documents import Documents
+from coordinator.database.ledger import read_catalogue
 from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MAX_UNITS
@@ -174,8 +176,22 @@ async def test_a_replay_extends_nothing(stand: Stand, agent: Agent) -> None:
 
 async def test_a_draining_region_is_told_and_gets_nothing(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    await stand.owner.execute("UPDATE region SET status = 'draining'")
+    await stand.drain()
     response = await agent.call(exchange(agent.frozen(2, lease(granted=10, consumed=1)), [want(waiting=5)]))
     assert response.drain
     assert leased(response.replies[0]).granted == 10
     assert [each.refusal for each in response.replies[0].refused] == [GrantRefusal.REGION_NOT_ACTIVE]
+
+
+async def test_a_change_of_regions_that_was_rolled_back_is_not_remembered(stand: Stand, agent: Agent) -> None:
+    """The version that it would have made is another change's, then."""
+    documents = Documents()
+    rolled_back = stand.owner.transaction()
+    await rolled_back.start()
+    await stand.add_region("eu-west")
+    seen = await read_catalogue(stand.owner, documents, [EXPORTS], NOON)
+    await rolled_back.rollback()
+    await stand.drain()
+    now = await read_catalogue(stand.owner, documents, [EXPORTS], NOON)
+    assert (seen.version, seen.is_active("eu-west")) == (now.version, True)
+    assert (now.is_active("eu-west"), now.is_draining("us-east")) == (False, True)

@@ -132,7 +132,7 @@ RETURNS = lease(granted=1000, returned=10)
 async def test_an_epoch_stays_current_while_something_is_pushed_to_it(
     stand: Stand, agent: Agent, waiting: Agent
 ) -> None:
-    await in_the_middle(stand, says(stand, agent, 2, RETURNS), ledger._UPDATE_BOOKS, opens(stand, waiting))
+    await in_the_middle(stand, says(stand, agent, 2, RETURNS), ledger._BOOK_ALL, opens(stand, waiting))
     theirs = await stand.lease(waiting)
     assert (theirs["granted"], theirs["state"]) == (5, "lost")
 

@@ -83,7 +83,7 @@ async def test_the_limit_in_force_is_the_next_periods(stand: Stand, late: Agent)
 
 
 async def test_a_region_that_is_drained_gets_nothing_ahead(stand: Stand, late: Agent) -> None:
-    await stand.owner.execute("UPDATE region SET status = 'draining'")
+    await stand.drain()
     before = await stand.one("SELECT count(*) FROM pool WHERE period = $1", NEXT)
     response = await late.call(exchange(late.frozen(2, lease(granted=10)), [want()]))
     assert [each.period for each in response.replies[0].leases] == ["2026-11"]

@@ -321,7 +321,7 @@ async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
 ) -> None:
     begun = await ops.begins(EAST_TO_SOUTH)
     await east.say(3, lease(granted=500, consumed=50, returned=100, units=0))
-    await stand.owner.execute("UPDATE region SET status = 'draining' WHERE name = 'ap-south'")
+    await stand.drain("ap-south")
     found = await ops.follows(begun["id"])
     assert (*progress(found), found["reason"]) == ("partly", 300, 100, 0, "not_active")
     west = await stand.agent("eu-west")

@@ -128,7 +128,7 @@ async def test_what_nobody_speaks_of_is_forgotten(stand: Stand, agents: list[Age
 
 
 async def test_a_region_that_is_not_active_has_none(stand: Stand, agents: list[Agent]) -> None:
-    await stand.owner.execute("UPDATE region SET status = 'draining' WHERE name = 'us-east'")
+    await stand.drain("us-east")
     assert (await say(agents[0], 90)).rate_micro == 0
     assert (await say(agents[1], 20)).rate_micro >= 33_333_333
 

@@ -36,7 +36,8 @@ async def test_a_lease_in_another_state(stand: Stand, agent: Agent, was: LeaseSt
 async def test_a_lane_at_another_number(stand: Stand, agent: Agent, seq: int) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     report = Report(agent.region, agent.epoch, lane_of(EXPORTS, agent.lanes), seq)
-    write = ledger.write_reports(stand.owner, [BookedReport(report, b"hash", b"head", [])], NOON)
+    booked = [BookedReport(report, b"hash", b"head", [])]
+    write = ledger.write_booked(stand.owner, booked, [], [], {}, [], NOON)
     if seq == 2:
         assert (await write)[agent.epoch, report.lane].head == b"head".hex()
     else:
