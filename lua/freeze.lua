@@ -78,10 +78,11 @@ local function freeze(quota, key)
     quota = quota})
   local by_period, line_fields, line_periods = lines_of(lines)
   local reported = {}
-  local function report(period, granted, overage, consumed, returned)
+  local function report(period, granted, overage, consumed, returned, overdrawn)
     leases[#leases + 1] = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(period)
       .. ',"granted":' .. granted .. ',"overage":' .. overage
       .. ',"consumed":' .. consumed .. ',"returned":' .. returned
+      .. (overdrawn and overdrawn ~= '0' and ',"overdrawn":' .. overdrawn or '')
       .. ',"lines":[' .. json_of(by_period[period] or {}) .. ']}'
     reported[period] = true
   end
@@ -94,12 +95,14 @@ local function freeze(quota, key)
   table.sort(ended)
   for _, period in ipairs(ended) do
     local was = over.read(lease, period)
-    report(period, whole(was.granted), whole(was.overage), whole(was.consumed), whole(was.returned))
+    report(period, whole(was.granted), whole(was.overage), whole(was.consumed), whole(was.returned),
+      whole(was.overdrawn))
     was.told = seq
     told[#told + 1] = {lease, period, was}
   end
   if fields['period'] then
-    report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0')
+    report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0',
+      fields['overdrawn'])
   end
   if fields['next:period'] then
     report(fields['next:period'], fields['next:granted'], fields['next:overage'], '0', fields['next:returned'] or '0')

@@ -3,8 +3,8 @@
 -- KEYS  1 the fence   2 the lane   3 its dirty set   then for each lease itself, its holds and what is due of them
 -- ARGV  1 fingerprint   2 epoch   3 seq that was acknowledged, or 0   4 mono when the request was made
 --       5 number of leases
---       then, for each lease, oldest period first, ten: quota key, period, granted, overage, unallocated,
---         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms
+--       then, for each lease, oldest period first, eleven: quota key, period, granted, overage, unallocated,
+--         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms, overdraft
 -- Gives {'fenced'} | {'settled', 1 if a batch was dropped, for each lease the units that may newly be spent …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
@@ -31,14 +31,16 @@ if fence[2] ~= ARGV[2] then
       prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
   end
   for i = 1, tonumber(ARGV[5]) do
-    hear(KEYS[3 * i + 1], '', 6 + (i - 1) * 10)
-    hear(KEYS[3 * i + 1], 'next:', 6 + (i - 1) * 10)
+    hear(KEYS[3 * i + 1], '', 6 + (i - 1) * 11)
+    hear(KEYS[3 * i + 1], 'next:', 6 + (i - 1) * 11)
   end
   return answer
 end
 
 local sent = tonumber(ARGV[4])
 local mono = require('parts/clock')(fence[3], fence[4])
+local cut_off = require('parts/cut_off')
+cut_off.forget()
 local periods, over = require('parts/take_over'), require('parts/was')
 
 -- Of a period that is over here nothing is spent: what is granted to it late goes back as well. It is forgotten when
@@ -60,6 +62,16 @@ local function settle_over(key, quota, period, granted, overage, has_ended)
   redis.call('SADD', KEYS[3], quota)
 end
 
+-- Of what was overdrawn, only what no total covers is still owed: the rest was granted since, or had been, or is overage.
+-- What is set aside counts as well, until it is known what becomes of it.
+local function pay_back(key)
+  local f = redis.call('HMGET', key, 'owed', 'granted', 'overage', 'consumed', 'returned', 'held')
+  local owed = tonumber(f[1] or 0)
+  if owed == 0 then return end
+  local uncovered = tonumber(f[4] or 0) + tonumber(f[5] or 0) + tonumber(f[6] or 0) - tonumber(f[2]) - tonumber(f[3])
+  redis.call('HSET', key, 'owed', whole(math.max(0, math.min(owed, uncovered))))
+end
+
 -- What is newly granted to the fields of a lease: the current one's, or those of the one that waits.
 local function write(key, prefix, at)
   local f = redis.call('HMGET', key, prefix .. 'granted', prefix .. 'overage', prefix .. 'expires')
@@ -70,7 +82,9 @@ local function write(key, prefix, at)
     prefix .. 'overage', whole(math.max(overage, tonumber(f[2] or 0))), prefix .. 'unallocated', ARGV[at + 4],
     prefix .. 'expires', whole(math.max(tonumber(f[3] or 0), sent + ARGV[at + 5] * 1000)),
     prefix .. 'ends', whole(sent + ARGV[at + 6] * 1000),
-    prefix .. 'first_minute', ARGV[at + 7], prefix .. 'last_minute', ARGV[at + 8])
+    prefix .. 'first_minute', ARGV[at + 7], prefix .. 'last_minute', ARGV[at + 8],
+    prefix .. 'overdraft', ARGV[at + 10])
+  if prefix == '' then pay_back(key) end
   if more > 0 then redis.call('HSET', key, prefix .. 'last_grant', whole(more)) end
   return more
 end
@@ -108,6 +122,6 @@ for i = 1, tonumber(ARGV[5]) do
   local key = KEYS[3 * i + 1]
   forget_holds_of_lost(key, KEYS[3 * i + 2], KEYS[3 * i + 3])
   answer[#answer + 1] = install(key, ARGV[at], at)
-  at = at + 10
+  at = at + 11
 end
 return answer

@@ -74,7 +74,7 @@ CHANGES: Mapping[str, str] = {
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
         consumed written_off adjustment credited extended beyond moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
-        region_consumed region_returned demand_milli waiting last_grant reported_at expires_at""",
+        region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
     "policy_version": "version",
     "subscription": "plan changed_at",
     "rate_share": "state reported_at",

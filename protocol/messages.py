@@ -86,6 +86,7 @@ class FrozenLease(Message, frozen=True):
     overage: Units
     consumed: Units
     returned: Units
+    overdrawn: Units = 0  # of what was consumed or is held: admitted beyond the lease while the region was cut off
     lines: Annotated[list[UsageLine], Meta(max_length=MAX_LINES_PER_LEASE)] = []
 
     @property
@@ -153,6 +154,7 @@ class LeaseReply(Message, frozen=True):
     last_minute: Units
     final: bool = False  # nothing will be granted in this period any more
     recall_keep: Units | None = None  # others wait: give back what is idle beyond this
+    overdraft: Units = 0  # so much may be admitted beyond the lease while the region is cut off
     refusal: GrantRefusal | None = None  # why nothing, or less than wanted, was granted
 
 

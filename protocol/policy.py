@@ -281,6 +281,11 @@ def parse_portion(text: int | str) -> Portion:
     return Portion(percent=int(found[1]))
 
 
+def overdraft_of(quota: QuotaSpec) -> int:
+    """How many units regions that are cut off may admit beyond their leases, all together in a period."""
+    return quota.cap.get("overdraft", 0) if isinstance(quota.cap, dict) else 0
+
+
 def extension_of(quota: QuotaSpec) -> int:
     """How many units may be admitted beyond the limit."""
     if isinstance(quota.cap, dict):
@@ -447,13 +452,16 @@ def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
 def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:
     if cap in (HARD, SOFT):
         return
-    if isinstance(cap, dict) and list(cap) == ["overage"]:
-        if not 0 <= cap["overage"] <= MAX_UNITS:
-            yield Fault(f"{where}.overage", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
-    elif isinstance(cap, dict) and "overdraft" in cap:
-        yield Fault(f"{where}.overdraft", "supported", "this version knows no overdraft of a region that is cut off")
+    if isinstance(cap, dict) and cap and cap.keys() <= {"overage", "overdraft"}:
+        for name, units in cap.items():
+            if not 0 <= units <= MAX_UNITS:
+                yield Fault(f"{where}.{name}", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
     else:
-        yield Fault(where, "known", f"write {HARD}, {SOFT}, or {{overage: 500}}: so far beyond the limit")
+        reason = (
+            f"write {HARD}, {SOFT}, {{overage: 500}}: so far beyond the limit; or {{overdraft: 50}}: so many units"
+            " beyond their leases for regions that are cut off"
+        )
+        yield Fault(where, "known", reason)
 
 
 def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:

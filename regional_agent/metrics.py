@@ -14,6 +14,7 @@ from doors.metrics import Durations
 from regional_agent.answers import PolicyAnswer
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.leasing import HotKey
+from regional_agent.store.scripts import CutOff
 
 MOST_HOT_KEYS = 10  # at a time: a key names whoever is limited, and most are of no interest to a monitor
 HOT_MILLI = 100_000
@@ -82,6 +83,25 @@ class EpochMetrics:
             self._refused.labels(refusal).set(1)
 
 
+class CutOffMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._is_so = Gauge(
+            "leasehold_cut_off", "1: the region has not heard the coordinator for five seconds.", registry=registry
+        )
+        self._overdrawn = Gauge(
+            "leasehold_overdrawn_units",
+            "Units of allowances that the region admitted beyond its leases while cut off, since its store began.",
+            registry=registry,
+        )
+
+    def show(self, cut_off: CutOff) -> None:
+        self._is_so.set(cut_off.is_so)
+        self._overdrawn.set(cut_off.overdrawn)
+
+    def heard(self) -> None:
+        self._is_so.set(0)
+
+
 class HotKeyMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._keys = Gauge(
@@ -148,6 +168,7 @@ class Metrics:
             registry=self.registry,
         )
         self.epochs = EpochMetrics(self.registry)
+        self.cut_off = CutOffMetrics(self.registry)
         self.policy_version = Gauge(
             "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
         )

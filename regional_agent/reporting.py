@@ -168,12 +168,20 @@ class Conversation:
                 await self._look_back(life)
                 await self._say_what_is_due(life)
             self._persistence.succeeded()
+            self._metrics.cut_off.heard()
         except Fenced:
             self._life.doubt()
         except FAILURES as error:
             self._persistence.failed(began_ms)
             self._metrics.exchange_failures.inc()
             log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
+            if isinstance(error, CoordinatorUnavailable) and life is not None:
+                await self._was_unheard(life)
+
+    async def _was_unheard(self, life: Life) -> None:
+        """The store knows it for all agents: whoever is answered takes it back there."""
+        with contextlib.suppress(StoreUnavailable, StoreError, Fenced):  # seen to where it was asked for more than this
+            self._metrics.cut_off.show(await self._scripts.unheard(life))
 
     async def _wait_for_life(self) -> None:
         with contextlib.suppress(TimeoutError):

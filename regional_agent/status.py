@@ -33,6 +33,9 @@ class LeaseStatus(Struct, frozen=True, kw_only=True):
     returned: Units
     held: Units
     available: int
+    overdraft: Units  # so much of the period may be admitted beyond the lease while the region is cut off
+    overdrawn: Units  # so much was
+    owed: Units  # of that, what is not settled yet
     expires_in_ms: Units
     demand_milli: Units
 
@@ -213,6 +216,7 @@ def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> L
     granted, overage, consumed, returned, held, expires = (
         int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held", "expires")
     )
+    overdraft, overdrawn, owed = (int(fields.get(name, "0")) for name in ("overdraft", "overdrawn", "owed"))
     return LeaseStatus(
         quota=quota,
         period=fields.get("period", ""),
@@ -222,6 +226,9 @@ def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> L
         returned=returned,
         held=held,
         available=granted + overage - consumed - returned - held,
+        overdraft=overdraft,
+        overdrawn=overdrawn,
+        owed=owed,
         expires_in_ms=max(0, (expires - mono_us) // 1000),
         demand_milli=cell.leasing.demand_milli(quota),
     )

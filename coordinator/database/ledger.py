@@ -220,7 +220,7 @@ async def read_leases(
     connection: Connection, keys: Collection[Key], epochs: Collection[int], divided: Collection[Key] = ()
 ) -> list[Lease]:
     """Of locked pools: the leases of these epochs, and those of others that may still be granted to; of those that
-    people divided, all.
+    people divided or regions may overdraw, all.
     """
     if not keys:
         return []
@@ -635,6 +635,8 @@ LEASE_COLUMNS = (
     "demand_milli",
     "waiting",
     "last_grant",
+    "overdraft",
+    "overdrawn",
 )
 _totals_of_pool, _totals_of_lease = itemgetter(*POOL_COLUMNS), itemgetter(*LEASE_COLUMNS)
 _totals_in_pool, _totals_in_lease = attrgetter(*POOL_COLUMNS), attrgetter(*LEASE_COLUMNS)

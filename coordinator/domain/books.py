@@ -150,6 +150,8 @@ class Lease:
     demand_milli: int = 0
     waiting: int = 0
     last_grant: int = 0
+    overdraft: int = 0  # kept for it: so much it may spend beyond what it was given while its region is cut off
+    overdrawn: int = 0  # so much it did, as its region says
 
     @property
     def charge_period(self) -> str:

@@ -92,6 +92,13 @@ class Division:
     def weight_of(self, region: str) -> int:
         return self.parts[region].weight if region in self.parts else 0
 
+    def part_of(self, units: int, region: str) -> int:
+        """By weight, to the unit: all parts together are all of it. What does not come out even goes by name."""
+        if not self.weight_of(region):
+            return 0
+        before = sum(part.weight for name, part in self.parts.items() if name < region)
+        return units * (before + self.weight_of(region)) // self.total_weight - units * before // self.total_weight
+
     def travelling_to(self, region: str) -> int:
         return sum(move.travelling for move in self.moves if move.target == region)
 

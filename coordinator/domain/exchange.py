@@ -58,7 +58,7 @@ from coordinator.domain.settlement import (
     key_of,
     settle,
 )
-from coordinator.domain.webhooks import Event, Used, thresholds_reached, used_of
+from coordinator.domain.webhooks import Event, Used, overdrawn_event, thresholds_reached, used_of
 from protocol.identifiers import lane_of, parse_quota_key
 from protocol.lease import LeaseState
 from protocol.messages import (
@@ -73,7 +73,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.periods import is_over
-from protocol.policy import QuotaSpec, thresholds_of
+from protocol.policy import QuotaSpec, overdraft_of, thresholds_of
 
 
 class Incoming(NamedTuple):
@@ -196,6 +196,7 @@ class Books:
     states: Mapping[tuple[int, Key], LeaseState]  # as they were read
     grantable: Mapping[Key, int]  # likewise
     used: Mapping[Key, Used]  # likewise
+    overdrawn: Mapping[tuple[int, Key], int]  # likewise, of the leases that may be
     quotas: Mapping[str, QuotaSpec]  # what is in force
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
@@ -209,7 +210,15 @@ class Books:
         locked = self.pools[lease.key]
         demand_milli = self.demands_milli[lease.key]
         division = self.divisions[lease.key]
-        return Shelf(locked.pool, locked.period_is_open, lease.region, self.by_pool[lease.key], division, demand_milli)
+        return Shelf(
+            locked.pool,
+            locked.period_is_open,
+            lease.region,
+            self.by_pool[lease.key],
+            division,
+            demand_milli,
+            overdraft_of_key(self.quotas, lease.key),
+        )
 
     @property
     def changed_moves(self) -> list[Move]:
@@ -305,9 +314,14 @@ def moved_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
     return [key for key, locked in pools.items() if locked.moves]
 
 
-def divided_keys(divisions: Mapping[Key, Division]) -> list[Key]:
-    """Of which people keep something for a region, or from it: all leases count."""
-    return [key for key, division in divisions.items() if not division.is_plain]
+def divided_keys(divisions: Mapping[Key, Division], quotas: Mapping[str, QuotaSpec]) -> list[Key]:
+    """Of which something is kept for a region, or from it, by people or for when it is cut off: all leases count."""
+    return [key for key, division in divisions.items() if not division.is_plain or overdraft_of_key(quotas, key)]
+
+
+def overdraft_of_key(quotas: Mapping[str, QuotaSpec], key: Key) -> int:
+    spec = quotas.get(parse_quota_key(key.quota)[0])
+    return overdraft_of(spec) if spec else 0
 
 
 def books_of(
@@ -338,6 +352,7 @@ def books_of(
         states={name: lease.state for name, lease in leases.items()},
         grantable={key: locked.pool.grantable for key, locked in pools.items()},
         used={key: used_of(locked.pool) for key, locked in pools.items()},
+        overdrawn={name: lease.overdrawn for name, lease in leases.items() if lease.overdraft},
         quotas=quotas,
         new=new,
         lates=_lates(works, leases, pools, corrections, now),
@@ -432,13 +447,19 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
         corrections=[late.book for late in books.lates.values() if late.has_changed],
         moves=books.changed_moves,
-        events=[each for key in sorted(moved) for each in _reached(books, key)],
+        events=[*(each for key in sorted(moved) for each in _reached(books, key)), *_overdrawn(books)],
     )
 
 
 def _reached(books: Books, key: Key) -> list[Event]:
     spec = books.quotas.get(parse_quota_key(key.quota)[0])
     return thresholds_reached(books.pools[key].pool, books.used[key], thresholds_of(spec)) if spec else []
+
+
+def _overdrawn(books: Books) -> Iterator[Event]:
+    for name, was in books.overdrawn.items():
+        if books.leases[name].overdrawn > was:
+            yield overdrawn_event(books.leases[name], was)
 
 
 def _push(works: Iterable[Work], books: Books, now: datetime) -> Iterator[tuple[Movement, Lease]]:

@@ -74,6 +74,7 @@ class Shelf(NamedTuple):
     leases: Sequence[Lease]  # all that are known of the pool; where people divided it, all that there are
     division: Division
     demand_milli: int = 0  # of all of them together
+    overdraft: int = 0  # of all regions that are cut off, together in the period
 
     @property
     def others(self) -> list[Lease]:
@@ -142,6 +143,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
         return refusal
     want, pool = wanted.want, shelf.pool
     _fund(report, pool, wanted)
+    lease.overdraft = max(lease.overdraft, _overdraft_for(lease, shelf))
     units = min(lease.room, _units_for(wanted, lease, shelf, now))
     grant(report, pool, lease, units)
     arrived(units, lease.region, shelf.division.moves)
@@ -160,6 +162,19 @@ def _fund(report: Report, pool: Pool, wanted: Wanted) -> None:
     if extension or pool.extended:
         need = needed(limit, wanted.waiting, wanted.want.demand_milli, wanted.entitlement.horizon_ms)
         extend(report, pool, extension, need)
+
+
+def _overdraft_for(lease: Lease, shelf: Shelf) -> int:
+    """Its region's part by weight, of what no other lease was told: kept for the whole period, whatever becomes of the
+    epoch. So regions that do not know of each other overdraw no more together than the quota says.
+    """
+    others = [each for each in shelf.leases if each is not lease]
+    own = sum(each.overdraft for each in others if each.region == lease.region)
+    return max(0, min(_part_of(shelf, lease.region) - own, shelf.overdraft - sum(each.overdraft for each in others)))
+
+
+def _part_of(shelf: Shelf, region: str) -> int:
+    return shelf.division.part_of(shelf.overdraft, region) if shelf.overdraft else 0
 
 
 def _units_for(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> int:
@@ -345,6 +360,7 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         last_minute=period.last_minute,
         final=not shelf.period_is_open or refusal_of(lease) not in _HOPEFUL or not ends_in_ms,
         recall_keep=_recall_keep(lease, shelf, now),
+        overdraft=min(lease.overdraft, _part_of(shelf, lease.region)) if lease.state in _MAY_SPEND_AGAIN else 0,
         refusal=refusal,
     )
 

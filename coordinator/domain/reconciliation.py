@@ -66,6 +66,7 @@ class LeaseRow(NamedTuple):
     region_consumed: int
     region_returned: int
     reported_at: datetime
+    overdrawn: int = 0  # beyond what it was given, while its region was cut off
 
 
 class CorrectionRow(NamedTuple):
@@ -168,6 +169,7 @@ class RegionAccount(Struct, frozen=True, kw_only=True):
     suspense: int
     written_off: int
     overage: int
+    overdrawn: int  # so much it went on beyond its leases while it was cut off: covered since, or overage
     corrected: int  # used in periods that are closed, and booked in this one
     region_total: int  # what the region itself says it consumed
     drift: int  # the region's own total less the usage in the ledger
@@ -436,6 +438,7 @@ def _region_account(
     return RegionAccount(
         region=region,
         region_total=sum(lease.region_consumed for lease in leases),
+        overdrawn=sum(lease.overdrawn for lease in leases),
         corrected=sum(each.accounts["consumed"] for each in corrections),
         drift=sum(_drift(lease, sums) for lease in leases) + sum(each.drift for each in corrections),
         oldest_unreported_age_ms=_oldest_age_ms(leases, now),

@@ -193,6 +193,7 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
     if lease.state in RETURNS_COUNT:
         drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
     cover(report, pool, lease, consumed)
+    lease.overdrawn = max(lease.overdrawn, frozen.overdrawn)
     _book_lines(report, frozen, pool, lease)
     renew(lease)
     return None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
-from coordinator.domain.books import Account, Entry, Key, Pool
+from coordinator.domain.books import Account, Entry, Key, Lease, Pool
 from protocol.policy import Portion
 
 
@@ -25,6 +25,7 @@ class EventKind(StrEnum):
     ADJUSTMENT_APPROVED = "adjustment.approved"
     SUSPENSE_NEW = "suspense.new"
     DRIFT_FOUND = "drift.found"
+    ALLOWANCE_OVERDRAWN = "allowance.overdrawn"
 
 
 class Event(NamedTuple):
@@ -53,6 +54,14 @@ def suspense_events(entries: Sequence[Entry]) -> list[Event]:
         event(EventKind.SUSPENSE_NEW, {**key._asdict(), "epoch": epoch, "region": region, "units": count})
         for (key, epoch, region), count in units.items()
     ]
+
+
+def overdrawn_event(lease: Lease, was: int) -> Event:
+    """A region was heard again that went on beyond its lease meanwhile."""
+    total = lease.overdrawn
+    about = {**lease.key._asdict(), "region": lease.region, "epoch": lease.epoch}
+    told: dict[str, object] = {**about, "units": total - was, "overdrawn": total, "overdraft": lease.overdraft}
+    return event(EventKind.ALLOWANCE_OVERDRAWN, told, lease.epoch, *lease.key, total)
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ async def _lock_books(connection: Connection, works: Sequence[Work], catalogue: 
     epochs = epochs_about(works)
     pools, corrections = await ledger.lock_late(connection, pools, epochs, now)
     divisions = divisions_of(catalogue, pools, await read_moves(connection, moved_keys(pools)))
-    leases = await ledger.read_leases(connection, pools.keys(), epochs, divided_keys(divisions))
+    leases = await ledger.read_leases(connection, pools.keys(), epochs, divided_keys(divisions, catalogue.quotas))
     books = books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
     return books

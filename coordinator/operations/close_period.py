@@ -241,11 +241,12 @@ async def _were_carried(connection: Connection, period: str) -> list[Carried]:
 async def period_root(connection: Connection, period: str) -> bytes:
     """Of all that stays: the pools, the leases, the corrections and the adjustments of the period, each in its order.
 
-    A period that was never adjusted, and never went beyond its limits, has the root that it had before there were
-    adjustments and soft caps.
+    A period that was never adjusted, never went beyond its limits, and could not be overdrawn, has the root that it had
+    before there were adjustments, soft caps and overdrafts.
     """
     digest = Digest()
-    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, _ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS):
+    since = (_ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS, _OVERDRAWN_ROWS)
+    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, *since):
         async for row in _rows(connection, sql, period):
             digest.add(row)
     return digest.value
@@ -304,8 +305,13 @@ SELECT id::text, quota, period, kind, units, reason, document, proposed_by::text
     approved_at
 FROM adjustment WHERE booked_in = $1 ORDER BY id
 """
+_HASHED_OF_LEASES = [column for column in LEASE_COLUMNS if column not in ("overdraft", "overdrawn")]
+_OVERDRAWN_ROWS = """
+SELECT epoch, quota, overdraft, overdrawn FROM lease WHERE period = $1 AND (overdraft, overdrawn) <> (0, 0)
+ORDER BY epoch, quota
+"""
 _LEASE_ROWS = f"""
-SELECT epoch, quota, region, state, {", ".join(LEASE_COLUMNS)} FROM lease WHERE period = $1 ORDER BY epoch, quota
+SELECT epoch, quota, region, state, {", ".join(_HASHED_OF_LEASES)} FROM lease WHERE period = $1 ORDER BY epoch, quota
 """  # noqa: S608 - likewise
 # What is beyond is in the usage, which the seals cover.
 _HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "beyond"]

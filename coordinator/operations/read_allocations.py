@@ -30,6 +30,8 @@ class RegionAllocation(Struct, frozen=True, kw_only=True):
     granted: int
     returned: int
     overage: int
+    overdraft: int  # kept for it: so much it may spend beyond its lease while it is cut off
+    overdrawn: int  # so much it did, as it last said
     consumed: int
     outstanding: int
     idle: int  # of what is outstanding, what could be given back
@@ -108,7 +110,7 @@ def _region(region: str, leases: Sequence[Lease], moves: Iterable[Move], catalog
     newest = max(leases, key=lambda lease: lease.epoch)
     setting = catalogue.settings_of(newest.key.quota).get(region, NOTHING_SET)
     is_active = newest.state is LeaseState.ACTIVE
-    summed = ("granted", "returned", "overage", "consumed", "outstanding", "suspense")
+    summed = ("granted", "returned", "overage", "overdraft", "overdrawn", "consumed", "outstanding", "suspense")
     return RegionAllocation(
         region=region,
         state=newest.state.value,

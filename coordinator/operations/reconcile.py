@@ -119,6 +119,7 @@ def _lease(row: asyncpg.Record) -> LeaseRow:
         region_consumed=row["region_consumed"],
         region_returned=row["region_returned"],
         reported_at=row["reported_at"],
+        overdrawn=row["overdrawn"],
     )
 
 

@@ -7,6 +7,10 @@
 -- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
 --       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when the period
 --       ends, for what comes before that nobody here knows.
+--
+-- Where that is not enough, and the region is cut off, it may go on for as much as the lease's `overdraft` says: less
+-- the overage that is booked already, and less what it `owes`, which was overdrawn and nothing covers yet. Only what
+-- would be denied looks there.
 
 local mono, now = ...
 local MAX_UNITS = 9007199254740991
@@ -42,11 +46,38 @@ local function look(key, at)
   end
   local consumed = number(f[4])
   return {
-    period = f[1], used = consumed + number(f[6]), limit = tonumber(ARGV[at]),
+    lease = KEYS[key], period = f[1], used = consumed + number(f[6]), limit = tonumber(ARGV[at]),
     available = number(f[2]) + number(f[3]) - consumed - number(f[5]) - number(f[6]),
     expires = number(f[7]), ends = number(f[8]), unallocated = number(f[9]),
     first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]),
   }
+end
+
+-- So much may be overdrawn: read when it is asked for, and then once for a request.
+local function overdraft(state)
+  if not state.overdraft then
+    local f = redis.call('HMGET', state.lease, 'overdraft', 'overage', 'owed')
+    local left = number(f[1]) - number(f[2]) - number(f[3])
+    local may = left > 0 and mono < state.ends and require('parts/cut_off').is_so(mono)
+    state.overdraft = may and left or 0
+  end
+  return state.overdraft
+end
+
+-- Of so many units, what the lease does not have. One that has expired has nothing.
+local function beyond(state, units)
+  if mono >= state.expires then return units end
+  return math.max(0, units - math.max(0, state.available))
+end
+
+-- What the request takes that is overdrawn; nothing unless it was looked for.
+local function drawn(state) return state.overdraft and beyond(state, state.taken) or 0 end
+
+local function book_drawn(state, units)
+  local text = string.format('%.0f', units)
+  redis.call('HINCRBY', state.lease, 'overdrawn', text)
+  redis.call('HINCRBY', state.lease, 'owed', text)
+  redis.call('HINCRBY', KEYS[1], 'overdrawn', text)
 end
 
 local function refuse(state, cost, is_enforced)
@@ -57,14 +88,20 @@ local function refuse(state, cost, is_enforced)
   elseif mono >= state.expires and is_enforced then reason = 'lease_expired'
   elseif cost > state.available - state.taken and is_enforced then reason = 'lease_spent'
   end
+  local is_short = reason == 'lease_expired' or reason == 'lease_spent'
+  if is_short and beyond(state, state.taken + cost) <= overdraft(state) then reason = nil end
   return reason, reason and ms_until(state.ends)
 end
 
 local function take(state)
+  local units = drawn(state)
+  if units > 0 then state.drawn, state.overdraft = (state.drawn or 0) + units, state.overdraft - units end
   state.available, state.used = state.available - state.taken, state.used + state.taken
 end
 
 local function keep(state, key, at, units)
+  if state.drawn then book_drawn(state, state.drawn) end
+  state.drawn = nil
   local minute = math.min(math.max(math.floor(now / 60000000), state.first_minute), state.last_minute)
   local line = state.period .. '|' .. string.format('%.0f', minute) .. '|' .. ARGV[at + 2]
   local text = string.format('%.0f', units)
@@ -74,6 +111,9 @@ end
 
 -- Instead of `keep`, for a hold: nothing is used yet.
 local function hold(state, key, at, cost, name, due)
+  local units = drawn(state)
+  if units > 0 then book_drawn(state, units) end
+  state.overdraft = nil -- two parts of one lease are drawn together
   the_holds().set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
     on_expiry = ARGV[at + 3], period = state.period, dimensions = ARGV[at + 2]})
 end

@@ -8,7 +8,7 @@
 -- store's clock, it is the current one: whichever script touches the lease next sees to it before anything else.
 
 local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
-  'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:starts'}
+  'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:overdraft', 'next:starts'}
 
 local over = require('parts/was')
 
@@ -18,10 +18,10 @@ local function number(text) return tonumber(text or 0) end
 -- report.
 local function retire(lease, quota, dirty, prefix)
   local f = redis.call('HMGET', lease, prefix .. 'period', prefix .. 'granted', prefix .. 'overage',
-    prefix .. 'consumed', prefix .. 'returned', prefix .. 'held', prefix .. 'holds')
+    prefix .. 'consumed', prefix .. 'returned', prefix .. 'held', prefix .. 'holds', prefix .. 'overdrawn')
   if not f[1] then return end
   local was = {granted = number(f[2]), overage = number(f[3]), consumed = number(f[4]), returned = number(f[5]),
-    told = 0, held = number(f[6]), holds = number(f[7])}
+    told = 0, held = number(f[6]), holds = number(f[7]), overdrawn = number(f[8])}
   was.returned = math.max(was.returned, was.granted + was.overage - was.consumed - was.held)
   over.write(lease, f[1], was)
   redis.call('SADD', dirty, quota)
@@ -34,6 +34,7 @@ local function take_over(lease, quota, dirty, mono)
   if not starts or mono < tonumber(starts) then return end
   retire(lease, quota, dirty, '')
   redis.call('HSET', lease, 'consumed', 0, 'returned', 0, 'held', 0, 'holds', 0)
+  redis.call('HDEL', lease, 'overdraft', 'overdrawn', 'owed')
   for i = 1, #NEXT - 1 do
     if f[i] then redis.call('HSET', lease, string.sub(NEXT[i], 6), f[i]) end
   end

@@ -241,6 +241,13 @@ class Frozen(NamedTuple):
     held: Mapping[str, int]  # units of each quota that was asked for, as they are now
 
 
+class CutOff(NamedTuple):
+    """What a store knows of it."""
+
+    is_so: bool
+    overdrawn: int  # units beyond its leases, since it began
+
+
 class HoldState(NamedTuple):
     """What was done with a hold, and what it is now."""
 
@@ -466,6 +473,13 @@ class Scripts:
             gained[lease.quota] = gained.get(lease.quota, 0) + units
         return gained
 
+    async def unheard(self, life: Life) -> CutOff:
+        """The coordinator gave no answer."""
+        answer = await self._run("unheard", [self._fence_key], life.fingerprint, life.epoch)
+        if answer[0] == b"fenced":
+            raise Fenced
+        return CutOff(bool(answer[1]), answer[2])
+
     # --- shares of rates ---------------------------------------------------------------------------------------------
 
     async def report_rates(self, life: Life, agent: str, wanted: Sequence[RateWant]) -> RatesReported:
@@ -599,6 +613,7 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
         lease.first_minute,
         lease.last_minute,
         lease.starts_in_ms,
+        lease.overdraft,
     )
 
 

@@ -322,6 +322,7 @@ def lease_replies(draw: st.DrawFn) -> LeaseReply:
         refresh_in_ms=1,
         first_minute=first,
         last_minute=last,
+        overdraft=draw(st.sampled_from([0, 0, 7, 20])),
     )
 
 
@@ -406,6 +407,50 @@ class Store(RuleBasedStateMachine):
     def forget_epoch(self, fingerprint: str, epoch: int) -> None:
         self.do(self.scripts.forget_epoch(Life(fingerprint, epoch, LANES)))
 
+    @rule(fingerprint=fingerprints, epoch=epochs, us=st.sampled_from([1_000_000, 5_000_000, 31_000_000]))
+    def unheard(self, fingerprint: str, epoch: int, us: int) -> None:
+        self.do(self.scripts.unheard(Life(fingerprint, epoch, LANES)))
+        self.pass_time(us)
+
+    @rule(
+        quota=st.sampled_from(QUOTAS),
+        costs=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+        times=st.sampled_from([1, 3]),
+        passed_ms=st.sampled_from([0, 3_000, 8_000_000]),
+    )
+    def overdraw(self, quota: str, costs: list[int], times: int, passed_ms: int) -> None:
+        """Of a lease that is nearly spent, or expired, while the region is cut off."""
+        life, first_last = Life("life-1", 7, LANES), PERIODS["2026-11"]
+        self.adopt_epoch("life-1", at_once(self.scripts.read_fence()).nonce or "", 7, False)
+        lease = LeaseReply(
+            quota=quota,
+            period="2026-11",
+            granted=5,
+            overage=0,
+            limit=100,
+            unallocated=0,
+            starts_in_ms=0,
+            expires_in_ms=7_200_000,
+            ends_in_ms=9_000_000,
+            refresh_in_ms=1,
+            first_minute=first_last[0],
+            last_minute=first_last[1],
+            overdraft=15,
+        )
+        self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], 0)
+        self.unheard("life-1", 7, 5_000_000)
+        self.unheard("life-1", 7, 0)
+        self.pass_time(passed_ms * 1000)
+        self.unheard("life-1", 7, 0)
+        before = self.both.model.hash(self.both.model.fence).get("overdrawn", "0")
+        charges = [AllowanceCharge(quota, cost, 1_000, '{"policy":"export"}') for cost in costs]
+        told: list[Any] = []
+        requests = [Request("enforce", charges[:2])] * times + [Request("enforce", [each]) for each in charges]
+        self.scripts.send_check(life, requests, [told.append] * len(requests), lambda _: None)
+        self.both.compare()
+        if self.both.model.hash(self.both.model.fence).get("overdrawn", "0") != before:
+            event("overdrawn")
+
     @rule()
     def end_exemption(self) -> None:
         self.do(self.scripts.end_exemption())
@@ -445,8 +490,13 @@ class Store(RuleBasedStateMachine):
         assert len(told) == len(requests)
         self.both.compare()
 
-    @rule(quota=st.sampled_from(QUOTAS), period=periods, granted=st.sampled_from([20, 2_000]))
-    def grant(self, quota: str, period: str, granted: int) -> None:
+    @rule(
+        quota=st.sampled_from(QUOTAS),
+        period=periods,
+        granted=st.sampled_from([20, 2_000]),
+        overdraft=st.sampled_from([0, 15]),
+    )
+    def grant(self, quota: str, period: str, granted: int, overdraft: int = 0) -> None:
         """So that there is something to hold."""
         first, last = PERIODS[period]
         self.adopt_epoch("life-1", at_once(self.scripts.read_fence()).nonce or "", 7, False)
@@ -463,6 +513,7 @@ class Store(RuleBasedStateMachine):
             refresh_in_ms=1,
             first_minute=first,
             last_minute=last,
+            overdraft=overdraft,
         )
         self.settle("life-1", 7, lane_of(quota, LANES), None, [lease], 0)
 

@@ -51,6 +51,8 @@ class Allowance:
             reason = "lease_spent"
         else:
             return "", 0
+        if reason in ("lease_expired", "lease_spent") and beyond(s, s["taken"] + cost) <= s["may_overdraw"](s):
+            return "", 0
         return reason, self._reset_ms(s)
 
     def keep(self, store: "StoreModel", names: Names, arguments: Names, s: State, cost: int) -> None:
@@ -70,6 +72,11 @@ class Allowance:
     @staticmethod
     def _reset_ms(s: State) -> int:
         return max(0, -int((s["mono"] - s["ends"]) // 1000))
+
+
+def beyond(s: State, units: int) -> int:
+    """Of so many units, what the lease does not have."""
+    return units if s["mono"] >= s["expires"] else max(0, units - max(0, s["available"]))
 
 
 class Concurrency:

@@ -10,7 +10,7 @@ MAX_UNITS = 2**53 - 1
 RAN_OUT_US, ENDED_US = 24 * 3_600_000_000, 3_600_000_000
 MOST = 64
 PENDING = ("open", "lapsed", "charged")
-OVER = ("granted", "overage", "consumed", "returned", "told", "held", "holds")
+OVER = ("granted", "overage", "consumed", "returned", "told", "held", "holds", "overdrawn")
 
 MAY_BECOME = {
     "open": {"commit": "committed", "spend": "committed", "release": "released", "extend": "open", "look": "open"},

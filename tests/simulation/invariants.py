@@ -19,7 +19,7 @@ from protocol.periods import is_over, next_period, period_of
 from tests.simulation.network import TRANSACTION_S
 from tests.simulation.people import GRACE
 from tests.simulation.reading import read_books
-from tests.simulation.world import LANES, World, is_current
+from tests.simulation.world import LANES, OVERDRAFT, World, is_current
 
 
 @dataclass
@@ -98,9 +98,12 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
-    """What was admitted by leases is at most what was ever funded, with what a soft cap was extended by."""
+    """What was admitted by leases is at most what was ever funded, with what a soft cap was extended by, and what
+    regions may overdraw.
+    """
+    overdrafts = _overdrafts(world)
     for key, pool in world.ledger.pools.items():
-        watch.funded[key] = max(pool.funded + pool.extended, watch.funded.get(key, 0))
+        watch.funded[key] = max(pool.funded + pool.extended + overdrafts[key], watch.funded.get(key, 0))
     if world.unseen or world.ledger_lost:
         return
     for (quota, period), units in world.truth.total.items():
@@ -119,13 +122,33 @@ def what_is_included_is_the_limit(world: World, _: Watch) -> Iterator[str]:
     yield from world.limits.included
 
 
+def _overdrafts(world: World) -> Counter[Key]:
+    kept: Counter[Key] = Counter()
+    for lease in world.ledger.leases.values():
+        kept[lease.key] += lease.overdraft
+    return kept
+
+
+def an_overdraft_is_there_once(world: World, _: Watch) -> Iterator[str]:
+    """Of a quota, in a period, whatever regions and epochs there are and were: that is the worst case, as published."""
+    for key, units in _overdrafts(world).items():
+        if units > OVERDRAFT:
+            yield f"{units} of {key}"
+
+
+def who_is_heard_overdraws_nothing(world: World, _: Watch) -> Iterator[str]:
+    """A store that goes back in the same life has forgotten who was heard."""
+    if not world.unseen:
+        yield from world.overdrawn_while_heard
+
+
 def within_its_lease(world: World, _: Watch) -> Iterator[str]:
-    """What an epoch admitted is at most what it was given and did not give back."""
+    """What an epoch admitted is at most what it was given and did not give back, or may have beyond it."""
     if world.unseen or world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
-        if lease is None or units > lease.granted + lease.overage - lease.returned:
+        if lease is None or units > lease.granted + max(lease.overage, lease.overdraft) - lease.returned:
             yield f"{units} admitted in epoch {epoch}, of {lease}"
 
 
@@ -360,6 +383,8 @@ ALWAYS: tuple[Invariant, ...] = (
     never_oversold,
     nothing_is_funded_that_nobody_promised,
     what_is_included_is_the_limit,
+    an_overdraft_is_there_once,
+    who_is_heard_overdraws_nothing,
     within_its_lease,
     never_booked_twice,
     a_journal_is_booked_once,

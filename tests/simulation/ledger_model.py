@@ -706,7 +706,7 @@ class LedgerModel:
         pools, corrections = self._lock_late(pools, epochs, now, transaction)
         moves = self._open_moves(deciding.moved_keys(pools))
         divisions = deciding.divisions_of(catalogue, pools, moves)
-        leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions))
+        leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions, catalogue.quotas))
         books = deciding.books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}

@@ -879,3 +879,37 @@ def late_usage_is_within_the_limit_that_runs(world: World) -> Iterator[Any]:
         return late
 
     yield patch.object(exchange_module, "late_of", late_of)
+
+
+# --- overdrafts -------------------------------------------------------------------------------------------------------
+
+CUT_OFF = ("partition", "burst", "limit", "later", "store_loses_a_moment")
+
+
+@mutant
+@drawn_from(*CUT_OFF)
+def an_overdraft_has_no_end(world: World) -> Iterator[Any]:
+    """What a region owes is not taken from what it may overdraw."""
+    real = StoreModel._draw
+
+    def draw(self: StoreModel, states: Any) -> None:
+        leases = [state["lease"] for state in states if "lease" in state]
+        real(self, states)
+        for lease in leases:
+            self._remove(lease, "owed")
+
+    yield patch.object(StoreModel, "_draw", lambda self, states: draw(self, list(states)))
+
+
+@mutant
+@drawn_from(*CUT_OFF)
+def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
+    """Cut off or not."""
+    yield patch.object(StoreModel, "is_cut_off", lambda self, mono: True)
+
+
+@mutant
+@drawn_from(*CUT_OFF)
+def each_epoch_has_an_overdraft_of_its_own(world: World) -> Iterator[Any]:
+    """A new life of the store is given it again, and so is each region whatever others were told."""
+    yield patch.object(granting, "_overdraft_for", lambda lease, shelf: shelf.overdraft)

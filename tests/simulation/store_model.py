@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Scripts
 from regional_agent.store.sources import sources
-from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, GivenShare, State, give_rate, read_rate
+from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, GivenShare, State, beyond, give_rate, read_rate
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
 from tests.simulation.slots_model import Place as SlotPlace
 from tests.simulation.slots_model import Slot, Slots, SlotsGiven
@@ -30,6 +30,7 @@ WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 NEXT = "next:"
 HOLDING = (ALGORITHMS["allowance"], ALGORITHMS["concurrency"])
 MOST_LEASES = 400
+CUT_OFF_US, FORGOTTEN_US = 5_000_000, 30_000_000
 
 Hash = dict[str, str]
 Value = Hash | set[str] | list[Any]  # a hash, a set, or a packed string: a rate, or what an operation was answered
@@ -69,11 +70,14 @@ class StoreModel:
         self.run_id, self.replid, self.now_us = run_id, replid, now_us
         self.is_exempt = False  # it fsyncs every write, and has no replicas
         self.lost_at: int | None = None  # of the fence that was read last
+        self.fence = ""  # likewise
+        self.heard_at_us: int | None = None  # the coordinator, last: nothing that the scripts know
         self.data: dict[str, Value] = {}
         self.forgets_at_us: dict[str, int] = {}
         self.note: Callable[[str, str, int, bool], None] = lambda lease, period, units, is_enforced: None
         self.note_work: Callable[[str, str, str, int, int], None] = lambda lease, period, part, units, covered: None
         self.note_denial: Callable[[str], None] = lambda reason: None
+        self.note_overdrawn: Callable[[str, str, int], None] = lambda lease, period, units: None
         self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources().items()}
 
     # --- a store as such ---------------------------------------------------------------------------------------------
@@ -213,8 +217,24 @@ class StoreModel:
         mono = int(f.get("mono", 0)) + max(0, elapsed_us or 0)
         if elapsed_us is None or not 0 <= elapsed_us < 1000:
             self._write(fence, {"mono": str(mono), "last": str(self.now_us)})
-        self.lost_at = int(f["lost_at"]) if "lost_at" in f else None
+        self.lost_at, self.fence = int(f["lost_at"]) if "lost_at" in f else None, fence
         return mono
+
+    def _is_old(self, at: str | None, mono: int) -> bool:
+        return at is None or mono - int(at) > FORGOTTEN_US
+
+    def is_cut_off(self, mono: int) -> bool:
+        f = self.hash(self.fence)
+        at, since = f.get("unheard_at"), f.get("unheard_since")
+        return not self._is_old(at, mono) and since is not None and mono - int(since) >= CUT_OFF_US
+
+    def unheard(self, keys: Names, argv: Names) -> list[Any]:
+        if self.is_fenced(keys[0], argv[0], argv[1]):
+            return [b"fenced"]
+        mono, f = self._tick(keys[0]), self.hash(keys[0])
+        since = str(mono) if self._is_old(f.get("unheard_at"), mono) else f["unheard_since"]
+        self._write(keys[0], {"unheard_since": since, "unheard_at": str(mono)})
+        return [b"noted", int(self.is_cut_off(mono)), int(f.get("overdrawn", 0))]
 
     def begin_life(self, keys: Names, argv: Names) -> list[bytes | None]:
         fence = self.hash(keys[0])
@@ -293,6 +313,7 @@ class StoreModel:
         self._retire(lease, quota, dirty, "")
         waited = {name.removeprefix(NEXT): value for name, value in self._take_next(lease).items()}
         del waited["starts"]
+        self._remove(lease, "overdraft", "overdrawn", "owed")
         self._write(lease, dict.fromkeys(("consumed", "returned", "held", "holds"), "0") | waited)
 
     def _take_next(self, lease: str) -> Hash:
@@ -381,6 +402,7 @@ class StoreModel:
         refuses: Sequence[bool],
     ) -> None:
         """What refuses is in shadow, and takes nothing."""
+        self._draw(states.values())
         parts = 0
         for policy, is_refused in zip(policies, refuses, strict=True):
             state = states[policy.names[0]]
@@ -402,6 +424,15 @@ class StoreModel:
             else:
                 policy.algorithm.keep(self, policy.names, policy.arguments, state, policy.cost)
                 self._note(policy, state, mode)
+
+    def _draw(self, states: Iterable[State]) -> None:
+        for state in states:
+            units = beyond(state, state["taken"]) if state.get("overdraft") is not None else 0
+            if units:
+                lease, f, fence = state["lease"], self.hash(state["lease"]), self.hash(self.fence)
+                self._write(lease, {name: str(int(f.get(name, 0)) + units) for name in ("overdrawn", "owed")})
+                self._write(self.fence, {"overdrawn": str(int(fence.get("overdrawn", 0)) + units)})
+                self.note_overdrawn(lease, state["period"], units)
 
     def _policy(self, names: Iterator[str], arguments: Iterator[str]) -> Policy:
         name, cost = next(arguments), int(next(arguments))
@@ -437,7 +468,18 @@ class StoreModel:
         state: State = {name: int(f.get(name, 0)) for name in numbers}
         used = int(f.get("consumed", 0)) + int(f.get("held", 0))
         known = {"period": f.get("period"), "available": _available(f), "limit": int(arguments[0])}
-        return state | known | {"used": used, "mono": mono}
+        state |= known | {"used": used, "mono": mono, "lease": names[0], "overdraft": None}
+        return state | {"may_overdraw": self._may_overdraw}
+
+    def _may_overdraw(self, state: State) -> int:
+        """Looked at when it is needed, and then once for a request."""
+        if state["overdraft"] is None:
+            f, mono = self.hash(state["lease"]), state["mono"]
+            left = int(f.get("overdraft", 0)) - int(f.get("overage", 0)) - int(f.get("owed", 0))
+            may = left > 0 and mono < state["ends"] and self.is_cut_off(mono)
+            state["overdraft"] = left if may else 0
+        units: int = state["overdraft"]
+        return units
 
     def rate(self, key: str) -> list[int]:
         """A rate's packed string: the share, and what its algorithm remembers."""
@@ -538,11 +580,12 @@ class StoreModel:
                 period = name.removeprefix("was:")
                 was = read_was(self, lease, period)
                 assert was is not None
-                reported[period] = [str(was[total]) for total in OVER[:4]]
+                reported[period] = [str(was[total]) for total in (*OVER[:4], "overdrawn")]
                 write_was(self, lease, period, was | {"told": seq})
         for prefix in ("", NEXT):
             if f"{prefix}period" in f:
-                reported[f[f"{prefix}period"]] = [str(total) for total in _totals(f, prefix)[:4]]
+                overdrawn = "0" if prefix else f.get("overdrawn", "0")
+                reported[f[f"{prefix}period"]] = [*(str(total) for total in _totals(f, prefix)[:4]), overdrawn]
         for period, totals in reported.items():
             leases.append(self._one_lease(quota, period, totals, lines))
         return set(reported)
@@ -554,7 +597,8 @@ class StoreModel:
             if field.split("|")[0] == period
         )
         names = ("granted", "overage", "consumed", "returned")
-        numbers = ",".join(f'"{name}":{total}' for name, total in zip(names, totals, strict=True))
+        numbers = ",".join(f'"{name}":{total}' for name, total in zip(names, totals[:4], strict=True))
+        numbers += f',"overdrawn":{totals[4]}' if totals[4] != "0" else ""
         return f'{{"quota":{_json(quota)},"period":{_json(period)},{numbers},"lines":[{said}]}}'
 
     # --- settle ------------------------------------------------------------------------------------------------------
@@ -570,12 +614,14 @@ class StoreModel:
         answer: list[Any] = [b"settled", int(dropped)]
         if fence.get("epoch") != argv[1]:
             for i in range(int(argv[4])):
-                self._hear(keys[3 + 3 * i], argv[5 + 10 * i : 15 + 10 * i])
+                self._hear(keys[3 + 3 * i], argv[5 + 11 * i : 16 + 11 * i])
             return answer
         sent, leases = int(argv[3]), int(argv[4])
         mono = self._tick(keys[0])
+        self.heard_at_us = self.now_us
+        self._remove(keys[0], "unheard_since", "unheard_at")
         for i in range(leases):
-            reply, acknowledged = argv[5 + 10 * i : 15 + 10 * i], argv[2] if dropped else "0"
+            reply, acknowledged = argv[5 + 11 * i : 16 + 11 * i], argv[2] if dropped else "0"
             lease, *of_holds = keys[3 + 3 * i : 6 + 3 * i]
             if lease not in self.data:  # what was set aside of it is gone with it
                 for each in of_holds:
@@ -616,7 +662,7 @@ class StoreModel:
         return more if self.hash(key).get("period") == period else 0
 
     def _grant(self, key: str, prefix: str, reply: Names, sent: int) -> int:
-        _, period, granted, overage, unallocated, expires_in, ends_in, first, last, _ = reply
+        _, period, granted, overage, unallocated, expires_in, ends_in, first, last, _, overdraft = reply
         f = self.hash(key)
         had = {name: int(f.get(prefix + name, 0)) for name in ("granted", "overage", "expires")}
         more = max(0, int(granted) - had["granted"])
@@ -629,9 +675,17 @@ class StoreModel:
             "ends": str(sent + int(ends_in) * 1000),
             "first_minute": first,
             "last_minute": last,
+            "overdraft": overdraft,
         } | ({"last_grant": str(more)} if more else {})
         self._write(key, {prefix + name: value for name, value in fields.items()})
+        if not prefix:
+            self._pay_back(key)
         return more
+
+    def _pay_back(self, key: str) -> None:
+        f = self.hash(key)
+        if owed := int(f.get("owed", 0)):
+            self._write(key, {"owed": str(max(0, min(owed, -_available(f))))})
 
     def _settle_over(self, key: str, dirty: str, reply: Names, acknowledged: str) -> None:
         """What is granted late to a period that is over here goes back; once all of it is booked, it is forgotten."""

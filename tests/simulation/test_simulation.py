@@ -7,7 +7,7 @@ import pytest
 
 from tests.simulation.coverage import unreached, wrongly_impossible
 from tests.simulation.faults import REGIONS, Event, draw
-from tests.simulation.mutants import DRAWN_FROM, MUTANTS
+from tests.simulation.mutants import CUT_OFF, DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))
@@ -47,6 +47,12 @@ def test_a_quarantine_that_ended_and_comes_back_with_the_ledgers_older_state_exp
     assert result.reached["QUARANTINED / EXPIRE"]
 
 
+def test_regions_that_are_cut_off_overdraw() -> None:
+    results = [run(seed, STEPS, draw(seed, STEPS, CUT_OFF)) for seed in range(6)]
+    assert [result.violation for result in results] == [None] * 6
+    assert sum(result.reached["overdrawn"] for result in results) > 3
+
+
 def test_work_is_done_between_the_faults() -> None:
     """A short run may be all faults (seed 2 is); several are not."""
     assert all(sum(run(seed, STEPS).admitted for seed in seeds) > 50 for seeds in ((0, 2), (1, 3)))
@@ -71,6 +77,9 @@ def test_a_seed_replays_its_run_exactly() -> None:
         ("a_move_is_done_twice", "a_move_is_of_units_that_came_back"),
         ("a_soft_cap_has_no_end", "nothing_is_funded_that_nobody_promised"),
         ("overage_is_told_by_each_lease", "what_is_included_is_the_limit"),
+        ("an_overdraft_has_no_end", "within_its_lease"),
+        ("whoever_is_denied_overdraws", "who_is_heard_overdraws_nothing"),
+        ("each_epoch_has_an_overdraft_of_its_own", "an_overdraft_is_there_once"),
     ],
 )
 def test_a_guard_that_is_removed_is_missed(name: str, invariant: str) -> None:

@@ -40,6 +40,7 @@ from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
 from tests.simulation.ledger_model import Epoch, LedgerModel, Name, Transaction
 from tests.simulation.limits import Limits
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
+from tests.simulation.store_model import CUT_OFF_US
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -50,9 +51,13 @@ RECALLED_EVERY_S = 30
 ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
+OVERDRAFT = 11  # of the exports, where there is one
+
+
 def document(limit: int) -> LimitsDocument:
+    cap: object = {"overdraft": OVERDRAFT} if limit % 2 else "hard"
     quotas = [
-        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": "2s"},
+        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": "2s", "cap": cap},
         {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
     ]
@@ -132,6 +137,8 @@ class World:
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
         self.admissions: deque[Admission] = deque()  # since the last look
         self.late_admissions: list[str] = []
+        self.late_units: dict[tuple[int, str, str], int] = defaultdict(int)
+        self.overdrawn_while_heard: list[str] = []
         self.step = 0
         self.until: dict[int, list[Any]] = defaultdict(list)
         self.snapshots: dict[tuple[str, int], Any] = {}
@@ -146,6 +153,7 @@ class World:
     def _machine(self, name: str) -> Machine:
         machine = Machine(name, self.clock, self.chance(f"machine {name}"), self._admitted)
         machine.note_work = self._worked
+        machine.model.note_overdrawn = lambda lease, _period, units: self._overdrew(machine, lease, units)
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
         machine.model.is_exempt = self.random.random() < 0.5
         return machine
@@ -161,6 +169,13 @@ class World:
         self._worked(admission)
         self.admissions.append(admission)
         self._is_in_time(admission)
+
+    def _overdrew(self, machine: Machine, lease: str, units: int) -> None:
+        """Whoever was answered within the last five seconds is not cut off; a clock that jumps makes them shorter."""
+        heard_at_us, now_us = machine.model.heard_at_us, machine.model.now_us
+        self.coordinators.outcomes["overdrawn"] += units
+        if not machine.jumped_back and heard_at_us is not None and 0 <= now_us - heard_at_us < CUT_OFF_US:
+            self.overdrawn_while_heard.append(f"{units} of {lease}, {now_us - heard_at_us} us after an answer")
 
     def _worked(self, admission: Admission) -> None:
         """What was set aside before may be used later: after its lease, its period and its epoch."""
@@ -178,6 +193,10 @@ class World:
         if lease is None or not admission.enforced or machine.jumped_back:
             return
         if lease.state in (LeaseState.ACTIVE, LeaseState.EXPIRED) and self.clock.now() > lease.expires_at:
+            name = (admission.epoch, admission.quota, admission.period)
+            self.late_units[name] += admission.units
+            if self.late_units[name] <= lease.overdraft + lease.overdrawn:
+                return  # it is cut off, and that is its overdraft
             self.late_admissions.append(f"{admission} after {lease.expires_at}, now {self.clock.now()}")
 
     # --- agents -------------------------------------------------------------------------------------------------------

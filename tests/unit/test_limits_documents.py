@@ -6,7 +6,7 @@ import pytest
 from coordinator.api.limits_documents import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
 from doors.bodies import JSON
 from doors.problems import Problem
-from protocol.policy import LimitsDocument, Portion, StoreFailure, extension_of, thresholds_of
+from protocol.policy import LimitsDocument, Portion, StoreFailure, extension_of, overdraft_of, thresholds_of
 
 GOOD = """\
 plans:
@@ -87,7 +87,6 @@ def test_what_is_no_json_has_a_place_too() -> None:
 @pytest.mark.parametrize(
     ("change", "to", "field"),
     [
-        ("period: month", "period: month\n    cap: {overdraft: 50}", "quotas[0].cap.overdraft"),
         ("period: month", "period: month\n    mode: regional", "quotas[0].mode"),
     ],
 )
@@ -195,7 +194,8 @@ def test_thresholds_that_nobody_could_read_are_refused(thresholds: str, expected
         ("firm", "quotas[0].cap", "known"),
         ("{}", "quotas[0].cap", "known"),
         ("{overage: 5, more: 7}", "quotas[0].cap", "known"),
-        ("{overage: 5, overdraft: 7}", "quotas[0].cap.overdraft", "supported"),
+        ("{overage: 5, overdraft: -7}", "quotas[0].cap.overdraft", "units"),
+        ("{overdraft: 7, underdraft: 1}", "quotas[0].cap", "known"),
         ("{overage: -1}", "quotas[0].cap.overage", "units"),
         ("{overage: 9007199254740992}", "quotas[0].cap.overage", "units"),
         ("7", "quotas[0].cap", "type"),
@@ -205,9 +205,13 @@ def test_a_cap_that_nobody_could_read_is_refused(cap: str, field: str, rule: str
     assert faults(GOOD.replace("period: month", f"period: month\n    cap: {cap}")) == [(field, rule)]
 
 
-@pytest.mark.parametrize(("cap", "units"), [("hard", 0), ("soft", 2**53 - 1), ("{overage: 500}", 500)])
-def test_how_far_beyond_its_limit_a_quota_goes(cap: str, units: int) -> None:
-    assert extension_of(read(GOOD.replace("period: month", f"period: month\n    cap: {cap}")).quotas[0]) == units
+@pytest.mark.parametrize(
+    ("cap", "units", "overdraft"),
+    [("hard", 0, 0), ("soft", 2**53 - 1, 0), ("{overage: 500}", 500, 0), ("{overage: 5, overdraft: 7}", 5, 7)],
+)
+def test_how_far_beyond_its_limit_a_quota_goes(cap: str, units: int, overdraft: int) -> None:
+    quota = read(GOOD.replace("period: month", f"period: month\n    cap: {cap}")).quotas[0]
+    assert (extension_of(quota), overdraft_of(quota)) == (units, overdraft)
 
 
 def test_only_an_allowance_goes_beyond_its_limit() -> None:

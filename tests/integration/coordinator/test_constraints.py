@@ -195,6 +195,7 @@ TRIALS: dict[str, Trial] = {
     **accounts("lease", LEASE_SOURCES, LEASE_PLACES),
     **{f"lease_{column}_check": below_zero("lease", column, None) for column in LEASE_OTHERS},
     "lease_state_check": wrong("lease", state="'open'"),
+    "lease_is_overdrawn_by_units": wrong("lease", overdrawn="-1"),
     "period_check": wrong("period", ends_at="'2026-12-01'"),
     "period_kind_check": wrong("period", kind="'year'"),
     "period_names_a_table": wrong("period", id="'2026/12'"),

@@ -54,6 +54,46 @@ async def until_booked(world: World, units: int) -> dict[str, Any]:
     raise AssertionError(f"{units} were admitted: {found}")
 
 
+OVERDRAFT = 20
+
+
+async def status(agent: Agent) -> dict[str, Any]:
+    found: dict[str, Any] = (await agent.http.get("/v1/status")).json()
+    return found
+
+
+async def test_a_region_that_is_cut_off_goes_on_for_its_part_of_the_overdraft(world: World) -> None:
+    """Two agents of one region share it, and so do regions: each of two has a half."""
+    prints = {"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month", "cap": {"overdraft": OVERDRAFT}}
+    policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]
+    await world.try_out({"quotas": [prints], "policies": policies})
+    cut, beside, other = [await world.agent(region) for region in ("us-east", "us-east", "eu-west")]
+    await until_leased(cut, 60)
+    await until_leased(other, 40)
+    before, after = Counter[int](), Counter[int]()
+    await ask(cut, before)
+
+    world.weather.swallows_requests = True
+    lease = await leased(cut)
+    part = (await status(cut))["leases"][0]["overdraft"]
+    assert 0 < part < OVERDRAFT
+    for _ in range(3_000):
+        await ask(cut, after)
+        await ask(beside, after)
+        if after[200] == lease + part:
+            break
+    for agent in [cut, beside] * 5:
+        await ask(agent, after)
+    assert after[200] == lease + part, "so much and no more"
+    [told] = (await status(cut))["leases"]
+    assert (told["overdrawn"], told["owed"], told["available"]) == (part, part, -part)
+
+    world.weather.swallows_requests = False
+    quota = await until_booked(world, before[200] + after[200])
+    assert (quota["consumed"], quota["overage"]) == (1 + lease + part, 0), "units were left: they cover it"
+    assert sum(each["overdrawn"] for each in quota["regions"]) == part
+
+
 async def test_a_region_that_is_cut_off_spends_its_lease_and_no_more_and_then_denies(world: World) -> None:
     quotas = [{"name": "prints", "kind": "allowance", "limit": LIMIT, "period": "month"}]
     policies = [{"name": "print", "match": {"route": "/v1/prints"}, "by": ["tenant"], "quota": "prints"}]

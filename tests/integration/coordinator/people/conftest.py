@@ -111,6 +111,7 @@ class Region:
         self.client, self.name, self.epoch, self.lanes = client, name, epoch, lanes
         self.seqs: dict[int, int] = {}
         self.leases: dict[tuple[str, str], dict[str, Any]] = {}
+        self.overdrafts: dict[tuple[str, str], int] = {}  # what it was told last
 
     async def use(self, quota: str, period: str, used: Sequence[Used]) -> None:
         """Leases what it needs and has it booked as used, in two exchanges."""
@@ -142,6 +143,7 @@ class Region:
             self._install(lease)
 
     def _install(self, lease: dict[str, Any]) -> None:
+        self.overdrafts[lease["quota"], lease["period"]] = lease["overdraft"]
         known = {name: lease[name] for name in ("quota", "period", "granted", "overage")}
         blank = {"consumed": 0, "returned": 0}
         self.leases[lease["quota"], lease["period"]] = (
