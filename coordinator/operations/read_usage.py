@@ -76,7 +76,7 @@ async def read_usage(
     position: int = await connection.fetchval(_POSITION) if as_of is None else as_of
     sql = _usage(question, is_now=as_of is None)
     rows = await connection.fetch(sql, question.boundaries, position, count, skip, last, *question.filters.values())
-    return UsagePage([_row(question, row) for row in rows], position)
+    return UsagePage(_rows(question, rows), position)
 
 
 async def read_unaccounted(
@@ -87,9 +87,17 @@ async def read_unaccounted(
     return units
 
 
-def _row(question: UsageQuestion, row: asyncpg.Record) -> UsageRow:
-    start, end = question.boundaries[row["bucket"] - 1 : row["bucket"] + 1]
-    return UsageRow(start, end, {dimension: row[dimension] for dimension in question.group_by}, row["units"])
+def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[UsageRow]:
+    """There may be very many, of few kinds: all of one kind share what tells it apart."""
+    cuts, found = question.boundaries, list[UsageRow]()
+    kinds: dict[tuple[str | None, ...], Mapping[Dimension, str | None]] = {}
+    for row in rows:
+        bucket, kind, units = row[0], row[1:-1], row[-1]
+        dimensions = kinds.get(kind)
+        if dimensions is None:
+            dimensions = kinds[kind] = dict(zip(question.group_by, kind, strict=True))
+        found.append(UsageRow(cuts[bucket - 1], cuts[bucket], dimensions, units))
+    return found
 
 
 # --- the statements: nothing of a caller becomes SQL, tables and columns are ours, values are parameters --------------

@@ -139,8 +139,12 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
     some = make_exports._Made(1, 7, 5)
     assert await one.run(lambda c: make_exports._keep(c, first, some, 0, b"wrong"))
     async with open_database(restricted(database), 2) as another:
-        await do_exports(another, StandingClock())
+        second = await another.run(lambda c: make_exports._begin(c, export.id))
+        assert second is not None
         assert not await one.run(lambda c: make_exports._keep(c, first, some, 5, b"wrong"))
+        assert await parts(other) == 0
+        await do_exports(another, StandingClock())
+        assert not await another.run(lambda c: make_exports._keep(c, second, some, 5, b"wrong"))
         finished, body = await content(another, export.id)
     assert (await content(one, export.id))[1] == body  # whichever coordinator is asked
     assert hashlib.sha256(body).hexdigest() == finished.sha256
