@@ -10,7 +10,7 @@ default, 10000000 and 1000 for the real size.
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +26,8 @@ from coordinator.database.engine import Database, open_database
 from coordinator.domain.export import ExportFormat
 from coordinator.domain.statement import Statement, StatementId
 from coordinator.domain.usage import Dimension, Granularity, UsageQuestion, boundaries
-from coordinator.operations.exports import Export, ExportRequest, ask_export, walk
+from coordinator.operations.exports import Chunk, Export, ExportRequest, ask_export, walk
+from coordinator.operations.make_exports import file_of
 from coordinator.operations.read_statement import read_statement
 from coordinator.operations.read_usage import read_usage
 from coordinator.operations.reconcile import read_settled
@@ -82,10 +83,16 @@ async def _measure(bench: Bench, repeats: int) -> Mapping[str, Lines]:
             },
             repeats,
         ),
-        f"{EXPORTED} lines exported as CSV ({size})": await compare(
-            {"COPY TO": partial(_copied, bench), "an export": partial(_exported, bench)}, repeats
+        f"{EXPORTED} lines exported ({size})": await compare(
+            {
+                "COPY TO, as CSV": partial(_copied, bench),
+                "an export as CSV": partial(_exported, bench, walk),
+                "an export as Parquet": partial(_exported, bench, file_of),
+            },
+            repeats,
         ),
-        f"memory of an export, MiB ({size})": facts(await _memory(bench)),
+        f"memory of an export as CSV, MiB ({size})": facts(await _memory(bench, walk)),
+        f"memory of an export as Parquet, MiB ({size})": facts(await _memory(bench, file_of)),
     }
 
 
@@ -127,9 +134,12 @@ async def _copied(bench: Bench) -> Load:
     return _of_lines(started)
 
 
-async def _exported(bench: Bench) -> Load:
+Written = Callable[[Database, Export], AsyncIterator[Chunk]]
+
+
+async def _exported(bench: Bench, written: Written) -> Load:
     started, rows = time.perf_counter(), 0
-    async for chunk in walk(bench.database, bench.export):
+    async for chunk in written(bench.database, bench.export):
         rows += chunk.rows
         if rows >= EXPORTED:
             break
@@ -142,11 +152,11 @@ def _of_lines(started: float) -> Load:
     return loaded(EXPORTED / took, [took * 1e6])
 
 
-async def _memory(bench: Bench) -> dict[str, list[float]]:
+async def _memory(bench: Bench, written: Written) -> dict[str, list[float]]:
     """Of this process, while it exports: after a tenth of the lines, and after all of them."""
     seen: dict[str, list[float]] = {"after a tenth": [], "after all": []}
     rows = 0
-    async for chunk in walk(bench.database, bench.export):
+    async for chunk in written(bench.database, bench.export):
         before, rows = rows, rows + chunk.rows
         if before < LINES // 10 <= rows:
             seen["after a tenth"].append(await resident_mib(os.getpid()))

@@ -54,7 +54,7 @@ async def _make(database: Database, export_id: UUID, clock: Clock) -> None:
     if not await database.run(lambda c: _still(c, _EXPECT, attempt, expected)):
         return
     parquet = export.format is ExportFormat.PARQUET
-    chunks = _file(database, export) if parquet else walk(database, export)
+    chunks = file_of(database, export) if parquet else walk(database, export)
     done = await (_keep_parts if parquet else _leave_marks)(database, attempt, chunks)
     if done is not None:
         marks = msgspec.json.encode(done.marks).decode()
@@ -119,7 +119,7 @@ async def _keep(connection: Connection, attempt: _Attempt, made: _Made, starts_a
     return True
 
 
-async def _file(database: Database, export: Export) -> AsyncIterator[Chunk]:
+async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
     """Beside the loop: packing some thousand lines takes longer than any other call may wait."""
     head = export.ledger_head
     facts = {

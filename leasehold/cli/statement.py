@@ -1,5 +1,6 @@
 """`leasehold statement`: what a tenant is billed for of a period, and where each line of it comes from."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -56,13 +57,18 @@ def statement(
         show(list(_SOURCES), [_shown(each, _SOURCES) for each in found])
     else:
         show([*_COLUMNS, "document"], [_row(each) for each in found["lines"]])
-        show(list(_LIMITS), [_shown(each, _LIMITS) for each in found["limits"]])
+        show(list(_LIMITS), [_shown(_to_the_second(each), _LIMITS) for each in found["limits"]])
         state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
         typer.echo(f"billed: {found['billed']} units; {state}; not accounted for yet: {found['unaccounted']}")
 
 
 def _row(line: dict[str, Any]) -> list[str]:
     return [*_shown(line, _COLUMNS), (line["adjustment"] or {}).get("document", "")]
+
+
+def _to_the_second(limit: dict[str, Any]) -> dict[str, Any]:
+    """Of times: what a table has room for."""
+    return limit | {name: re.sub(r"\.\d+Z$", "Z", limit[name]) for name in ("from", "to")}
 
 
 def _shown(found: dict[str, Any], names: Sequence[str]) -> list[str]:

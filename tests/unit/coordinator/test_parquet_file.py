@@ -88,5 +88,5 @@ def _chunks(count: int, size: int) -> Iterator[list[ExportRow]]:
 
 def _line(n: int) -> ExportRow:
     """Of a thousand tenants, in no order."""
-    what = (FIRST + timedelta(minutes=n), "2026-11", "2026-11", f"tenant {n * 7919 % 1000}", "exports", "exports:")
+    what = (FIRST + timedelta(minutes=n), "2026-11", "2026-11", f"tenant {n * 7919 % 1009}", "exports", "exports:")
     return ExportRow(n, *what, "eu-west", "x", None, None, None, n * 7919 % 10_007, "usage", 1, 0, n, 0, 0, "included")
