@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 
 import structlog
+import uvloop
 
 from benchmarks import agent, coordinator, failures, finance, keys
 from benchmarks.allocation import run as allocation
@@ -25,6 +26,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "keys": keys.run,
     "peers": peers.run,
 }
+ON_UVLOOP = {"coordinator"}  # what is measured runs in this process as well, and there as in its own
 PINNED = {"agent", "failures", "peers"}  # to cores of their own, where there are two
 
 
@@ -42,7 +44,8 @@ def main() -> None:
         how = conditions(datetime.now(UTC)) | {"repeats": max(chosen.repeats, FEWEST_TURNS), "seconds": chosen.seconds}
         how["pinned"] = name in PINNED and can_be_pinned()
         try:
-            tables = asyncio.run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
+            run = uvloop.run if name in ON_UVLOOP else asyncio.run
+            tables = run(BENCHMARKS[name](chosen.repeats, chosen.seconds, chosen.port))
         except RefusedError as error:
             raise SystemExit(f"{name}: {error}") from None
         for about, rows in tables.items():

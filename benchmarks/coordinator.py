@@ -2,8 +2,11 @@
 
 The references do what no ledger could do with less: COPY into a table without a key, a check or an index; and one
 UPDATE of one row with one INSERT beside it, in a transaction of its own. All run on one Postgres, which waits for its
-disk. "Without HTTP" calls what the door calls, gathering included; over HTTP the coordinator is a process of its own,
-and the load generator shares the cores with it and with Postgres.
+disk. "Without HTTP" calls what the door calls, gathering included, in the process that makes the load: how much of its
+time the making takes is a table of its own. Over HTTP the coordinator is a process of its own, and the load generator
+shares the cores with it and with Postgres.
+
+A region says in each exchange what it has heard of its lease, so whoever asks for a unit is granted one, every time.
 """
 
 import asyncio
@@ -20,6 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -29,7 +33,7 @@ import asyncpg
 import msgspec
 from pydantic import SecretStr
 
-from benchmarks.frame import Load, Row, compare, row
+from benchmarks.frame import FEWEST_TURNS, Fact, Lines, Load, Row, compare, facts, row
 from benchmarks.load import http_is_whole
 from coordinator.api.frozen import call_of
 from coordinator.database.engine import open_database
@@ -38,6 +42,7 @@ from coordinator.metrics import Metrics
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.open_epoch import open_epoch
 from coordinator.operations.put_limits import put_limits
+from coordinator.operations.put_region import put_region
 from coordinator.operations.read_usage import read_usage
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
@@ -47,7 +52,8 @@ from leasehold import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of
-from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, OpenEpoch, Versions
+from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseWant, LiveState, OpenEpoch, Versions
+from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
 from protocol.policy import LimitsDocument, PeriodKind
 
@@ -84,8 +90,21 @@ class Region:
     turns: int = 0
     seqs: Counter[int] = field(default_factory=Counter)
     consumed: Counter[str] = field(default_factory=Counter)
+    granted: Counter[str] = field(default_factory=Counter)
+    overage: Counter[str] = field(default_factory=Counter)
 
-    def request(self, lines: int) -> ExchangeRequest:
+    def request(self, lines: int, exchanges: int = 1) -> ExchangeRequest:
+        """Of so many quotas in a row, which must be of different lanes."""
+        said = [self._exchange(lines) for _ in range(exchanges)]
+        return ExchangeRequest(fingerprint="a life", versions=Versions(), exchanges=said)
+
+    def hear(self, response: ExchangeResponse) -> None:
+        for reply in response.replies:
+            assert reply.outcome is ExchangeOutcome.APPLIED, response
+            for lease in reply.leases:
+                self.granted[lease.quota], self.overage[lease.quota] = lease.granted, lease.overage
+
+    def _exchange(self, lines: int) -> Exchange:
         """With usage lines of one unit each, or none; asking for as many units as it reports, or for one."""
         quota = self.quotas[self.turns % len(self.quotas)]
         lane = lane_of(quota, self.lanes)
@@ -97,8 +116,8 @@ class Region:
         lease = {
             "quota": quota,
             "period": period_at(Calendar(PeriodKind.MONTH), now).id,
-            "granted": 0,
-            "overage": 0,
+            "granted": self.granted[quota],
+            "overage": self.overage[quota],
             "consumed": self.consumed[quota],
             "returned": 0,
             "lines": [
@@ -112,8 +131,7 @@ class Region:
         }
         batch = {"epoch": self.epoch, "lane": lane, "seq": self.seqs[lane], "leases": [lease]}
         live = LiveState(wants=[LeaseWant(quota=quota, waiting=lines or 1)])
-        frozen = Exchange(frozen=msgspec.json.encode(batch).decode(), live=live)
-        return ExchangeRequest(fingerprint="a life", versions=Versions(), exchanges=[frozen])
+        return Exchange(frozen=msgspec.json.encode(batch).decode(), live=live)
 
 
 class Process(NamedTuple):
@@ -130,20 +148,29 @@ class Bench:
     coordinator: Coordinator
     processes: Sequence["Process"]
     seconds: float
+    regions: list[Region] = field(default_factory=list)  # the same few in all that is measured
+
+    async def talking(self, how_many: int, quotas: Sequence[str], policies: int = POLICIES) -> list[Region]:
+        """So many regions. Of many quotas each has a part, as long as two regions have each."""
+        while len(self.regions) < how_many:
+            self.regions.append(await new_region(self.owner))
+        chosen, part = self.regions[:how_many], -(-len(quotas) // how_many)
+        for number, region in enumerate(chosen):
+            region.quotas = [*quotas[number * part :], *quotas[: number * part]][: 2 * part]
+            region.policies = policies
+        return chosen
 
 
 async def measured(
     bench: Bench,
     per_call: int,
-    count: int,
+    how_many: int,
     speak: "Callable[[Region], Awaitable[None]]",
-    regions: list[Region],
     quotas: Sequence[str],
     policies: int = POLICIES,
 ) -> Load:
     """So many regions, the same in every turn, each with one call under way."""
-    while len(regions) < count:
-        regions.append(await new_region(bench.owner, quotas, policies))
+    regions = await bench.talking(how_many, quotas, policies)
     latencies_us: list[float] = []
     ends = time.perf_counter() + bench.seconds
 
@@ -163,14 +190,14 @@ def loaded(per_second: float, latencies_us: list[float]) -> Load:
     return Load(per_second, ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], 0)
 
 
-async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", quotas: Sequence[str], policies: int) -> Region:
+async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", lanes: int = 4) -> Region:
     name, now = f"r-{secrets.token_hex(6)}", datetime.now(UTC)
     async with owner.transaction():
-        await owner.execute("INSERT INTO region (name, created_at) VALUES ($1, $2)", name, now)
+        await put_region(owner, name, None, None, None, now)
         issued = await issue_token(owner, [f"region:{name}"], "a benchmark", now)
         asked = OpenEpoch(nonce=secrets.token_hex(16), fingerprint="a life")
-        opened = await open_epoch(owner, name, asked, 4, now)
-    return Region(name, quotas, opened.epoch, opened.lanes, issued.token, policies)  # type: ignore[union-attr]
+        opened = await open_epoch(owner, name, asked, lanes, now)
+    return Region(name, [], opened.epoch, opened.lanes, issued.token)  # type: ignore[union-attr]
 
 
 # --- the subjects -----------------------------------------------------------------------------------------------------
@@ -178,24 +205,24 @@ async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", quotas: Sequen
 
 async def direct(bench: Bench, lines: int, region: Region) -> None:
     applied = await bench.coordinator.gathering.apply(call_of(region.name, region.request(lines)))
-    assert applied.response.replies[0].outcome == "applied", applied.response
+    region.hear(applied.response)
 
 
 async def over_http(
-    bench: Bench, lines: int, sockets: dict[str, Any], region: Region, *, coordinators: int = 1
+    bench: Bench, lines: int, sockets: dict[str, Any], region: Region, *, coordinators: int = 1, exchanges: int = 1
 ) -> None:
     if region.name not in sockets:
         address = urlsplit(bench.processes[len(sockets) % coordinators].address)
         sockets[region.name] = await asyncio.open_connection(address.hostname, address.port)
     reader, writer = sockets[region.name]
-    body = msgspec.json.encode(region.request(lines))
+    body = msgspec.json.encode(region.request(lines, exchanges))
     head = f"POST /v1/regions/{region.name}/exchanges HTTP/1.1\r\nHost: benchmark\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {region.token}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = b""
     while not http_is_whole(answer):
         answer += await reader.read(65536)
-    assert b'"outcome":"applied"' in answer, answer
+    region.hear(msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=ExchangeResponse))
 
 
 # --- the references ---------------------------------------------------------------------------------------------------
@@ -304,14 +331,16 @@ async def _listens(port: int) -> bool:
     return True
 
 
-async def run(repeats: int, seconds: float, port: int) -> dict[str, list[Row]]:
+async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
     async with stand(port, seconds) as bench:
-        await direct(bench, LINES, await new_region(bench.owner, [COLD], POLICIES))
+        (region,) = await bench.talking(1, [COLD])
+        await direct(bench, LINES, region)
         await booked_month(bench.owner)
         with TemporaryDirectory() as directory:
             script = Path(directory) / "one_grant.sql"
             script.write_text(ONE_GRANT)
-            tables = {about: await compare(turns, repeats) for about, turns in _tables(bench, script)}
+            tables: dict[str, Lines] = {about: await compare(turns, repeats) for about, turns in _tables(bench, script)}
+        tables[f"CPU µs of each exchange without HTTP, {REGIONS} regions"] = await shares(bench, repeats)
         return tables | {"memory of one coordinator, as exchanges come; ratio to the first": await memory(bench)}
 
 
@@ -330,7 +359,7 @@ def _tables(bench: Bench, script: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     )
     many = [f"exports:tenant=t{number}" for number in range(ALLOWANCES)]
     yield (
-        f"exchanges on {ALLOWANCES} allowances, 64 regions at once",
+        f"exchanges on {ALLOWANCES} allowances, each of two regions, 64 regions at once",
         {
             "pgbench, one grant a transaction, one client": partial(pgbench, bench, script, 1),
             **{place: _asking(bench, place, 64, many) for place in _PLACES},
@@ -352,9 +381,9 @@ def _lines(bench: Bench) -> dict[str, Any]:
     four = partial(measured, bench, LINES, 4, quotas=[COLD])
     return {
         "COPY into a plain table": partial(copy, bench),
-        "exchanges without HTTP": partial(four, partial(direct, bench, LINES), []),
-        "exchanges over HTTP": partial(four, partial(over_http, bench, LINES, {}), []),
-        "without HTTP, each line another policy's": partial(four, partial(direct, bench, LINES), [], policies=LINES),
+        "exchanges without HTTP": partial(four, partial(direct, bench, LINES)),
+        "exchanges over HTTP": partial(four, partial(over_http, bench, LINES, {})),
+        "without HTTP, each line another policy's": partial(four, partial(direct, bench, LINES), policies=LINES),
     }
 
 
@@ -364,39 +393,77 @@ def _asking(bench: Bench, place: str, regions: int, quotas: Sequence[str]) -> "C
         "one coordinator": partial(over_http, bench, 0, {}),
         "two coordinators": partial(over_http, bench, 0, {}, coordinators=2),
     }
-    return partial(measured, bench, 1, regions, speaks[place], [], quotas)
+    return partial(measured, bench, 1, regions, speaks[place], quotas)
+
+
+# --- whose time it is -------------------------------------------------------------------------------------------------
+
+
+async def shares(bench: Bench, repeats: int) -> list[Fact]:
+    """The load is made in the process that is measured: so much of what that takes is not the coordinator's."""
+    own, all_of_it = list[float](), list[float]()
+    for _ in range(max(repeats, FEWEST_TURNS)):
+        own.append(await _cpu_us(bench, _only_make))
+        all_of_it.append(await _cpu_us(bench, partial(direct, bench, 0)))
+    return facts({"all": all_of_it, "of that, making the load": own})
+
+
+async def _cpu_us(bench: Bench, speak: "Callable[[Region], Awaitable[None]]") -> float:
+    regions, before = await bench.talking(REGIONS, ["exports:tenant=whose"]), time.process_time()
+    await exchanged(speak, regions, 100 * REGIONS)
+    return (time.process_time() - before) / (100 * REGIONS) * 1e6
+
+
+async def _only_make(region: Region) -> None:
+    region.request(0)
+    region.seqs.subtract([lane_of(region.quotas[0], region.lanes)])  # nobody heard it
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 INTERVALS = 10
+LANES = 16  # as many exchanges a call: so a million take minutes
 
 
 async def memory(bench: Bench) -> list[Row]:
     """What stays of many exchanges: in memory nothing may, and the last are answered like the first."""
-    regions = [await new_region(bench.owner, ["exports:tenant=long"], POLICIES) for _ in range(REGIONS)]
-    speak = partial(over_http, bench, 0, {})
+    regions = [await new_region(bench.owner, LANES) for _ in range(REGIONS)]
+    for region in regions:
+        region.quotas = _one_of_each_lane(region.lanes)
+    speak = partial(over_http, bench, 0, {}, exchanges=LANES)
     await exchanged(speak, regions, 10 * REGIONS)  # whatever is made once is made
     loads, rows = [], []
     for number in range(1, INTERVALS + 1):
-        loads.append(await exchanged(speak, regions, EXCHANGES // INTERVALS))
+        loads.append(await exchanged(speak, regions, EXCHANGES // INTERVALS // LANES, LANES))
         name = f"after {number * EXCHANGES // INTERVALS:,}: {await resident_mib(bench.processes[0].pid):.1f} MiB"
         rows.append(row(name, loads[-1:], loads[:1]))
     return rows
 
 
-async def exchanged(speak: "Callable[[Region], Awaitable[None]]", regions: Sequence[Region], count: int) -> Load:
+def _one_of_each_lane(lanes: int) -> list[str]:
+    found: dict[int, str] = {}
+    for number in count():
+        quota = f"exports:tenant=long-{number}"
+        found.setdefault(lane_of(quota, lanes), quota)
+        if len(found) == lanes:
+            break
+    return list(found.values())
+
+
+async def exchanged(
+    speak: "Callable[[Region], Awaitable[None]]", regions: Sequence[Region], calls: int, per_call: int = 1
+) -> Load:
     latencies_us: list[float] = []
 
     async def talk(region: Region) -> None:
-        for _ in range(count // len(regions)):
+        for _ in range(calls // len(regions)):
             began = time.perf_counter()
             await speak(region)
             latencies_us.append((time.perf_counter() - began) * 1e6)
 
     started = time.perf_counter()
     await asyncio.gather(*map(talk, regions))
-    return loaded(len(latencies_us) / (time.perf_counter() - started), latencies_us)
+    return loaded(len(latencies_us) * per_call / (time.perf_counter() - started), latencies_us)
 
 
 async def resident_mib(pid: int) -> float:
