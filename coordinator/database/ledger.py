@@ -379,10 +379,12 @@ def _quoted_moment(moment: datetime) -> str:
     return f'"{moment}"'
 
 
-@functools.lru_cache(maxsize=KEYS_REMEMBERED)
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
+
+
+_quoted = functools.lru_cache(maxsize=KEYS_REMEMBERED)(_quote)  # of keys: the same few are named again and again
 
 
 async def insert_leases(
@@ -452,7 +454,7 @@ def _values(entries: Iterable[Entry]) -> Iterator[tuple[object, ...]]:
 
 
 def _nullable(values: Iterable[object]) -> str:
-    return f"{{{','.join('NULL' if each is None else _quoted(str(each)) for each in values)}}}"
+    return f"{{{','.join('NULL' if each is None else _quote(str(each)) for each in values)}}}"
 
 
 def _rows(entry: Entry, recorded_at: str) -> Iterator[str]:
