@@ -433,9 +433,10 @@ async def memory(bench: Bench) -> list[Row]:
     speak = partial(over_http, bench, 0, {}, exchanges=LANES)
     await exchanged(speak, regions, 10 * REGIONS)  # whatever is made once is made
     loads, rows = [], []
+    calls = max(1, EXCHANGES // INTERVALS // LANES // REGIONS) * REGIONS
     for number in range(1, INTERVALS + 1):
-        loads.append(await exchanged(speak, regions, EXCHANGES // INTERVALS // LANES, LANES))
-        name = f"after {number * EXCHANGES // INTERVALS:,}: {await resident_mib(bench.processes[0].pid):.1f} MiB"
+        loads.append(await exchanged(speak, regions, calls, LANES))
+        name = f"after {number * calls * LANES:,}: {await resident_mib(bench.processes[0].pid):.1f} MiB"
         rows.append(row(name, loads[-1:], loads[:1]))
     return rows
 
