@@ -70,7 +70,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.periods import Calendar, period_at, period_of
-from protocol.policy import PeriodKind
+from protocol.policy import LimitsDocument, PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
 from tests.integration.coordinator.machine.law import (
@@ -93,7 +93,7 @@ STEPS = 50
 LANES = 2
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
-BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 15}  # the limit, by the cap
+BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 100}  # the limit, by the cap
 QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
 PEOPLE = [Actor(str(UUID(int=number))) for number in (1, 2)]
 KINDS = [kind for kind in ResolutionKind if kind is not ResolutionKind.REBASE]  # which is of a lane
@@ -109,6 +109,13 @@ quotas = st.sampled_from(sorted(QUOTAS))
 people = st.sampled_from(PEOPLE)
 units = st.integers(1, 40)
 nth = st.integers(0, 5)  # of whatever there is then, from the end
+
+
+def promised(limit: int) -> LimitsDocument:
+    """With a cap that is as soft as the limit is high: people may debit more than that."""
+    base = document(limit)
+    quotas = [replace(each, cap={"overage": 100}) if each.name == "mails" else each for each in base.quotas]
+    return replace(base, quotas=quotas)
 
 
 class Ledger(RuleBasedStateMachine):
@@ -521,13 +528,14 @@ class Ledger(RuleBasedStateMachine):
             assert found.kind is not AdjustmentKind.DEBIT or pool["unallocated"] >= pool["overage"]
             assert found.kind is not AdjustmentKind.WRITE_OFF or found.units <= billed
 
-    @rule(quota=quotas)
-    def debit_all_that_is_left(self, quota: str) -> None:
-        """Also what is there only because the cap is soft."""
+    @rule(quota=quotas, is_beyond=st.booleans())
+    def debit_all_that_is_left(self, quota: str, is_beyond: bool) -> None:
+        """Or also what is there only because the cap is soft."""
         pool = self.seen.pools.get(self.key(quota))
         left = pool["unallocated"] - pool["overage"] if pool else 0
-        if left > 0:
-            self.propose_to_adjust(quota, is_of_before=False, kind=AdjustmentKind.DEBIT, units=left, by=PEOPLE[0])
+        units = left if pool is None or is_beyond else min(left, pool["spendable"])
+        if units > 0:
+            self.propose_to_adjust(quota, is_of_before=False, kind=AdjustmentKind.DEBIT, units=units, by=PEOPLE[0])
             self.end_an_adjustment(0, by=PEOPLE[1], is_withdrawn=False)
 
     @rule(quota=quotas, units=units, carries=st.booleans())
@@ -564,13 +572,13 @@ class Ledger(RuleBasedStateMachine):
     @rule(limit=st.sampled_from([5, 60, 120, 300]))
     def put_limits(self, limit: int) -> None:
         self.most |= Counter({"exports:tenant=acme": limit, "mails:tenant=acme": 40 + limit // 2})
-        put = put_limits(self.connection, document(limit), lambda _: True, None, self.now)
+        put = put_limits(self.connection, promised(limit), lambda _: True, None, self.now)
         assert self.step(put).outcome in (LimitsOutcome.APPLIED, LimitsOutcome.UNCHANGED)
 
     @rule(limit=st.sampled_from([5, 60, 120]))
     def be_too_late_with_limits(self, limit: int) -> None:
         with self.nothing_changes():
-            self.step(put_limits(self.connection, document(limit), lambda _: False, None, self.now))
+            self.step(put_limits(self.connection, promised(limit), lambda _: False, None, self.now))
 
     @rule(region=regions, status=st.sampled_from(["active", "active", "draining", "down"]))
     def put_region(self, region: str, status: str) -> None:
