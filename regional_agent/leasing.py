@@ -23,6 +23,7 @@ MOST_KEYS = 10_000
 # A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
 # another: who waits goes on waiting.
 HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
+UNANSWERED_MS = 1_000  # until nobody waits any more: for so long, a message that was lost is said again
 LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
 
 
@@ -35,6 +36,7 @@ class Want:
     wanted: bool = False
     exhausted_until_ms: int = 0  # nothing will come back by itself before that
     retry_at_ms: int = 0
+    asked_at_ms: int | None = None  # while there is no answer
     renew_at_ms: int | None = None  # while there is a lease
     held: int = 0  # units that services have set aside, as far as is known here
     look_at_ms: int = 0  # at what is held
@@ -122,7 +124,10 @@ class Leasing:
         return want.changed
 
     def waited_in_vain(self, quota: str) -> None:
-        self._want(quota).patience.lost(self._clock.monotonic_ms())
+        """Nothing came in time. Who was not even answered hopes on for a while: what was lost is said again."""
+        want, now_ms = self._want(quota), self._clock.monotonic_ms()
+        if want.asked_at_ms is None or now_ms >= want.asked_at_ms + UNANSWERED_MS:
+            want.patience.lost(now_ms)
 
     def waits_no_more(self, quota: str, units: int) -> None:
         self._want(quota).waiting -= units
@@ -172,6 +177,7 @@ class Leasing:
     def granted(self, quota: str, units: int) -> None:
         """The lease is good again, with so many units more: whoever waits tries again."""
         want = self._want(quota)
+        want.asked_at_ms = None
         if units > 0:
             want.patience.restored()
             want.wanted, want.exhausted_until_ms, want.retry_at_ms = False, 0, 0
@@ -234,6 +240,8 @@ class Leasing:
                 del self._wants[idle]
 
     def _ask(self, want: Want) -> None:
+        if not want.wanted:
+            want.asked_at_ms = self._clock.monotonic_ms()
         want.wanted = True
         self.wake.set()
 

@@ -32,6 +32,7 @@ from protocol.periods import Period, next_period, period_at, period_of
 
 WAITS_AT_MOST = timedelta(seconds=5)
 BOUNDS_REMEMBERED = 100  # of periods at one moment: all that a gather tells of the same one
+ANSWERING = timedelta(milliseconds=100)  # about as long as a signal and its answer are under way
 
 
 class Wanted(NamedTuple):
@@ -270,7 +271,7 @@ def recalls(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> li
     """Others are asked for what lies idle there: when nothing is left and somebody waits, and long before that each
     time that the pool has fallen to a quarter. What a region will need itself in so short a time it keeps.
     """
-    keep_ms = _keep_ms(lease, shelf, was_grantable)
+    keep_ms = _keep_ms(lease, shelf, was_grantable, now)
     if keep_ms is None:
         return []
     keeps = [(other, _keep(other, shelf, keep_ms, now)) for other in shelf.others]
@@ -290,14 +291,19 @@ def _keep(other: Lease, shelf: Shelf, keep_ms: int, now: datetime) -> int:
     return max(needs, other.outstanding - shelf.spare_of(other))
 
 
-def _keep_ms(lease: Lease, shelf: Shelf, was_grantable: int) -> int | None:
+def _keep_ms(lease: Lease, shelf: Shelf, was_grantable: int, now: datetime) -> int | None:
     """Half of what is left lasts so long for all; of nothing, what is spent before a grant could come."""
     if not shelf.grantable:
-        return LAST_KEPT_MS if lease.waiting else None
+        return LAST_KEPT_MS if lease.waiting and not _are_answering(shelf, now) else None
     grantable = shelf.pool.grantable
     if not shelf.demand_milli or not has_fallen(was_grantable, grantable, shelf.pool.funded):
         return None
     return grantable * 1_000_000 // (2 * shelf.demand_milli)
+
+
+def _are_answering(shelf: Shelf, now: datetime) -> bool:
+    """Another region began to wait just before, so all were asked: asked again by each, they would say the same."""
+    return any(each.waiting and now - each.reported_at < ANSWERING for each in shelf.others)
 
 
 def has_fallen(was: int, units: int, limit: int) -> bool:

@@ -21,7 +21,7 @@ from coordinator.domain.division import (
     taken_by_region,
 )
 from coordinator.domain.entitlement import Catalogue, Entitlement, RegionShare
-from coordinator.domain.granting import Shelf, Wanted, recalls, serve
+from coordinator.domain.granting import ANSWERING, Shelf, Wanted, recalls, serve
 from coordinator.domain.setting import Setting, faults_of_settings
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
@@ -208,6 +208,17 @@ def test_when_nothing_is_left_a_region_keeps_what_it_needs_but_never_more_than_h
     table.ask("ap-south", waiting=5)
     (notice,) = recalls(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
     assert (notice.region, notice.signal.keep) == ("us-east", keep)
+
+
+def test_all_are_asked_once_for_those_who_begin_to_wait_together() -> None:
+    """Each of fifty regions that found nothing left asked all others for the same units again."""
+    table = Table(Division({region: Part() for region in REGIONS}))
+    table.ask("us-east", waiting=LIMIT)
+    table.ask("ap-south", waiting=5)
+    assert recalls(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
+    table.ask("eu-west", waiting=5)
+    assert recalls(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW) == []
+    assert recalls(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW + ANSWERING), "they did not, or not enough"
 
 
 def test_used_units_count_towards_a_floor() -> None:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from prometheus_client import generate_latest
 
-from regional_agent.leasing import HotKey, Leasing
+from regional_agent.leasing import UNANSWERED_MS, HotKey, Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import PolicyDecision
 
@@ -73,6 +73,23 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
     leasing.refused(QUOTA)
     leasing.hint(None)
     assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
+
+
+def test_a_message_that_was_lost_ends_no_hope_but_the_answer_that_nothing_is_there_does() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.waits(QUOTA, 1)
+    clock.now_ms += UNANSWERED_MS - 1
+    leasing.waited_in_vain(QUOTA)
+    assert leasing.may_wait(QUOTA), "it is said again, and whoever comes meanwhile waits for it"
+    leasing.granted(QUOTA, 0)
+    leasing.waited_in_vain(QUOTA)
+    assert not leasing.may_wait(QUOTA), "there was an answer, and nothing came"
+    leasing.granted(QUOTA, 5)
+    leasing.waits(QUOTA, 1)
+    clock.now_ms += UNANSWERED_MS
+    leasing.waited_in_vain(QUOTA)
+    assert not leasing.may_wait(QUOTA), "nobody answers any more"
 
 
 def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
