@@ -17,7 +17,17 @@ from protocol.messages import MAX_RATES, RateShare, SharesRequest, SlotShare
 from protocol.outcomes import DenialReason
 from protocol.policy import Rate
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.domain.sharing import URGENT_AFTER_MS, InVain, RateDemand, cannot_wait, needs_no_message
+from regional_agent.domain.sharing import (
+    LOOK_EVERY_MS,
+    URGENT_AFTER_MS,
+    InVain,
+    RateDemand,
+    cannot_wait,
+    has_fallen,
+    is_to_confirm,
+    needs_no_message,
+    wanted_micro,
+)
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -57,7 +67,11 @@ class Key:
     in_vain: InVain = field(default_factory=InVain)  # of slots
     due_ms: int | None = None  # when it is spoken of next; None: it need not be
     told_ms: int = 0
-    told_micro: int = 0  # what was wanted then
+    told_micro: int = 0  # what was wanted then, in the whole region
+    told_here_micro: int = 0  # likewise, of this agent
+    had_micro: int = 0  # the share that was in force then
+    in_bucket: int = 0  # in parts, as the store said last
+    look_ms: int = 0  # for a fall of what is wanted
     rate_micro: int = 0  # the share that was heard last
     expires_ms: int = 0
     is_contended: bool = False
@@ -71,6 +85,15 @@ class Key:
 
     def demand_micro(self, now_ms: int) -> int:
         return self.demand.per_second_micro(now_ms)
+
+    @property
+    def is_looked_at(self) -> bool:
+        return self.is_contended and self.told_here_micro > 0 and self.due_ms is not None
+
+    def wanted_here_micro(self, now_ms: int) -> int:
+        if not isinstance(self.shared, Rate):
+            return 0
+        return wanted_micro(self.demand_micro(now_ms), self.in_bucket, self.shared.burst, self.is_contended)
 
 
 class Sharing:
@@ -112,10 +135,14 @@ class Sharing:
 
     def look(self, charge: RateCharge, available: int, rate_micro: int) -> None:
         """What the store said is in the bucket, in parts, and the rate in force: does the next report have to wait?"""
-        if not charge.is_shared or 10 * available >= 3 * charge.burst * PARTS:
+        key = self._keys.get(charge.quota) if charge.is_shared else None
+        if key is None:
             return
-        key, now_ms = self._keys.get(charge.quota), self._clock.monotonic_ms()
-        if key is None or now_ms < key.told_ms + URGENT_AFTER_MS:
+        key.in_bucket = available
+        if 10 * available >= 3 * charge.burst * PARTS:
+            return
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < key.told_ms + URGENT_AFTER_MS:
             return
         if cannot_wait(available, charge.burst, key.demand_micro(now_ms), max(rate_micro, key.told_micro)):
             self._speak_of(key, now_ms)
@@ -165,12 +192,23 @@ class Sharing:
         while True:
             await self._pause()
             now_ms = self._clock.monotonic_ms()
+            self._look_for_falls(now_ms)
             due = [key for key in self.spoken_of() if key.due_ms is not None and key.due_ms <= now_ms]
             if due:
                 await self._speak(due[:MAX_RATES], now_ms)
 
+    def _look_for_falls(self, now_ms: int) -> None:
+        """Where others want more, the end of what is wanted here is said at once. No request tells of it."""
+        for key in self._keys.values():
+            if key.is_looked_at and now_ms >= key.look_ms:
+                key.look_ms = now_ms + LOOK_EVERY_MS
+                if has_fallen(key.wanted_here_micro(now_ms), key.told_here_micro, key.rate_micro):
+                    key.due_ms = now_ms
+
     async def _pause(self) -> None:
-        due_ms = min((key.due_ms for key in self.spoken_of() if key.due_ms is not None), default=None)
+        moments = [key.due_ms for key in self._keys.values() if key.due_ms is not None]
+        moments += [key.look_ms for key in self._keys.values() if key.is_looked_at]
+        due_ms = min(moments, default=None)
         timeout_s = None if due_ms is None else max(0, due_ms - self._clock.monotonic_ms()) / 1000
         try:
             async with asyncio.timeout(timeout_s):
@@ -183,7 +221,8 @@ class Sharing:
     async def _speak(self, due: Sequence[Key], now_ms: int) -> None:
         life = self._life.current
         for key in due:
-            key.due_ms, key.told_ms = now_ms + UNSAID_MS, now_ms
+            key.due_ms, key.told_ms, key.look_ms = now_ms + UNSAID_MS, now_ms, now_ms + LOOK_EVERY_MS
+            key.told_here_micro = key.wanted_here_micro(now_ms)
         if life is None:
             return
         try:
@@ -206,7 +245,7 @@ class Sharing:
         if of_slots:
             await self._scripts.share_slots(life, slots.mono_us, of_slots)
         for rate in rates.reports:
-            due[rate.quota].told_micro = rate.demand_micro
+            due[rate.quota].told_micro, due[rate.quota].had_micro = rate.demand_micro, rate.rate_micro
         for slot in slots.reports:
             due[slot.quota].told_micro = slot.wanted * SLOT_MICRO
         self._hear(due, [*(share for _, share in of_rates), *of_slots], now_ms)
@@ -238,6 +277,8 @@ class Sharing:
             key.expires_ms = sent_ms + share.expires_in_ms
             is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe_micro)
             key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms
+            if isinstance(share, RateShare) and is_to_confirm(key.had_micro, micro, share.contended):
+                key.due_ms = sent_ms + URGENT_AFTER_MS
 
 
 def _safe(charge: RateCharge) -> Rate:

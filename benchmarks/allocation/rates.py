@@ -26,13 +26,17 @@ from benchmarks.frame import Case, Figure, figure
 from coordinator.domain.sharing import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
 from protocol.policy import Sharing
 from regional_agent.domain.sharing import (
+    LOOK_EVERY_MS,
     URGENT_AFTER_MS,
     RateDemand,
     Share,
     cannot_wait,
+    has_fallen,
+    is_to_confirm,
     kept_micro,
     needs_no_message,
     share_of_grant,
+    wanted_micro,
 )
 
 LIMIT = 3_333  # units a second: two thirds of what is asked for
@@ -60,9 +64,12 @@ class Bucket:
     tokens: float
     filled_ms: int = 0
 
-    def take(self, units: int, rate: float, now_ms: int) -> int:
+    def fill(self, rate: float, now_ms: int) -> None:
         self.tokens = min(self.burst, self.tokens + rate * (now_ms - self.filled_ms) / 1000)
         self.filled_ms = now_ms
+
+    def take(self, units: int, rate: float, now_ms: int) -> int:
+        self.fill(rate, now_ms)
         taken = min(units, int(self.tokens))
         self.tokens -= taken
         return taken
@@ -80,7 +87,7 @@ class Shares(Protocol):
     def rate(self, region: int, /) -> float: ...
     def asked(self, region: int, units: int, bucket: Bucket, /) -> None: ...
     def spent(self, region: int, units: int, /) -> None: ...
-    def turn(self) -> None: ...
+    def turn(self, buckets: Sequence[Bucket], /) -> None: ...
 
 
 class Static:
@@ -96,7 +103,7 @@ class Static:
     def spent(self, _region: int, _units: int) -> None:
         """Likewise."""
 
-    def turn(self) -> None:
+    def turn(self, _buckets: Sequence[Bucket]) -> None:
         """Likewise."""
 
 
@@ -125,7 +132,7 @@ class Doorman:
     def spent(self, _region: int, _units: int) -> None:
         """It goes by what is wanted."""
 
-    def turn(self) -> None:
+    def turn(self, _buckets: Sequence[Bucket]) -> None:
         for region, at_ms in enumerate(self._at_ms):
             if self.network.now_ms >= at_ms:
                 self._at_ms[region] = self.network.now_ms + self._every_ms
@@ -167,6 +174,7 @@ class Key:
     told_ms: int = 0
     told_micro: int = 0
     spent: int = 0
+    look_ms: int = 0  # for a fall of its demand
 
 
 class Ours:
@@ -199,15 +207,29 @@ class Ours:
         if now_ms >= key.told_ms + URGENT_AFTER_MS and cannot_wait(available, int(bucket.burst), wanted, rate):
             key.due_ms = now_ms
 
-    def turn(self) -> None:
-        for number, key in enumerate(self._keys):
+    def turn(self, buckets: Sequence[Bucket]) -> None:
+        for number, (key, bucket) in enumerate(zip(self._keys, buckets, strict=True)):
+            self._look(key, bucket)
             if key.due_ms is not None and self.network.now_ms >= key.due_ms:
-                self._speak(number, key)
+                self._speak(number, key, bucket)
 
-    def _speak(self, number: int, key: Key) -> None:
+    def _look(self, key: Key, bucket: Bucket) -> None:
         now_ms = self.network.now_ms
-        wanted = key.demand.per_second_micro(now_ms)
+        if not key.is_contended or now_ms < key.look_ms:
+            return
+        key.look_ms = now_ms + LOOK_EVERY_MS
+        if has_fallen(self._wanted(key, bucket), key.told_micro, self._in_force_micro(key)):
+            key.due_ms = now_ms
+
+    def _wanted(self, key: Key, bucket: Bucket) -> int:
+        demand = key.demand.per_second_micro(self.network.now_ms)
+        return wanted_micro(demand, int(bucket.tokens * PARTS), int(bucket.burst), key.is_contended)
+
+    def _speak(self, number: int, key: Key, bucket: Bucket) -> None:
+        now_ms = self.network.now_ms
+        wanted = self._wanted(key, bucket)
         key.due_ms, key.told_ms, key.told_micro = now_ms + UNSAID_MS, now_ms, wanted
+        key.look_ms = now_ms + LOOK_EVERY_MS
         rate = kept_micro(wanted, key.share.rate_micro, key.is_contended)
         key.share = key.share.lowered(rate)
         name = key.share.number_at(now_ms * 1000)
@@ -228,12 +250,14 @@ class Ours:
         self.network.send(number, heed)
 
     def _hear(self, key: Key, grant: Grant, sent_ms: int) -> None:
-        mono_us = self.network.now_ms * 1000
+        mono_us, had_micro = self.network.now_ms * 1000, self._in_force_micro(key)
         given = share_of_grant(grant.number, grant.rate_micro, grant.after_micro, grant.expires_in_ms, sent_ms * 1000)
         key.share = key.share.heard(given, sent_ms * 1000, mono_us)
         key.is_contended = grant.is_contended
         is_quiet = not grant.is_contended and needs_no_message(key.told_micro, self._terms.safe_micro(key.region))
         key.due_ms = None if is_quiet else sent_ms + grant.refresh_in_ms
+        if is_to_confirm(had_micro, grant.rate_micro, grant.is_contended):
+            key.due_ms = sent_ms + URGENT_AFTER_MS
 
 
 MAKES: Mapping[str, Callable[[Trace], Shares]] = {
@@ -266,12 +290,14 @@ def play(name: str, seed: int, makes: Callable[[Trace], Shares]) -> Measured:
         now_ms = tick * TICK_MS
         limiter.network.run_until(now_ms)
         here = 0
+        for region, bucket in enumerate(buckets):
+            bucket.fill(limiter.rate(region), now_ms)
         for region, units in arrivals:
             taken = buckets[region].take(units, limiter.rate(region), now_ms)
             limiter.asked(region, units, buckets[region])
             limiter.spent(region, taken)
             admitted[region], here = admitted[region] + taken, here + taken
-        limiter.turn()
+        limiter.turn(buckets)
         due += omniscient.take(sum(units for _, units in arrivals), limit, now_ms)
         passed += conforming.take(here, limit, now_ms)
         level = max(0.0, level + here - limit * TICK_MS / 1000)

@@ -15,7 +15,9 @@ confirms the grant that it names, and what was told before is over.
     strict     no share beyond what is left of the limit when the holdings of all others are taken away
     adaptive   the fair share at once. What that is beyond the limit lasts for a second at most, and all that was ever
                given so is counted as a debt, which no grant may bring above `WORST_MS` of the limit: the worst case,
-               which is published. As long as there is a debt, less than the limit is divided.
+               which is published. As long as there is a debt, less than the limit is divided. And what nobody held
+               for a while is given out later, up to a tenth of the worst case and within it: a rate limiter that
+               knows everything at once has it in its bucket.
 
 Slots (a concurrency) are shared as a strict rate is, in millionths of a slot, of which whole ones are given, and with
 one thing more: what was taken by a share *lasts* for `slot_ttl` after the share is over. So a report says what is held,
@@ -44,7 +46,10 @@ LONGEST_MS = REFRESHES * REFRESH_MS + MARGIN_MS
 WORST_MS = 1_000
 MOST_PERHAPS = 8
 PAID_BACK_IN_MS = 2_000
+CARRIED = 10  # such a part of the worst case may be what was left of the limit, to be given out later
+CARRIED_IN_MS = 1_000
 NEAR = 16  # a share that lacks less than such a part is as good as the fair one: nobody is hurried for it
+WORTH_ASKING = 32  # for whoever lacks more than such a part, where it is to be had
 ASK_AGAIN_MS = 500  # whoever does not answer a hint
 SLOT_MICRO = 1_000_000
 SLOT_REFRESH_MS = 1_000  # while a slot is waited for: work takes longer than a bucket to fill
@@ -233,6 +238,7 @@ class Shared(Struct, array_like=True):
     debt: int = 0  # what may have been admitted beyond the limit and is not paid back, in thousand-millionths of a unit
     most_debt: int = 0
     excess_ms: int = 0  # for how long, so far, more than the limit was held
+    balance: int = 0  # what is to be paid back yet, likewise; below zero: what was left of the limit, to be given out
 
     @property
     def known(self) -> list[str]:
@@ -254,19 +260,24 @@ def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answ
     targets = targets_of(shared, terms, now_ms)
     is_contended = _is_contended(shared, terms, now_ms)
     grant = _grant(shared, report, targets.get(report.region, 0), terms, is_contended, now_ms)
-    is_short = grant.refresh_in_ms < CONTENDED_REFRESH_MS
-    return Answer(grant, _to_ask(shared, report.region, targets, is_contended, is_short, now_ms))
+    return Answer(grant, _to_ask(shared, report.region, terms, targets, grant, now_ms))
 
 
 def _to_ask(
-    shared: Shared, region: str, targets: Mapping[str, int], is_contended: bool, is_short: bool, now_ms: int
+    shared: Shared, region: str, terms: Terms, targets: Mapping[str, int], told: Grant, now_ms: int
 ) -> list[str]:
-    """Whoever could give up something: has said nothing yet, or may be using more than it should."""
+    """Whoever could give up something: has said nothing yet, or may be using more than it should. And whoever could
+    have more than it has, where something is left: it does not come to ask before its time.
+    """
+    is_short = told.refresh_in_ms < CONTENDED_REFRESH_MS
+    is_left = told.is_contended and held_micro(shared, terms, now_ms, now_ms + terms.longest_ms) < terms.limit_micro
     asked = []
     for other, holding in shared.holdings.items():
-        is_silent = is_contended and holding.demand_micro is None
-        could_give = is_short and holding.most_within(now_ms, now_ms, 0) > targets.get(other, 0)
-        if other != region and (is_silent or could_give) and now_ms >= holding.asked_ms + ASK_AGAIN_MS:
+        has_micro, target_micro = holding.most_within(now_ms, now_ms, 0), targets.get(other, 0)
+        is_silent = told.is_contended and holding.demand_micro is None
+        could_give = is_short and has_micro > target_micro
+        could_take = is_left and has_micro < target_micro - target_micro // WORTH_ASKING
+        if other != region and (is_silent or could_give or could_take) and now_ms >= holding.asked_ms + ASK_AGAIN_MS:
             holding.asked_ms = now_ms
             asked.append(other)
     return asked
@@ -291,19 +302,24 @@ def count(shared: Shared, terms: Terms, now_ms: int) -> None:
     if terms.is_slots or (terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, shared.at_ms)):
         shared.at_ms = now_ms
         return
-    for excess_micro, lasted_ms in _excesses(shared, terms, shared.at_ms, now_ms):
-        shared.debt = max(0, shared.debt + excess_micro * lasted_ms)
-        shared.excess_ms += lasted_ms if excess_micro > 0 else 0
+    for begin_ms, end_ms in _stretches(shared, shared.at_ms, now_ms):
+        excess = _excess_micro(shared, terms, begin_ms) * (end_ms - begin_ms)
+        shared.debt = max(0, shared.debt + excess)
+        shared.balance = max(-(terms.worst // CARRIED), shared.balance + excess)
+        shared.excess_ms += end_ms - begin_ms if excess > 0 else 0
     shared.at_ms = now_ms
 
 
-def _excesses(shared: Shared, terms: Terms, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
-    """By how much more than the limit is held, and for how long: it changes where something ends."""
+def _stretches(shared: Shared, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
+    """In which the same is held all the time: it changes where something ends."""
     given = [each for holding in shared.holdings.values() for each in holding.perhaps]
     ends = {end for each in given for end in (each.until_ms, each.kept_until_ms)}
-    edges = sorted({from_ms, to_ms, *(end for end in ends if from_ms < end < to_ms)})
-    for begin_ms, end_ms in pairwise(edges):
-        yield held_micro(shared, terms, begin_ms, begin_ms) - terms.limit_micro, end_ms - begin_ms
+    return pairwise(sorted({from_ms, to_ms, *(end for end in ends if from_ms < end < to_ms)}))
+
+
+def _excess_micro(shared: Shared, terms: Terms, at_ms: int) -> int:
+    """By how much more than the limit is held."""
+    return held_micro(shared, terms, at_ms, at_ms) - terms.limit_micro
 
 
 class Beyond(NamedTuple):
@@ -364,7 +380,9 @@ def _refund(shared: Shared, holding: Holding, spent: int, now_ms: int) -> None:
     counted = holding.most_within(now_ms, now_ms, 0) * (shared.excess_ms - holding.excess_seen_ms)
     used = (spent - holding.spent) * PARTS
     if used >= 0:
-        shared.debt -= min(shared.debt, max(0, counted - used))
+        unspent = max(0, counted - used)
+        shared.debt -= min(shared.debt, unspent)
+        shared.balance -= min(max(0, shared.balance), unspent)
     holding.spent, holding.excess_seen_ms = spent, shared.excess_ms
 
 
@@ -372,13 +390,18 @@ def _refund(shared: Shared, holding: Holding, spent: int, now_ms: int) -> None:
 
 
 def targets_of(shared: Shared, terms: Terms, now_ms: int) -> dict[str, int]:
-    """The fair shares, of what is left when a part of the debt is paid."""
-    repaid_micro = min(terms.limit_micro // 4, shared.debt // PAID_BACK_IN_MS) if terms.worst else 0
+    """The fair shares, of what is left when a part of the debt is paid, and of what was left before."""
+    repaid_micro = min(terms.limit_micro // 4, max(0, shared.balance) // PAID_BACK_IN_MS) if terms.worst else 0
     demands = [_demand(shared, region, terms, now_ms) for region in terms.members]
-    shares = fair_shares(terms.limit_micro - repaid_micro, list(terms.members.values()), demands)
+    divided_micro = terms.limit_micro - repaid_micro + _carried_micro(shared)
+    shares = fair_shares(divided_micro, list(terms.members.values()), demands)
     if terms.is_slots:
         shares = whole_slots(terms.limit_micro, shares, now_ms // TURN_MS)
     return dict(zip(terms.members, shares, strict=True))
+
+
+def _carried_micro(shared: Shared) -> int:
+    return max(0, -shared.balance) // CARRIED_IN_MS
 
 
 def whole_slots(limit_micro: int, shares: Sequence[int], turn: int) -> list[int]:
@@ -417,8 +440,11 @@ def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_c
     own_micro = holding.most_within(now_ms, over_ms, safe_micro)
     left_micro = terms.limit_micro + own_micro - held_micro(shared, terms, now_ms, over_ms)
     left_micro -= holding.lost_micro if is_lost else 0
-    free_micro, near_micro = max(0, left_micro), target_micro - target_micro // NEAR
     refresh_ms = CONTENDED_REFRESH_MS if is_contended else REFRESH_MS
+    carried_micro = _carried_micro(shared)
+    if carried_micro:
+        carried_micro = min(carried_micro, _room(shared, terms, REFRESHES * refresh_ms, now_ms))
+    free_micro, near_micro = max(0, left_micro + carried_micro), target_micro - target_micro // NEAR
     offer = _Offer(min(target_micro, free_micro), REFRESHES * refresh_ms)
     if terms.sharing is Sharing.STRICT and not _knows_all(shared, terms, now_ms):
         offer = _Offer(min(offer.rate_micro, report.rate_micro), offer.expires_in_ms)
@@ -429,7 +455,7 @@ def _grant(shared: Shared, report: Report, target_micro: int, terms: Terms, is_c
     grant = Grant(
         number=max(now_ms, holding.perhaps[-1].number + 1),
         rate_micro=offer.rate_micro,
-        after_micro=min(offer.rate_micro, safe_micro, free_micro),
+        after_micro=min(offer.rate_micro, safe_micro, max(0, left_micro)),
         expires_in_ms=offer.expires_in_ms,
         refresh_in_ms=short_ms if is_short else refresh_ms,
         is_contended=is_contended,
@@ -451,12 +477,19 @@ def _ahead(
     Or else what the region has, for no longer than it has it.
     """
     lasts_ms = REFRESHES * QUICK_REFRESH_MS
-    end_ms = now_ms + lasts_ms + MARGIN_MS
-    will_owe = sum(max(0, micro) * ms for micro, ms in _excesses(shared, terms, now_ms, end_ms))
-    over_micro = max(0, terms.worst - shared.debt - will_owe) // (end_ms - now_ms)
+    over_micro = _room(shared, terms, lasts_ms, now_ms)
     yield _Offer(max(0, min(target_micro, left_micro + over_micro)), lasts_ms)
     has = holding.perhaps[0]
     yield _Offer(min(target_micro, has.rate_micro), max(0, has.until_ms - MARGIN_MS - now_ms))
+
+
+def _room(shared: Shared, terms: Terms, lasts_ms: int, now_ms: int) -> int:
+    """By how much the limit may be exceeded for so long, beside all that was given so before."""
+    if shared.debt >= terms.worst:
+        return 0
+    stretches = _stretches(shared, now_ms, now_ms + terms.longest_ms)
+    will_owe = sum(max(0, _excess_micro(shared, terms, begin)) * (end - begin) for begin, end in stretches)
+    return max(0, terms.worst - shared.debt - will_owe) // (lasts_ms + MARGIN_MS)
 
 
 def _knows_all(shared: Shared, terms: Terms, now_ms: int) -> bool:

@@ -2,7 +2,7 @@
 --
 -- KEYS  none
 -- ARGV  none
--- Gives {look, take, keep, read, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
+-- Gives {look, take, keep, read, level, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
 --
 -- The string is a layout's number (a byte, see LAYOUTS), then, where the region was given a share, doubles: the share's
 -- `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`; then what
@@ -102,6 +102,25 @@ local function write(key, state, ttl_ms)
   redis.call('SET', key, head .. state.remembered, 'PX', string.format('%.0f', math.max(1, ttl_ms)))
 end
 
+local levels = {
+  [LAYOUTS.parts] = function(remembered, state, full)
+    local parts, since = struct.unpack('<dd', remembered)
+    local whole, extra = filled(parts, since, state.mono, state.rate_micro, full)
+    return whole + extra
+  end,
+  [LAYOUTS.arrival] = function(remembered, state, full)
+    local due, rest = struct.unpack('<dd', remembered)
+    local rate_micro = math.max(1, state.rate_micro)
+    return full - ahead(due, math.min(rest, rate_micro - 1), state.mono, rate_micro)
+  end,
+}
+
+-- What is in a bucket now, in parts.
+local function level(state)
+  local full, of = state.burst * 1000000000, levels[state.layout]
+  return of and state.remembered ~= '' and of(state.remembered, state, full) or full
+end
+
 -- A new state: the share as long as it holds, else the safe share of the arguments, and what was remembered.
 local function look(key, layout_name, safe_micro, burst, mono)
   local state = read(key, safe_micro, burst, mono)
@@ -138,5 +157,5 @@ local function give(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
-return {look = look, take = take, keep = keep, read = read, give = give, filled = filled, ahead = ahead,
-  gain_ms = gain_ms}
+return {look = look, take = take, keep = keep, read = read, level = level, give = give, filled = filled,
+  ahead = ahead, gain_ms = gain_ms}

@@ -14,12 +14,13 @@ from regional_agent.domain.demand import Average
 
 LATEST_REPLY_MS = 5_000  # what took longer is not heard: it may be older than what was decided since
 KEPT_MS = 40_000
-SLOW_MS = 3_000
-QUICK_MS = 100
+AVERAGES_MS = (3_000, 1_000, 300, 100)
 FOLD_MS = 20
 SILENCE_MS = 200  # slices are noted in lumps, a tenth of a second apart
 SIGMAS = 4
 URGENT_AFTER_MS = 100  # between two reports that could not wait
+LOOK_EVERY_MS = 200  # while others want more: nobody asks where demand has ended, so nothing else would tell
+HALF_FULL_IN_MS = 2_000  # a bucket; as long as it is from one report to the next
 
 
 class Share(NamedTuple):
@@ -67,10 +68,32 @@ def cannot_wait(available: int, burst: int, demand_micro: int, rate_micro: int) 
     return 10 * available < 3 * burst * 1_000_000_000 and 5 * demand_micro > 6 * rate_micro
 
 
-def kept_micro(demand_micro: int, rate_micro: int, is_contended: bool) -> int:
-    """What it keeps of its share where others want more: a tenth above its demand, if that has fallen by a fifth."""
-    has_fallen = is_contended and 5 * demand_micro < 4 * rate_micro
-    return demand_micro + demand_micro // 10 if has_fallen else rate_micro
+def has_fallen(wanted_micro: int, told_micro: int, rate_micro: int) -> bool:
+    """By a fifth below what was told, and below what may be used: others could use it now."""
+    return 5 * wanted_micro < 4 * min(told_micro, rate_micro)
+
+
+def wanted_micro(demand_micro: int, available: int, burst: int, is_contended: bool) -> int:
+    """What is asked for; and where others want more, what brings the bucket to its half, from above or from below.
+
+    So what was estimated wrongly is not lost: it is in the bucket, and is used before a share is. In parts, as buckets
+    are. One that lacks much is filled by an eighth of the demand at most, for it may hold what comes in an hour.
+    """
+    if not is_contended:
+        return demand_micro
+    half = burst * 1_000_000_000 // 2
+    over_micro, lacking_micro = (max(0, each) // HALF_FULL_IN_MS for each in (available - half, half - available))
+    return max(0, demand_micro - over_micro) + min(demand_micro // 8, lacking_micro)
+
+
+def is_to_confirm(had_micro: int, rate_micro: int, is_contended: bool) -> bool:
+    """A share was lowered from outside: until that is confirmed, what it was before is reserved, and others wait."""
+    return is_contended and 64 * (had_micro - rate_micro) > had_micro
+
+
+def kept_micro(wanted_micro: int, rate_micro: int, is_contended: bool) -> int:
+    """What it keeps of its share where others want more: what it wants itself."""
+    return min(wanted_micro, rate_micro) if is_contended else rate_micro
 
 
 @dataclass(slots=True)
@@ -103,15 +126,15 @@ class InVain:
 class RateDemand:
     """Units a second that are asked for, whether they are had or not.
 
-    A slow average, and a quick one that replaces it where they differ by more than chance would explain: requests that
-    come by themselves are Poisson's, and the quick average then has the deviation that is computed here.
+    The slowest average that no quicker one contradicts by more than chance would explain: requests that come by
+    themselves are Poisson's, and an average then has the deviation that is computed here. After a jump the quickest is
+    believed first, which is also the noisiest, and then one after the other.
     """
 
     since_ms: int
     _units: int = 0
     _size: float = 1.0  # of a request: bigger ones make for more chance
-    _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
-    _quick: Average = field(default_factory=lambda: Average(QUICK_MS))
+    _averages: list[Average] = field(default_factory=lambda: [Average(each) for each in AVERAGES_MS])
 
     def note(self, units: int, now_ms: int, size: int) -> bool:
         """So many units, in requests of that size. True if it is worth while to look at what it comes to."""
@@ -125,15 +148,18 @@ class RateDemand:
     def per_second_micro(self, now_ms: int) -> int:
         if now_ms - self.since_ms >= (FOLD_MS if self._units else SILENCE_MS):
             self._fold(now_ms)
-        return round((self._quick if self._has_changed() else self._slow).per_second * 1_000_000)
+        return round(self._believed() * 1_000_000)
 
-    def _has_changed(self) -> bool:
-        quick, slow = self._quick.per_second, self._slow.per_second
-        sigma = math.sqrt(max(quick, slow) * self._size * 1000 / (2 * QUICK_MS))
-        return abs(quick - slow) > SIGMAS * sigma
+    def _believed(self) -> float:
+        believed = self._averages[0].per_second
+        for quicker in self._averages[1:]:
+            sigma = math.sqrt(max(quicker.per_second, believed) * self._size * 500 / quicker.over_ms)
+            if abs(quicker.per_second - believed) > SIGMAS * sigma:
+                believed = quicker.per_second
+        return believed
 
     def _fold(self, now_ms: int) -> None:
         elapsed_ms = now_ms - self.since_ms
-        self._quick.observe(self._units, elapsed_ms)
-        self._slow.observe(self._units, elapsed_ms)
+        for each in self._averages:
+            each.observe(self._units, elapsed_ms)
         self._units, self.since_ms = 0, now_ms

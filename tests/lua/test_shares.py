@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from protocol.messages import RateShare
-from regional_agent.domain.sharing import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant
+from regional_agent.domain.sharing import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant, wanted_micro
 from regional_agent.store.scripts import RateWant
 from tests.conftest import Server
 from tests.lua.saying import RATE
@@ -71,19 +71,23 @@ class Beside:
 
     def report(self, report: Report) -> None:
         """Both give up what is not used, and say then what they have."""
-        in_force_micro = self.in_force_micro()
-        kept = kept_micro(report.demand_micro, in_force_micro, report.is_contended)
+        in_force_micro, limit = self.in_force_micro(), limit_of(self.clocked.algorithm)
+        wanted = wanted_micro(report.demand_micro, self.in_bucket(), limit.burst, report.is_contended)
+        kept = kept_micro(wanted, in_force_micro, report.is_contended)
         if kept < in_force_micro:
             self.share = self.share.lowered(kept)
-        assert self.told(report) == (self.share.number_at(self.mono_us), self.in_force_micro())
+        assert self.told(report) == (self.share.number_at(self.mono_us), self.in_force_micro(), wanted)
+
+    def in_bucket(self) -> int:
+        return self.clocked.take(0, limit_of(self.clocked.algorithm), "peek").available
 
     def in_force_micro(self) -> int:
         return self.share.in_force_micro(self.mono_us, limit_of(self.clocked.algorithm).rate_micro)
 
-    def told(self, report: Report) -> tuple[int, int]:
+    def told(self, report: Report) -> tuple[int, int, int]:
         want = RateWant(RATE, limit_of(self.clocked.algorithm), report.demand_micro, report.is_contended)
         (said,) = at_once(self.clocked.scripts.report_rates(LIFE, AGENT, [want])).reports
-        return said.number, said.rate_micro
+        return said.number, said.rate_micro, said.demand_micro
 
     def give(self, give: Give) -> None:
         sent_us = self.mono_us - give.late_us

@@ -167,6 +167,19 @@ def _change(s: State, at: int, old_micro: int, new_micro: int) -> None:
         s["remembered"] = [min(at + whole_ms * 1000, MAX_UNITS), rest] if parts else []
 
 
+def level(s: State) -> int:
+    """What is in a bucket now, in parts."""
+    full: int = s["burst"] * PARTS
+    if s["remembered"] and s["layout"] == PARTS_LAYOUT:
+        parts, since = s["remembered"]
+        parts, extra, _ = filled(parts, since, s["mono"], s["rate_micro"], full)
+        return parts + extra
+    if s["remembered"] and s["layout"] == ARRIVAL_LAYOUT:
+        (due, rest), rate_micro = s["remembered"], max(1, s["rate_micro"])
+        return full - ahead(due, min(rest, rate_micro - 1), s["mono"], rate_micro)
+    return full
+
+
 def filled(parts: int, since: int, at: int, rate_micro: int, full: int) -> tuple[int, int, int]:
     parts = min(full, parts)
     elapsed_ms, beyond_us = divmod(max(0, at - since), 1000)

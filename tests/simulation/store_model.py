@@ -20,7 +20,17 @@ from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Scripts
 from regional_agent.store.sources import sources
-from tests.simulation.algorithms_model import ALGORITHMS, Algorithm, GivenShare, State, beyond, give_rate, read_rate
+from tests.simulation.algorithms_model import (
+    ALGORITHMS,
+    PARTS,
+    Algorithm,
+    GivenShare,
+    State,
+    beyond,
+    give_rate,
+    level,
+    read_rate,
+)
 from tests.simulation.holds_model import MAY_BECOME, OVER, Holds, Part, Place, read_was, write_was
 from tests.simulation.slots_model import Place as SlotPlace
 from tests.simulation.slots_model import Slot, Slots, SlotsGiven
@@ -715,7 +725,10 @@ class StoreModel:
             safe_micro, burst, demand, is_contended = (int(each) for each in argv[3 + 4 * i : 7 + 4 * i])
             s = read_rate(self, key, safe_micro, burst, mono)
             wanted = self._wanted_by_all(demands, argv[2], demand, mono)
-            if s["share"] and is_contended and 5 * wanted < 4 * s["share"].rate_micro:
+            if is_contended:
+                over = level(s) - s["burst"] * PARTS // 2
+                wanted = max(0, wanted - max(0, over) // 2000) + min(wanted // 8, max(0, -over) // 2000)
+            if is_contended and s["share"] and wanted < s["share"].rate_micro:
                 self._lower(key, s, wanted)
             share: GivenShare | None = s["share"]
             told = (share.number, s["rate_micro"], max(0, share.spent)) if share else (0, s["rate_micro"], 0)
@@ -729,8 +742,8 @@ class StoreModel:
         self._remove(key, *(name for name, (at, _) in wanted.items() if mono - at > 10_000_000))
         return sum(micro for at, micro in wanted.values() if mono - at <= 10_000_000)
 
-    def _lower(self, key: str, s: State, wanted: int) -> None:
-        share, rate_micro = s["share"], wanted + wanted // 10
+    def _lower(self, key: str, s: State, rate_micro: int) -> None:
+        share = s["share"]
         after_micro = share.after_micro if share.after_micro < 0 else min(share.after_micro, rate_micro)
         give_rate(self, key, s, replace(share, rate_micro=rate_micro, after_micro=after_micro))
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.domain.sharing import (
+    CARRIED,
     KEPT_MS,
     LATEST_REPLY_MS,
     LONGEST_MS,
@@ -23,6 +24,7 @@ from coordinator.domain.sharing import (
     count,
     fair_shares,
     fill,
+    hear,
     share_out,
     terms_of,
 )
@@ -161,7 +163,7 @@ def test_what_was_forgotten_lets_nobody_grow_until_all_have_spoken() -> None:
 def test_the_debt_is_paid_back() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
-    shared.debt = LIMIT * PAID_BACK_IN_MS // 10
+    shared.debt = shared.balance = LIMIT * PAID_BACK_IN_MS // 10
     given, owed = [], [shared.debt]
     for second in range(1, 30):
         for name in NAMES:
@@ -187,6 +189,55 @@ def test_what_was_not_used_is_no_debt() -> None:
     owed = shared.debt
     share_out(shared, Report("a", 0, grants["a"].number, 30_000_000, spent=2), of, 400)
     assert shared.debt == owed, "the same report again says nothing of what was used since"
+
+
+def test_what_nobody_held_is_remembered_and_no_more_than_a_tenth_of_the_worst_case() -> None:
+    of = terms(Sharing.ADAPTIVE)
+    shared, told = all_said(of, 90, 90, 90)
+    for name in NAMES:
+        hear(shared, Report(name, LIMIT, told[name].number, 20_000_000), of, 0)
+    count(shared, of, 100)
+    assert shared.balance == -30_000_000 * 100, "each has given up ten of thirty"
+    count(shared, of, 2000)
+    assert shared.balance == -of.worst // CARRIED
+
+
+def test_what_nobody_held_is_given_out_later_and_never_strictly() -> None:
+    of = terms(Sharing.ADAPTIVE)
+    shared, told = all_said(of, 90, 90, 90)
+    shared.balance = -of.worst // CARRIED
+    given = [say(shared, name, 90, 3, of, told[name].number, 30).rate_micro for name in NAMES]
+    assert sum(given) > LIMIT
+    count(shared, of, 503)
+    assert -of.worst // CARRIED < shared.balance < 0, "so it becomes less"
+    assert shared.debt <= of.worst // CARRIED
+    strict = terms()
+    shared, told = all_said(strict, 90, 90, 90)
+    count(shared, strict, 60_000)
+    assert shared.balance == 0, "strictly, nothing is ever carried over"
+
+
+def test_who_could_take_what_another_gives_up_is_asked_to_come() -> None:
+    of = terms()
+    shared, told = all_said(of, 30, 90, 90)
+    given_up = Report("a", 0, told["a"].number, 0)
+    assert share_out(shared, given_up, of, 2000).asked == ["b", "c"]
+    assert share_out(shared, given_up, of, 2001).asked == [], "they are coming"
+
+
+def test_more_is_never_given_ahead_than_fits_beside_what_lasts_longer() -> None:
+    """What is carried over is given for eight seconds; all that is given meanwhile for one is owed beside it."""
+    of = terms(Sharing.ADAPTIVE)
+    world = agreed(Sharing.ADAPTIVE, a=900, b=900, c=0)
+    world.shared.balance = -of.worst // CARRIED
+    world.regions["c"].demand_micro = 2 * LIMIT
+    for name in "ab":
+        world.talk(name, 1)
+    for pause_ms in (1, 300, 900, 900, 900, 6_000):
+        world.talk("c", 1)
+        world.pass_time(pause_ms)
+        assert world.most_over <= of.worst
+        assert world.shared.most_debt <= of.worst
 
 
 # --- every moment, over a bad network ---------------------------------------------------------------------------------

@@ -10,9 +10,12 @@ from regional_agent.domain.sharing import (
     RateDemand,
     Share,
     cannot_wait,
+    has_fallen,
+    is_to_confirm,
     kept_micro,
     needs_no_message,
     share_of_grant,
+    wanted_micro,
 )
 
 PARTS = 1_000_000_000
@@ -53,10 +56,39 @@ def test_when_to_speak() -> None:
     assert not cannot_wait(0, 100, demand_micro=120, rate_micro=100)
 
 
-@pytest.mark.parametrize(("demand", "kept"), [(100, 100), (80, 100), (79, 86), (10, 11), (0, 0)])
-def test_what_is_kept_where_others_want_more(demand: int, kept: int) -> None:
-    assert kept_micro(demand, 100, is_contended=True) == kept
-    assert kept_micro(demand, 100, is_contended=False) == 100
+@pytest.mark.parametrize(("told", "rate", "fallen"), [(100, 100, 80), (100, 50, 40), (50, 100, 40)])
+def test_a_fall_by_a_fifth_is_said_at_once(told: int, rate: int, fallen: int) -> None:
+    assert not has_fallen(fallen, told, rate)
+    assert has_fallen(fallen - 1, told, rate)
+
+
+def test_what_was_lowered_by_more_than_a_trifle_is_confirmed() -> None:
+    assert is_to_confirm(6400, 6299, is_contended=True)
+    assert not is_to_confirm(6400, 6300, is_contended=True)
+    assert not is_to_confirm(6400, 0, is_contended=False)
+    assert not is_to_confirm(0, 6400, is_contended=True)
+
+
+def test_where_others_want_more_only_what_is_wanted_is_kept() -> None:
+    assert kept_micro(79, 100, is_contended=True) == 79
+    assert kept_micro(101, 100, is_contended=True) == 100
+    assert kept_micro(79, 100, is_contended=False) == 100
+
+
+@pytest.mark.parametrize(
+    ("units", "wanted"),
+    [(50, 80), (60, 75), (100, 55), (48, 81), (20, 90), (0, 90)],  # a half is 50, to be reached in two seconds
+)
+def test_what_is_in_the_bucket_is_used_before_others_lack_it(units: int, wanted: int) -> None:
+    asked = wanted_micro(80_000_000, units * PARTS, 100, is_contended=True)
+    assert asked == wanted * 1_000_000
+    assert wanted_micro(80_000_000, units * PARTS, 100, is_contended=False) == 80_000_000
+
+
+def test_a_bucket_that_holds_for_long_asks_for_nothing_and_is_not_filled_at_once() -> None:
+    assert wanted_micro(80_000_000, 10**6 * PARTS, 10**6, is_contended=True) == 0
+    assert wanted_micro(80_000_000, 0, 10**6, is_contended=True) == 90_000_000
+    assert wanted_micro(0, 0, 10**6, is_contended=True) == 0
 
 
 # --- demand -----------------------------------------------------------------------------------------------------------
