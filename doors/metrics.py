@@ -31,9 +31,9 @@ class Durations:
         self._counts = [0] * (len(bounds_s) + 1)
         self._sum_s = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds_s, seconds)] += 1
-        self._sum_s += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        self._counts[bisect_left(self._bounds_s, seconds)] += times
+        self._sum_s += seconds * times
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         bounds = (*(str(float(bound)) for bound in self._bounds_s), "+Inf")

@@ -91,7 +91,15 @@ class Decision(CheckAnswer, frozen=True, kw_only=True):
 
 
 def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
-    return Decision(**msgspec.structs.asdict(answer), headers=headers)
+    return Decision(
+        allowed=answer.allowed,
+        degraded=answer.degraded,
+        policies=answer.policies,
+        denied_by=answer.denied_by,
+        retry_after_ms=answer.retry_after_ms,
+        blocked_by=answer.blocked_by,
+        headers=headers,
+    )
 
 
 class Held(msgspec.Struct, frozen=True):

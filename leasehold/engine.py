@@ -23,7 +23,7 @@ from doors.settings import load_settings
 from leasehold.asking import AgentUnavailable, Decision, Denied, Held, Mode, Refused, Subject, decision_of
 from leasehold.holding import AsyncGuarding
 from protocol.clock import SystemClock
-from regional_agent.admission import Asked, verdict_on
+from regional_agent.admission import Asked, asked_verdict
 from regional_agent.answers import (
     Check,
     CheckAnswer,
@@ -67,8 +67,12 @@ class Engine(AsyncGuarding):
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
     ) -> Decision:
         """May this happen now? Raises Refused for a question that an agent would refuse."""
+        admission = self.region.admission
         try:
-            verdict = await verdict_on(self.region.admission, self._asked(subject, cost, operation_id, mode))
+            asked = self._asked(subject, cost, operation_id, mode)
+            verdict = admission.known(asked)  # of a hot key nearly always
+            if not isinstance(verdict, Verdict):
+                verdict = await asked_verdict(admission, asked, verdict)
         except REFUSALS as error:
             raise _refused(problem_of(error)) from None
         return _decision(verdict)

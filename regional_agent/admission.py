@@ -29,7 +29,7 @@ from regional_agent.policies import Demanded, HoldNeeded, Policies, Subject, dig
 from regional_agent.sharing import Sharing
 from regional_agent.slicing import Slicing
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
-from regional_agent.store.gathering import Gatherer
+from regional_agent.store.gathering import Gatherer, one_by_one
 from regional_agent.store.guard import says_that_it_cannot
 from regional_agent.store.scripts import (
     AllowanceCharge,
@@ -37,8 +37,9 @@ from regional_agent.store.scripts import (
     Decision,
     Fenced,
     Life,
-    OnDecision,
+    OnDecisions,
     Operation,
+    Outcome,
     PolicyDecision,
     RateCharge,
     Request,
@@ -97,6 +98,8 @@ class Admits(Protocol):
     @property
     def blocks(self) -> Blocks | None: ...
     def asked(self, check: Check) -> Asked: ...
+    def known(self, asked: Asked, /) -> Verdict | Exception | None: ...
+    def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None: ...
     def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None: ...
     async def decide(self, check: Check) -> Verdict: ...
     async def hold(self, hold: Hold) -> Verdict: ...
@@ -125,6 +128,7 @@ class Admission:
         self._clock = clock
         self._without_store = without_store
         self._waiting: set[asyncio.Task[None]] = set()
+        self._last: _Pending | None = None
         self._denials: Denials[Decision] = Denials()
         self._denials_of: tuple[Life | None, int] = None, 0  # the life and the shares that they are certain in
         self.policies: Policies | None = None
@@ -170,16 +174,24 @@ class Admission:
 
     def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
         """Ask so many times in a row for a verdict, or for an exception: OperationConflict, or a bug."""
-        while times and (known := self._known(asked)) is not None:
+        while times and (known := self.known(asked)) is not None:
             on_verdict(known)
             times -= 1
         if times:
-            pending = _Pending(self, asked, on_verdict, self._clock.monotonic_ms(), self._denials_of)
-            self._ask_store(asked, pending, times)
+            self.ask(asked, on_verdict, times)
 
-    def _known(self, asked: Asked) -> Verdict | Exception | None:
+    def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
+        """The store, for nothing is known. All who ask the same in one turn of the event loop are decided together."""
+        last = self._last
+        if last is None or last.asked is not asked or last.call != self._gatherer.calls:
+            last = _Pending(self, asked, self._clock.monotonic_ms(), self._denials_of, self._gatherer.calls)
+            self._last = last if asked.request.may_repeat else None
+        last.on_verdicts += [on_verdict] * times
+        self._ask_store(asked, last, times)
+
+    def known(self, asked: Asked) -> Verdict | Exception | None:
         """What the store need not be asked. Where it must be, it must be for the same that comes next as well."""
-        if (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
+        if (asked.blocked or self.blocks) and (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
             return self._denied(blocked)
         if asked.request.operation is not None:
             known = self._without_store.answered_before(asked.demanded, asked.request)
@@ -223,24 +235,23 @@ class Admission:
 
     # --- with the store ----------------------------------------------------------------------------------------------
 
-    def _ask_store(self, asked: Asked, on_decision: OnDecision, times: int = 1) -> None:
+    def _ask_store(self, asked: Asked, on_decisions: OnDecisions, times: int = 1) -> None:
         life = self._life.current
         if life is None:
-            for _ in range(times):
-                on_decision(StoreUnavailable("the region has no epoch yet"))
+            on_decisions([StoreUnavailable("the region has no epoch yet")] * times)
         elif asked.hold_ms is None:
-            self._gatherer.submit(life, asked.request, on_decision, times)
+            self._gatherer.submit(life, asked.request, on_decisions, times)
         else:
             parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
             terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts, asked.beside), asked.hold_ms)
-            self._gatherer.submit(life, asked.request._replace(hold=terms), on_decision)
+            self._gatherer.submit(life, asked.request._replace(hold=terms), on_decisions)
 
     def _denied_before(self, asked: Asked) -> Decision | None:
         """What the store is certain to say, with its times as they are by now."""
-        circumstances = self._life.current, self._sharing.heard
-        if circumstances != self._denials_of:
+        life, heard = self._denials_of
+        if life is not self._life.current or heard != self._sharing.heard:
             self._denials.clear()
-            self._denials_of = circumstances
+            self._denials_of = self._life.current, self._sharing.heard
         if not self._denials or not _may_be_certain(asked.request):
             return None
         now_ms = self._clock.monotonic_ms()
@@ -258,15 +269,33 @@ class Admission:
         if until_ms and _may_be_certain(request) and pending.asked_in is self._denials_of:
             self._denials.keep(request.charges, decision, pending.asked_at_ms, max(until_ms))
 
-    def decided(self, pending: "_Pending", decision: Decision | Exception) -> None:
-        """The store's first answer to a check."""
+    def decided(self, pending: "_Pending", outcomes: Sequence[Outcome]) -> None:
+        """The store's first answers to a check, as many as were asked for in one call."""
+        admitted = [each for each in outcomes if isinstance(each, Decision) and each.allowed and not each.replayed]
+        if len(admitted) == len(outcomes):
+            self._admitted(pending, admitted)
+        else:
+            for outcome in outcomes:
+                self._decided(pending.alone(), outcome)
+
+    def _admitted(self, pending: "_Pending", decisions: Sequence[Decision]) -> None:
+        """All of them, as nearly always. What others are told of is told them once."""
+        asked, times = pending.asked, len(decisions)
+        self._note(asked, decisions[-1], times)
+        if not asked.is_step:
+            self._metrics.checks.seconds.observe(perf_counter() - pending.started_s, times)
+        for decision in self._slicing.heard(asked.request, decisions, pending.asked_at_ms):
+            pending.tell(self._verdict(asked, decision))
+
+    def _decided(self, pending: "_Pending", outcome: Outcome) -> None:
+        decision = outcome
         if isinstance(decision, Decision) and not decision.replayed:
             if not decision.allowed and self._looks_again(pending):
                 return
             self._note(pending.asked, decision)
             if not decision.allowed:
                 self._remember_denial(pending, decision)
-            decision = self._slicing.heard(pending.asked.request, decision, pending.asked_at_ms)
+            (decision,) = self._slicing.heard(pending.asked.request, [decision], pending.asked_at_ms)
         if self._short(pending.asked, decision) is None:
             self._conclude(pending, decision)
         else:
@@ -281,11 +310,11 @@ class Admission:
         self._ask_store(pending.asked, pending.again(self._clock.monotonic_ms()))
         return True
 
-    def _conclude(self, pending: "_Pending", decision: Decision | Exception) -> None:
+    def _conclude(self, pending: "_Pending", decision: Outcome) -> None:
         if not pending.asked.is_step:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
         if isinstance(decision, Decision):
-            pending.on_verdict(self._verdict(pending.asked, decision))
+            pending.tell(self._verdict(pending.asked, decision))
         elif isinstance(decision, (StoreUnavailable, StoreError, Fenced)):
             if isinstance(decision, Fenced):
                 self._life.doubt()
@@ -293,21 +322,21 @@ class Admission:
             self._without_store.decide(
                 asked.demanded,
                 asked.request,
-                lambda answer: pending.on_verdict(_verdict_of(asked, answer)),
+                lambda answer: pending.tell(_verdict_of(asked, answer)),
                 may_be_spent=isinstance(decision, NoAnswer) or _is_about(decision),
             )
         else:
-            pending.on_verdict(decision)
+            pending.tell(decision)
 
     # --- waiting for a last unit -------------------------------------------------------------------------------------
 
-    def _wait(self, pending: "_Pending", decision: Decision | Exception) -> None:
+    def _wait(self, pending: "_Pending", decision: Outcome) -> None:
         """Few requests come here, and they are in no hurry: a task for each."""
         task = asyncio.get_running_loop().create_task(self._wait_for_units(pending, decision))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
-    async def _wait_for_units(self, pending: "_Pending", decision: Decision | Exception) -> None:
+    async def _wait_for_units(self, pending: "_Pending", decision: Outcome) -> None:
         """Asks again at each news of the quota, for as long as its policy lets a request wait."""
         deadline_ms: int | None = None
         while (short := self._short(pending.asked, decision)) is not None:
@@ -320,12 +349,12 @@ class Admission:
             decision = await self._ask_store_again(pending.asked)
         self._conclude(pending, decision)
 
-    async def _ask_store_again(self, asked: Asked) -> Decision | Exception:
-        answer: asyncio.Future[Decision | Exception] = asyncio.get_running_loop().create_future()
-        self._ask_store(asked, partial(tell, answer))
+    async def _ask_store_again(self, asked: Asked) -> Outcome:
+        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._ask_store(asked, one_by_one(partial(tell, answer)))
         return await answer
 
-    def _short(self, asked: Asked, decision: Decision | Exception) -> Demanded | None:
+    def _short(self, asked: Asked, decision: Outcome) -> Demanded | None:
         """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
         if not isinstance(decision, Decision) or decision.allowed:
             return None
@@ -336,17 +365,18 @@ class Admission:
         waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
         return next(waitable, None)
 
-    def _note(self, asked: Asked, decision: Decision) -> None:
+    def _note(self, asked: Asked, decision: Decision, times: int = 1) -> None:
+        """It was decided so many times; this is what came of the last."""
         for each, policy in zip(asked.demanded, decision.policies, strict=True):
             charge = each.charge
             grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if isinstance(charge, RateCharge):
                 if grantable and not asked.is_noted:
-                    self._sharing.note(charge, charge.cost, charge.cost)
+                    self._sharing.note(charge, charge.cost * times, charge.cost)
                 self._sharing.look(charge, policy.available, policy.last_grant)
             elif grantable and isinstance(charge, AllowanceCharge):
                 if not asked.is_noted:
-                    self._leasing.note(charge.quota, charge.cost, policy)
+                    self._leasing.note(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(charge.quota, charge.cost)
             elif grantable and isinstance(charge, SlotCharge) and not asked.is_noted:
@@ -354,33 +384,38 @@ class Admission:
         self._without_store.note(asked.demanded, decision)
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
-        answers = list(map(self._policy_answer, asked.demanded, decision.policies))
+        if len(asked.demanded) == 1:
+            answers = [self._policy_answer(asked.demanded[0], decision.policies[0])]
+        else:
+            answers = list(map(self._policy_answer, asked.demanded, decision.policies))
         if not asked.is_step:
             self._metrics.checks.note(answers)
         return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s, decision.hold)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
+        compiled, is_allowed = each.policy, policy.code == 0
         return PolicyAnswer(
-            policy=each.policy.spec.name,
-            quota=each.policy.quota.name,
-            kind=each.policy.kind,
-            allowed=policy.allowed,
+            policy=compiled.name,
+            quota=compiled.quota_name,
+            kind=compiled.kind,
+            allowed=is_allowed,
             limit=policy.limit,
             remaining=policy.remaining,
             reset_ms=policy.reset_ms,
-            retry_after_ms=self._retry_after_ms(each, policy),
+            retry_after_ms=0 if is_allowed else self._retry_after_ms(each, policy),
             delay_ms=policy.delay_ms,
-            shadow=each.is_shadow,
+            shadow=compiled.is_shadow,
         )
 
     def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:
-        """An allowance that is used up comes back with its period; one that is only elsewhere may come any moment.
+        """Of one that is denied: an allowance that is used up comes back with its period, but units that are elsewhere
+        may come any moment.
 
         So may a slot, though only who is gone loses it at a time that is known.
         """
         if isinstance(each.charge, SlotCharge):
             return min(policy.retry_after_ms, RETRY_WHEN_DEGRADED_MS)
-        if policy.allowed or not isinstance(each.charge, AllowanceCharge):
+        if not isinstance(each.charge, AllowanceCharge):
             return policy.retry_after_ms
         final = policy.reason == DenialReason.COST_ABOVE_LIMIT or self._leasing.is_exhausted(each.charge.quota)
         return policy.retry_after_ms if final and policy.retry_after_ms else RETRY_WHEN_DEGRADED_MS
@@ -388,49 +423,71 @@ class Admission:
 
 async def verdict_on(admission: Admits, asked: Asked) -> Verdict:
     """For whoever would rather wait. What is known at once costs no turn of the event loop."""
-    told: list[Verdict | Exception] = []
-    hear: asyncio.Future[Verdict | Exception] | None = None
+    outcome = admission.known(asked)
+    return outcome if isinstance(outcome, Verdict) else await asked_verdict(admission, asked, outcome)
 
-    def on_verdict(outcome: Verdict | Exception) -> None:
-        told.append(outcome) if hear is None else tell(hear, outcome)
 
-    admission.submit(asked, on_verdict)
-    if not told:
-        hear = asyncio.get_running_loop().create_future()
-        told.append(await hear)
-    if isinstance(told[0], Exception):
-        raise told[0]
-    return told[0]
+async def asked_verdict(admission: Admits, asked: Asked, outcome: Exception | None = None) -> Verdict:
+    """The store's, for nothing is known; or it is known that there is none."""
+    if outcome is None:
+        hear: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
+        admission.ask(asked, partial(tell, hear))
+        told = await hear
+    else:
+        told = outcome
+    if isinstance(told, Exception):
+        raise told
+    return told
 
 
 class _Pending:
-    """A check that the store was asked about, maybe several times in a row. It is called with each answer."""
+    """A check that the store was asked about, and all who asked it in one turn. It is called with the answers."""
 
-    __slots__ = ("_admission", "asked", "asked_at_ms", "asked_in", "looks", "on_verdict", "started_s")
+    __slots__ = ("_admission", "_told", "asked", "asked_at_ms", "asked_in", "call", "looks", "on_verdicts", "started_s")
 
-    def __init__(
-        self, admission: Admission, asked: Asked, on_verdict: OnVerdict, now_ms: int, circumstances: object
-    ) -> None:
+    def __init__(self, admission: Admission, asked: Asked, now_ms: int, circumstances: object, call: int = -1) -> None:
+        """`call`: the gatherer's number, as long as others may join."""
         self._admission = admission
         self.asked_at_ms = now_ms
         self.asked_in = circumstances
         self.asked = asked
-        self.on_verdict = on_verdict
+        self.call = call
+        self.on_verdicts: list[OnVerdict] = []
+        self._told = 0
         self.looks = 1
         self.started_s = perf_counter()
 
+    def alone(self) -> "_Pending":
+        """The next of them, by himself: not all are told the same."""
+        if len(self.on_verdicts) == 1:
+            return self
+        alone = self.again(self.asked_at_ms)
+        alone.looks = self.looks
+        return alone
+
     def again(self, now_ms: int) -> "_Pending":
-        """For one of the answers: it is asked for once more."""
-        again = _Pending(self._admission, self.asked, self.on_verdict, now_ms, self.asked_in)
+        """The next of them asks once more."""
+        again = _Pending(self._admission, self.asked, now_ms, self.asked_in)
+        again.on_verdicts.append(self._next())
         again.looks, again.started_s = self.looks + 1, self.started_s
         return again
 
-    def __call__(self, decision: Decision | Exception) -> None:
-        """It came with those of others, whom a fault here must not harm."""
+    def tell(self, outcome: Verdict | Exception) -> None:
+        """The next of them. It came with those of others, whom a fault there must not harm."""
         try:
-            self._admission.decided(self, decision)
+            self._next()(outcome)
         except Exception:
             log.exception("a decision could not be told")
+
+    def _next(self) -> OnVerdict:
+        self._told += 1
+        return self.on_verdicts[self._told - 1]
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> None:
+        try:
+            self._admission.decided(self, outcomes)
+        except Exception:
+            log.exception("decisions could not be told")
 
 
 def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:

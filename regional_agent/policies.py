@@ -91,6 +91,8 @@ class CompiledPolicy:
     is_shared: bool
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
+    name: str
+    quota_name: str
     kind: str  # the quota's, as services are told
     dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
 
@@ -330,6 +332,8 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         is_shared=_is_shared(quota) and not policy.shadow,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000, "anniversary": 2_592_000}.get(quota.period or "", 0),
         place=place,
+        name=policy.name,
+        quota_name=quota.name,
         kind=quota.kind.value,
         dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),
     )

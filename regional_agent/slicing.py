@@ -8,7 +8,7 @@ that it might have helped, it goes back, and the store is asked once more.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.domain.slices import HOT, LIFE_MS, Heat, Slice
 from regional_agent.life import LifeKeeper
 from regional_agent.sharing import Sharing
-from regional_agent.store.gathering import Gatherer
+from regional_agent.store.gathering import Gatherer, one_by_one
 from regional_agent.store.scripts import Charge, Decision, Life, PolicyDecision, RateCharge, Request
 
 RateSlice = Slice[RateCharge]
@@ -52,6 +52,8 @@ class Slicing:
             return None
         if request.mode in LOOKS:
             _put_back(slices, request.charges)
+        if len(slices) == 1:
+            return Decision(True, False, [self._answer(slices[0], now_ms)])
         return Decision(True, False, [self._answer(each, now_ms) for each in slices])
 
     def _take(self, charges: Iterable[Charge], now_ms: int) -> list[RateSlice] | None:
@@ -71,14 +73,22 @@ class Slicing:
         remaining, reset_ms = slice_.told(now_ms)
         return PolicyDecision(0, slice_.limit, remaining, reset_ms, 0, remaining, 0, 0)
 
-    def heard(self, request: Request, decision: Decision, asked_at_ms: int) -> Decision:
-        """What the store answered, with what lies here; and from now on, maybe, a slice of each of its rates."""
-        now_ms = self._clock.monotonic_ms()
-        is_usual = decision.allowed and request.mode not in LOOKS and request.operation is None
-        if is_usual and asked_at_ms > self._emptied_at_ms and self._is_hot(request.charges, now_ms):
-            self._slice(request.charges, decision.policies, asked_at_ms, now_ms)
+    def heard(self, request: Request, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
+        """What the store answered to the same request, all admitted or one, with what lies here.
+
+        And from now on, maybe, a slice of each of its rates.
+        """
+        last = decisions[-1]
+        if last.allowed and request.may_slice:
+            now_ms = self._clock.monotonic_ms()
+            if asked_at_ms > self._emptied_at_ms and self._is_hot(request.charges, now_ms, len(decisions)):
+                self._slice(request.charges, last.policies, asked_at_ms, now_ms)
         if not self._slices or not any(charge.quota in self._slices for charge in request.charges):
-            return decision
+            return decisions
+        now_ms = self._clock.monotonic_ms()
+        return [self._with_slices(request, decision, asked_at_ms, now_ms) for decision in decisions]
+
+    def _with_slices(self, request: Request, decision: Decision, asked_at_ms: int, now_ms: int) -> Decision:
         pairs = zip(request.charges, decision.policies, strict=True)
         policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
         return replace(decision, policies=policies)
@@ -122,19 +132,17 @@ class Slicing:
     def _look_around(self) -> None:
         """A store that lives another life knows nothing of what was taken; other shares are other rates."""
         life, shares = self._life.current, self._sharing.heard
-        if life is not self._of[0] and life != self._of[0]:
-            self._slices.clear()
-        elif shares == self._of[1]:
+        is_same_life = life is self._of[0] or life == self._of[0]
+        if is_same_life and shares == self._of[1]:
             return
+        if not is_same_life:
+            self._slices.clear()
         self.give_back_all()
         self._of = life, shares
 
-    def _is_hot(self, charges: Iterable[Charge], now_ms: int) -> bool:
+    def _is_hot(self, charges: Iterable[Charge], now_ms: int, times: int) -> bool:
         """All of them are: a request that needs the store for one of them needs it for all."""
-        for charge in charges:
-            if not (isinstance(charge, RateCharge) and charge.may_slice):
-                return False
-        return min([self._heat.note(charge.quota, now_ms) for charge in charges]) >= HOT
+        return min([self._heat.note(charge.quota, now_ms, times) for charge in charges]) >= HOT
 
     def _slice(
         self, charges: Iterable[Charge], policies: Iterable[PolicyDecision], asked_at_ms: int, now_ms: int
@@ -152,11 +160,11 @@ class Slicing:
         if life is None or not units:
             slice_.low_water = max(0, slice_.left - 1) // 2  # looked at again then, and not at each request
             return
-        self._sharing.note(charge, slice_.spent_since_asked())
+        self._sharing.note(charge, slice_.spent_since_asked(), charge.cost)
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
         taken = Request("enforce", (charge._replace(cost=units),))
-        self._gatherer.submit(life, taken, partial(self._came, slice_, units, life, now_ms))
+        self._gatherer.submit(life, taken, one_by_one(partial(self._came, slice_, units, life, now_ms)))
         if self._sweeping is None:
             self._sweep_later()
 
@@ -179,7 +187,7 @@ class Slicing:
         """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
         life, units = self._life.current, slice_.taken_back(now_ms)
         charge = slice_.of
-        self._sharing.note(charge, slice_.spent_since_asked())
+        self._sharing.note(charge, slice_.spent_since_asked(), charge.cost)
         if life is None or not units:
             return False
         self._gatherer.submit(life, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
@@ -203,5 +211,5 @@ def _put_back(slices: Iterable[RateSlice], charges: Iterable[Charge]) -> None:
         slice_.put_back(charge.cost)
 
 
-def _nobody_hears(_: Decision | Exception) -> None:
+def _nobody_hears(_: Sequence[Decision | Exception]) -> None:
     """Lost with its call, it is missing in the bucket until the rate has brought it again."""

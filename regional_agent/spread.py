@@ -71,6 +71,13 @@ class SpreadAdmission:
     async def hold(self, hold: Hold) -> Verdict:
         return await verdict_on(self, self._cells[0].admission.asked_to_hold(hold))
 
+    def known(self, _: Asked) -> Verdict | Exception | None:
+        """What is known without a store is known where the request lies."""
+        return None
+
+    def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
+        self.submit(asked, on_verdict, times)
+
     def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
         asked = without_strangers(asked)
         steps = self._steps(asked)

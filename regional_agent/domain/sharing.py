@@ -18,6 +18,7 @@ AVERAGES_MS = (3_000, 1_000, 300, 100)
 FOLD_MS = 20
 SILENCE_MS = 200  # slices are noted in lumps, a tenth of a second apart
 SIGMAS = 4
+OTHERS_COUNT = 15 / 16  # how much of the average size of a request is left when another one comes
 URGENT_AFTER_MS = 100  # between two reports that could not wait
 LOOK_EVERY_MS = 200  # while others want more: nobody asks where demand has ended, so nothing else would tell
 HALF_FULL_IN_MS = 2_000  # a bucket; as long as it is from one report to the next
@@ -139,7 +140,7 @@ class RateDemand:
     def note(self, units: int, now_ms: int, size: int) -> bool:
         """So many units, in requests of that size. True if it is worth while to look at what it comes to."""
         self._units += units
-        self._size += (size - self._size) / 16
+        self._size = size + (self._size - size) * OTHERS_COUNT ** max(1, units // size)
         if now_ms - self.since_ms < FOLD_MS:
             return False
         self._fold(now_ms)

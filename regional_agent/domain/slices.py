@@ -12,7 +12,7 @@ Units of a window belong to the window in which they were counted, a log remembe
 gives each request its own turn: none of them can be handed out later than it was taken.
 """
 
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 PARTS = 1_000_000_000  # of a unit, as the store counts a bucket
 LIFE_MS = 100
@@ -24,11 +24,6 @@ LOW_WATER_PERCENT = 30  # what is left when the next is asked for, so that nobod
 MOST_COUNTED = 10_000
 
 C = TypeVar("C")
-
-
-class Told(NamedTuple):
-    remaining: int
-    reset_ms: int
 
 
 class Slice(Generic[C]):
@@ -101,12 +96,12 @@ class Slice(Generic[C]):
             self.returned_at_ms = now_ms
         return units
 
-    def told(self, now_ms: int) -> Told:
-        """What the store would say if all that is left here were still there."""
+    def told(self, now_ms: int) -> tuple[int, int]:
+        """What the store would say if all that is left here were still there: `remaining` and `reset_ms`."""
         if now_ms != self._looked_ms:
             self._melt(now_ms)
         there = self._beside + self.left * PARTS
-        return Told(max(0, there // PARTS), -(-(self._full - there) // max(1, self._rate_micro)))
+        return there // PARTS if there > 0 else 0, -((there - self._full) // (self._rate_micro or 1))
 
     def _melt(self, now_ms: int) -> None:
         """The part of a millisecond that clocks do not count may have passed: the bucket may be fuller by that."""
@@ -158,9 +153,9 @@ class Heat:
         self._counts: dict[str, int] = {}
         self._until_ms = 0
 
-    def note(self, key: str, now_ms: int) -> int:
-        """The requests of this window, this one included."""
+    def note(self, key: str, now_ms: int, times: int = 1) -> int:
+        """The requests of this window, these included."""
         if now_ms >= self._until_ms or len(self._counts) >= MOST_COUNTED:
             self._counts, self._until_ms = {}, now_ms + LIFE_MS
-        count = self._counts[key] = self._counts.get(key, 0) + 1
+        count = self._counts[key] = self._counts.get(key, 0) + times
         return count

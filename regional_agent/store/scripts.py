@@ -16,6 +16,7 @@ from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, 
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
+from regional_agent.domain.modes import LOOKS
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import sources
@@ -175,6 +176,12 @@ class Request(NamedTuple):
         """Asked again, it is decided anew, by itself."""
         return self.mode == "enforce" and self.operation is None
 
+    @property
+    def may_slice(self) -> bool:
+        """All of it may be given out without the store, if there is anything."""
+        is_usual = self.mode not in LOOKS and self.operation is None and self.charges
+        return bool(is_usual) and all(isinstance(each, RateCharge) and each.may_slice for each in self.charges)
+
 
 class PolicyDecision(Struct, frozen=True, gc=False):
     """In the order in which check.lua packs it."""
@@ -204,12 +211,29 @@ class Decision(Struct, frozen=True, gc=False):
     hold: HoldTerms | None = None  # what is held, and for how much longer; replayed, what was held the first time
 
 
-OnDecision = Callable[[Decision | Exception], None]
+Outcome = Decision | Exception
+OnDecisions = Callable[[Sequence[Outcome]], None]
 REASONS = ("", *(reason.value for reason in DenialReason))
 _POLICY = struct.Struct("<B7q")
+_ONE_POLICY = struct.Struct("<BB7q")  # of a request that meets one: its outcome as well
 _HELD = struct.Struct("<qH")
-_DENIED, _REPLAYED, _ANOTHER_BODY, _FAILED = 0, 2, 3, 4
+_DENIED, _ALLOWED, _REPLAYED, _ANOTHER_BODY, _FAILED = range(5)
 _LENGTH_BYTES = 2
+
+
+class Run(NamedTuple):
+    """A request, how many times in a row it is asked, and who hears of it: all the decisions of a call at once."""
+
+    request: Request
+    times: int
+    on_decisions: OnDecisions
+
+
+def runs_of(request: Request, times: int, on_decisions: OnDecisions) -> list[Run]:
+    """An operation, and units that come back, of which a full bucket loses some each time, are asked one by one."""
+    if request.may_repeat:
+        return [Run(request, times, on_decisions)]
+    return [Run(request, 1, on_decisions)] * times
 
 
 class RateWant(NamedTuple):
@@ -352,9 +376,9 @@ class Scripts:
         self, life: Life, mode: str, charges: Sequence[Charge], operation: Operation | None = None
     ) -> Decision:
         """One request in a call of its own. `gathering.Gatherer` asks for all that waits in one."""
-        request = Request(mode, charges, operation)
-        names, arguments = _asked(self._fence_key, life, [request])
-        (decision,) = _decisions(await self._run("check", names, *arguments), [request])
+        runs = [Run(Request(mode, charges, operation), 1, _nobody_hears)]
+        names, arguments = _asked(self._fence_key, life, runs)
+        ((decision,),) = _decisions(await self._run("check", names, *arguments), runs)
         if isinstance(decision, Exception):
             raise decision
         return decision
@@ -362,23 +386,22 @@ class Scripts:
     def send_check(
         self,
         life: Life,
-        requests: Sequence[Request],
-        on_decisions: Sequence[OnDecision],
+        runs: Sequence[Run],
         on_call: Callable[[Reply | Exception], None],
     ) -> None:
-        """All these in one call, at once: each hears its decision, or why there is none, before anything else runs.
+        """All these in one call, at once: each hears its decisions, or why there are none, before anything else runs.
 
         `on_call` hears first what came of the call as a whole.
         """
-        names, arguments = _asked(self._fence_key, life, requests)
+        names, arguments = _asked(self._fence_key, life, runs)
 
         def on_reply(reply: Reply | Exception) -> None:
             if isinstance(reply, StoreError) and _is_unknown(reply):
                 self._store.send(("EVAL", self._source["check"], len(names), *names, *arguments), on_reply)
                 return
             on_call(reply)
-            for decision, on_decision in zip(_decisions(reply, requests), on_decisions, strict=True):
-                on_decision(decision)
+            for run, decisions in zip(runs, _decisions(reply, runs), strict=True):
+                run.on_decisions(decisions)
 
         self._store.send(("EVALSHA", self._sha["check"], len(names), *names, *arguments), on_reply)
 
@@ -621,12 +644,15 @@ def _is_unknown(error: StoreError) -> bool:
     return str(error).startswith("NOSCRIPT")
 
 
-def _asked(fence: bytes, life: Life, requests: Sequence[Request]) -> tuple[list[bytes], list[Argument]]:
+def _nobody_hears(_: Sequence[Outcome]) -> None:
+    """Whoever asks reads the answer itself."""
+
+
+def _asked(fence: bytes, life: Life, runs: Sequence[Run]) -> tuple[list[bytes], list[Argument]]:
     """The keys and arguments of check.lua."""
     names: list[bytes] = [fence]
-    runs = _runs(requests)
     arguments: list[Argument] = [life.fingerprint, life.epoch, len(runs)]
-    for (mode, charges, operation, hold), times in runs:
+    for (mode, charges, operation, hold), times, _ in runs:
         if operation is None:
             arguments += (mode, times, len(charges), "")
         else:
@@ -641,46 +667,48 @@ def _asked(fence: bytes, life: Life, requests: Sequence[Request]) -> tuple[list[
     return names, arguments
 
 
-def _runs(requests: Sequence[Request]) -> list[tuple[Request, int]]:
-    """What is asked several times in a row is sent once: of a hot key that is nearly everything."""
-    runs: list[tuple[Request, int]] = []
-    begin = 0
-    for end, request in enumerate(requests, 1):
-        following = requests[end] if end < len(requests) else None
-        if request is not following or not request.may_repeat:
-            runs.append((request, end - begin))
-            begin = end
-    return runs
-
-
-def _decisions(reply: Reply | Exception, requests: Sequence[Request]) -> Iterator[Decision | Exception]:
-    if isinstance(reply, Exception):
-        yield from (reply for _ in requests)
-    elif not isinstance(reply, bytes):
-        yield from (Fenced() for _ in requests)
+def _decisions(reply: Reply | Exception, runs: Sequence[Run]) -> Iterator[Sequence[Outcome]]:
+    """Of each run its own."""
+    if isinstance(reply, bytes):
+        yield from _unpacked(reply, runs)
     else:
-        yield from _unpacked(reply, requests)
+        why = reply if isinstance(reply, Exception) else Fenced()
+        yield from ([why] * run.times for run in runs)
 
 
-def _unpacked(reply: bytes, requests: Sequence[Request]) -> Iterator[Decision | Exception]:
+def _unpacked(reply: bytes, runs: Sequence[Run]) -> Iterator[Sequence[Outcome]]:
     at = 0
-    for request in requests:
-        outcome, at = reply[at], at + 1
-        if outcome == _ANOTHER_BODY:
-            yield OperationConflict()
+    for request, times, _ in runs:
+        if request.may_repeat and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
+            end = at + times * _ONE_POLICY.size
+            yield [
+                Decision(outcome != _DENIED, False, [PolicyDecision(*policy)])
+                for outcome, *policy in _ONE_POLICY.iter_unpack(reply[at:end])
+            ]
+            at = end
             continue
-        if outcome == _FAILED:
-            begin = at + _LENGTH_BYTES
-            at = begin + int.from_bytes(reply[at:begin], "little")
-            yield StoreError(reply[begin:at].decode(errors="replace"))
-            continue
-        held = None
-        if request.hold is not None and outcome != _DENIED:
-            held, at = _held(reply, at)
-        end = at + _POLICY.size * len(request.charges)
-        policies = [PolicyDecision(*_POLICY.unpack_from(reply, begin)) for begin in range(at, end, _POLICY.size)]
-        at = end
-        yield Decision(outcome != _DENIED, outcome == _REPLAYED, policies, held)
+        decisions: list[Outcome] = []
+        for _ in range(times):
+            decision, at = _decision(reply, at, request)
+            decisions.append(decision)
+        yield decisions
+
+
+def _decision(reply: bytes, at: int, request: Request) -> tuple[Outcome, int]:
+    """The one that begins there, and where the next begins."""
+    outcome, at = reply[at], at + 1
+    if outcome == _ANOTHER_BODY:
+        return OperationConflict(), at
+    if outcome == _FAILED:
+        begin = at + _LENGTH_BYTES
+        end = begin + int.from_bytes(reply[at:begin], "little")
+        return StoreError(reply[begin:end].decode(errors="replace")), end
+    held = None
+    if request.hold is not None and outcome != _DENIED:
+        held, at = _held(reply, at)
+    end = at + _POLICY.size * len(request.charges)
+    policies = [PolicyDecision(*_POLICY.unpack_from(reply, begin)) for begin in range(at, end, _POLICY.size)]
+    return Decision(outcome != _DENIED, outcome == _REPLAYED, policies, held), end
 
 
 def _held(reply: bytes, at: int) -> tuple[HoldTerms, int]:

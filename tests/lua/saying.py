@@ -1,6 +1,7 @@
 """Short ways to say what the tests of scripts say often."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from protocol.clock import SystemClock
@@ -20,6 +21,7 @@ from regional_agent.store.scripts import (
     Operation,
     RateCharge,
     Request,
+    Run,
     Scripts,
     part_of,
 )
@@ -123,11 +125,11 @@ async def ask_for_hold(scripts: Scripts, life: Life, *charges: Charge, **rest: A
     told: list[Decision | Exception] = []
     answer = asyncio.Event()
 
-    def hear(decision: Decision | Exception) -> None:
-        told.append(decision)
+    def hear(decisions: Sequence[Decision | Exception]) -> None:
+        told.extend(decisions)
         answer.set()
 
-    scripts.send_check(life, [hold_request(life, *charges, **rest)], [hear], lambda _: None)
+    scripts.send_check(life, [Run(hold_request(life, *charges, **rest), 1, hear)], lambda _: None)
     await answer.wait()
     if isinstance(told[0], Exception):
         raise told[0]

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ async def test_a_run_that_is_longer_than_a_call_may_be_goes_on_in_the_next(
 ) -> None:
     await scripts.check(life, "peek", [TOKEN])
     before, told, gatherer = connection.calls, list[Decision | Exception](), Gatherer(scripts, guard())
-    gatherer.submit(life, asked(TOKEN), told.append, 3 * MOST_REQUESTS - 1)
+    gatherer.submit(life, asked(TOKEN), told.extend, 3 * MOST_REQUESTS - 1)
     await gatherer.decide(life, asked(TOKEN))  # in the last of them
     assert connection.calls == before + 3
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 10 + [False] * (len(told) - 10)
@@ -81,11 +82,12 @@ async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
     in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
     await install(scripts, life, *leases)
-    run = [asked(in_a_run)] * 6 + [asked(in_a_run._replace(cost=1))]
-    singly = [asked(alone) for _ in range(6)] + [asked(alone._replace(cost=1))]
-    gatherer = Gatherer(scripts, guard())
-    decisions = await asyncio.gather(*(gatherer.decide(life, each) for each in (*run, *singly)))
-    told, expected = decisions[: len(run)], decisions[len(run) :]
+    gatherer, told, expected = Gatherer(scripts, guard()), list[Any](), list[Any]()
+    gatherer.submit(life, asked(in_a_run), told.extend, 6)
+    gatherer.submit(life, asked(in_a_run._replace(cost=1)), told.extend)
+    for _ in range(6):
+        gatherer.submit(life, asked(alone), expected.extend)
+    expected.append(await gatherer.decide(life, asked(alone._replace(cost=1))))
     assert [each.allowed for each in told] == [True] * 4 + [False] * 2 + [True]
     assert told == expected
     assert (await scripts.check(life, "peek", [in_a_run])).policies[0].remaining == 0
@@ -102,13 +104,16 @@ class Unsent(StoreConnection):
         self.sent.append(arguments)
 
 
-def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
+async def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
     """But an operation, and units that come back, of which a full bucket loses some each time."""
-    store, life = Unsent(), Life("life-1", 7, 4)
+    store, life, told = Unsent(), Life("life-1", 7, 4), list[Any]()
     usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
     operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
     for requests in ([usual], [usual] * 9, [usual, other, usual], [operation] * 2, [back] * 2):
-        Scripts(store).send_check(life, requests, [lambda _: None] * len(requests), lambda _: None)
+        gatherer, hear = Gatherer(Scripts(store), guard()), told.extend
+        for request in requests:
+            gatherer.submit(life, request, hear)
+        await asyncio.sleep(0)
     assert [arguments[arguments.index(life.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
 
 

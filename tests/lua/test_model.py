@@ -37,10 +37,12 @@ from regional_agent.store.scripts import (
     RateCharge,
     RateWant,
     Request,
+    Run,
     Scripts,
     SlotCharge,
     SlotWant,
     part_of,
+    runs_of,
 )
 from regional_agent.store.sources import LUA, sources
 from tests.conftest import Server
@@ -300,11 +302,6 @@ requests = st.builds(
 )
 
 
-def runs_of(request: Request) -> st.SearchStrategy[list[Request]]:
-    """What is asked several times in a row is decided in a loop of its own."""
-    return st.sampled_from([1, 1, 2, 7]).map(lambda times: [request] * times)
-
-
 @st.composite
 def lease_replies(draw: st.DrawFn) -> LeaseReply:
     period = draw(st.sampled_from(list(PERIODS)))
@@ -484,10 +481,10 @@ class Store(RuleBasedStateMachine):
         )
     )
     def check_many(self, runs: list[tuple[Request, int]]) -> None:
-        requests = [request for request, times in runs for _ in range(times)]
         told: list[Any] = []
-        self.scripts.send_check(Life("life-1", 7, LANES), requests, [told.append] * len(requests), lambda _: None)
-        assert len(told) == len(requests)
+        asked = [run for request, times in runs for run in runs_of(request, times, told.extend)]
+        self.scripts.send_check(Life("life-1", 7, LANES), asked, lambda _: None)
+        assert len(told) == sum(times for _, times in runs)
         self.both.compare()
 
     @rule(
@@ -542,7 +539,7 @@ class Store(RuleBasedStateMachine):
         told: list[Any] = []
         operation = Operation(digest, body, 3_600_000) if digest else None
         request = Request(mode, charges, operation, hold_of(charges, ttl_ms))
-        self.scripts.send_check(Life("life-1", 7, LANES), [request], [told.append], lambda _: None)
+        self.scripts.send_check(Life("life-1", 7, LANES), [Run(request, 1, told.extend)], lambda _: None)
         self.both.compare()
         held = getattr(told[0], "hold", None)
         if held is not None and held.id.parts:

@@ -27,6 +27,7 @@ from regional_agent.store.scripts import (
     PolicyDecision,
     RateCharge,
     Request,
+    Run,
     Scripts,
     SlotCharge,
     SlotWant,
@@ -59,7 +60,7 @@ class Slots(Clocked):
         told: list[Decision | Exception] = []
         hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(part_of, charges))), ttl_ms)
         request = Request("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
-        self.scripts.send_check(LIFE, [request], [told.append], lambda _: None)
+        self.scripts.send_check(LIFE, [Run(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], Decision), told
         return told[0]
 

@@ -26,6 +26,7 @@ from regional_agent.store.scripts import (
     Operation,
     PolicyDecision,
     Request,
+    Run,
     Scripts,
     SlotCharge,
     SlotWant,
@@ -95,7 +96,7 @@ class Region:
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)
         request = Request("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
         told: list[Decision | Exception] = []
-        self.scripts.send_check(self.life, [request], [told.append], lambda _: None)
+        self.scripts.send_check(self.life, [Run(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], Decision), told
         return told[0]
 

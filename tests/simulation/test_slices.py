@@ -117,14 +117,18 @@ class Agent:
     def __init__(self, region: Region, connection: VirtualConnection, life: Life) -> None:
         self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
         self._clock = clock
-        gatherer = Gatherer(Scripts(connection), Guard(Breaker(5, 1000), clock, metrics, _nobody_probes, 1000))
-        leasing, nobody = Leasing(clock), cast(Any, None)
+        guard = Guard(Breaker(5, 1000), clock, metrics, _nobody_probes, 1000)
+        self.gatherer = gatherer = Gatherer(Scripts(connection), guard)
+        self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
         keeper: Any = self.life
-        sharing = Sharing("agent", nobody, keeper, leasing, nobody, metrics, clock)
+        sharing = Sharing("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
         self.slicing = Slicing(gatherer, keeper, sharing, clock)
         without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = Admission(gatherer, keeper, leasing, self.slicing, sharing, without_store, metrics, clock)
+        self.admission = Admission(gatherer, keeper, self.leasing, self.slicing, sharing, without_store, metrics, clock)
         self.admission.policies = Policies(region.bundle)
+
+    async def rest(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def ask(self, asked: Asked) -> Said:
         at_ms = Fraction(asyncio.get_running_loop().time()) * 1000

@@ -1,0 +1,104 @@
+"""Who asks the same in one turn of the event loop is asked for together, and told by himself. On virtual time."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from regional_agent.admission import Asked
+from regional_agent.answers import Check, Subject, Verdict
+from regional_agent.store.gathering import MOST_REQUESTS
+from tests.simulation.test_slices import Agent, Region
+from tests.simulation.virtual_time import VirtualLoop
+
+LIMIT, TIMES = "1/hour, burst 6", 10
+CHECK = Check(subject=Subject(tenant="acme"))
+
+
+def live(what: Callable[[Agent], Coroutine[Any, Any, None]], *, limit: str = LIMIT, slices: bool = False) -> None:
+    async def lives() -> None:
+        region = Region(loop, limit, "token_bucket", slices=slices)
+        await region.begin(1)
+        await what(region.agents[0])
+        await region.end()
+
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(lives())
+    finally:
+        loop.close()
+
+
+async def ask_at_once(
+    agent: Agent, times: int = TIMES, deaf: int | None = None, asked: Asked | None = None
+) -> list[Verdict]:
+    """And wait for a second, which is no time here."""
+    told: list[Verdict] = []
+
+    def hear(number: int, outcome: Verdict | Exception) -> None:
+        assert isinstance(outcome, Verdict)
+        told.append(outcome)
+        if number == deaf:
+            raise RuntimeError("a hearer's own fault")
+
+    asked = asked or agent.admission.asked(CHECK)
+    for number in range(times):
+        agent.admission.ask(asked, lambda outcome, number=number: hear(number, outcome))  # type: ignore[misc]
+    assert len(agent.gatherer._runs) == (1 if times <= MOST_REQUESTS else 2), "sent as a run"
+    await agent.rest(1)
+    return told
+
+
+def test_all_who_ask_the_same_in_one_turn_are_one_call_and_each_is_told_what_is_left_behind_him() -> None:
+    async def crowd(agent: Agent) -> None:
+        before = agent.connection.calls
+        told = await ask_at_once(agent)
+        assert agent.connection.calls == before + 1
+        assert [each.answer.allowed for each in told] == [True] * 6 + [False] * 4
+        assert [each.answer.policies[0].remaining for each in told] == [5, 4, 3, 2, 1, *[0] * 5]
+        assert [each.answer.retry_after_ms > 0 for each in told] == [False] * 6 + [True] * 4
+
+    live(crowd)
+
+
+@pytest.mark.parametrize("times", [4, TIMES])
+def test_a_fault_of_one_who_hears_harms_nobody_else(times: int) -> None:
+    """Where all were admitted, and where not."""
+
+    async def crowd(agent: Agent) -> None:
+        assert len(await ask_at_once(agent, times, deaf=1)) == times
+
+    live(crowd)
+
+
+def test_each_of_a_crowd_counts() -> None:
+    """In what is measured, in the demand that is told to others, and for the heat of a key."""
+
+    async def crowd(agent: Agent) -> None:
+        told = await ask_at_once(agent)
+        assert [each.answer.allowed for each in told] == [True] * TIMES
+        (hot,) = agent.leasing.hottest(1)
+        assert hot.demand_milli > 5_000, "units a second, as an average of a second has it"
+        assert agent.metrics.registry.get_sample_value("leasehold_check_seconds_count") == TIMES
+        assert agent.slicing.taken == 1, "ten requests within 100 ms are hot"
+
+    live(crowd, limit="1/hour, burst 900", slices=True)
+
+
+def test_who_asks_in_the_next_turn_is_another_call() -> None:
+    async def two_crowds(agent: Agent) -> None:
+        before, asked = agent.connection.calls, agent.admission.asked(CHECK)
+        assert [len(await ask_at_once(agent, 2, asked=asked)) for _ in range(2)] == [2, 2]
+        assert agent.connection.calls == before + 2
+        assert agent.admission._last is not None
+        assert len(agent.admission._last.on_verdicts) == 2, "who was told is forgotten"
+
+    live(two_crowds)
+
+
+def test_more_than_a_call_may_hold_are_told_as_well() -> None:
+    async def crowd(agent: Agent) -> None:
+        told = await ask_at_once(agent, 150)
+        assert [each.answer.allowed for each in told] == [True] * 6 + [False] * 144
+
+    live(crowd)
