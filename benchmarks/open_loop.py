@@ -9,7 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from benchmarks.load import Server, no_pauses
@@ -21,17 +21,33 @@ class Sample(NamedTuple):
     due_s: float  # after the beginning
     latency_us: float
     beginning: bytes  # of the answer: what it was
+    own_us: float = 0.0  # of the latency, what the generator itself was late with the request
+
+
+class Moment(NamedTuple):
+    after_s: float
+    do: Callable[[], object]
+
+
+class _Due(NamedTuple):
+    due_s: float
+    late_s: float  # when it was seen that it is
+
+
+NOT_ASKED = _Due(0.0, 0.0)
 
 
 class Schedule:
     """Requests that are due, and connections that are free."""
 
-    def __init__(self, per_second: float, seconds: float) -> None:
+    def __init__(self, per_second: float, seconds: float, at: Sequence[Moment] = ()) -> None:
+        """`at`: what else is done, and when."""
+        self._at = deque(sorted(at, key=lambda moment: moment.after_s))
         self.samples: list[Sample] = []
         self.left = int(per_second * seconds)
         self._every_s = 1 / per_second
         self._next_s = 0.0
-        self._due: deque[float] = deque()
+        self._due: deque[_Due] = deque()
         self._free: deque[_Connection] = deque()
         self._begun_s = 0.0
         self.ended = asyncio.get_running_loop().create_future()
@@ -45,8 +61,10 @@ class Schedule:
 
     def tick(self) -> None:
         now_s = self.now_s()
+        while self._at and self._at[0].after_s <= now_s:
+            self._at.popleft().do()
         while self._next_s <= now_s and self.left:
-            self._due.append(self._next_s)
+            self._due.append(_Due(self._next_s, now_s - self._next_s))
             self._next_s += self._every_s
             self.left -= 1
         while self._due and self._free:
@@ -58,8 +76,8 @@ class Schedule:
         else:
             self._free.append(connection)
 
-    def answered(self, due_s: float, beginning: bytes) -> None:
-        self.samples.append(Sample(due_s, (self.now_s() - due_s) * 1e6, beginning))
+    def answered(self, due: "_Due", beginning: bytes) -> None:
+        self.samples.append(Sample(due.due_s, (self.now_s() - due.due_s) * 1e6, beginning, due.late_s * 1e6))
 
     def is_over(self, connections: int) -> bool:
         return not self.left and not self._due and len(self._free) == connections
@@ -70,7 +88,7 @@ class _Connection(asyncio.Protocol):
         self._server, self._request, self._schedule = server, request, schedule
         self._greeting = server.greeting
         self._answer = b""
-        self._due_s = 0.0
+        self._due = NOT_ASKED
         self.lost = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,8 +98,8 @@ class _Connection(asyncio.Protocol):
         else:
             self._schedule.is_free(self)
 
-    def ask(self, due_s: float) -> None:
-        self._due_s, self._answer = due_s, b""
+    def ask(self, due: _Due) -> None:
+        self._due, self._answer = due, b""
         self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
@@ -91,7 +109,7 @@ class _Connection(asyncio.Protocol):
         if self._greeting:
             self._greeting, self._answer = b"", b""
         else:
-            self._schedule.answered(self._due_s, self._answer[:12])
+            self._schedule.answered(self._due, self._answer[:12])
         self._schedule.is_free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,11 +119,17 @@ class _Connection(asyncio.Protocol):
 
 
 async def open_load(
-    server: Server, request: bytes, *, per_second: float, seconds: float, connections: int = 128
+    server: Server,
+    request: bytes,
+    *,
+    per_second: float,
+    seconds: float,
+    connections: int = 128,
+    at: Sequence[Moment] = (),
 ) -> list[Sample]:
     """Every request that was due, answered; in the order of their answers."""
     loop = asyncio.get_running_loop()
-    schedule = Schedule(per_second, seconds)
+    schedule = Schedule(per_second, seconds, at)
     callers = [_Connection(server, request, schedule) for _ in range(connections)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, server.host, server.port)  # type: ignore[misc]

@@ -1,15 +1,16 @@
 """The benchmarks' own arithmetic, and how they tell that an answer has come whole."""
 
 import asyncio
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.failures import decisions, latencies
+from benchmarks.failures import decisions, in_time_of_10_000, latencies
 from benchmarks.frame import Case, Figure, Load, Row, cells, compare, facts, figure, plain, publish
 from benchmarks.load import RefusedError, Server, http_is_whole, post, resp, resp_is_whole
-from benchmarks.open_loop import Sample, open_load, percentile_us
+from benchmarks.open_loop import Moment, Sample, open_load, percentile_us
 from benchmarks.picture import picture
 from benchmarks.redis_benchmark import read
 
@@ -128,6 +129,37 @@ async def test_a_request_that_is_due_while_the_server_stands_still_has_waited() 
     assert len(samples) == 80
     assert sum(sample.latency_us > 20_000 for sample in samples) > 20, "all that were due meanwhile"
     assert {sample.beginning for sample in samples} == {b"+OK\r\n"}
+
+
+async def test_what_is_due_beside_the_load_is_done_then_and_a_pause_of_the_generators_own_is_told_apart() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(100):
+            writer.write(b"+OK\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    done: list[str] = []
+
+    def pause() -> None:
+        done.append("paused")
+        until_s = time.perf_counter() + 0.05
+        while time.perf_counter() < until_s:  # as who looks for garbage does not come round
+            pass
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        samples = await open_load(
+            Server("127.0.0.1", port, resp_is_whole),
+            b"PING\r\n",
+            per_second=200,
+            seconds=0.3,
+            at=[Moment(0.2, lambda: done.append("over")), Moment(0.1, pause)],
+        )
+    assert done == ["paused", "over"]
+    longest = max(samples, key=lambda sample: sample.own_us)
+    assert longest.latency_us >= longest.own_us > 30_000
+    assert in_time_of_10_000([Sample(0, 60_000, b"", 55_000), Sample(0, 60_000, b"", 1_000)]) == 5_000
 
 
 def test_a_percentile_is_the_latency_that_so_many_do_not_exceed() -> None:
