@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 import structlog
@@ -185,7 +185,7 @@ class Admission:
         last = self._last
         if last is None or last.asked is not asked or last.call != self._gatherer.calls:
             last = _Pending(self, asked, self._clock.monotonic_ms(), self._denials_of, self._gatherer.calls)
-            self._last = last if asked.request.may_repeat else None
+            self._last = last
         last.on_verdicts += [on_verdict] * times
         self._ask_store(asked, last, times)
 
@@ -271,12 +271,14 @@ class Admission:
 
     def decided(self, pending: "_Pending", outcomes: Sequence[Outcome]) -> None:
         """The store's first answers to a check, as many as were asked for in one call."""
-        admitted = [each for each in outcomes if isinstance(each, Decision) and each.allowed and not each.replayed]
-        if len(admitted) == len(outcomes):
-            self._admitted(pending, admitted)
+        for outcome in outcomes:
+            if not isinstance(outcome, Decision) or not outcome.allowed or outcome.replayed:
+                break
         else:
-            for outcome in outcomes:
-                self._decided(pending.alone(), outcome)
+            self._admitted(pending, cast(Sequence[Decision], outcomes))
+            return
+        for outcome in outcomes:
+            self._decided(pending.alone(), outcome)
 
     def _admitted(self, pending: "_Pending", decisions: Sequence[Decision]) -> None:
         """All of them, as nearly always. What others are told of is told them once."""

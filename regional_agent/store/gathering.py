@@ -46,6 +46,8 @@ class Gatherer:
         before = self._runs[-1] if self._runs else None
         if before and before.request is request and before.on_decisions is on_decisions and request.may_repeat:
             self._runs[-1] = Run(request, before.times + times, on_decisions)
+        elif times == 1:
+            self._runs.append(Run(request, 1, on_decisions))
         else:
             self._runs += runs_of(request, times, on_decisions)
 

@@ -679,7 +679,7 @@ def _decisions(reply: Reply | Exception, runs: Sequence[Run]) -> Iterator[Sequen
 def _unpacked(reply: bytes, runs: Sequence[Run]) -> Iterator[Sequence[Outcome]]:
     at = 0
     for request, times, _ in runs:
-        if request.may_repeat and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
+        if request.hold is None and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
             end = at + times * _ONE_POLICY.size
             yield [
                 Decision(outcome != _DENIED, False, [PolicyDecision(*policy)])

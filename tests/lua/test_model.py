@@ -442,8 +442,9 @@ class Store(RuleBasedStateMachine):
         before = self.both.model.hash(self.both.model.fence).get("overdrawn", "0")
         charges = [AllowanceCharge(quota, cost, 1_000, '{"policy":"export"}') for cost in costs]
         told: list[Any] = []
-        requests = [Request("enforce", charges[:2])] * times + [Request("enforce", [each]) for each in charges]
-        self.scripts.send_check(life, requests, [told.append] * len(requests), lambda _: None)
+        asked = [Run(Request("enforce", charges[:2]), times, told.extend)]
+        asked += [Run(Request("enforce", [each]), 1, told.extend) for each in charges]
+        self.scripts.send_check(life, asked, lambda _: None)
         self.both.compare()
         if self.both.model.hash(self.both.model.fence).get("overdrawn", "0") != before:
             event("overdrawn")

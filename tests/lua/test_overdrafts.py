@@ -7,7 +7,7 @@ from protocol.identifiers import quota_key
 from protocol.messages import FrozenLease, LeaseReply
 from regional_agent.domain.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Decision, Fenced, Life, Request, Scripts
+from regional_agent.store.scripts import Decision, Fenced, Life, Request, Run, Scripts
 from tests.lua.saying import (
     QUOTA,
     ask_for_hold,
@@ -171,7 +171,7 @@ async def test_policies_and_repetitions_of_one_call_share_it(
     await is_cut_off(connection, scripts, life)
     told: list[Decision | Exception] = []
     request = Request("enforce", [charge_of(2), charge_of(1)])
-    scripts.send_check(life, [request] * 7, [told.append] * 7, lambda _: None)
+    scripts.send_check(life, [Run(request, 7, told.extend)], lambda _: None)
     while len(told) < 7:
         await take(scripts, life, 1, mode="peek")
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 6 + [False]
