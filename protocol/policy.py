@@ -28,6 +28,7 @@ MAX_LOG = 10_000  # what remembers every request is bounded
 MAX_SLOTS = 10_000  # and what remembers every holder
 DEFAULT_SLOT_TTL_MS = 600_000
 MAX_SLOT_TTL_MS = 24 * 3_600_000
+MAX_CENTRAL_WAIT_MS = 10_000  # a request that asks the coordinator hangs for no longer
 MAX_ROUTE_CLASSES = 100
 MAX_ROUTES = 1000  # of a class
 MAX_NETWORKS = 1000  # of a policy
@@ -63,6 +64,14 @@ class StoreFailure(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
     LOCAL = "local"
+
+
+class Mode(StrEnum):
+    """Who says how much of an allowance a region may spend."""
+
+    LEASED = "leased"  # it has some ahead, by its demand: units follow whoever needs them
+    REGIONAL = "regional"  # it has the whole limit for itself, and no other region's
+    CENTRAL = "central"  # it has none ahead: each request asks the coordinator
 
 
 class HoldExpiry(StrEnum):
@@ -108,6 +117,7 @@ class Rate(NamedTuple):
 
 
 HARD, SOFT = "hard", "soft"  # caps of an allowance
+DEFAULT_HORIZON = "10s"
 LimitValue = int | str
 Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
 Limit = LimitValue | dict[str, LimitValue]
@@ -120,8 +130,8 @@ class QuotaSpec(Part, frozen=True):
     period: str | None = None
     time_zone: str = "UTC"
     cap: str | dict[str, int] = HARD
-    mode: str = "leased"
-    horizon: str = "10s"
+    mode: str = Mode.LEASED
+    horizon: str = DEFAULT_HORIZON
     durability: str = "exact"
     algorithm: str = "token_bucket"
     sharing: str | None = None  # see `sharing_of`
@@ -412,7 +422,7 @@ def _repeated(where: str, names: list[str]) -> Iterator[Fault]:
 def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> Iterator[Fault]:
     where = f"quotas[{index}]"
     yield from _faults_of_limit(document, f"{where}.limit", quota)
-    yield from _unserved(f"{where}.mode", quota.mode, served=("leased",), planned=("regional", "central"))
+    yield from _faults_of_mode(f"{where}.mode", quota)
     if quota.kind is QuotaKind.ALLOWANCE:
         yield from _faults_of_allowance(where, quota)
     elif quota.kind is QuotaKind.CONCURRENCY:
@@ -424,6 +434,20 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
         yield Fault(f"{where}.thresholds", "allowance", "only of an allowance it is counted how much of it was used")
     if quota.kind is not QuotaKind.ALLOWANCE and quota.cap != HARD:
         yield Fault(f"{where}.cap", "allowance", "only of an allowance more than its limit can be had, and billed")
+
+
+def _faults_of_mode(where: str, quota: QuotaSpec) -> Iterator[Fault]:
+    yield from _unserved(where, quota.mode, served=tuple(Mode), planned=())
+    if quota.mode != Mode.LEASED and quota.kind is not QuotaKind.ALLOWANCE:
+        reason = "only an allowance is leased; how a rate or a concurrency is divided over regions is its 'sharing'"
+        yield Fault(where, "allowance", reason)
+    elif quota.mode == Mode.REGIONAL and quota.cap != HARD:
+        reason = "a soft cap goes beyond one limit of all regions together, and here each has its own: the cap is hard"
+        yield Fault(where, "cap", reason)
+    elif quota.mode == Mode.CENTRAL and isinstance(quota.cap, dict) and "overdraft" in quota.cap:
+        yield Fault(where, "cap", "a region that is cut off has nothing of it, and goes on for nothing: no overdraft")
+    elif quota.mode == Mode.CENTRAL and quota.horizon != DEFAULT_HORIZON:
+        yield Fault(where, "horizon", "nothing is leased ahead of a request, so there is no horizon: leave it out")
 
 
 def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
@@ -561,6 +585,8 @@ def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) 
         reason = f"the periods of {quota.name!r} follow a tenant's subscription: count by tenant, too"
         yield Fault(f"{where}.by", "tenant", reason)
     yield from _faults_of_failure(where, policy, quota)
+    if quota is not None and quota.mode == Mode.CENTRAL:
+        yield from _faults_of_asking(where, policy, quota)
     if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and quota.kind is not QuotaKind.ALLOWANCE:
         yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
 
@@ -631,6 +657,23 @@ def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
     for each in method if isinstance(method, list) else [method]:
         if not _METHOD.fullmatch(each) and method != "*":
             yield Fault(where, "method", f"{each!r} is no method; write GET, or * for all")
+
+
+def _faults_of_asking(where: str, policy: PolicySpec, quota: QuotaSpec) -> Iterator[Fault]:
+    """Of what is central nothing is admitted that the coordinator was not asked for."""
+    try:
+        wait_ms = parse_duration_ms(policy.wait)
+    except ValueError:
+        return  # said already
+    if not 0 < wait_ms <= MAX_CENTRAL_WAIT_MS:
+        longest_s = MAX_CENTRAL_WAIT_MS // 1000
+        reason = (
+            f"{quota.name!r} is central: each request waits for the coordinator, for at most {longest_s}s, not for 0s"
+        )
+        yield Fault(f"{where}.wait", "range", reason)
+    if policy.on_store_failure is not StoreFailure.CLOSED:
+        reason = f"{quota.name!r} is central: what the coordinator was not asked for is denied, so it fails 'closed'"
+        yield Fault(f"{where}.on_store_failure", "supported", reason)
 
 
 def _faults_of_failure(where: str, policy: PolicySpec, quota: QuotaSpec | None) -> Iterator[Fault]:

@@ -18,6 +18,7 @@ from protocol.clock import Clock
 from protocol.outcomes import DenialReason
 from protocol.policy import SLICED, QuotaKind
 from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, answer_of
+from regional_agent.asking import MAY_LOOK, Answer
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.denials import Denials
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
@@ -58,6 +59,10 @@ MOST_LOOKS = 4  # of one request: each but the last was followed by units that c
 
 # What more units, or a renewed lease, may turn into an admission.
 WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
+
+
+class NotAsked(Exception):
+    """The coordinator, which alone has what the request asks for, does not answer."""
 
 
 class NoPoliciesYet(Exception):
@@ -317,7 +322,7 @@ class Admission:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
         if isinstance(decision, Decision):
             pending.tell(self._verdict(pending.asked, decision))
-        elif isinstance(decision, (StoreUnavailable, StoreError, Fenced)):
+        elif isinstance(decision, (StoreUnavailable, StoreError, Fenced, NotAsked)):
             if isinstance(decision, Fenced):
                 self._life.doubt()
             asked = pending.asked
@@ -342,6 +347,9 @@ class Admission:
         """Asks again at each news of the quota, for as long as its policy lets a request wait."""
         deadline_ms: int | None = None
         while (short := self._short(pending.asked, decision)) is not None:
+            if short.policy.is_central:
+                decision = await self._ask_coordinator(pending, decision)
+                break
             now_ms = self._clock.monotonic_ms()
             deadline_ms = now_ms + short.wait_ms if deadline_ms is None else deadline_ms
             if now_ms >= deadline_ms:
@@ -351,21 +359,54 @@ class Admission:
             decision = await self._ask_store_again(pending.asked)
         self._conclude(pending, decision)
 
-    async def _ask_store_again(self, asked: Asked) -> Outcome:
+    async def _ask_coordinator(self, pending: "_Pending", decision: Decision | Exception) -> Decision | Exception:
+        """Of what is central, for as long as its policy lets a request wait: nothing of it is here unless asked for."""
+        asked, began_ms, is_heard = pending.asked, self._clock.monotonic_ms(), False
+        while short := self._short_of_central(asked, decision):
+            left_ms = began_ms + min(each.wait_ms for each in short) - self._clock.monotonic_ms()
+            asks = (self._leasing.ask(each.charge.quota, each.charge.cost, left_ms, again=is_heard) for each in short)
+            answers = await asyncio.gather(*asks)
+            told = [each for each, answer in zip(short, answers, strict=True) if answer in MAY_LOOK]
+            try:
+                if len(told) < len(short):
+                    return decision if is_heard else NotAsked()
+                if _has_gone(pending.next):
+                    return decision
+                is_heard, decision = True, await self._ask_store_again(asked)
+                if Answer.LAST_LOOK in answers:
+                    return decision
+            finally:
+                for each in told:
+                    self._leasing.looked(each.charge.quota)
+        return decision
+
+    def _short_of_central(self, asked: Asked, decision: Decision | Exception) -> list[Demanded]:
+        """All of them at once: what was granted for one goes back while another is asked for."""
+        short = self._shorts(asked, decision)
+        return [each for each in short if each.policy.is_central]
+
+    async def _ask_store_again(self, asked: Asked) -> Decision | Exception:
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._ask_store(asked, one_by_one(partial(tell, answer)))
         return await answer
 
-    def _short(self, asked: Asked, decision: Outcome) -> Demanded | None:
-        """The allowance to wait for. None if there is none, or another policy denies the request anyway."""
+    def _short(self, asked: Asked, decision: Decision | Exception) -> Demanded | None:
+        """The allowance to wait for. None if there is none, or another policy denies the request anyway. What is
+        central comes last, when nothing else is missing.
+        """
         if not isinstance(decision, Decision) or decision.allowed:
             return None
+        return min(self._shorts(asked, decision), key=lambda each: each.policy.is_central, default=None)
+
+    def _shorts(self, asked: Asked, decision: Decision | Exception) -> list[Demanded]:
+        if not isinstance(decision, Decision) or decision.allowed:
+            return []
         told = zip(asked.demanded, decision.policies, strict=True)
         denials = [(each, policy) for each, policy in told if not (policy.allowed or each.is_shadow)]
         if any(policy.reason not in WORTH_WAITING for _, policy in denials):
-            return None
-        waitable = (each for each, _ in denials if self._leasing.may_wait(each.charge.quota))
-        return next(waitable, None)
+            return []
+        may_wait = self._leasing.may_wait
+        return [each for each, _ in denials if each.policy.is_central or may_wait(each.charge.quota)]
 
     def _note(self, asked: Asked, decision: Decision, times: int = 1) -> None:
         """It was decided so many times; this is what came of the last."""
@@ -481,6 +522,10 @@ class _Pending:
         except Exception:
             log.exception("a decision could not be told")
 
+    @property
+    def next(self) -> OnVerdict:
+        return self.on_verdicts[self._told]
+
     def _next(self) -> OnVerdict:
         self._told += 1
         return self.on_verdicts[self._told - 1]
@@ -490,6 +535,11 @@ class _Pending:
             self._admission.decided(self, outcomes)
         except Exception:
             log.exception("decisions could not be told")
+
+
+def _has_gone(on_verdict: OnVerdict) -> bool:
+    """Whoever asked for it, if it can tell: what it does not hear of is not taken for it."""
+    return getattr(getattr(on_verdict, "__self__", None), "has_gone", False)
 
 
 def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:

@@ -89,6 +89,9 @@ class Cell:
             raise StoreUnavailable("the region's store began another life; ask again") from None
         if hold.epoch != life.epoch:
             self.conversation.look_back_again()
+        for part in hold.parts:
+            if part.algorithm == "allowance" and action in ("commit", "release"):
+                self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
         return told
 
     async def knows(self, operation: Operation) -> bool:

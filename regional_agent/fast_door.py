@@ -189,6 +189,11 @@ class FastProtocol(BoundedProtocol):
         self._answered_at_s = 0.0
         self._is_last = False
 
+    @property
+    def has_gone(self) -> bool:
+        """Nobody is there any more to hear an answer."""
+        return bool(self.transport.is_closing())
+
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:

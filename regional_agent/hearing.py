@@ -55,7 +55,7 @@ class SignalListener:
         if life is None:
             return
         try:
-            await cell.scripts.give_back(life, quota, keep)
+            await cell.conversation.answer_recall(life, quota, keep)
         except Fenced:
             cell.life.doubt()
         except (StoreUnavailable, StoreError) as error:

@@ -2,6 +2,7 @@
 
 A check that leaves little sets a flag here; the conversation (reporting.py) takes the flags along in its next
 exchange. A request waits only when the lease is spent and its policy lets it: then its cost is part of what is asked.
+Of what is central no lease is there to be spent, and each request asks (asking.py).
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from protocol.clock import Clock
 from protocol.messages import ExchangeReply, LeaseWant
 from protocol.outcomes import GrantRefusal
+from regional_agent.asking import Answer, Asking
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
 from regional_agent.store.scripts import PolicyDecision
@@ -42,6 +44,7 @@ class Want:
     look_at_ms: int = 0  # at what is held
     patience: Patience = field(default_factory=Patience)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    asking: Asking | None = None  # of what is central
 
     @property
     def idle(self) -> bool:
@@ -66,6 +69,8 @@ class Leasing:
         self._clock = clock
         self._wants: OrderedDict[str, Want] = OrderedDict()
         self._rates: OrderedDict[str, Demand] = OrderedDict()
+        self._central: frozenset[str] = frozenset()
+        self._is_cut_off = False
         self.round_trip_ms = 0
         self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
@@ -77,7 +82,7 @@ class Leasing:
         want = self._want(quota)
         want.demand.note(units)
         now_ms = self._clock.monotonic_ms()
-        if want.patience.is_pausing(now_ms) or want.wanted:
+        if want.patience.is_pausing(now_ms) or want.wanted or want.asking is not None:
             return
         demand_milli = want.demand.per_second_milli(now_ms)
         if decision.available <= low_water(decision.last_grant, demand_milli, self.round_trip_ms):
@@ -132,6 +137,82 @@ class Leasing:
     def waits_no_more(self, quota: str, units: int) -> None:
         self._want(quota).waiting -= units
 
+    # --- of what is central ------------------------------------------------------------------------------------------
+
+    def follow(self, central: frozenset[str]) -> None:
+        """Of these quotas nothing is leased ahead, from now on: what lies here of them goes back."""
+        self._central = central
+        for quota, want in self._wants.items():
+            if (want.asking is not None) != self._is_central(quota):
+                self._change_mode(want)
+
+    def _change_mode(self, want: Want) -> None:
+        if want.asking is not None:
+            want.asking.tell_all(Answer.LOOK)
+            want.asking = None
+            return
+        want.asking = Asking()
+        self._tell(want)
+        if want.renew_at_ms is not None:
+            self._ask(want)
+
+    def _is_central(self, quota: str) -> bool:
+        return quota.partition(":")[0] in self._central
+
+    async def ask(self, quota: str, units: int, timeout_ms: int, *, again: bool) -> Answer:
+        """Have the coordinator asked for the units of one request. Whoever may look says `looked` when it has."""
+        want = self._want(quota)
+        if want.asking is None:
+            return Answer.LOOK if await self.wait(quota, units, timeout_ms) else Answer.TIMED_OUT
+        if self._is_cut_off:
+            return Answer.CUT_OFF
+        if not again:
+            want.retry_at_ms = 0
+        want.waiting += units
+        self._ask(want)
+        try:
+            return await want.asking.ask(timeout_ms)
+        finally:
+            want.waiting -= units
+
+    def looked(self, quota: str) -> None:
+        asking = self._want(quota).asking
+        if asking is not None and asking.taking:
+            asking.looked()
+            if asking.returns:
+                self.wake.set()
+
+    def gives_back_later(self, quota: str) -> bool:
+        """What lies idle of it goes back in the conversation's next turn, for there are requests that may take it."""
+        asking = self._want(quota).asking if self._is_central(quota) else None
+        if asking is None:
+            return False
+        asking.leaves_some = True
+        if asking.returns:
+            self.wake.set()
+        return True
+
+    def to_give_back(self) -> list[str]:
+        """Of these quotas nobody takes anything now. Told once."""
+        found = [(quota, want.asking) for quota, want in self._wants.items() if want.asking and want.asking.returns]
+        for _, asking in found:
+            asking.leaves_some = False
+        return [quota for quota, _ in found]
+
+    def central(self) -> list[str]:
+        """Whoever leaves leaves nothing of them behind."""
+        return [quota for quota, want in self._wants.items() if want.asking is not None]
+
+    def cut_off(self) -> None:
+        """The coordinator does not answer: nobody waits for it until it does."""
+        self._is_cut_off = True
+        for want in self._wants.values():
+            if want.asking is not None:
+                want.asking.tell_all(Answer.CUT_OFF)
+
+    def reached(self) -> None:
+        self._is_cut_off = False
+
     # --- asked and told by the conversation --------------------------------------------------------------------------
 
     def due(self) -> list[str]:
@@ -146,6 +227,8 @@ class Leasing:
 
     def want_of(self, quota: str) -> LeaseWant:
         want = self._want(quota)
+        if want.asking is not None:
+            want.asking.send()
         demand_milli = want.demand.per_second_milli(self._clock.monotonic_ms())
         return LeaseWant(quota=quota, demand_milli=demand_milli, waiting=want.waiting, held=want.held)
 
@@ -185,7 +268,7 @@ class Leasing:
             # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
             want.wanted = want.waiting > 0
             want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-        self._tell(want)
+        self._tell(want, Answer.LOOK)
 
     def refused(self, quota: str, ends_in_ms: int = LONGEST_PAUSE_MS) -> None:
         """Nothing is left, and nothing will come back before the period ends: whoever waits is denied."""
@@ -193,7 +276,14 @@ class Leasing:
         want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
         want.look_at_ms = now_ms + self.look_at_held_ms
         want.patience.lost(now_ms, ends_in_ms)
-        self._tell(want)
+        self._tell(want, Answer.LAST_LOOK)
+
+    def cannot_ask(self, quota: str) -> None:
+        """Its lane has stopped, so no exchange will ask for those who wait, either."""
+        asking = self._want(quota).asking
+        if asking is not None:
+            asking.send()
+        self.refused(quota)
 
     def hint(self, quota: str | None) -> None:
         """The coordinator says that units came free (or, without a quota, that limits changed): ask again at once."""
@@ -201,7 +291,8 @@ class Leasing:
             if quota is None or key == quota:
                 want.patience.restored()
                 want.exhausted_until_ms, want.retry_at_ms = 0, 0
-                want.wanted = want.wanted or want.waiting > 0
+                has_come = key == quota and want.asking is not None  # for whoever waits no more: it is to go back
+                want.wanted = want.wanted or want.waiting > 0 or has_come
         self.wake.set()
 
     def fetch(self, quota: str) -> None:
@@ -229,6 +320,7 @@ class Leasing:
         want = self._wants.get(quota)
         if want is None:
             want = self._wants[quota] = Want(Demand(self._clock.monotonic_ms()))
+            want.asking = Asking() if self._is_central(quota) else None
             self._evict()
         return want
 
@@ -246,6 +338,10 @@ class Leasing:
         self.wake.set()
 
     @staticmethod
-    def _tell(want: Want) -> None:
+    def _tell(want: Want, answer: Answer = Answer.LOOK) -> None:
         event, want.changed = want.changed, asyncio.Event()
         event.set()
+        if want.asking is not None:
+            want.asking.tell(answer)
+            want.wanted = want.asking.waits
+            want.retry_at_ms = 0 if want.wanted else want.retry_at_ms

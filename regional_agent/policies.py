@@ -22,6 +22,7 @@ from protocol.policy import (
     Costs,
     LimitsDocument,
     LimitValue,
+    Mode,
     OverrideTerm,
     PolicyBundle,
     PolicySpec,
@@ -89,6 +90,7 @@ class CompiledPolicy:
     may_slice: bool
     is_shadow: bool  # it never denies
     is_shared: bool
+    is_central: bool  # each request asks the coordinator
     window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
     place: int  # in the document
     name: str
@@ -158,6 +160,7 @@ class Policies:
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
+        self.central = frozenset(each.name for each in bundle.document.quotas if each.mode == Mode.CENTRAL)
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """The policies that a request meets, in the document's order for each kind of route."""
@@ -330,6 +333,7 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,
         is_shared=_is_shared(quota) and not policy.shadow,
+        is_central=quota.mode == Mode.CENTRAL,
         window_s={"hour": 3600, "day": 86_400, "month": 2_592_000, "anniversary": 2_592_000}.get(quota.period or "", 0),
         place=place,
         name=policy.name,

@@ -130,6 +130,7 @@ class Region:
         for cell in self.cells:
             cell.admission.policies = cell.sharing.policies = policies
             cell.slicing.give_back_all()
+            cell.leasing.follow(policies.central)
             cell.leasing.hint(None)  # a limit may have been raised
         self._note_versions()
 

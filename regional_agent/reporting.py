@@ -52,6 +52,10 @@ SPENDABLE = (None, GrantRefusal.EXHAUSTED, GrantRefusal.TOTAL_TOO_LARGE)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
 
 
+class NoReply(CoordinatorUnavailable):
+    """Nothing came in time. It may be there all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spoken:
     """One lane's part of a call that is under way."""
@@ -129,6 +133,8 @@ class Conversation:
             return 0
         if return_unspent:
             await self._return_everything(life)
+        for quota in self._leasing.central():
+            await self._scripts.give_back(life, quota, 0)
         await self._report_everything(life)
         return await self._scripts.held(life) if return_unspent else 0
 
@@ -169,9 +175,12 @@ class Conversation:
                 await self._say_what_is_due(life)
             self._persistence.succeeded()
             self._metrics.cut_off.heard()
+            self._leasing.reached()
         except Fenced:
             self._life.doubt()
         except FAILURES as error:
+            if self.is_pausing or not isinstance(error, NoReply):  # one message may get lost
+                self._leasing.cut_off()
             self._persistence.failed(began_ms)
             self._metrics.exchange_failures.inc()
             log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
@@ -233,6 +242,7 @@ class Conversation:
             self._resting.clear()
 
     async def _say_what_is_due(self, life: Life) -> None:
+        await self._give_back_what_nobody_took(life)
         now_ms = self._clock.monotonic_ms()
         reports = now_ms >= self._report_at_ms
         if reports:
@@ -241,6 +251,12 @@ class Conversation:
         await self._exchange(life, asked=asked, reports=reports)
         if reports:
             self.reported_at_ms = now_ms
+
+    async def _give_back_what_nobody_took(self, life: Life) -> None:
+        """Of what requests asked the coordinator for: who hung up has left some."""
+        for quota in self._leasing.to_give_back():
+            if await self._scripts.give_back(life, quota, 0):
+                self._report_at_ms = 0
 
     async def _exchange(self, life: Life, *, asked: dict[int, list[str]], reports: bool) -> bool:
         """One call with all lanes that have something to say. False if there was nothing to say."""
@@ -256,7 +272,7 @@ class Conversation:
     async def _freeze(self, life: Life, lane: int, asked: list[str]) -> Spoken | None:
         if (life.epoch, lane) in self._resting:
             for quota in asked:
-                self._leasing.refused(quota)
+                self._leasing.cannot_ask(quota)
             return None
         dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
         if not dirty and not asked and not await self._must_resend(life, lane):
@@ -295,7 +311,7 @@ class Conversation:
             async with asyncio.timeout(self._persistence.reply_within_ms(self._leasing.round_trip_ms) / 1000):
                 return await self._coordinator.exchange(request)
         except TimeoutError:
-            raise CoordinatorUnavailable("no reply in time") from None
+            raise NoReply("no reply in time") from None
 
     # --- the reply ---------------------------------------------------------------------------------------------------
 
@@ -324,7 +340,7 @@ class Conversation:
                 self._leasing.leased(quota, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
             for lease in reply.leases:
                 if lease.recall_keep is not None and not lease.starts_in_ms:
-                    await self._answer_recall(life, lease.quota, lease.recall_keep)
+                    await self.answer_recall(life, lease.quota, lease.recall_keep)
         elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
             # Said by or to a life that is over. What was not booked stays in the store, and is said again.
             self._life.refuted(life)
@@ -334,8 +350,10 @@ class Conversation:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
             self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
 
-    async def _answer_recall(self, life: Life, quota: str, keep: int) -> None:
-        """The same as the signal, for whoever missed it. What is given back is told in the next turn, at once."""
+    async def answer_recall(self, life: Life, quota: str, keep: int) -> None:
+        """By a signal, or by a reply, for whoever missed that. What is given back is told in the next turn, at once."""
+        if self._leasing.gives_back_later(quota):
+            return
         if await self._scripts.give_back(life, quota, keep):
             self.report_now()
 

@@ -8,6 +8,9 @@
 
 All this says only what may be granted to whom: units move as they always do, and the worst it can do is make somebody
 wait. Work that was done is booked whatever a ceiling says.
+
+In the mode `regional` nothing is divided: each region has the whole limit for itself (less, if its ceiling says so). So
+what is funded follows the regions that take part, and what one of them has not spent is never another's.
 """
 
 from collections import Counter
@@ -20,12 +23,12 @@ from uuid import UUID
 
 from coordinator.domain.allocation import LAST_KEPT_MS, demand_milli_of, units_in
 from coordinator.domain.books import Account, Cause, Entry, Key, Lease, Pool
-from coordinator.domain.entitlement import Catalogue
+from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.setting import NOTHING_SET
 from protocol.lease import LeaseState
 from protocol.messages import Signal
-from protocol.policy import LimitValue
+from protocol.policy import LimitValue, Mode
 
 
 class Part(NamedTuple):
@@ -74,11 +77,30 @@ class Division:
 
     parts: Mapping[str, Part]  # of the active regions
     moves: Sequence[Move] = ()
+    mode: Mode = Mode.LEASED
+    each: int = 0  # regional: so many units are each region's own, and no other's
 
     @cached_property
     def is_plain(self) -> bool:
         """Nothing is kept for anybody, or from anybody: demand alone decides."""
-        return not self.moves and all(part.weight and part[1:] == (0, None) for part in self.parts.values())
+        undivided = not self.is_regional and not self.moves
+        return undivided and all(part.weight and part[1:] == (0, None) for part in self.parts.values())
+
+    @property
+    def is_regional(self) -> bool:
+        return self.mode is Mode.REGIONAL
+
+    @property
+    def is_central(self) -> bool:
+        """Nothing is leased that no request waits for."""
+        return self.mode is Mode.CENTRAL
+
+    def own_of(self, region: str) -> int:
+        """What a region may have of the period where it has a limit of its own. One that is not active has none."""
+        part = self.parts.get(region)
+        if not self.is_regional or part is None or not part.weight:
+            return 0
+        return self.each if part.ceiling is None else min(self.each, part.ceiling)
 
     @cached_property
     def is_even(self) -> bool:
@@ -106,7 +128,11 @@ class Division:
         return sum(move.missing for move in self.moves if move.source == region)
 
     def floors(self, funded: int) -> dict[str, int]:
-        """Never more together than there is: if the limit was lowered below them, all give way alike."""
+        """Never more together than there is: if the limit was lowered below them, all give way alike. Where each region
+        has its own limit, nothing is kept from it.
+        """
+        if self.is_regional:
+            return {}
         floors = {region: part.floor for region, part in self.parts.items() if part.floor}
         total = sum(floors.values())
         return floors if total <= funded else {region: floor * funded // total for region, floor in floors.items()}
@@ -118,14 +144,20 @@ def by_weight(catalogue: Catalogue) -> Division:
 
 
 def division_of(catalogue: Catalogue, key: Key, moves: Sequence[Move], unless_set: Division) -> Division:
-    settings = catalogue.settings_of(key.quota)
+    settings, mode = catalogue.settings_of(key.quota), catalogue.mode_of(key.quota)
+    each = _each(catalogue, key) if mode is Mode.REGIONAL else 0
     if not settings:
-        return Division(unless_set.parts, moves) if moves else unless_set
+        return unless_set if mode is Mode.LEASED and not moves else Division(unless_set.parts, moves, mode, each)
     parts = {}
     for region, weight in catalogue.weights_of(key.quota).items():
         _, floor, ceiling = settings.get(region, NOTHING_SET)
         parts[region] = Part(weight, _units(floor) or 0, _units(ceiling))
-    return Division(parts, moves)
+    return Division(parts, moves, mode, each)
+
+
+def _each(catalogue: Catalogue, key: Key) -> int:
+    found = entitlement(catalogue, key.quota)
+    return found.limit if isinstance(found, Entitlement) else 0
 
 
 def _units(value: LimitValue | None) -> int | None:
@@ -144,10 +176,34 @@ def taken_by_region(leases: Iterable[Lease]) -> Counter[str]:
     return taken
 
 
+def funded_for(limit: int, leases: Iterable[Lease], division: Division) -> int:
+    """What a limit comes to in a pool. `leases`: all of it, where regions have limits of their own.
+
+    Then it is what all of them may have, and what any of them has already: whoever leaves, or has more than a limit
+    that was lowered, takes nothing from the others.
+    """
+    if not division.is_regional:
+        return limit
+    granted = Counter[str]()
+    for lease in leases:
+        granted[lease.region] += lease.granted - lease.returned
+    return sum(max(division.own_of(region), granted[region]) for region in division.parts.keys() | granted.keys())
+
+
+def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
+    """What is left of its own limit; and of what people credited, which is for whoever asks."""
+    taken = taken_by_region(leases)
+    left = {each: max(0, division.own_of(each) - taken[each]) for each in division.parts}
+    credited = max(0, pool.grantable - sum(left.values())) if division.own_of(region) else 0
+    return min(pool.unallocated, left.get(region, 0) + credited)
+
+
 def grantable_to(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
     """What is neither kept for others nor above its ceiling. `leases`: all of the pool."""
     if division.is_plain:
         return pool.grantable
+    if division.is_regional:
+        return _grantable_of_own(region, pool, leases, division)
     taken = taken_by_region(leases)
     free = pool.grantable - _kept_for_others(region, taken, division, pool.funded)
     return max(0, min(free, room_below_ceiling(region, taken, division)))
@@ -170,13 +226,20 @@ def room_below_ceiling(region: str, taken: Counter[str], division: Division) -> 
 _BOUNDLESS = 2**63
 
 
-def is_capped(region: str, leases: Iterable[Lease], division: Division) -> bool:
+def is_capped(region: str, pool: Pool, leases: Sequence[Lease], division: Division) -> bool:
+    """For it nothing is left, whatever others hold."""
+    if division.is_regional:
+        return not grantable_to(region, pool, leases, division)
     return not division.is_plain and not room_below_ceiling(region, taken_by_region(leases), division)
 
 
 def spare_of(lease: Lease, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What the lease could give to others: what its region's floor keeps for it would only wait for it."""
+    """What the lease could give to others: what its region's floor keeps for it would only wait for it. Of its own
+    limit nothing is for others; above it, it has what is to come back.
+    """
     floor = 0 if division.is_plain else division.floors(pool.funded).get(lease.region, 0)
+    if division.is_regional:
+        floor = division.own_of(lease.region)
     if not floor:
         return lease.outstanding
     return max(0, min(lease.outstanding, taken_by_region(leases)[lease.region] - floor))

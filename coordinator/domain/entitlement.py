@@ -14,6 +14,7 @@ from protocol.policy import (
     MAX_RATE_MICRO,
     LimitsDocument,
     LimitValue,
+    Mode,
     QuotaKind,
     QuotaSpec,
     Sharing,
@@ -67,6 +68,10 @@ class Catalogue(NamedTuple):
         weights = {name: settings.get(name, NOTHING_SET).weight for name in self.regions if self.is_active(name)}
         return {name: self.regions[name].weight if weight is None else weight for name, weight in weights.items()}
 
+    def mode_of(self, quota_key: str) -> Mode:
+        spec = self.quotas.get(parse_quota_key(quota_key)[0])
+        return Mode(spec.mode) if spec else Mode.LEASED
+
     def is_active(self, region: str) -> bool:
         return region in self.regions and self.regions[region].is_active
 
@@ -83,6 +88,7 @@ class Entitlement(NamedTuple):
     is_overridden: bool = False  # it may be over when another period begins
     written: tuple[Period, ...] = ()  # the newest of the calendar that are in the books
     extension: int = 0  # so many units may be admitted beyond the limit
+    mode: Mode = Mode.LEASED
 
 
 def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
@@ -97,7 +103,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
-    if spec.kind is not QuotaKind.ALLOWANCE or spec.mode != "leased":
+    if spec.kind is not QuotaKind.ALLOWANCE:
         return GrantRefusal.NOT_LEASED
     limit = limit_of_key(catalogue, spec, quota_key)
     if not isinstance(limit, int) or spec.period is None:
@@ -106,7 +112,7 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
     horizon_ms = parse_duration_ms(spec.horizon)
-    return Entitlement(calendar, limit, horizon_ms, is_overridden, written, extension_of(spec))
+    return Entitlement(calendar, limit, horizon_ms, is_overridden, written, extension_of(spec), Mode(spec.mode))
 
 
 def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:

@@ -73,7 +73,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.periods import is_over
-from protocol.policy import QuotaSpec, overdraft_of, thresholds_of
+from protocol.policy import Mode, QuotaSpec, overdraft_of, thresholds_of
 
 
 class Incoming(NamedTuple):
@@ -255,6 +255,12 @@ def _check_lane(work: Work) -> None:
 def asked_about(works: Iterable[Work]) -> set[str]:
     """Quota keys whose limits the decision takes."""
     return {want.quota for work in works for want in work.incoming.live.wants}
+
+
+def apart(works: Iterable[Work], catalogue: Catalogue) -> set[str]:
+    """Quota keys that are told of and that each region has a limit of: it is needed, for that is what it is told."""
+    told = {lease.quota for work in works for lease in work.incoming.batch.leases}
+    return {quota for quota in told if catalogue.mode_of(quota) is Mode.REGIONAL}
 
 
 def sort(works: Iterable[Work], catalogue: Catalogue, terms: Terms, now: datetime) -> None:
@@ -485,12 +491,14 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     for lease in leases.values():
         touch(lease, terms, now)
     frozen_leases = work.incoming.batch.leases
+    own = {key for key in leases if books.divisions[key].is_regional}
     if not books.lates:
-        work.quarantined = settle(work.report, frozen_leases, pools, leases)
+        work.quarantined = settle(work.report, frozen_leases, pools, leases, own)
         return
     lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
+    open_leases = [each for each in frozen_leases if key_of(each) not in lates]
     work.quarantined = [
-        *settle(work.report, [each for each in frozen_leases if key_of(each) not in lates], pools, leases),
+        *settle(work.report, open_leases, pools, leases, own),
         *settle_late(
             work.report, [each for each in frozen_leases if key_of(each) in lates], lates, terms.late_days, now
         ),

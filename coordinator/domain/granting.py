@@ -22,13 +22,22 @@ from coordinator.domain.allocation import (
     units_in,
 )
 from coordinator.domain.books import Key, Lease, Movement, Pool, Report, movement
-from coordinator.domain.division import Division, arrived, grantable_to, is_capped, kept_of_move, spare_of
+from coordinator.domain.division import (
+    Division,
+    arrived,
+    funded_for,
+    grantable_to,
+    is_capped,
+    kept_of_move,
+    spare_of,
+)
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Period, next_period, period_at, period_of
+from protocol.policy import Mode
 
 WAITS_AT_MOST = timedelta(seconds=5)
 BOUNDS_REMEMBERED = 100  # of periods at one moment: all that a gather tells of the same one
@@ -95,7 +104,7 @@ class Shelf(NamedTuple):
     @property
     def is_capped(self) -> bool:
         """The region has all that it may have of the period, whatever others hold."""
-        return is_capped(self.region, self.leases, self.division)
+        return is_capped(self.region, self.pool, self.leases, self.division)
 
 
 class Offer(NamedTuple):
@@ -116,7 +125,8 @@ def offer_of(catalogue: Catalogue, quota: str, terms: Terms, now: datetime) -> O
     period = period_at(found.calendar, now, found.written)
     key = Key(quota, period.id)
     # Nor is anything given ahead by an override: it may be over when the next one begins.
-    if terms.is_near_its_end(period, now) and not found.is_overridden:
+    is_ahead = not found.is_overridden and found.mode is not Mode.CENTRAL
+    if is_ahead and terms.is_near_its_end(period, now):
         return Offer(found, key, Key(quota, next_period(period, found.written).id))
     return Offer(found, key)
 
@@ -143,7 +153,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     if refusal:
         return refusal
     want, pool = wanted.want, shelf.pool
-    _fund(report, pool, wanted)
+    _fund(report, wanted, shelf)
     lease.overdraft = max(lease.overdraft, _overdraft_for(lease, shelf))
     units = min(lease.room, _units_for(wanted, lease, shelf, now))
     grant(report, pool, lease, units)
@@ -157,9 +167,9 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     return GrantRefusal.EXHAUSTED if is_unmet else None
 
 
-def _fund(report: Report, pool: Pool, wanted: Wanted) -> None:
-    limit, extension = wanted.entitlement.limit, wanted.entitlement.extension
-    fund(report, pool, limit)
+def _fund(report: Report, wanted: Wanted, shelf: Shelf) -> None:
+    pool, limit, extension = shelf.pool, wanted.entitlement.limit, wanted.entitlement.extension
+    fund(report, pool, funded_for(limit, shelf.leases, shelf.division))
     if extension or pool.extended:
         need = needed(limit, wanted.waiting, wanted.want.demand_milli, wanted.entitlement.horizon_ms)
         extend(report, pool, extension, need)
@@ -179,9 +189,12 @@ def _part_of(shelf: Shelf, region: str) -> int:
 
 
 def _units_for(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> int:
-    """By demand, and what people had brought here for it."""
+    """By demand, or exactly what is waited for; and what people had brought here for it."""
     grantable = shelf.grantable
-    by_demand = grant_units(grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf, now))
+    if shelf.division.is_central:
+        by_demand = min(grantable, wanted.waiting)
+    else:
+        by_demand = grant_units(grantable, wanted.entitlement.limit, _ask(wanted, lease, shelf, now))
     return max(by_demand, min(grantable, by_demand + shelf.division.travelling_to(lease.region)))
 
 
@@ -211,14 +224,15 @@ _HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED)
 
 def _ask(wanted: Wanted, lease: Lease, shelf: Shelf, now: datetime) -> Ask:
     want, division = wanted.want, shelf.division
+    weight = division.weight_of(lease.region)
     return Ask(
         demand_milli=want.demand_milli,
         waiting=wanted.waiting,
         available=max(0, lease.outstanding - want.held),
         last_grant=lease.last_grant,
         total_demand_milli=_weighed_demand_milli(want.demand_milli, lease, shelf, now),
-        weight=division.weight_of(lease.region),
-        total_weight=division.total_weight,
+        weight=weight,
+        total_weight=weight if division.is_regional else division.total_weight,
         horizon_ms=wanted.entitlement.horizon_ms,
     )
 
@@ -227,6 +241,8 @@ def _weighed_demand_milli(demand_milli: int, lease: Lease, shelf: Shelf, now: da
     """Of all regions, with what this one wants now. Where all weigh alike their sum is there already."""
     division, others_milli = shelf.division, shelf.demand_milli - demand_milli_of(lease, now)
     weight = division.weight_of(lease.region)
+    if division.is_regional:
+        return weight * demand_milli
     if division.is_even:
         return weight * (demand_milli + others_milli)
     others = (each for each in shelf.leases if each is not lease)
@@ -239,6 +255,8 @@ def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: da
 
     The longest waiting first. `cause` is what freed them, and names the movements.
     """
+    if shelf.division.is_regional:
+        return []  # what came free is its region's own
     waiting = [lease for lease in shelf.others if lease.epoch in epochs and _waits(lease, now)]
     pushed = []
     for lease in sorted(waiting, key=lambda each: (each.reported_at, each.epoch)):
@@ -356,8 +374,8 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         period=lease.key.period,
         granted=lease.granted,
         overage=lease.overage,
-        limit=pool.spendable,
-        unallocated=pool.grantable,
+        limit=shelf.division.own_of(lease.region) if shelf.division.is_regional else pool.spendable,
+        unallocated=shelf.grantable if shelf.division.is_regional else pool.grantable,
         starts_in_ms=period.starts_in_ms,
         expires_in_ms=min(_spendable_for_ms(lease, terms, now), ends_in_ms) if may_spend else 0,
         ends_in_ms=ends_in_ms,
@@ -387,9 +405,14 @@ def _bounds_of(period_id: str, now: datetime) -> _Bounds:
 
 
 def _recall_keep(lease: Lease, shelf: Shelf, now: datetime) -> int | None:
-    """The recall once more, for whoever missed the signal; and what has expired comes back before it is good again."""
+    """The recall once more, for whoever missed the signal; and what has expired comes back before it is good again.
+
+    Where each request asks, whatever it did not take comes back at once.
+    """
     if lease.state is LeaseState.EXPIRED:
         return 0
+    if shelf.division.is_central:
+        return 0 if lease.outstanding else None
     others_wait = not shelf.pool.grantable and any(_waits(other, now) for other in shelf.others)
     if not others_wait and not shelf.division.moves:
         return None  # nobody asks for any of it

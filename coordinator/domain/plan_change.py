@@ -12,7 +12,9 @@ from msgspec import Struct
 
 from coordinator.domain.allocation import fund
 from coordinator.domain.books import Entry, Lease, Pool
+from coordinator.domain.division import Division, funded_for, spare_of
 from coordinator.domain.notice import Notice
+from protocol.lease import LeaseState
 from protocol.messages import Signal
 
 
@@ -22,7 +24,7 @@ class LimitEffect(Struct, frozen=True, kw_only=True):
     quota: str
     period: str
     was: int
-    limit: int
+    limit: int  # of all regions together, where each has its own
     consumed: int
     outstanding: int  # with regions; as far as it is over the limit they are asked for it
     over: int  # beyond the limit: used, or with regions
@@ -33,9 +35,11 @@ class Changed(NamedTuple):
     notices: Sequence[Notice]
 
 
-def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int) -> Changed:
+def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int, division: Division) -> Changed:
+    """`leases`: all of the pool, where each region has its own limit; else those that may be granted to."""
     was = pool.funded
-    fund(entry, pool, limit)
+    fund(entry, pool, funded_for(limit, leases, division))
+    limit = sum(map(division.own_of, division.parts)) if division.is_regional else limit
     effect = LimitEffect(
         quota=pool.key.quota,
         period=pool.key.period,
@@ -47,13 +51,20 @@ def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int) 
     )
     if limit > was:
         return Changed(effect, [Notice(Signal(kind="grant", quota=pool.key.quota))])
-    return Changed(effect, list(_recalls(leases, effect)))
+    active = [lease for lease in leases if lease.state is LeaseState.ACTIVE]
+    if division.is_regional:
+        spares = [(lease, spare_of(lease, pool, leases, division)) for lease in active]
+    else:
+        spares = list(_spares(active, effect))
+    return Changed(effect, [_recall(lease, spare) for lease, spare in spares if spare])
 
 
-def _recalls(leases: Sequence[Lease], effect: LimitEffect) -> Iterator[Notice]:
+def _spares(leases: Sequence[Lease], effect: LimitEffect) -> Iterator[tuple[Lease, int]]:
+    """Of what is over the limit, the part of each."""
     held = sum(lease.outstanding for lease in leases)
     for lease in leases if effect.over else ():
-        spare = -(-min(effect.over, held) * lease.outstanding // max(held, 1))
-        if spare:
-            keep = lease.outstanding - spare
-            yield Notice(Signal(kind="recall", quota=effect.quota, keep=keep), lease.region)
+        yield lease, -(-min(effect.over, held) * lease.outstanding // max(held, 1))
+
+
+def _recall(lease: Lease, spare: int) -> Notice:
+    return Notice(Signal(kind="recall", quota=lease.key.quota, keep=lease.outstanding - spare), lease.region)

@@ -152,7 +152,7 @@ def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:
 
 
 def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, now: datetime) -> None:
-    cover(entry, pool, lease, consumed)
+    cover(entry, pool, lease, consumed, at_most=pool.unallocated)
     use(entry, pool, lease, [unattributed(lease.key, consumed, now)] if consumed else [])
 
 

@@ -160,22 +160,31 @@ def keep(batch: FrozenBatch) -> list[Quarantined]:
 
 
 def settle(
-    report: Report, frozen_leases: Sequence[FrozenLease], pools: Mapping[Key, Pool], leases: Mapping[Key, Lease]
+    report: Report,
+    frozen_leases: Sequence[FrozenLease],
+    pools: Mapping[Key, Pool],
+    leases: Mapping[Key, Lease],
+    own: Collection[Key] = (),
 ) -> list[Quarantined]:
-    """Book a batch that was judged `applied`. One bad lease never holds up the others."""
+    """Book a batch that was judged `applied`. One bad lease never holds up the others.
+
+    `own`: of these pools each region has its own limit, so what nobody holds may be another's, and covers nothing.
+    """
     quarantined = []
     for frozen in frozen_leases:
         lease = leases.get(key_of(frozen))
         if lease is None:
             continue  # never granted to, and nothing happened on it
-        reason = _settle_lease(report, frozen, pools[lease.key], lease)
+        reason = _settle_lease(report, frozen, pools[lease.key], lease, may_cover=lease.key not in own)
         lease.region_consumed, lease.region_returned = frozen.consumed, frozen.returned
         if reason:
             quarantined.append(Quarantined(lease.key, reason, frozen))
     return quarantined
 
 
-def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> QuarantineReason | None:
+def _settle_lease(
+    report: Report, frozen: FrozenLease, pool: Pool, lease: Lease, *, may_cover: bool = True
+) -> QuarantineReason | None:
     """Afterwards the lease is where its report says, or in quarantine for the reason given."""
     consumed = frozen.consumed - lease.region_consumed
     # Of a lease whose returns did not count until now, all that it ever returned comes at once.
@@ -192,7 +201,7 @@ def _settle_lease(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease)
     # First what was given back: work beyond the lease that was reported after it is covered from there.
     if lease.state in RETURNS_COUNT:
         drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
-    cover(report, pool, lease, consumed)
+    cover(report, pool, lease, consumed, at_most=pool.unallocated if may_cover else 0)
     lease.overdrawn = max(lease.overdrawn, frozen.overdrawn)
     _book_lines(report, frozen, pool, lease)
     renew(lease)
@@ -242,10 +251,10 @@ def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
     post(report, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.QUARANTINED)
 
 
-def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int) -> None:
+def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int, at_most: int) -> None:
     """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
     short = max(0, consumed - lease.unaccounted)
-    covered = min(short, pool.unallocated)
+    covered = min(short, at_most)
     post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
     post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
 

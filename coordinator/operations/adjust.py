@@ -31,6 +31,7 @@ from coordinator.domain.adjusting import (
 from coordinator.domain.allocation import fund
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Key, Movement, Pool
+from coordinator.domain.division import by_weight, division_of, funded_for
 from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.webhooks import EventKind, event
@@ -153,9 +154,12 @@ async def _fund(connection: Connection, documents: Documents, entry: Movement, p
     """Nobody may have asked for any of it yet: then what the limit gives has not been booked. What is debited is taken
     from there, and what is credited is beyond it.
     """
-    found = await _entitlement(connection, documents, pool.key.quota, now)
-    if found and period_at(found.calendar, now, found.written).id == pool.key.period:
-        fund(entry, pool, found.limit)
+    catalogue = await ledger.read_catalogue(connection, documents, [pool.key.quota], now)
+    found = entitlement(catalogue, pool.key.quota)
+    if isinstance(found, Entitlement) and period_at(found.calendar, now, found.written).id == pool.key.period:
+        division = division_of(catalogue, pool.key, (), by_weight(catalogue))
+        leases = await ledger.read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
+        fund(entry, pool, funded_for(found.limit, leases, division))
 
 
 async def _is_known(connection: Connection, documents: Documents, key: Key, now: datetime) -> bool:

@@ -27,6 +27,7 @@ from coordinator.domain.exchange import (
     Decision,
     Receipts,
     Work,
+    apart,
     asked_about,
     books_of,
     decide,
@@ -104,8 +105,11 @@ async def _lock_lanes_and_read_catalogue(
     connection: Connection, documents: Documents, works: Sequence[Work], terms: Terms, now: datetime
 ) -> Catalogue:
     names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
-    lanes, catalogue = await ledger.lock_lanes_and_read_catalogue(connection, documents, names, asked_about(works), now)
+    asked = asked_about(works)
+    lanes, catalogue = await ledger.lock_lanes_and_read_catalogue(connection, documents, names, asked, now)
     judge(works, lanes)
+    if more := apart(works, catalogue) - asked:
+        catalogue = await ledger.read_catalogue(connection, documents, asked | more, now)
     sort(works, catalogue, terms, now)
     return catalogue
 

@@ -11,6 +11,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.notices import notify
 from coordinator.domain.books import Key, Movement
+from coordinator.domain.division import by_weight, division_of, funded_for
 from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.plan_change import LimitEffect, change_limit
 from protocol.outcomes import GrantRefusal
@@ -25,12 +26,15 @@ async def change_limits(connection: Connection, documents: Documents, tenant: st
     found = {key: _limit(entitlement(catalogue, key.quota)) for key in keys}
     limits = {key: limit for key, limit in found.items() if limit is not None}
     pools = {key: each.pool for key, each in (await ledger.lock_pools(connection, limits, ())).items()}
-    leases = await ledger.read_leases(connection, pools, ())
+    divisions = {key: division_of(catalogue, key, (), by_weight(catalogue)) for key in pools}
+    own = [key for key, division in divisions.items() if division.is_regional]
+    leases = await ledger.read_leases(connection, pools, (), own)
     entry = Movement(uuid4(), None, None)
+    of_pool = {key: [lease for lease in leases if lease.key == key] for key in pools}
     changed = [
-        change_limit(entry, pool, [lease for lease in leases if lease.key == key], limits[key])
+        change_limit(entry, pool, of_pool[key], limits[key], divisions[key])
         for key, pool in pools.items()
-        if pool.funded != limits[key]
+        if pool.funded != funded_for(limits[key], of_pool[key], divisions[key])
     ]
     # Everything is decided: from here on only the database can fail, and then nothing was.
     if entry.transfers:

@@ -12,7 +12,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.moves import read_moves
 from coordinator.domain.books import Key, Lease
-from coordinator.domain.division import Move
+from coordinator.domain.division import Division, Move, by_weight, division_of
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.setting import NOTHING_SET
 from protocol.lease import LeaseState
@@ -45,13 +45,15 @@ class RegionAllocation(Struct, frozen=True, kw_only=True):
     weight: int
     floor: LimitValue | None
     ceiling: LimitValue | None
+    limit: int | None  # its own, where each region has one; None: they share that of the quota
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
     quota: str
     period: str
     state: str
-    funded: int
+    mode: str  # of the quota: leased, regional (the limit is each region's) or central
+    funded: int  # what all regions together may spend
     unallocated: int  # what no region holds
     kept: int  # of that, what is on its way to a region
     outstanding: int
@@ -95,18 +97,22 @@ def _allocation(
     row: asyncpg.Record, leases: Sequence[Lease], moves: Sequence[Move], catalogue: Catalogue, regions: Sequence[str]
 ) -> Allocation:
     wanted = sorted({lease.region for lease in leases if not regions or lease.region in regions})
+    division = division_of(catalogue, Key(row["quota"], row["period"]), (), by_weight(catalogue))
     plain = ("quota", "period", "state", "funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
     return Allocation(
         **{name: row[name] for name in plain},
+        mode=division.mode.value,
         kept=sum(move.travelling for move in moves),
         regions=[
-            _region(region, [lease for lease in leases if lease.region == region], moves, catalogue)
+            _region(region, [lease for lease in leases if lease.region == region], moves, catalogue, division)
             for region in wanted
         ],
     )
 
 
-def _region(region: str, leases: Sequence[Lease], moves: Iterable[Move], catalogue: Catalogue) -> RegionAllocation:
+def _region(
+    region: str, leases: Sequence[Lease], moves: Iterable[Move], catalogue: Catalogue, division: Division
+) -> RegionAllocation:
     newest = max(leases, key=lambda lease: lease.epoch)
     setting = catalogue.settings_of(newest.key.quota).get(region, NOTHING_SET)
     is_active = newest.state is LeaseState.ACTIVE
@@ -126,6 +132,7 @@ def _region(region: str, leases: Sequence[Lease], moves: Iterable[Move], catalog
         weight=catalogue.weights_of(newest.key.quota).get(region, 0),
         floor=setting.floor,
         ceiling=setting.ceiling,
+        limit=division.own_of(region) if division.is_regional else None,
     )
 
 

@@ -49,7 +49,7 @@ from coordinator.operations.read_rebalances import (
 )
 from coordinator.operations.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
-from protocol.policy import Fault, LimitValue, QuotaKind, QuotaSpec
+from protocol.policy import Fault, LimitValue, Mode, QuotaKind, QuotaSpec
 
 MOST_POOLS = 1000  # that one rebalance moves units of
 
@@ -175,6 +175,8 @@ async def _draw(
         return await _draw_settings(connection, catalogue, spec, asked, now, is_held=is_held)
     if spec.kind is not QuotaKind.ALLOWANCE:
         raise _faulty("quota", "allowance", f"{spec.name!r} is no allowance: set weights, floors and ceilings instead")
+    if spec.mode in _STAYS:
+        raise _faulty("quota", "mode", f"{spec.name!r} is {spec.mode}: {_STAYS[spec.mode]}")
     planner = _planner(catalogue, asked)
     tables = await _tables(connection, catalogue, await _pools_of(connection, spec, key, now), is_held=is_held)
     if not tables:
@@ -205,7 +207,11 @@ async def _draw_settings(
     after = dict(before) | {
         region: _said(before.get(region, NOTHING_SET), each) for region, each in asked.settings.items()
     }
-    faults = [*_faults_of_words(catalogue, asked), *faults_of_settings(spec, _limits(catalogue, spec, key), after)]
+    faults = [
+        *_faults_of_words(catalogue, asked),
+        *_faults_of_mode(spec, asked),
+        *faults_of_settings(spec, _limits(catalogue, spec, key), after),
+    ]
     if sum(map(len, catalogue.settings.values())) + len(after) - len(before) > MAX_SETTINGS:
         faults.append(Fault("settings", "full", f"there can be no more than {MAX_SETTINGS}"))
     if faults:
@@ -238,6 +244,24 @@ def _faults_of_words(catalogue: Catalogue, asked: Weigh) -> list[Fault]:
         if words.pin is not UNSET and (words.floor is not UNSET or words.ceiling is not UNSET)
     ]
     return [*unknown, *doubled]
+
+
+def _faults_of_mode(spec: QuotaSpec, asked: Weigh) -> list[Fault]:
+    """Of a region's own limit only a ceiling says anything: that it is lower."""
+    if spec.mode != Mode.REGIONAL:
+        return []
+    return [
+        Fault(f"settings.{region}.{word}", "mode", f"{spec.name!r} is {spec.mode}: {_STAYS[spec.mode]}; set a ceiling")
+        for region, words in asked.settings.items()
+        for word in ("weight", "floor", "pin")
+        if getattr(words, word) not in (UNSET, None)
+    ]
+
+
+_STAYS: dict[str, str] = {
+    Mode.REGIONAL: "each region has its own limit, and no other's",
+    Mode.CENTRAL: "nothing of it lies in a region that no request waits for",
+}
 
 
 def _limits(catalogue: Catalogue, spec: QuotaSpec, key: str) -> Collection[LimitValue]:

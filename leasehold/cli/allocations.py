@@ -52,7 +52,7 @@ def blocks(pools: list[dict[str, Any]]) -> list[Block]:
 def _of_pool(each: dict[str, Any]) -> dict[str, str]:
     """What no region holds, and of that what is on its way to one."""
     return {
-        "region": f"(nobody, of {each['funded']})",
+        "region": f"(nobody, of {each['funded']})" + ("" if each["mode"] == "leased" else f" {each['mode']}"),
         "state": each["state"],
         "holds": str(each["unallocated"]),
         "used": str(each["consumed"]),
@@ -86,7 +86,7 @@ def _set(each: dict[str, Any]) -> str:
     floor, ceiling = each["floor"], each["ceiling"]
     if floor is not None and floor == ceiling:
         return f"weight {each['weight']}, pin {floor}"
-    words = [("weight", each["weight"]), ("floor", floor), ("ceiling", ceiling)]
+    words = [("weight", each["weight"]), ("floor", floor), ("ceiling", ceiling), ("limit", each["limit"])]
     return ", ".join(f"{name} {value}" for name, value in words if value is not None)
 
 

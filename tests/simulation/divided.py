@@ -8,10 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from coordinator.domain.books import Account, Cause, Key, Transfer
+from coordinator.domain.books import Account, Cause, Key, Movement, Transfer
 from coordinator.domain.division import Move
+from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.setting import NOTHING_SET
 from protocol.clock import Clock
+from protocol.policy import LimitValue, Mode
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 
 HARMLESS = {Cause.GRANT, Cause.RETURNED, Cause.USAGE, Cause.FUNDED}
@@ -36,6 +38,7 @@ class Divided:
         granted = _units(booked, Cause.GRANT, Account.OUTSTANDING)
         returned = _units(booked, Cause.RETURNED, Account.UNALLOCATED)
         moves = self._moves(transaction, before)
+        self._look_at_modes(transaction, granted, booked)
         self.broken["a_move_is_of_units_that_came_back"] += _not_of_units(moves, granted, returned)
         if self._ledger.rows["setting"] or any(self._ledger.rows["move"].values()):
             for key, region in _only_harmless(granted, booked):
@@ -52,6 +55,46 @@ class Divided:
                 found.append(Before(move, was.returned if was else 0, was.regranted if was else 0))
         return found
 
+    def _look_at_modes(
+        self, transaction: Transaction, granted: ToRegion, booked: list[tuple[str | None, Transfer]]
+    ) -> None:
+        """What each mode says of every grant, by the document and overrides that are in force."""
+        harmless = _only_harmless(granted, booked)
+        reported = [entry for entry in transaction.entries if not isinstance(entry, Movement)]
+        by_report = _units(
+            [(entry.region, each) for entry in reported for each in entry.transfers], Cause.GRANT, Account.OUTSTANDING
+        )
+        for key, region in granted:
+            catalogue = self._ledger.catalogue([key.quota], self._clock.now())
+            mode = catalogue.mode_of(key.quota)
+            found = entitlement(catalogue, key.quota)
+            if mode is Mode.REGIONAL and (key, region) in harmless and isinstance(found, Entitlement):
+                self.broken["each_region_has_its_own_limit"] += self._not_its_own(catalogue, key, region, found.limit)
+            if mode is Mode.CENTRAL and by_report[key, region] > transaction.asked[key, region] + self._came(
+                key, region
+            ):
+                self.broken["nothing_is_granted_ahead_of_a_request"].append(
+                    f"{region} was granted {by_report[key, region]} of {key}, and asked for "
+                    f"{transaction.asked[key, region]}"
+                )
+
+    def _came(self, key: Key, region: str) -> int:
+        """On its way there because people moved it, when it was still leased."""
+        moves = (move for move in self._ledger.rows["move"].values() if move is not None and move.key == key)
+        return sum(move.regranted for move in moves if move.target == region)
+
+    def _not_its_own(self, catalogue: Catalogue, key: Key, region: str, limit: int) -> Iterator[str]:
+        """Neither more than its own, nor anything that the others have yet to ask for."""
+        settings, weights = catalogue.settings_of(key.quota), catalogue.weights_of(key.quota)
+        own = {
+            name: _lower(limit, settings.get(name, NOTHING_SET).ceiling) for name, weight in weights.items() if weight
+        }
+        if self._taken(key, region) > own.get(region, 0):
+            yield f"{region} was granted of {key} up to {self._taken(key, region)}, of {own}"
+        lacks = {name: max(0, units - self._taken(key, name)) for name, units in own.items() if name != region}
+        if self._ledger.pools[key].unallocated < sum(lacks.values()):
+            yield f"{region} was granted of {key}: {self._ledger.pools[key].unallocated} are left, others lack {lacks}"
+
     def _above_its_ceiling(self, key: Key, region: str) -> Iterator[str]:
         catalogue = self._ledger.catalogue([key.quota], self._clock.now())
         ceiling = catalogue.settings_of(key.quota).get(region, NOTHING_SET).ceiling
@@ -63,7 +106,7 @@ class Divided:
     def _not_kept_from(self, key: Key, region: str) -> Iterator[str]:
         """Others' floors, and what is on its way to them, are still there after the grant."""
         catalogue, pool = self._ledger.catalogue([key.quota], self._clock.now()), self._ledger.pools[key]
-        settings = catalogue.settings_of(key.quota)
+        settings = {} if catalogue.mode_of(key.quota) is Mode.REGIONAL else catalogue.settings_of(key.quota)
         floors = {name: settings.get(name, NOTHING_SET).floor for name in catalogue.weights_of(key.quota)}
         whole = {name: floor for name, floor in floors.items() if isinstance(floor, int)}
         if sum(whole.values()) > pool.funded:
@@ -84,6 +127,10 @@ class Divided:
             if move is not None and move.target and move.key == key:
                 travelling[move.target] += move.returned - move.regranted
         return travelling
+
+
+def _lower(limit: int, ceiling: LimitValue | None) -> int:
+    return min(limit, ceiling) if isinstance(ceiling, int) else limit
 
 
 def _units(booked: list[tuple[str | None, Transfer]], cause: Cause, into: Account) -> ToRegion:

@@ -106,15 +106,29 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*_numbers(kind))))
-    return events if only else sorted([*events, *_of_ops(seed, steps)], key=lambda event: event.step)
+    others = [] if only else [*_of_ops(seed, steps), *_of_modes(seed, steps)]
+    return sorted([*events, *others], key=lambda event: event.step)
 
 
 # What people divide over the regions while all that happens: a stream of its own.
 OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
 
 
+# Which modes the allowances have: half of the runs begin with others, and change them now and then. Likewise.
+OF_MODES = {"mode": (0, 5)}
+OTHERS = OF_OPS | OF_MODES
+
+
 def _numbers(kind: str) -> tuple[int, int]:
-    return OF_OPS[kind] if kind in OF_OPS else KINDS[kind][1]
+    return OTHERS[kind] if kind in OTHERS else KINDS[kind][1]
+
+
+def _of_modes(seed: int, steps: int) -> list[Event]:
+    chance = random.Random(f"modes {seed}")
+    if chance.random() < 1 / 2:
+        return []
+    changes = [0, *(step for step in range(1, steps) if chance.random() < 0.02)]
+    return [Event(step, "mode", "", chance.randint(*OF_MODES["mode"])) for step in changes]
 
 
 def _of_ops(seed: int, steps: int) -> list[Event]:

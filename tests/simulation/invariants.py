@@ -16,6 +16,7 @@ from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from protocol.periods import is_over, next_period, period_of
+from protocol.policy import Mode
 from tests.simulation.network import TRANSACTION_S
 from tests.simulation.people import GRACE
 from tests.simulation.reading import read_books
@@ -278,6 +279,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
+    modes = tuple(quota.mode for quota in world.ledger.rows["limits"][0].quotas)
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
         or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.unseen or world.ledger_lost)
@@ -287,10 +289,11 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
         or any(cell.conversation.is_pausing for cell in cells)  # for what went wrong before
         or not world.ledger.rows["region"][region].is_active
         or bool(world.ledger.overridden(world.clock.now()))  # by an override nothing is given ahead
+        or Mode.CENTRAL in modes  # likewise
     )
     lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
     dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
-    return None if is_wrong else (*lives, *dies, *(agent.name for agent in agents))
+    return None if is_wrong else (*lives, *dies, *modes, *(agent.name for agent in agents))
 
 
 def _cells(world: World, region: str) -> list[Any]:
@@ -375,6 +378,16 @@ def a_move_is_of_units_that_came_back(world: World, _: Watch) -> Iterator[str]:
     yield from world.divided.broken["a_move_is_of_units_that_came_back"]
 
 
+def each_region_has_its_own_limit(world: World, _: Watch) -> Iterator[str]:
+    """Of what is regional: it is granted no more, and nothing of another's."""
+    yield from world.divided.broken["each_region_has_its_own_limit"]
+
+
+def nothing_is_granted_ahead_of_a_request(world: World, _: Watch) -> Iterator[str]:
+    """Of what is central."""
+    yield from world.divided.broken["nothing_is_granted_ahead_of_a_request"]
+
+
 ALWAYS: tuple[Invariant, ...] = (
     nobody_raised,
     books_balance,
@@ -403,6 +416,8 @@ ALWAYS: tuple[Invariant, ...] = (
     a_ceiling_is_kept,
     a_floor_is_kept,
     a_move_is_of_units_that_came_back,
+    each_region_has_its_own_limit,
+    nothing_is_granted_ahead_of_a_request,
 )
 
 
@@ -515,6 +530,20 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
                 yield f"{lease} in {name}, {late}"
 
 
+def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str]:
+    """When no request waits any more, no region that is there has any of it."""
+    if world.ledger_lost or world.unseen:
+        return
+    for name, machine in world.machines.items():
+        if name in world.lost_regions or name in world.lossy_regions:
+            continue
+        for key, lease in _current(world, name, machine.model.hash("lh:fence").get("epoch")):
+            catalogue = world.ledger.catalogue([key.quota], world.clock.now())
+            is_central = catalogue.mode_of(key.quota) is Mode.CENTRAL
+            if is_central and lease.outstanding and not is_over(key.period, world.clock.now()):
+                yield f"{lease}"
+
+
 def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
     """Transfers, projections and the regions' own totals, as finance lays them side by side."""
     if world.unseen:
@@ -572,6 +601,7 @@ AT_THE_END: tuple[Invariant, ...] = (
     an_epoch_everywhere,
     a_ledger_that_lost_data_is_noticed,
     lanes_go_on,
+    nothing_of_what_is_central_lies_idle,
     three_ways_agree,
     what_is_over_is_closed,
 )

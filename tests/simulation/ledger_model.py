@@ -8,7 +8,7 @@ A transaction works on copies. `commit` puts them in place and keeps what stood 
 lose the last few commits, all or nothing each.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -126,6 +126,7 @@ class Transaction:
     entries: list[Entry] = field(default_factory=list)  # with their transfers, in the order of their booking
     quarantined: list[tuple[object, ...]] = field(default_factory=list)  # epoch, lane, seq, quota, period, reason
     lost: list[tuple[str, list[int]]] = field(default_factory=list)  # epochs whose store was shown to have lost data
+    asked: Counter[tuple[Key, str]] = field(default_factory=Counter)  # units that requests wait for, by region
 
 
 class LedgerModel:
@@ -698,7 +699,8 @@ class LedgerModel:
         by_call = [deciding.works_of(call) for call in calls]
         works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
-        catalogue = self.catalogue(deciding.asked_about(works), now)
+        asked = deciding.asked_about(works)
+        catalogue = self.catalogue(asked | deciding.apart(works, self.catalogue(asked, now)), now)
         deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
         pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
@@ -711,6 +713,9 @@ class LedgerModel:
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
+        for work in works:
+            for wanted in work.wanted:
+                transaction.asked[wanted.key, work.call.region] += wanted.waiting
         decision = deciding.decide(works, books, terms, now)
         receipts = self._write(transaction, decision, now)
         receipts |= {

@@ -10,7 +10,8 @@ from typing import Any
 
 from coordinator.domain.books import COUNTED_AS, Account, Cause, Key, Pool
 from protocol.identifiers import parse_quota_key
-from protocol.policy import LimitsDocument, QuotaKind, extension_of
+from protocol.policy import LimitsDocument, Mode, QuotaKind, extension_of
+from tests.simulation.faults import REGIONS
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 
 
@@ -21,6 +22,7 @@ class Limits:
         self.included: list[str] = []
         self.promised: list[str] = []
         self._limits, self._extensions = Counter[str](), Counter[str]()
+        self._each: set[str] = set()  # quotas of which each region has had the limit
         self._ledger = ledger
 
     def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
@@ -48,12 +50,14 @@ class Limits:
                 limits = spec.limit.values() if isinstance(spec.limit, dict) else [spec.limit]
                 self._limits |= Counter({spec.name: max(each for each in limits if isinstance(each, int))})
                 self._extensions |= Counter({spec.name: extension_of(spec)})
+                self._each |= {spec.name} if spec.mode == Mode.REGIONAL else set()
 
     def _not_promised(self, pool: Pool) -> Iterator[str]:
         """But what regions had been given by a ledger that forgot it."""
         name = parse_quota_key(pool.key.quota)[0]
-        if pool.funded > self._limits[name] and pool.funded > self._limits[name] + self._rebased(pool.key):
-            yield f"{pool} is funded, and {self._limits[name]} was promised"
+        promised = self._limits[name] * (len(REGIONS) if name in self._each else 1)
+        if pool.funded > promised and pool.funded > promised + self._rebased(pool.key):
+            yield f"{pool} is funded, and {promised} was promised"
         if pool.extended > self._extensions[name]:
             yield f"{pool} is extended, and {self._extensions[name]} was promised"
 

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +25,7 @@ from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
+from protocol.policy import Mode
 from regional_agent import booking
 from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorUnavailable
@@ -102,7 +104,7 @@ def returns_as_deltas(world: World) -> Iterator[Any]:
     """What a region says it returned is taken for new each time."""
     real = settlement._settle_lease
 
-    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any) -> Any:
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, **own: Any) -> Any:
         again = msgspec.structs.replace(frozen, returned=lease.returned + frozen.returned)
         return real(report, again, pool, lease)
 
@@ -328,7 +330,7 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
     """A lease that ran out is good again, with what nobody accounted for, as soon as its region is back."""
     real = settlement._settle_lease
 
-    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any) -> Any:
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, **own: Any) -> Any:
         reason = real(report, frozen, pool, lease)
         if lease.state is LeaseState.EXPIRED:
             post(report, pool, lease, Account.SUSPENSE, Account.UNALLOCATED, lease.suspense, Cause.RETURNED)
@@ -913,3 +915,59 @@ def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
 def each_epoch_has_an_overdraft_of_its_own(world: World) -> Iterator[Any]:
     """A new life of the store is given it again, and so is each region whatever others were told."""
     yield patch.object(granting, "_overdraft_for", lambda lease, shelf: shelf.overdraft)
+
+
+# --- the modes of an allowance ----------------------------------------------------------------------------------------
+
+
+@mutant
+@drawn_from("mode", "limit", "region_drains", "region_returns", "burst")
+def a_region_takes_what_is_another_s(world: World) -> Iterator[Any]:
+    """Of limits of their own all regions take from one pool."""
+    yield patch.object(division, "_grantable_of_own", lambda region, pool, leases, division: pool.grantable)
+
+
+@mutant
+@drawn_from("mode", "limit", "region_drains", "region_returns", "burst")
+def what_is_funded_forgets_who_left(world: World) -> Iterator[Any]:
+    """It is the limits of those that take part, and what others have had of the period is theirs to lack."""
+
+    def funded_for(limit: int, leases: Any, divided: Any) -> int:
+        return sum(map(divided.own_of, divided.parts)) if divided.is_regional else limit
+
+    yield patch.object(granting, "funded_for", funded_for)
+
+
+@mutant
+@drawn_from("mode", "burst", "later")
+def what_is_central_is_granted_by_demand(world: World) -> Iterator[Any]:
+    real = granting._units_for
+
+    def units_for(wanted: Any, lease: Any, shelf: Any, now: Any) -> int:
+        leased = replace(shelf.division, mode=Mode.LEASED) if shelf.division.is_central else shelf.division
+        return real(wanted, lease, shelf._replace(division=leased), now)
+
+    yield patch.object(granting, "_units_for", units_for)
+
+
+@mutant
+@drawn_from("mode", "burst", "later", "region_is_deaf", "bad_weather")
+def what_nobody_took_is_not_asked_back(world: World) -> Iterator[Any]:
+    """Of what is central the coordinator does not say that it is to go back."""
+    real = granting._recall_keep
+
+    def recall_keep(lease: Any, shelf: Any, now: Any) -> int | None:
+        return real(lease, shelf._replace(division=replace(shelf.division, mode=Mode.LEASED)), now)
+
+    yield patch.object(granting, "_recall_keep", recall_keep)
+
+
+@mutant
+@drawn_from("mode", "burst", "later", "region_is_deaf", "bad_weather")
+def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
+    """The agent hears that it is, and leaves it where it is."""
+
+    async def keep(self: Conversation, life: Any) -> None:
+        self._leasing.to_give_back()
+
+    yield patch.object(Conversation, "_give_back_what_nobody_took", keep)

@@ -19,7 +19,7 @@ from tests.simulation.coverage import wrongly_impossible
 from tests.simulation.faults import DEPTHS, REGIONS, Event, draw
 from tests.simulation.invariants import ALWAYS, AT_THE_END, Invariant, Watch
 from tests.simulation.virtual_time import VirtualLoop
-from tests.simulation.world import World, document, happen
+from tests.simulation.world import ALL_LEASED, World, happen
 
 HEALED_S = 75  # longer than the longest time-out, back-off, long poll and pause of a refused lane together
 QUIET_S = 16  # longer than a message may be late and a lease lasts: what is in order by then stays so
@@ -130,7 +130,7 @@ class _Run:
 
     async def _live(self) -> None:
         world = self.world
-        world.commit(world.ledger.put_limits(document(world.random.randint(40, 300))))
+        world.put_limits(world.random.randint(40, 300), ALL_LEASED)
         for region in REGIONS:
             world.commit(world.ledger.put_region(region, "active"))
             world.start_agent(region)

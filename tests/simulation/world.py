@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -25,7 +25,7 @@ from coordinator.domain.settlement import EpochState
 from doors.problems import Problem
 from protocol.lease import LeaseState
 from protocol.messages import OpenEpoch
-from protocol.policy import LimitsDocument
+from protocol.policy import LimitsDocument, Mode, faults_of
 from regional_agent import life as life_module
 from regional_agent import region as region_module
 from regional_agent.admission import NoPoliciesYet
@@ -54,11 +54,33 @@ ReportName = tuple[int, int, int]  # epoch, lane, seq
 OVERDRAFT = 11  # of the exports, where there is one
 
 
-def document(limit: int) -> LimitsDocument:
-    cap: object = {"overdraft": OVERDRAFT} if limit % 2 else "hard"
+class Modes(NamedTuple):
+    """Of the allowances of a run."""
+
+    exports: Mode = Mode.LEASED
+    mails: Mode = Mode.LEASED
+
+    @classmethod
+    def of(cls, number: int) -> "Modes":
+        """Of six: what has a soft cap has one limit."""
+        return cls(tuple(Mode)[number % 3], (Mode.LEASED, Mode.CENTRAL)[number // 3 % 2])
+
+
+def _on_store_failure(mode: Mode, unless_central: str) -> str:
+    return "closed" if mode is Mode.CENTRAL else unless_central
+
+
+ALL_LEASED = Modes()
+
+
+def document(limit: int, modes: Modes = ALL_LEASED) -> LimitsDocument:
+    cap: object = {"overdraft": OVERDRAFT} if limit % 2 and modes.exports is Mode.LEASED else "hard"
+    horizon = "10s" if modes.exports is Mode.CENTRAL else "2s"
     quotas = [
-        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": "2s", "cap": cap},
-        {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}},
+        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": horizon}
+        | {"mode": modes.exports, "cap": cap},
+        {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}}
+        | {"mode": modes.mails},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
     ]
     policies = [
@@ -67,7 +89,7 @@ def document(limit: int) -> LimitsDocument:
             "quota": "exports",
             "by": ["tenant"],
             "match": {"route": "/exports"},
-            "on_store_failure": "local",
+            "on_store_failure": _on_store_failure(modes.exports, "local"),
         },
         {
             "name": "mail",
@@ -75,13 +97,15 @@ def document(limit: int) -> LimitsDocument:
             "quota": "mails",
             "by": ["tenant"],
             "match": {"route": "/mails"},
-            "on_store_failure": "open",
+            "on_store_failure": _on_store_failure(modes.mails, "open"),
         },
         {"name": "export-too", "quota": "exports", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "mail-too", "quota": "mails", "by": ["tenant"], "match": {"route": "/both"}},
         {"name": "calls", "quota": "api", "by": ["tenant"], "match": {"route": "/both"}},
     ]
-    return msgspec.convert({"quotas": quotas, "policies": policies}, LimitsDocument)
+    found = msgspec.convert({"quotas": quotas, "policies": policies}, LimitsDocument)
+    assert not faults_of(found)
+    return found
 
 
 @dataclass
@@ -140,6 +164,8 @@ class World:
         self.late_units: dict[tuple[int, str, str], int] = defaultdict(int)
         self.overdrawn_while_heard: list[str] = []
         self.step = 0
+        self.limit = 0
+        self.modes = ALL_LEASED
         self.until: dict[int, list[Any]] = defaultdict(list)
         self.snapshots: dict[tuple[str, int], Any] = {}
         self._names = 0
@@ -436,6 +462,10 @@ class World:
     def commit(self, transaction: Transaction) -> None:
         self.ledger.commit(transaction)
 
+    def put_limits(self, limit: int, modes: Modes) -> None:
+        self.limit, self.modes = limit, modes
+        self.commit(self.ledger.put_limits(document(limit, modes)))
+
 
 @contextlib.contextmanager
 def heard_by(listener: Any) -> Iterator[None]:
@@ -684,7 +714,8 @@ _HAPPENS: dict[str, Any] = {
     "ledger_loses": _ledger_fails_over,
     "approval_lost": _ledger_fails_over,
     "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
-    "limit": lambda world, event: world.commit(world.ledger.put_limits(document(event.number))),
+    "limit": lambda world, event: world.put_limits(event.number, world.modes),
+    "mode": lambda world, event: world.put_limits(world.limit, Modes.of(event.number)),
     "document_changes": people.change_document,
     "override": people.override,
     "suspense_resolved": people.resolve,

@@ -19,11 +19,13 @@ REGION: dict[str, Any] = {
     "weight": 1,
     "floor": 100_000,
     "ceiling": 500_000,
+    "limit": None,
 }
 POOL: dict[str, Any] = {
     "quota": "exports:tenant=acme",
     "period": "2026-11",
     "state": "open",
+    "mode": "leased",
     "funded": 50_000_000,
     "unallocated": 40_000_000,
     "consumed": 2_469_134,
@@ -62,6 +64,13 @@ def test_each_region_is_a_line_of_whole_words(width: int) -> None:
 def test_where_there_is_room_everything_is_shown_and_nothing_that_is_empty() -> None:
     assert len(drawn(200, POOL)) == 5
     assert drawn(80, IDLE)[1].split() == ["region", "state", "holds", "used", "set"]
+
+
+def test_where_each_region_has_its_own_limit_it_is_shown() -> None:
+    own = IDLE | {"mode": "regional", "regions": [IDLE["regions"][0] | {"limit": 700}]}
+    text = "\n".join(drawn(120, own))
+    assert "regional" in text
+    assert "limit 700" in text
 
 
 def test_where_there_is_none_it_says_so() -> None:

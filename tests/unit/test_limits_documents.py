@@ -84,16 +84,11 @@ def test_what_is_no_json_has_a_place_too() -> None:
     assert "(line 2, column 11)" in problem_of('{"plans": {},\n "quotas" 7}', JSON).detail
 
 
-@pytest.mark.parametrize(
-    ("change", "to", "field"),
-    [
-        ("period: month", "period: month\n    mode: regional", "quotas[0].mode"),
-    ],
-)
-def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str, field: str) -> None:
-    (fault,) = problem_of(GOOD.replace(change, to)).invalid_parameters
-    assert (fault.field, fault.rule) == (field, "supported")
-    assert "this version" in fault.reason
+def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
+    read(
+        "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, cap: soft}]\n"
+        "policies: [{name: p, quota: a, by: [tenant], wait: 9s}]"
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,6 +106,29 @@ def test_what_is_not_served_yet_is_refused_with_a_sentence(change: str, to: str,
             "quotas: [{name: a, kind: allowance, limit: 5, period: anniversary}]\n"
             "policies: [{name: p, quota: a, by: [user]}]",
             [("policies[0].by", "tenant")],
+        ),
+        ("quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: shared}]", [("quotas[0].mode", "known")]),
+        ("quotas: [{name: a, kind: rate, limit: 5/second, mode: central}]", [("quotas[0].mode", "allowance")]),
+        ("quotas: [{name: a, kind: concurrency, limit: 5, mode: regional}]", [("quotas[0].mode", "allowance")]),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: regional, cap: soft}]",
+            [("quotas[0].mode", "cap")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, horizon: 1s}]",
+            [("quotas[0].mode", "horizon")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central}]\n"
+            "policies: [{name: p, quota: a, by: [tenant], wait: 0s}, {name: q, quota: a, by: [tenant], wait: 11s},\n"
+            "  {name: r, quota: a, by: [tenant], on_store_failure: open},\n"
+            "  {name: s, quota: a, by: [tenant], on_store_failure: local}]",
+            [
+                ("policies[0].wait", "range"),
+                ("policies[1].wait", "range"),
+                ("policies[2].on_store_failure", "supported"),
+                ("policies[3].on_store_failure", "supported"),
+            ],
         ),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: soon}]", [("quotas[0].slot_ttl", "duration")]),
         ("quotas: [{name: a, kind: concurrency, limit: 5, slot_ttl: 500ms}]", [("quotas[0].slot_ttl", "range")]),

@@ -158,7 +158,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         default_plan="gold",
         quotas=[
             {"name": "a", "kind": "allowance", "limit": {"gold": 5}, "period": "fortnight"},
-            {"name": "a", "kind": "allowance", "limit": -1, "mode": "central", "cap": {"overdraft": -50},
+            {"name": "a", "kind": "allowance", "limit": -1, "mode": "shared", "cap": {"overdraft": -50},
              "time_zone": "Berlin"},
             {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "roulette", "sharing": "even"},
         ],
@@ -174,7 +174,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "quotas[0].limit.gold": "known",
         "quotas[0].period": "known",
         "quotas[1].limit": "units",
-        "quotas[1].mode": "supported",
+        "quotas[1].mode": "known",
         "quotas[1].period": "required",
         "quotas[1].time_zone": "zone",
         "quotas[1].cap.overdraft": "units",

@@ -1,0 +1,199 @@
+"""A region's own limit is had by it and by nobody else, and of what is central only what is waited for is given."""
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from uuid import uuid4
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.domain.allocation import fund
+from coordinator.domain.books import Account, Cause, Key, Movement, post
+from coordinator.domain.division import Division, Part, division_of, funded_for, grantable_to, spare_of
+from coordinator.domain.entitlement import Catalogue, RegionShare
+from coordinator.domain.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
+from coordinator.domain.plan_change import change_limit
+from coordinator.domain.settlement import cover
+from protocol.messages import LeaseWant
+from protocol.outcomes import GrantRefusal
+from protocol.policy import Mode, QuotaKind, QuotaSpec
+from tests.unit.coordinator.test_division import KEY, NOW, REGIONS, Table, steps
+
+TERMS = Terms(lease_ms=30_000, refresh_ms=1_000)
+PARTS = dict.fromkeys(REGIONS, Part())
+own_limits = st.integers(0, 300)
+taking_part = st.lists(st.tuples(st.sampled_from(REGIONS), own_limits, steps), max_size=6)
+
+
+class OwnLimits(Table):
+    """A limit of each region's own."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(Division(PARTS, mode=Mode.REGIONAL, each=limit), limit)
+        self.most = dict.fromkeys(REGIONS, limit)  # that each region was ever allowed
+
+    def change(self, limit: int, without: str | None) -> None:
+        """Another limit, and a region that is drained meanwhile."""
+        parts = {name: part for name, part in PARTS.items() if name != without}
+        self.division, self.limit = Division(parts, mode=Mode.REGIONAL, each=limit), limit
+        self.most |= {name: max(limit, self.most[name]) for name in parts}
+
+    def overwork(self, region: str, units: int) -> None:
+        """More than it had been given."""
+        lease, report = self.lease(region), self.report(self.lease(region))
+        cover(report, self.pool, lease, lease.unaccounted + units, at_most=0)
+        self.use(region, lease.outstanding)
+
+
+@given(own_limits, taking_part)
+def test_no_region_ever_has_more_than_its_own_limit(
+    limit: int, changes: list[tuple[str, int, list[tuple[str, str, int]]]]
+) -> None:
+    table = OwnLimits(limit)
+    for without, another, history in [("", limit, []), *changes]:
+        table.change(another, without)
+        for what, region, units in history:
+            if what != "ask" or region in table.division.parts:  # a region that is drained is refused before
+                table.ask(region, 1000 * (units % 7), units) if what == "ask" else getattr(table, what)(region, units)
+            assert table.pool.balances
+            assert all(table.taken(each) <= table.most[each] for each in REGIONS)
+
+
+@given(own_limits, taking_part, st.integers(0, 40))
+def test_whatever_others_did_a_region_has_all_of_its_own(
+    limit: int, changes: list[tuple[str, int, list[tuple[str, str, int]]]], beyond: int
+) -> None:
+    """Those that had more than a limit that was lowered, that worked beyond it, or have left."""
+    table = OwnLimits(limit)
+    for without, another, history in changes:
+        table.change(another, without)
+        for what, region, units in history:
+            if what != "ask" or region in table.division.parts:
+                table.ask(region, 0, units) if what == "ask" else getattr(table, what)(region, units)
+    table.change(limit, None)
+    table.overwork("us-east", beyond)
+    for region in ("eu-west", "ap-south"):
+        table.ask(region, waiting=limit)
+        assert table.taken(region) >= limit
+    assert table.taken("us-east") >= beyond
+    table.ask("us-east", waiting=limit)
+    assert table.taken("us-east") >= limit
+    assert table.pool.grantable == 0
+
+
+def test_what_is_funded_is_what_all_may_have_and_what_any_has_had() -> None:
+    table = OwnLimits(100)
+    table.ask("us-east", waiting=60)
+    assert table.pool.funded == 300
+    table.change(50, without="eu-west")
+    table.ask("ap-south", waiting=10)
+    assert table.pool.funded == 60 + 50
+    assert spare_of(table.lease("us-east"), table.pool, table.leases, table.division) == 10
+    table.give_back("us-east", 60)
+    table.ask("ap-south", waiting=10)
+    assert table.pool.funded == 50 + 50
+    assert funded_for(7, table.leases, Division(PARTS)) == 7
+
+
+def test_what_was_credited_is_for_whichever_region_asks_first() -> None:
+    table = OwnLimits(100)
+    table.ask("us-east", waiting=100)
+    entry = Movement(uuid4(), None, None)
+    post(entry, table.pool, None, Account.ADJUSTMENT, Account.UNALLOCATED, 30, Cause.CREDITED)
+    grantable = {region: grantable_to(region, table.pool, table.leases, table.division) for region in REGIONS}
+    assert grantable == {"us-east": 30, "eu-west": 130, "ap-south": 130}
+
+
+def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one() -> None:
+    table = OwnLimits(100)
+    table.ask("us-east", waiting=90)
+    table.ask("eu-west", waiting=100)
+    assert table.ask("eu-west", waiting=5) is GrantRefusal.EXHAUSTED
+    lease, shelf = table.lease("eu-west"), table.shelf("eu-west")
+    assert recalls(lease, shelf, 300, NOW) == []
+    lease.waiting = 5
+    assert push(table.shelf("us-east"), {lease.epoch}, ["a return"], NOW) == []
+    reply = lease_reply(table.lease("us-east"), table.shelf("us-east"), TERMS, None, NOW)
+    assert (reply.limit, reply.unallocated, reply.recall_keep) == (100, 10, None)
+
+
+def test_its_demand_is_not_weighed_against_that_of_others() -> None:
+    alone, among = OwnLimits(1000), OwnLimits(1000)
+    among.ask("eu-west", demand_milli=900_000)
+    for table in (alone, among):
+        table.ask("us-east", demand_milli=100_000)
+    assert alone.taken("us-east") == among.taken("us-east") > 0
+
+
+def test_a_lower_limit_asks_back_what_is_above_it_in_that_region() -> None:
+    table = OwnLimits(100)
+    table.ask("us-east", waiting=80)
+    table.ask("eu-west", waiting=20)
+    division = replace(table.division, each=50)
+    changed = change_limit(Movement(uuid4(), None, None), table.pool, table.leases, 50, division)
+    assert (changed.effect.limit, changed.effect.over, table.pool.funded) == (150, 30, 180)
+    assert [(each.region, each.signal.keep) for each in changed.notices] == [("us-east", 50)]
+
+
+def catalogue(mode: str, limit: int = 100) -> Catalogue:
+    spec = QuotaSpec(name="exports", kind=QuotaKind.ALLOWANCE, limit=limit, period="month", mode=mode)
+    regions = {"us-east": RegionShare("active", 2), "eu-west": RegionShare("draining", 1)}
+    return Catalogue(1, {"exports": spec}, None, {}, regions)
+
+
+def test_who_takes_part_is_who_is_active() -> None:
+    plain = Division(PARTS)
+    division = division_of(catalogue("regional"), KEY, (), Division({"us-east": Part(2)}))
+    assert [division.own_of(region) for region in ("us-east", "eu-west", "nowhere")] == [100, 0, 0]
+    assert division_of(catalogue("leased"), KEY, (), plain) is plain
+    unknown = division_of(catalogue("regional"), Key("others:", KEY.period), (), plain)
+    assert unknown is plain
+
+
+def offered(mode: str, now: datetime) -> Offered:
+    return lambda quota: offer_of(catalogue(mode), quota, TERMS, now)
+
+
+# --- each request asks ------------------------------------------------------------------------------------------------
+
+
+@given(steps)
+def test_of_what_is_central_exactly_what_is_waited_for_is_granted(history: list[tuple[str, str, int]]) -> None:
+    table = Table(Division(PARTS, mode=Mode.CENTRAL))
+    for what, region, units in history:
+        before, left = table.taken(region), table.pool.grantable
+        if what != "ask":
+            getattr(table, what)(region, units)
+            continue
+        table.ask(region, demand_milli=1000 * units, waiting=units)
+        assert table.taken(region) - before == min(units, left)
+
+
+def test_what_a_request_did_not_take_comes_back_with_the_next_word() -> None:
+    table = Table(Division(PARTS, mode=Mode.CENTRAL))
+    table.ask("us-east", waiting=5)
+    lease, shelf = table.lease("us-east"), table.shelf("us-east")
+    assert lease_reply(lease, shelf, TERMS, None, NOW).recall_keep == 0
+    table.use("us-east", 5)
+    assert lease_reply(lease, shelf, TERMS, None, NOW).recall_keep is None
+
+
+def test_nothing_of_the_next_period_is_given_ahead() -> None:
+    want, at_the_end = (
+        LeaseWant(quota=KEY.quota, demand_milli=5_000, waiting=1),
+        NOW.replace(day=30, hour=23, minute=59),
+    )
+    at_the_end += timedelta(seconds=50)
+    periods = {
+        mode: [each.key.period for each in sort_wants([want], offered(mode, at_the_end))[0]]
+        for mode in ("leased", "central")
+    }
+    assert periods == {"leased": ["2026-11", "2026-12"], "central": ["2026-11"]}
+
+
+def test_a_pool_that_was_funded_for_others_gives_back_what_is_too_much() -> None:
+    """From regional to leased: what nobody holds goes at once."""
+    table = OwnLimits(100)
+    table.ask("us-east", waiting=80)
+    fund(table.report(table.leases[0]), table.pool, 100)
+    assert (table.pool.funded, table.pool.unallocated) == (100, 20)
