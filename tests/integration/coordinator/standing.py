@@ -41,6 +41,14 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
+async def put_off(owner: Connection, *jobs: str) -> None:
+    """Until the test does it: no coordinator does it by itself any more, and one that is at it has ended."""
+    await owner.executemany(
+        "INSERT INTO job VALUES ($1, '2100-01-01') ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at",
+        [(job,) for job in jobs],
+    )
+
+
 @asynccontextmanager
 async def served(app: FastAPI, before_shutdown: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[str]:
     """The address of the app on a real port."""

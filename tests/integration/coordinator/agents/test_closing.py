@@ -20,7 +20,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, leased, want
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.standing import connected, put_off
 
 pytestmark = pytest.mark.anyio
 
@@ -339,6 +339,7 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
     stand: Stand, agent: Agent, is_sealed: bool
 ) -> None:
     """What is below a seal is read before the period is held, and not again."""
+    await put_off(stand.owner, "seal", "close")
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(stand, in_suspense=False)

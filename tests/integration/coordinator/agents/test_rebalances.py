@@ -34,7 +34,7 @@ from tests.integration.coordinator.agents.racing import (
     one_after_the_other,
     says,
 )
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.standing import connected, put_off
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +89,7 @@ class Ops:
 @pytest.fixture
 async def ops(stand: Stand) -> Ops:
     """What coordinators do by themselves is done here when the test says so."""
-    await stand.owner.execute("INSERT INTO job VALUES ('rebalance', '2100-01-01') ON CONFLICT DO NOTHING")
+    await put_off(stand.owner, "rebalance")
     return Ops(stand, await stand.client("alloc:write", "quota:read"))
 
 

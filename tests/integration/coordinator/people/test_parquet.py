@@ -32,7 +32,7 @@ from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
 from tests.integration.coordinator.people.test_exports import LINES, data, exported, large, text
 from tests.integration.coordinator.people.test_statements import DAY, region
-from tests.integration.coordinator.standing import NOON, StandingClock, connected
+from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
 
 __all__ = ["large", "region"]
 pytestmark = pytest.mark.anyio
@@ -50,7 +50,7 @@ def as_csv(table: Any) -> list[list[str]]:
 
 async def no_other_seal(stand: Stand) -> None:
     """From here on: the coordinator seals by itself, and as of another seal an export is another one."""
-    await stand.owner.execute(NOT_TODAY)
+    await put_off(stand.owner, "seal")
 
 
 async def test_it_is_the_csv_with_types(stand: Stand, finance: httpx.AsyncClient, region: Region) -> None:
@@ -240,7 +240,3 @@ async def test_two_who_ask_at_the_same_moment_are_given_one(
 
 
 WAITS = "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)"
-NOT_TODAY = """
-INSERT INTO job (name, due_at) VALUES ('seal', now() + interval '1 day')
-ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
-"""

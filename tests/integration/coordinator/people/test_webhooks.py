@@ -24,6 +24,7 @@ from coordinator.telling import tell_webhooks
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 from tests.integration.coordinator.people.test_adjustments import People
+from tests.integration.coordinator.standing import put_off
 
 pytestmark = pytest.mark.anyio
 
@@ -91,9 +92,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 @pytest.fixture
 async def outbox(stand: Stand, database: str) -> AsyncIterator[Database]:
     """The coordinator's own loop rests: tests tell when they say so."""
-    await stand.owner.execute(
-        "INSERT INTO job VALUES ('tell', '2100-01-01') ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at"
-    )
+    await put_off(stand.owner, "tell")
     async with open_database(restricted(database), 4) as opened:
         yield opened
 

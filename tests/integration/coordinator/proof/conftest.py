@@ -22,7 +22,7 @@ from coordinator.settings import CoordinatorSettings
 from leasehold import embedded
 from tests.conftest import TEMPLATE, Server, _execute
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
-from tests.integration.coordinator.standing import NOON, StandingClock, connected
+from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
 
 MONTH, DAY = "2026-11", "2026-11-18"
 POOLS = [
@@ -45,9 +45,7 @@ def books(postgres_server: Server) -> Iterator[str]:
 @asynccontextmanager
 async def standing(url: str) -> AsyncIterator[Stand]:
     async with connected(url) as owner:
-        await owner.execute(
-            "INSERT INTO job VALUES ('seal', now() + interval '1 day') ON CONFLICT DO NOTHING"
-        )  # here it is done by hand
+        await put_off(owner, "seal")  # here it is done by hand
     clock = StandingClock()
     app = create_app(CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4), clock)
     async with app.router.lifespan_context(app), connected(url) as owner:
