@@ -72,7 +72,7 @@ CHANGES: Mapping[str, str] = {
     "lane": "last_seq last_hash head",
     "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
-        consumed written_off adjustment credited extended beyond moves""",
+        consumed written_off adjustment credited extended beyond unused_in unused_out moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
     "policy_version": "version",

@@ -118,6 +118,7 @@ class Rate(NamedTuple):
 
 HARD, SOFT = "hard", "soft"  # caps of an allowance
 DEFAULT_HORIZON = "10s"
+ALL = "all"  # of what is left, goes over
 LimitValue = int | str
 Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
 Limit = LimitValue | dict[str, LimitValue]
@@ -138,6 +139,7 @@ class QuotaSpec(Part, frozen=True):
     slices: bool = True  # of a hot rate an agent may take units ahead
     slot_ttl: str | None = None  # of a concurrency; DEFAULT_SLOT_TTL_MS unless it says otherwise
     thresholds: Thresholds | None = None  # of an allowance; DEFAULT_THRESHOLDS unless it says otherwise
+    carry_over: Limit | None = None  # of an allowance, of what is left at its period's close
 
 
 class Portion(NamedTuple):
@@ -291,6 +293,21 @@ def parse_portion(text: int | str) -> Portion:
     return Portion(percent=int(found[1]))
 
 
+def carried_over(quota: QuotaSpec, plan: str | None, limit: int) -> int:
+    """So many unused units of a period with that limit go over into the next at most. All of them may be more than the
+    limit: what was credited is among them.
+    """
+    value = quota.carry_over
+    if isinstance(value, dict):
+        value = value.get(plan) if plan is not None else None
+    if value is None or value == 0:
+        return 0
+    if value == ALL:
+        return MAX_UNITS
+    portion = parse_portion(value)
+    return limit * (portion.percent or 0) // 100 if portion.units is None else portion.units
+
+
 def overdraft_of(quota: QuotaSpec) -> int:
     """How many units regions that are cut off may admit beyond their leases, all together in a period."""
     return quota.cap.get("overdraft", 0) if isinstance(quota.cap, dict) else 0
@@ -424,7 +441,7 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     yield from _faults_of_limit(document, f"{where}.limit", quota)
     yield from _faults_of_mode(f"{where}.mode", quota)
     if quota.kind is QuotaKind.ALLOWANCE:
-        yield from _faults_of_allowance(where, quota)
+        yield from _faults_of_allowance(document, where, quota)
     elif quota.kind is QuotaKind.CONCURRENCY:
         yield from _faults_of_slots(where, quota)
     elif quota.kind is QuotaKind.RATE:
@@ -432,6 +449,8 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
         yield from _faults_of_sharing(f"{where}.sharing", quota)
     if quota.kind is not QuotaKind.ALLOWANCE and quota.thresholds is not None:
         yield Fault(f"{where}.thresholds", "allowance", "only of an allowance it is counted how much of it was used")
+    if quota.kind is not QuotaKind.ALLOWANCE and quota.carry_over is not None:
+        yield Fault(f"{where}.carry_over", "allowance", "only of an allowance something is left when its period ends")
     if quota.kind is not QuotaKind.ALLOWANCE and quota.cap != HARD:
         yield Fault(f"{where}.cap", "allowance", "only of an allowance more than its limit can be had, and billed")
 
@@ -444,6 +463,9 @@ def _faults_of_mode(where: str, quota: QuotaSpec) -> Iterator[Fault]:
     elif quota.mode == Mode.REGIONAL and quota.cap != HARD:
         reason = "a soft cap goes beyond one limit of all regions together, and here each has its own: the cap is hard"
         yield Fault(where, "cap", reason)
+    elif quota.mode == Mode.REGIONAL and quota.carry_over is not None:
+        reason = "what a region left of its own limit would be for all regions in the next period: nothing goes over"
+        yield Fault(where, "carry_over", reason)
     elif quota.mode == Mode.CENTRAL and isinstance(quota.cap, dict) and "overdraft" in quota.cap:
         yield Fault(where, "cap", "a region that is cut off has nothing of it, and goes on for nothing: no overdraft")
     elif quota.mode == Mode.CENTRAL and quota.horizon != DEFAULT_HORIZON:
@@ -460,7 +482,7 @@ def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
         yield Fault(where, "shareable", reason)
 
 
-def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
+def _faults_of_allowance(document: LimitsDocument, where: str, quota: QuotaSpec) -> Iterator[Fault]:
     if quota.period is None:
         yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day, month or anniversary")
     else:
@@ -471,6 +493,20 @@ def _faults_of_allowance(where: str, quota: QuotaSpec) -> Iterator[Fault]:
     yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
     yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
     yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
+    yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
+
+
+def _faults_of_carry_over(document: LimitsDocument, where: str, value: Limit | None) -> Iterator[Fault]:
+    for plan, each in (value if isinstance(value, dict) else {None: value}).items():
+        place = where if plan is None else f"{where}.{plan}"
+        if plan is not None and plan not in document.plans:
+            yield Fault(place, "known", f"there is no plan {plan!r}")
+        if each not in (None, 0, ALL):
+            try:
+                parse_portion(each)
+            except ValueError:
+                reason = f"{each!r} is no portion; write 500 (units), 50% (of the limit), {ALL}, or 0"
+                yield Fault(place, "portion", reason)
 
 
 def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:

@@ -165,7 +165,9 @@ async def _count_late(connection: Connection, found: Mapping[Key, LockedPool]) -
 
 async def look_at_pools(connection: Connection, keys: Collection[Key]) -> dict[Key, LockedPool]:
     """For who changes nothing: they are as they are at this moment, and hold up nobody."""
-    return await _pools(connection, _POOLS, keys)
+    found = await _pools(connection, _POOLS, keys)
+    await _count_late(connection, found)
+    return found
 
 
 async def _pools(connection: Connection, statement: str, keys: Collection[Key]) -> dict[Key, LockedPool]:
@@ -621,6 +623,8 @@ POOL_COLUMNS = (
     "credited",
     "extended",
     "beyond",
+    "unused_in",
+    "unused_out",
 )
 LEASE_COLUMNS = (
     "granted",

@@ -4,8 +4,9 @@ Units only ever move from one account to another, and `post` is the one place wh
 lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
 lease is at any time what its transfers add up to:
 
-    pool    funded + extended + adjustment + overage + carried_in + correction
-            = unallocated + outstanding + suspense + carried + carried_out + estimated + consumed + written_off
+    pool    funded + extended + unused_in + adjustment + overage + carried_in + correction
+            = unallocated + outstanding + suspense + carried + carried_out + unused_out + estimated + consumed
+              + written_off
     lease   granted + overage
             = consumed + returned + outstanding + suspense + carried_out + estimated + written_off
 
@@ -43,6 +44,8 @@ class Account(StrEnum):
     CORRECTION = "correction"
     ADJUSTMENT = "adjustment"
     EXTENSION = "extension"
+    UNUSED_IN = "unused_in"  # from the period before, where a plan carries over what was left
+    UNUSED_OUT = "unused_out"  # to the period after
 
 
 class Cause(StrEnum):
@@ -66,6 +69,7 @@ class Cause(StrEnum):
     DEBITED = "debited"
     EXTENDED = "extended"  # beyond the limit, because its cap is soft
     RETRACTED = "retracted"
+    CARRIED_OVER = "carried_over"  # unused units of a period that is closed, into the one after it
 
 
 class Key(NamedTuple):
@@ -94,6 +98,8 @@ class Pool:
     credited: int = 0  # of that, what can be spent
     extended: int = 0  # what can be spent beyond the limit, as far as anybody needed it: the cap is soft
     beyond: int = 0  # of what was consumed in the period, what is overage: the rest is within the limit
+    unused_in: int = 0  # what was left of the period before, and can be spent in this one
+    unused_out: int = 0  # what was left of this one at its close, and can be spent in the one after it
     # Of what was consumed, what belongs to closed periods; and of a closed period, what came late and is within its
     # limit. Counted from the corrections, under the pool's lock.
     late: int = field(default=0, compare=False)
@@ -101,8 +107,8 @@ class Pool:
 
     @property
     def spendable(self) -> int:
-        """In the whole period: its limit, and what people have credited beyond it."""
-        return self.funded + self.credited
+        """In the whole period: its limit, what people have credited beyond it, and what was left of the one before."""
+        return self.funded + self.credited + self.unused_in
 
     @property
     def used(self) -> int:
@@ -114,7 +120,7 @@ class Pool:
         """So much more is within the limit. Before anybody has asked for any of it, nothing says what that is."""
         if not (self.funded or self.credited or self.extended):
             return MAX_UNITS
-        return max(0, self.spendable - (self.used - self.beyond) - self.late_included)
+        return max(0, self.spendable - self.unused_out - (self.used - self.beyond) - self.late_included)
 
     @property
     def grantable(self) -> int:
@@ -124,7 +130,8 @@ class Pool:
     @property
     def balances(self) -> bool:
         came = self.funded + self.extended + self.adjustment + self.overage + self.carried_in + self.correction
-        waits = self.unallocated + self.outstanding + self.suspense + self.carried
+        came += self.unused_in
+        waits = self.unallocated + self.outstanding + self.suspense + self.carried + self.unused_out
         return came == waits + self.carried_out + self.estimated + self.consumed + self.written_off
 
 
@@ -329,6 +336,7 @@ _OUTSIDE = {
     Account.CORRECTION: "correction",
     Account.ADJUSTMENT: "adjustment",
     Account.EXTENSION: "extended",
+    Account.UNUSED_IN: "unused_in",
 }
 _MAY_BE_NEGATIVE = {"adjustment"}  # what was debited can be more than what was credited
 _IN_LEASE = {
@@ -339,7 +347,7 @@ _IN_LEASE = {
     Account.WRITTEN_OFF,
     Account.CARRIED_OUT,
 }
-_IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.CARRIED}
+_IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.CARRIED, Account.UNUSED_OUT}
 # What a lease calls units that cross its border.
 _INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
 _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}

@@ -64,6 +64,7 @@ class Obstacle(StrEnum):
     QUARANTINE = "quarantine"
     PROPOSAL = "proposal"  # a resolution waits for its approval
     SUSPENSE = "suspense"  # resolve it, or close with `carry_suspense`
+    EARLIER = "earlier"  # the period before is not closed, and what is left of it comes into this one
     UNBALANCED = "unbalanced"  # the reconciliation finds something
 
 

@@ -25,6 +25,7 @@ class LimitKind(StrEnum):
     OVERRIDE = "override"
     CREDIT = "credit"  # so much more, from then on
     DEBIT = "debit"  # so much less: below zero
+    CARRY_OVER = "carry_over"  # so much more: left of the period before
 
 
 class LimitInForce(Struct, frozen=True, kw_only=True):

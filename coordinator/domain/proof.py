@@ -286,7 +286,7 @@ def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) ->
 
 # Where units come from: the books name these accounts by what has come out of them.
 _SOURCES = {"funding": "funded", "extension": "extended"} | {
-    name: name for name in ("overage", "carried_in", "correction", "adjustment")
+    name: name for name in ("overage", "carried_in", "correction", "adjustment", "unused_in")
 }
 
 

@@ -44,7 +44,20 @@ class Chain(StrEnum):
 SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
 CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
-POOL = ("funded", "extended", "adjustment", "carried_in", "correction", "unallocated", "carried", *SHARED)
+POOL = (
+    *(
+        "funded",
+        "extended",
+        "unused_in",
+        "adjustment",
+        "carried_in",
+        "correction",
+        "unallocated",
+        "unused_out",
+        "carried",
+    ),
+    *SHARED,
+)
 
 
 class PoolRow(NamedTuple):
@@ -196,6 +209,8 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     correction: int  # used in periods that are closed, beyond what was carried
     adjustment: int  # credits and write-offs, less debits
     extended: int  # what could be spent beyond the limit, as far as anybody needed it
+    unused_in: int  # left of the period before, and carried over into this one
+    unused_out: int  # left of this one, and carried over into the next
     beyond: int  # of `consumed`, what was used in the period beyond its limit: overage
     regions: list[RegionAccount]
 
@@ -280,7 +295,7 @@ class Sums:
 _OF_POOLS = ("funding", "extension")  # what a report moves there is of no lease
 # Where units come from: the books name these accounts by what has come out of them.
 _SOURCES = {"funding": "funded", "extension": "extended"} | {
-    name: name for name in ("overage", "carried_in", "correction", "adjustment")
+    name: name for name in ("overage", "carried_in", "correction", "adjustment", "unused_in")
 }
 
 
@@ -419,6 +434,7 @@ def _quota_account(
 _OF_QUOTA = (
     *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
     *("carried_in", "carried", "carried_out", "correction", "adjustment", "extended"),
+    *("unused_in", "unused_out"),
 )
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
 

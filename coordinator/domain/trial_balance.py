@@ -18,6 +18,7 @@ from coordinator.domain.reconciliation import LEASE, POOL, Books, Sums, Word, re
 SOURCES = (
     "funded",
     "extended",
+    "unused_in",
     "overage",
     "carried_in",
     "correction",

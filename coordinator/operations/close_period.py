@@ -22,13 +22,17 @@ from msgspec import Struct
 from coordinator.database import ledger
 from coordinator.database.audit import record
 from coordinator.database.connection import Connection
+from coordinator.database.documents import Documents
 from coordinator.database.engine import Database
 from coordinator.database.ledger import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.database.notices import notify
 from coordinator.database.outbox import tell
 from coordinator.domain.audit import Action, Actor
-from coordinator.domain.books import Correction, Lease, Movement, Pool
+from coordinator.domain.books import Correction, Key, Lease, Movement, Pool
+from coordinator.domain.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.domain.closing import (
     Missing,
+    Obstacle,
     OpenLease,
     carry,
     close_lease,
@@ -37,6 +41,7 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.exchange import LockedPool
+from coordinator.domain.notice import Notice
 from coordinator.domain.proof import Digest
 from coordinator.domain.reconciliation import reconcile
 from coordinator.domain.webhooks import EventKind, event
@@ -44,6 +49,7 @@ from coordinator.operations.read_periods import BookedPeriod, read_period
 from coordinator.operations.recall import recall_outstanding
 from coordinator.operations.reconcile import Settled, read_books, read_settled
 from protocol.clock import Clock
+from protocol.messages import Signal
 from protocol.periods import period_of
 
 
@@ -57,6 +63,14 @@ class Carried(Struct, frozen=True):
     units: int
 
 
+class CarriedOver(Struct, frozen=True):
+    """Units that were left, and can be spent in the period after it."""
+
+    quota: str
+    into: str
+    units: int
+
+
 class PeriodClose(Struct, frozen=True, kw_only=True):
     """How far a close has come."""
 
@@ -64,6 +78,7 @@ class PeriodClose(Struct, frozen=True, kw_only=True):
     is_dry_run: bool
     missing: list[Missing]
     carried: list[Carried]  # by the close; before it, what would be
+    carried_over: list[CarriedOver]  # likewise; more, if regions give back what they still hold
 
 
 class CloseRefused(NamedTuple):
@@ -104,17 +119,21 @@ async def close_period(
         return None
     parts = await _waiting(connection, period, held)
     if row["state"] == "closed":
-        return await _told(connection, period, [], await _were_carried(connection, period), is_dry_run)
+        over = [CarriedOver(*row.values()) for row in await connection.fetch(_WERE_CARRIED_OVER, period)]
+        return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
     missing = await _missing(connection, row, carries, settled, grace, now)
+    left = await _left(connection, period, now)
+    missing += await _earlier(connection, row, left.names)
     if any(each.is_for_people for each in missing):
         return CloseRefused(missing)
     leaves = [_carried(part) for part in parts]
     if not is_dry_run:
         await _begin(connection, row, request, carries, now)
         if not missing:
-            await _close(connection, row["closing_by"] or _asker(request), parts, period, settled, now)
-    return await _told(connection, period, missing, leaves, is_dry_run)
+            await _close(connection, row["closing_by"] or _asker(request), parts, left, settled, now)
+    over = [CarriedOver(each.key.quota, each.into.period, each.units) for each in left.goes_over]
+    return await _told(connection, period, missing, leaves, over, is_dry_run)
 
 
 async def go_on_closing(database: Database, clock: Clock, grace: timedelta) -> None:
@@ -168,18 +187,24 @@ async def _close(
     connection: Connection,
     by: str,
     parts: Sequence[Lease | Correction],
-    period: str,
+    left: "Left",
     settled: Settled,
     now: datetime,
 ) -> None:
+    period, keys = left.period, {part.key for part in parts} | {each.key for each in left.goes_over}
+    there = {open_key(part.key, now) for part in parts} | {each.into for each in left.goes_over}
+    await ledger.lock_pools(connection, keys | there, there)  # all at once, in their order
     carried = await _carry_out(connection, parts, now)
+    await _carry_over(connection, left, now)
     await connection.execute(_CLOSE_LEASES, period)
     position, new = await connection.fetchrow(_POSITION, period, settled.sealed) or (0, 0)
     transfers = settled.transfers + new
     root = await period_root(connection, period)
     closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
     ledger.expect((len(closed),), (1,), "period")
+    over = sum(each.units for each in left.goes_over)
     details = {"position": position, "transfers": transfers, "root": root.hex(), "carried_units": carried}
+    details |= {"carried_over_units": over} if over else {}
     await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
     await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
 
@@ -223,15 +248,68 @@ def _carried(part: Lease | Correction) -> Carried:
     return Carried(part.key.quota, part.region, part.epoch, part.charge_period, part.to_carry)
 
 
+# --- what goes over ---------------------------------------------------------------------------------------------------
+
+
+class Left(NamedTuple):
+    """Of a period that is being closed, what goes into the one after it as things stand."""
+
+    period: str
+    names: Sequence[str]  # of the quotas of which something may
+    goes_over: Sequence[CarryOver] = ()
+
+
+async def _left(connection: Connection, period: str, now: datetime) -> Left:
+    """As it is; what is closed when the period after it is closed already stays where it is."""
+    catalogue = await ledger.read_catalogue(connection, Documents(), [], now)
+    names = may_carry_over(dict(catalogue.quotas))
+    rows = await connection.fetch(_UNUSED, period, names) if names else []
+    if not rows:
+        return Left(period, names)
+    keys = [Key(row["quota"], period) for row in rows]
+    catalogue = await ledger.read_catalogue(connection, Documents(), [key.quota for key in keys], now)
+    pools = await ledger.look_at_pools(connection, keys)
+    found = [each for key in keys if (each := carry_over_of(pools[key].pool, catalogue))]
+    closed = {row["id"] for row in await connection.fetch(_CLOSED, [each.into.period for each in found])}
+    return Left(period, names, [each for each in found if each.into.period not in closed])
+
+
+async def _carry_over(connection: Connection, left: Left, now: datetime) -> None:
+    """Who closes holds the period alone, so the pools that were looked at stand still; the others are locked now."""
+    if not left.goes_over:
+        return
+    into = [each.into for each in left.goes_over]
+    pools = await ledger.lock_pools(connection, [*(each.key for each in left.goes_over), *into], into)
+    exhausted = [key for key in into if not pools[key].pool.grantable]
+    entries = [carry_over(pools[each.key].pool, _open(pools[each.into]), each.units) for each in left.goes_over]
+    await ledger.write_books(connection, [locked.pool for locked in pools.values()], [], {})
+    await ledger.write_transfers(connection, entries, now)
+    await notify(connection, [Notice(Signal(kind="grant", quota=key.quota)) for key in exhausted])
+
+
+async def _earlier(connection: Connection, row: asyncpg.Record, names: Sequence[str]) -> list[Missing]:
+    """What is left of the period before belongs into this one, and cannot come into it any more when this is closed."""
+    if not names:
+        return []
+    rows = await connection.fetch(_EARLIER, row["calendar"], row["starts_at"], list(names))
+    reason = "close it first: what is left of it is carried over into this one"
+    return [Missing(what=Obstacle.EARLIER, reason=f"{each['id']}: {reason}") for each in rows]
+
+
 # --- what it is then --------------------------------------------------------------------------------------------------
 
 
 async def _told(
-    connection: Connection, period: str, missing: list[Missing], carried: list[Carried], is_dry_run: bool
+    connection: Connection,
+    period: str,
+    missing: list[Missing],
+    carried: list[Carried],
+    carried_over: list[CarriedOver],
+    is_dry_run: bool,
 ) -> PeriodClose:
     found = await read_period(connection, period)
     assert found is not None
-    return PeriodClose(period=found, is_dry_run=is_dry_run, missing=missing, carried=carried)
+    return PeriodClose(period=found, is_dry_run=is_dry_run, missing=missing, carried=carried, carried_over=carried_over)
 
 
 async def _were_carried(connection: Connection, period: str) -> list[Carried]:
@@ -242,10 +320,10 @@ async def period_root(connection: Connection, period: str) -> bytes:
     """Of all that stays: the pools, the leases, the corrections and the adjustments of the period, each in its order.
 
     A period that was never adjusted, never went beyond its limits, and could not be overdrawn, has the root that it had
-    before there were adjustments, soft caps and overdrafts.
+    before there were adjustments, soft caps, overdrafts and units that are carried over.
     """
     digest = Digest()
-    since = (_ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS, _OVERDRAWN_ROWS)
+    since = (_ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS, _OVERDRAWN_ROWS, _UNUSED_ROWS)
     for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, *since):
         async for row in _rows(connection, sql, period):
             digest.add(row)
@@ -285,17 +363,34 @@ _CLOSE = """
 UPDATE period SET state = 'closed', closed_at = $2, position = $3, transfers = $4, root = $5
 WHERE id = $1 AND state = 'closing' RETURNING id
 """
+# Only of these pools something may go over.
+_UNUSED = """
+SELECT quota FROM pool WHERE period = $1 AND name = ANY ($2::text[]) AND unallocated > 0 ORDER BY quota
+"""
+_CLOSED = "SELECT id FROM period WHERE id = ANY ($1::text[]) AND state = 'closed'"
+_EARLIER = """
+SELECT id FROM period WHERE calendar = $1 AND ends_at = $2 AND state <> 'closed'
+    AND EXISTS (SELECT FROM pool WHERE pool.period = period.id AND name = ANY ($3::text[]) AND funded > 0)
+ORDER BY id
+"""
+_WERE_CARRIED_OVER = """
+SELECT there.quota, there.period, there.units FROM transfer AS here JOIN transfer AS there USING (movement_id)
+WHERE here.period = $1 AND here.dst = 'unused_out' AND there.src = 'unused_in' ORDER BY there.quota
+"""
 _WERE_CARRIED = """
 SELECT quota, region, epoch, charge_period, units FROM transfer
 WHERE period = $1 AND dst = 'carried_out' ORDER BY quota, region, epoch, charge_period
 """
-_SINCE = ("adjustment", "credited", "extended", "beyond")  # hashed where there is any
+_SINCE = ("adjustment", "credited", "extended", "beyond", "unused_in", "unused_out")  # hashed where there is any
 _HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
 _POOL_ROWS = f"""
 SELECT quota, name, tenant, {", ".join(_HASHED)} FROM pool WHERE period = $1 ORDER BY quota
 """  # noqa: S608 - the names come from the tuples
 _ADJUSTED_ROWS = """
 SELECT quota, adjustment, credited FROM pool WHERE period = $1 AND (adjustment, credited) <> (0, 0) ORDER BY quota
+"""
+_UNUSED_ROWS = """
+SELECT quota, unused_in, unused_out FROM pool WHERE period = $1 AND (unused_in, unused_out) <> (0, 0) ORDER BY quota
 """
 _CAPPED_ROWS = """
 SELECT quota, extended, beyond FROM pool WHERE period = $1 AND (extended, beyond) <> (0, 0) ORDER BY quota

@@ -20,6 +20,7 @@ from msgspec import Struct
 from coordinator.database.connection import Connection
 from coordinator.domain.adjusting import AdjustmentKind
 from coordinator.domain.books import OVERAGE
+from coordinator.domain.limit_history import LimitInForce, LimitKind
 from coordinator.domain.statement import (
     Amount,
     LineAdjustment,
@@ -95,7 +96,9 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
         billed=sum(amount.units for amount in amounts),
         unaccounted=await read_unaccounted(connection, _question(of), *(sealed or (None, None))),
         lines=lines_of(of, amounts, sealed and sealed.position),
-        limits=with_adjustments(limits, amounts, period.starts_at, period.ends_at),
+        limits=with_adjustments(
+            [*limits, *await _carried_over(connection, asked)], amounts, period.starts_at, period.ends_at
+        ),
     )
 
 
@@ -126,6 +129,24 @@ _KINDS = {
     (False, True): LineKind.LATE_USAGE,
     (True, True): LineKind.LATE_OVERAGE,
 }
+
+
+async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInForce]:
+    """What was left of the period before, from when it was closed on."""
+    _, last = asked.sealed or (_NEVER, _NEVER)
+    period = asked.period
+    return [
+        LimitInForce(
+            quota_key=row["quota"],
+            kind=LimitKind.CARRY_OVER,
+            units=row["units"],
+            starts_at=min(max(period.starts_at, row["recorded_at"]), period.ends_at),
+            ends_at=period.ends_at,
+            id=row["movement_id"],
+            reason=f"carried over from {row['charge_period']}",
+        )
+        for row in await connection.fetch(_CARRIED_OVER, *asked.of, last)
+    ]
 
 
 async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
@@ -258,6 +279,10 @@ SELECT kind, name, charge_period, region, sum(units)::bigint FROM (
 ) AS booked GROUP BY 1, 2, 3, 4 HAVING sum(units) <> 0 ORDER BY 1, 2, 3, 4 LIMIT $5
 """  # noqa: S608
 # A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
+_CARRIED_OVER = """
+SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
+WHERE period = $1 AND tenant = $2 AND src = 'unused_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
+"""
 _ADJUSTMENTS = """
 SELECT adjustment.*, pool.name FROM adjustment JOIN pool ON (pool.quota, pool.period) = (adjustment.quota, booked_in)
 WHERE booked_in = $1 AND tenant = $2 AND EXISTS (

@@ -184,6 +184,8 @@ POOL_ACCOUNTS = (
     "written_off",
     "adjustment",
     "extended",
+    "unused_in",
+    "unused_out",
 )
 # As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
 _SNAPSHOT_BEHIND_THE_GATE = f"""

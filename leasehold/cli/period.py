@@ -118,6 +118,9 @@ def _tell(found: dict[str, Any]) -> None:
     for each in found["carried"]:
         verb = "was" if booked["state"] == "closed" else "is to be"
         typer.echo(f"{verb} carried: {each['units']} of {each['quota']} in {each['region']} ({each['charge_period']})")
+    for each in found["carried_over"]:
+        verb = "was" if booked["state"] == "closed" else "is to be"
+        typer.echo(f"{verb} carried over: {each['units']} of {each['quota']}, into {each['into']}")
     if booked["state"] == "closed":
         typer.echo(f"{booked['id']} is closed: {booked['transfers']} transfers, root {booked['root']}")
     elif not found["is_dry_run"]:

@@ -6,7 +6,16 @@ import pytest
 from coordinator.api.limits_documents import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
 from doors.bodies import JSON
 from doors.problems import Problem
-from protocol.policy import LimitsDocument, Portion, StoreFailure, extension_of, overdraft_of, thresholds_of
+from protocol.policy import (
+    LimitsDocument,
+    Portion,
+    StoreFailure,
+    carried_over,
+    extension_of,
+    overdraft_of,
+    thresholds_of,
+)
+from protocol.units import MAX_UNITS
 
 GOOD = """\
 plans:
@@ -113,6 +122,10 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
         (
             "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: regional, cap: soft}]",
             [("quotas[0].mode", "cap")],
+        ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: regional, carry_over: all}]",
+            [("quotas[0].mode", "carry_over")],
         ),
         (
             "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, horizon: 1s}]",
@@ -313,3 +326,28 @@ def test_so_many_faults_are_counted_and_the_first_named() -> None:
     problem = problem_of("quotas: [" + "{name: a, kind: rate, limit: x}, " * 200 + "]")
     assert len(problem.invalid_parameters) == 100
     assert "399 faults" in problem.detail
+
+
+@pytest.mark.parametrize(
+    ("value", "field", "rule"),
+    [
+        ("-1", "quotas[0].carry_over", "portion"),
+        ("some", "quotas[0].carry_over", "portion"),
+        ("0%", "quotas[0].carry_over", "portion"),
+        ("{gold: 5}", "quotas[0].carry_over.gold", "known"),
+    ],
+)
+def test_what_goes_over_is_a_portion(value: str, field: str, rule: str) -> None:
+    assert faults(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")) == [(field, rule)]
+
+
+def test_only_of_an_allowance_something_goes_over() -> None:
+    assert faults(GOOD.replace("kind: rate", "kind: rate\n    carry_over: all")) == [
+        ("quotas[1].carry_over", "allowance")
+    ]
+
+
+@pytest.mark.parametrize(("value", "units"), [("all", MAX_UNITS), ("50%", 500), ("7", 7), ("0", 0)])
+def test_how_much_goes_over(value: str, units: int) -> None:
+    quota = read(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")).quotas[0]
+    assert carried_over(quota, None, 1000) == units

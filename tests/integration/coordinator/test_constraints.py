@@ -272,6 +272,7 @@ TRIALS: dict[str, Trial] = {
     "adjustment_ends_once": wrong("adjustment", **BOOKED, **WITHDRAWN),
     "adjustment_is_approved_in_time": wrong("adjustment", **BOOKED, expires_at="'2026-11-01'"),
     "pool_is_credited_by_adjustments": wrong("pool", credited="1"),
+    "pool_carries_over_units": wrong("pool", unused_in="-1", adjustment="1", credited="1"),
     "pool_is_extended_by_units": wrong("pool", extended="-1", adjustment="1", credited="1"),
     "pool_is_beyond_by_what_was_consumed": wrong("pool", beyond="1"),
     "correction_is_beyond_by_what_was_consumed": wrong("correction", beyond="1"),

@@ -102,11 +102,13 @@ async def test_all_faults_are_named_and_nothing_is_applied(admin: httpx.AsyncCli
     assert (await admin.get("/v1/limits")).json()["version"] == 0
 
 
-async def test_what_is_not_served_is_refused_in_words(admin: httpx.AsyncClient) -> None:
+async def test_what_does_not_go_together_is_refused_in_words(admin: httpx.AsyncClient) -> None:
     exports, *others = DOCUMENT["quotas"]
-    answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [exports | {"mode": "central"}, *others]})
-    assert problem(answer) == (422, [("quotas[0].mode", "supported")])
-    assert "'central' is not served by this version" in answer.json()["invalid_parameters"][0]["reason"]
+    both = exports | {"mode": "regional", "carry_over": "all"}
+    answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [both, *others]})
+    assert problem(answer) == (422, [("quotas[0].mode", "carry_over")])
+    assert "left of its own limit would be for all regions" in answer.json()["invalid_parameters"][0]["reason"]
+    assert (await admin.get("/v1/limits")).json()["version"] == 0
 
 
 async def test_what_is_no_document_is_refused(admin: httpx.AsyncClient) -> None:
