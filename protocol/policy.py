@@ -6,7 +6,7 @@ design names but this version does not serve yet is refused here, at the door: a
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, NamedTuple
@@ -445,7 +445,7 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
     elif quota.kind is QuotaKind.CONCURRENCY:
         yield from _faults_of_slots(where, quota)
     elif quota.kind is QuotaKind.RATE:
-        yield from _unserved(f"{where}.algorithm", quota.algorithm, served=tuple(RateAlgorithm), planned=())
+        yield from _unknown(f"{where}.algorithm", quota.algorithm, RateAlgorithm)
         yield from _faults_of_sharing(f"{where}.sharing", quota)
     if quota.kind is not QuotaKind.ALLOWANCE and quota.thresholds is not None:
         yield Fault(f"{where}.thresholds", "allowance", "only of an allowance it is counted how much of it was used")
@@ -456,7 +456,7 @@ def _faults_of_quota(document: LimitsDocument, index: int, quota: QuotaSpec) -> 
 
 
 def _faults_of_mode(where: str, quota: QuotaSpec) -> Iterator[Fault]:
-    yield from _unserved(where, quota.mode, served=tuple(Mode), planned=())
+    yield from _unknown(where, quota.mode, Mode)
     if quota.mode != Mode.LEASED and quota.kind is not QuotaKind.ALLOWANCE:
         reason = "only an allowance is leased; how a rate or a concurrency is divided over regions is its 'sharing'"
         yield Fault(where, "allowance", reason)
@@ -474,7 +474,7 @@ def _faults_of_mode(where: str, quota: QuotaSpec) -> Iterator[Fault]:
 
 def _faults_of_sharing(where: str, quota: QuotaSpec) -> Iterator[Fault]:
     if quota.sharing is not None:
-        yield from _unserved(where, quota.sharing, served=tuple(Sharing), planned=())
+        yield from _unknown(where, quota.sharing, Sharing)
     if quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
         reason = (
             f"{quota.algorithm} counts windows, which cannot move with demand: each region has its part, 'regional'"
@@ -486,11 +486,11 @@ def _faults_of_allowance(document: LimitsDocument, where: str, quota: QuotaSpec)
     if quota.period is None:
         yield Fault(f"{where}.period", "required", "an allowance needs a period: hour, day, month or anniversary")
     else:
-        yield from _unserved(f"{where}.period", quota.period, served=tuple(PeriodKind), planned=())
+        yield from _unknown(f"{where}.period", quota.period, PeriodKind)
     if reason := why_not_for_periods(quota.time_zone):
         yield Fault(f"{where}.time_zone", "zone", reason)
     yield from _faults_of_cap(f"{where}.cap", quota.cap)
-    yield from _unserved(f"{where}.durability", quota.durability, served=("exact",), planned=())
+    yield from _unknown(f"{where}.durability", quota.durability, ("exact",))
     yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
     yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
     yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
@@ -573,7 +573,7 @@ def _faults_of_slots(where: str, quota: QuotaSpec) -> Iterator[Fault]:
         reason = "who works cannot be asked to stop: slots are shared strictly, 'strict', or by weight, 'regional'"
         yield Fault(f"{where}.sharing", "shareable", reason)
     elif quota.sharing is not None:
-        yield from _unserved(f"{where}.sharing", quota.sharing, served=tuple(Sharing), planned=())
+        yield from _unknown(f"{where}.sharing", quota.sharing, Sharing)
 
 
 def _faults_of_slot_ttl(where: str, text: str) -> Iterator[Fault]:
@@ -590,11 +590,10 @@ def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:
         yield Fault(where, "duration", str(error))
 
 
-def _unserved(where: str, value: str, *, served: tuple[str, ...], planned: tuple[str, ...]) -> Iterator[Fault]:
-    if value in planned:
-        yield Fault(where, "supported", f"{value!r} is not served by this version; it serves {', '.join(served)}")
-    elif value not in served:
-        yield Fault(where, "known", f"{value!r} is none of {', '.join((*served, *planned))}")
+def _unknown(where: str, value: str, known: Iterable[str]) -> Iterator[Fault]:
+    words = tuple(known)
+    if value not in words:
+        yield Fault(where, "known", f"{value!r} is none of {', '.join(words)}")
 
 
 def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) -> Iterator[Fault]:
