@@ -308,9 +308,10 @@ def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_he
 
     assert clocked.take(4, limit_of(algorithm)).allowed
     assert told("one", 10_000_000, False) == (3, 90_000_000, 4, 10_000_000)
-    assert told("two", 63_000_000, True) == (3, 90_000_000, 4, 73_000_000), "it is a fifth above, but not more"
-    assert told("two", 40_000_000, True) == (3, 55_000_000, 4, 50_000_000)
-    assert told("one", 99_000_000, True) == (3, 55_000_000, 4, 139_000_000)
+    # Of the bucket's ten, six are left: one beyond its half, which is half a unit a second for two seconds.
+    assert told("two", 63_000_000, True) == (3, 72_500_000, 4, 72_500_000), "only what is wanted is kept"
+    assert told("two", 40_000_000, True) == (3, 49_500_000, 4, 49_500_000)
+    assert told("one", 99_000_000, True) == (3, 49_500_000, 4, 138_500_000)
     clocked.advance(8_000_000)
     assert told("two", 10_000_000, False)[1] == 30_000_000
     clocked.advance(5_000_000)
