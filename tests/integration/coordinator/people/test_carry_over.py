@@ -7,12 +7,16 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.operations.close_period import period_root
 from coordinator.operations.expire_leases import expire_leases
 from protocol.units import MAX_UNITS
+from tests.integration.coordinator.agents.racing import until_it_waits
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed
 from tests.integration.coordinator.people.test_adjustments import People
+from tests.integration.coordinator.people.test_catalogue_changes import heard, notices
 from tests.integration.coordinator.people.test_soft_caps import ACME, AT, NAMES, NOVEMBER, agrees, billed, limited
 
+__all__ = ["notices"]
 pytestmark = pytest.mark.anyio
 
 DECEMBER, JANUARY = "2026-12", "2027-01"
@@ -242,3 +246,68 @@ async def test_an_anniversary_of_another_zone_goes_over_into_the_next(
     assert await pool(stand, then) == (1000, 400, 0, 1400)
     for period in (first, then):
         await agrees(finance, period)
+
+
+@pytest.mark.parametrize(("units", "left"), [(600, 400), (1300, 0)])
+async def test_what_a_soft_cap_lent_is_not_left(
+    stand: Stand, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region, units: int, left: int
+) -> None:
+    await limited(admin, carry_over="all", cap={"overage": 500})
+    await grants(region, 1400, NOVEMBER)
+    await use(region, units)
+    await close(stand)
+    kept = await stand.owner.fetchrow("SELECT unused_out, extended > 0 FROM pool WHERE period = $1", NOVEMBER)
+    assert tuple(kept or ()) == (left, True)
+    await agrees(finance)
+
+
+async def test_what_waits_in_suspense_is_not_left(stand: Stand, admin: httpx.AsyncClient, region: Region) -> None:
+    """Nobody knows whether it was used: it went with its region's store, and waits."""
+    await limited(admin, carry_over="all")
+    await grants(region, 250, NOVEMBER)
+    region.leases[ACME, NOVEMBER]["returned"] = region.leases[ACME, NOVEMBER]["granted"] - 250
+    await region.exchange(ACME, frozen=[region.leases[ACME, NOVEMBER]])
+    assert [each["units"] for each in (await close(stand)).json()["carried_over"]] == [750]
+
+
+async def test_who_waits_is_told_that_there_is_something(
+    stand: Stand, region: Region, notices: asyncio.Queue[str]
+) -> None:
+    await use(region, 600)
+    stand.clock.time = IN_DECEMBER
+    assert await grants(region, 1500) == 1000
+    await heard(stand, notices)
+    await close(stand)
+    assert ("grant", None, 0) in await heard(stand, notices)
+
+
+async def test_the_root_covers_what_went_over(stand: Stand, region: Region) -> None:
+    await use(region, 600)
+    await close(stand)
+    root = await stand.owner.fetchval("SELECT root FROM period WHERE id = $1", NOVEMBER)
+    async with stand.owner.transaction():
+        assert await period_root(stand.owner, NOVEMBER) == root
+        await stand.owner.execute("ALTER TABLE pool DISABLE TRIGGER USER")
+        await stand.owner.execute("UPDATE pool SET unused_in = unused_in + 1, unused_out = unused_out + 1")
+        assert await period_root(stand.owner, NOVEMBER) != root
+
+
+async def test_a_grant_of_the_next_period_meanwhile_loses_nothing(
+    stand: Stand, finance: httpx.AsyncClient, region: Region
+) -> None:
+    """The close waits for whoever holds the next period's books, and adds to what they left there."""
+    await use(region, 600)
+    stand.clock.time = IN_DECEMBER
+    await grants(region, 1)
+    closer = await stand.caller("period:close")
+    assert (await closer.post(f"/v1/periods/{NOVEMBER}:close", json={})).json()["period"]["state"] == "closing"
+    stand.clock.move(minutes=20)
+    async with stand.owner.transaction():
+        await stand.owner.execute(
+            "UPDATE pool SET funded = funded + 5, unallocated = unallocated + 5 WHERE period = $1", DECEMBER
+        )
+        closing = asyncio.create_task(closer.post(f"/v1/periods/{NOVEMBER}:close", json={}))
+        await until_it_waits(stand.owner, closing)
+    assert (await closing).json()["period"]["state"] == "closed"
+    funded, unused_in, *_ = await pool(stand, DECEMBER)
+    assert (funded, unused_in) == (1005, 300)
