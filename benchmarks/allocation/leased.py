@@ -75,6 +75,7 @@ class Coordinator:
         divisions = dict.fromkeys(pools, self._division)
         books = deciding.books_of(works, pools, self._leases.values(), [], divisions, self._catalogue.quotas, now)
         books.pushable = deciding.waiting_epochs(works, books, now)
+        books.limits = deciding.limits_of(self._catalogue, deciding.pushed_of(books))
         decision = deciding.decide(works, books, TERMS, now)
         self._leases |= {(lease.epoch, lease.key): lease for lease in decision.new_leases}
         for booked in decision.booked:

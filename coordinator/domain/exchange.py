@@ -25,7 +25,7 @@ from coordinator.domain.allocation import demand_milli_of
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Report
 from coordinator.domain.closing import Late, late_of, open_key, settle_late
 from coordinator.domain.division import Division, Move, by_weight, came_back, division_of, fetched_by
-from coordinator.domain.entitlement import Catalogue
+from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.granting import (
     Offered,
     Shelf,
@@ -204,6 +204,7 @@ class Books:
     divisions: Mapping[Key, Division]  # how people divided each pool
     moves: Sequence[tuple[Move, Move]]  # those that are open, each with what it was when it was read
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
+    limits: Mapping[str, int] = field(default_factory=dict)  # of the quota keys of which something may be pushed
     demands_milli: Counter[Key] = field(default_factory=Counter)  # of each pool's leases together, once all is booked
 
     def shelf(self, lease: Lease) -> Shelf:
@@ -422,6 +423,17 @@ def waiting_epochs(works: Iterable[Work], books: Books, now: datetime) -> set[in
     return {lease.epoch for lease in books.leases.values() if lease.epoch not in here and waits(lease, now)}
 
 
+def pushed_of(books: Books) -> set[str]:
+    """Quota keys of which something may be pushed: no more than their limits leave."""
+    return {lease.key.quota for lease in books.leases.values() if lease.epoch in books.pushable and lease.waiting}
+
+
+def limits_of(catalogue: Catalogue, quotas: Iterable[str]) -> dict[str, int]:
+    """What has none any more is given to nobody."""
+    found = {quota: entitlement(catalogue, quota) for quota in quotas}
+    return {quota: each.limit for quota, each in found.items() if isinstance(each, Entitlement)}
+
+
 # --- decide -----------------------------------------------------------------------------------------------------------
 
 
@@ -474,7 +486,8 @@ def _push(works: Iterable[Work], books: Books, now: datetime) -> Iterator[tuple[
         if work.is_applied and books.pushable:
             cause = (work.report.epoch, work.report.lane, work.report.seq)
             for lease in work.leases.values():
-                yield from push(books.shelf(lease), books.pushable, cause, now)
+                limit = books.limits.get(lease.key.quota, 0)
+                yield from push(books.shelf(lease), limit, books.pushable, cause, now)
 
 
 def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:

@@ -250,17 +250,21 @@ def _weighed_demand_milli(demand_milli: int, lease: Lease, shelf: Shelf, now: da
     return weight * demand_milli + sum(weighed)
 
 
-def push(shelf: Shelf, epochs: Collection[int], cause: Sequence[object], now: datetime) -> list[tuple[Movement, Lease]]:
+def push(
+    shelf: Shelf, limit: int, epochs: Collection[int], cause: Sequence[object], now: datetime
+) -> list[tuple[Movement, Lease]]:
     """Units came free while leases of these epochs wait: they are theirs now, and the signal tells them to fetch it.
 
-    The longest waiting first. `cause` is what freed them, and names the movements.
+    The longest waiting first. `cause` is what freed them, and names the movements. What is funded beyond the limit is
+    for nobody: it goes when somebody asks (`fund`).
     """
     if shelf.division.is_regional:
         return []  # what came free is its region's own
     waiting = [lease for lease in shelf.others if lease.epoch in epochs and _waits(lease, now)]
-    pushed = []
+    pushed, surplus = [], max(0, shelf.pool.funded - limit)
     for lease in sorted(waiting, key=lambda each: (each.reported_at, each.epoch)):
-        units = min(lease.waiting, lease.room, shelf.grantable_to(lease.region)) if shelf.period_is_open else 0
+        free = max(0, shelf.grantable_to(lease.region) - surplus)
+        units = min(lease.waiting, lease.room, free) if shelf.period_is_open else 0
         entry = movement(lease, "pushed", *cause)
         grant(entry, shelf.pool, lease, units)
         arrived(units, lease.region, shelf.division.moves)

@@ -35,10 +35,12 @@ from coordinator.domain.exchange import (
     divisions_of,
     epochs_about,
     judge,
+    limits_of,
     lost,
     moved_keys,
     pools_about,
     pools_needed,
+    pushed_of,
     replayed,
     respond,
     sort,
@@ -75,6 +77,7 @@ async def apply_exchanges(
     works = [work for each in by_call for work in each]
     catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
     books = await _lock_books(connection, works, catalogue, now)
+    books.limits = await _limits(connection, documents, works, books, catalogue, now)
     decision = decide(works, books, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
     booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
@@ -123,6 +126,21 @@ async def _lock_books(connection: Connection, works: Sequence[Work], catalogue: 
     books = books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
     return books
+
+
+async def _limits(
+    connection: Connection,
+    documents: Documents,
+    works: Sequence[Work],
+    books: Books,
+    catalogue: Catalogue,
+    now: datetime,
+) -> Mapping[str, int]:
+    """Of what may be pushed. Whoever gives back mostly asks for it as well: then its limit is known by now."""
+    pushed = pushed_of(books)
+    if pushed - asked_about(works):
+        catalogue = await ledger.read_catalogue(connection, documents, pushed, now)
+    return limits_of(catalogue, pushed)
 
 
 async def _write(connection: Connection, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:

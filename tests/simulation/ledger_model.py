@@ -713,6 +713,8 @@ class LedgerModel:
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
+        pushed = deciding.pushed_of(books)
+        books.limits = deciding.limits_of(self.catalogue(pushed, now), pushed)
         for work in works:
             for wanted in work.wanted:
                 transaction.asked[wanted.key, work.call.region] += wanted.waiting

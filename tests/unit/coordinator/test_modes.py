@@ -112,9 +112,34 @@ def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one()
     lease, shelf = table.lease("eu-west"), table.shelf("eu-west")
     assert recalls(lease, shelf, 300, NOW) == []
     lease.waiting = 5
-    assert push(table.shelf("us-east"), {lease.epoch}, ["a return"], NOW) == []
+    assert push(table.shelf("us-east"), 300, {lease.epoch}, ["a return"], NOW) == []
     reply = lease_reply(table.lease("us-east"), table.shelf("us-east"), TERMS, None, NOW)
     assert (reply.limit, reply.unallocated, reply.recall_keep) == (100, 10, None)
+
+
+def test_what_comes_back_is_pushed_to_nobody_while_more_is_funded_than_the_limit() -> None:
+    """It was regional, and is leased: what comes back goes until the limit is reached, and is no other region's."""
+    table = OwnLimits(100)
+    for region in REGIONS:
+        table.ask(region, waiting=100)
+    table.division = Division(PARTS)
+    waiting = table.lease("eu-west")
+    waiting.waiting = 90
+
+    def pushed_after(units: int) -> int:
+        table.give_back("us-east", units)
+        had = waiting.granted
+        push(table.shelf("us-east"), 100, {waiting.epoch}, ["a return", units], NOW)
+        return waiting.granted - had
+
+    assert pushed_after(60) == 0
+    assert table.pool.grantable == 60
+    table.give_back("ap-south", 100)
+    assert pushed_after(40) == 0
+    table.give_back("eu-west", 30)
+    assert pushed_after(0) == 30  # above the limit are 200, and 230 are there
+    table.ask("us-east")
+    assert table.pool.funded == 100
 
 
 def test_its_demand_is_not_weighed_against_that_of_others() -> None:

@@ -82,6 +82,19 @@ async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(st
     assert (fetched.granted, fetched.refusal) == (4, None)
 
 
+async def test_of_a_limit_that_was_lowered_nothing_is_pushed_that_is_above_it(stand: Stand, agent: Agent) -> None:
+    """Whoever gives back asks for nothing: the limit is looked for all the same."""
+    await scarce(stand, 10)
+    other = await stand.agent("eu-west")
+    await agent.say(1, wants=[want(waiting=10)])
+    await scarce(stand, 6)
+    assert leased(await other.say(1, wants=[want(waiting=4)])).granted == 0
+    await agent.say(2, lease(granted=10, consumed=3, returned=6))
+    assert (await stand.lease(other))["granted"] == 2
+    assert leased(await other.say(2, lease(granted=2, units=0), wants=[want(waiting=2)])).granted == 2
+    assert (await stand.pool())["funded"] == 6
+
+
 async def test_nothing_is_pushed_to_who_does_not_wait_any_more(stand: Stand, agent: Agent) -> None:
     await scarce(stand, 10)
     other, gone = await stand.agent("eu-west"), await stand.agent("ap-south")
