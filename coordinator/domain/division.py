@@ -176,18 +176,21 @@ def taken_by_region(leases: Iterable[Lease]) -> Counter[str]:
     return taken
 
 
-def funded_for(limit: int, leases: Iterable[Lease], division: Division) -> int:
+def funded_for(limit: int, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
     """What a limit comes to in a pool. `leases`: all of it, where regions have limits of their own.
 
     Then it is what all of them may have, and what any of them has already: whoever leaves, or has more than a limit
-    that was lowered, takes nothing from the others.
+    that was lowered, takes nothing from the others. What was credited, or left of the period before, pays for what is
+    above: funded as well, it would be there again for whoever took it.
     """
     if not division.is_regional:
         return limit
     granted = Counter[str]()
     for lease in leases:
         granted[lease.region] += lease.granted - lease.returned
-    return sum(max(division.own_of(region), granted[region]) for region in division.parts.keys() | granted.keys())
+    own = sum(map(division.own_of, division.parts))
+    above = sum(max(0, units - division.own_of(region)) for region, units in granted.items())
+    return own + max(0, above - max(0, pool.credited + pool.unused_in))
 
 
 def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:

@@ -169,7 +169,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
 
 def _fund(report: Report, wanted: Wanted, shelf: Shelf) -> None:
     pool, limit, extension = shelf.pool, wanted.entitlement.limit, wanted.entitlement.extension
-    fund(report, pool, funded_for(limit, shelf.leases, shelf.division))
+    fund(report, pool, funded_for(limit, pool, shelf.leases, shelf.division))
     if extension or pool.extended:
         need = needed(limit, wanted.waiting, wanted.want.demand_milli, wanted.entitlement.horizon_ms)
         extend(report, pool, extension, need)

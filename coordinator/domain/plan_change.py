@@ -38,7 +38,7 @@ class Changed(NamedTuple):
 def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int, division: Division) -> Changed:
     """`leases`: all of the pool, where each region has its own limit; else those that may be granted to."""
     was = pool.funded
-    fund(entry, pool, funded_for(limit, leases, division))
+    fund(entry, pool, funded_for(limit, pool, leases, division))
     limit = sum(map(division.own_of, division.parts)) if division.is_regional else limit
     effect = LimitEffect(
         quota=pool.key.quota,

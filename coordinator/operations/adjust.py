@@ -159,7 +159,7 @@ async def _fund(connection: Connection, documents: Documents, entry: Movement, p
     if isinstance(found, Entitlement) and period_at(found.calendar, now, found.written).id == pool.key.period:
         division = division_of(catalogue, pool.key, (), by_weight(catalogue))
         leases = await ledger.read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
-        fund(entry, pool, funded_for(found.limit, leases, division))
+        fund(entry, pool, funded_for(found.limit, pool, leases, division))
 
 
 async def _is_known(connection: Connection, documents: Documents, key: Key, now: datetime) -> bool:

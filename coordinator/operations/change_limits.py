@@ -34,7 +34,7 @@ async def change_limits(connection: Connection, documents: Documents, tenant: st
     changed = [
         change_limit(entry, pool, of_pool[key], limits[key], divisions[key])
         for key, pool in pools.items()
-        if pool.funded != funded_for(limits[key], of_pool[key], divisions[key])
+        if pool.funded != funded_for(limits[key], pool, of_pool[key], divisions[key])
     ]
     # Everything is decided: from here on only the database can fail, and then nothing was.
     if entry.transfers:

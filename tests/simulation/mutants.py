@@ -932,7 +932,7 @@ def a_region_takes_what_is_another_s(world: World) -> Iterator[Any]:
 def what_is_funded_forgets_who_left(world: World) -> Iterator[Any]:
     """It is the limits of those that take part, and what others have had of the period is theirs to lack."""
 
-    def funded_for(limit: int, leases: Any, divided: Any) -> int:
+    def funded_for(limit: int, pool: Any, leases: Any, divided: Any) -> int:
         return sum(map(divided.own_of, divided.parts)) if divided.is_regional else limit
 
     yield patch.object(granting, "funded_for", funded_for)

@@ -92,7 +92,7 @@ def test_what_is_funded_is_what_all_may_have_and_what_any_has_had() -> None:
     table.give_back("us-east", 60)
     table.ask("ap-south", waiting=10)
     assert table.pool.funded == 50 + 50
-    assert funded_for(7, table.leases, Division(PARTS)) == 7
+    assert funded_for(7, table.pool, table.leases, Division(PARTS)) == 7
 
 
 def test_what_was_credited_is_for_whichever_region_asks_first() -> None:
@@ -102,6 +102,19 @@ def test_what_was_credited_is_for_whichever_region_asks_first() -> None:
     post(entry, table.pool, None, Account.ADJUSTMENT, Account.UNALLOCATED, 30, Cause.CREDITED)
     grantable = {region: grantable_to(region, table.pool, table.leases, table.division) for region in REGIONS}
     assert grantable == {"us-east": 30, "eu-west": 130, "ap-south": 130}
+
+
+@given(st.lists(st.tuples(st.sampled_from(REGIONS), st.integers(1, 200)), max_size=12), st.integers(0, 100))
+def test_what_was_credited_can_be_spent_once(asked: list[tuple[str, int]], credited: int) -> None:
+    table = OwnLimits(100)
+    entry = Movement(uuid4(), None, None)
+    post(entry, table.pool, None, Account.ADJUSTMENT, Account.UNALLOCATED, credited, Cause.CREDITED)
+    table.pool.credited += credited
+    for region, units in [*asked, *((region, 500) for region in REGIONS)]:
+        table.ask(region, waiting=units)
+        assert table.pool.funded <= 300
+        assert all(table.taken(each) <= 100 + credited for each in REGIONS)
+    assert sum(map(table.taken, REGIONS)) == 300 + credited
 
 
 def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one() -> None:
