@@ -33,6 +33,7 @@ class Guard:
         self._probe = probe
         self._pause_s = pause_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
+        self._is_trying = False
         self._clock = clock
         self._metrics = metrics
         self._degraded_at_ms: int | None = None
@@ -87,13 +88,21 @@ class Guard:
         self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._try)
 
     def _try(self) -> None:
-        """One call at a time: the next comes a pause after this one has failed."""
-        if self._breaker.state is BreakerState.CLOSED:
+        """One call at a time: the next comes a pause after this one has failed, whatever else fails meanwhile.
+
+        Calls that were on their way when the store was left alone may fail long after that.
+        """
+        if self._is_trying or self._breaker.state is BreakerState.CLOSED:
             return
         if self._breaker.may_call(self._clock.monotonic_ms()):
-            self._probe(self.heard)
+            self._is_trying = True
+            self._probe(self._tried)
         else:  # the two clocks do not round alike
             self._try_later()
+
+    def _tried(self, reply: Reply | Exception) -> None:
+        self._is_trying = False
+        self.heard(reply)
 
 
 def says_that_it_cannot(reply: Reply | Exception) -> bool:
