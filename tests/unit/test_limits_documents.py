@@ -94,10 +94,11 @@ def test_what_is_no_json_has_a_place_too() -> None:
 
 
 def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
-    read(
+    document = read(
         "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, cap: soft}]\n"
         "policies: [{name: p, quota: a, by: [tenant], wait: 9s}]"
     )
+    assert (document.quotas[0].mode, document.quotas[0].cap, document.policies[0].wait) == ("central", "soft", "9s")
 
 
 @pytest.mark.parametrize(
