@@ -112,6 +112,7 @@ class Division:
         return sum(part.weight for part in self.parts.values())
 
     def weight_of(self, region: str) -> int:
+        """0 for a region that is not active: what comes free is not pushed to one that drains."""
         return self.parts[region].weight if region in self.parts else 0
 
     def part_of(self, units: int, region: str) -> int:
@@ -202,8 +203,8 @@ def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division
 
 
 def grantable_to(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What is neither kept for others nor above its ceiling. `leases`: all of the pool."""
-    if division.is_plain:
+    """Neither kept for others nor above its ceiling; nothing for one that has no weight. `leases`: all of the pool."""
+    if division.is_plain and region in division.parts:
         return pool.grantable
     if division.is_regional:
         return _grantable_of_own(region, pool, leases, division)
@@ -220,9 +221,9 @@ def _kept_for_others(region: str, taken: Counter[str], division: Division, funde
 
 
 def room_below_ceiling(region: str, taken: Counter[str], division: Division) -> int:
-    part = division.parts.get(region, Part())
-    if not part.weight:
+    if not division.weight_of(region):
         return 0
+    part = division.parts[region]
     return _BOUNDLESS if part.ceiling is None else max(0, part.ceiling - taken[region])
 
 

@@ -21,7 +21,7 @@ from coordinator.domain.division import (
     taken_by_region,
 )
 from coordinator.domain.entitlement import Catalogue, Entitlement, RegionShare
-from coordinator.domain.granting import ANSWERING, Shelf, Wanted, recalls, serve
+from coordinator.domain.granting import ANSWERING, Shelf, Wanted, push, recalls, serve
 from coordinator.domain.setting import Setting, faults_of_settings
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
@@ -228,6 +228,19 @@ def test_used_units_count_towards_a_floor() -> None:
     lease = table.lease("us-east")
     assert spare_of(lease, table.pool, table.leases, table.division) == 0
     assert grantable_to("eu-west", table.pool, table.leases, table.division) == 700
+
+
+@pytest.mark.parametrize("gone", [{}, {"us-east": Part(0)}])
+def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, Part]) -> None:
+    """It said that requests wait there, and began to drain before anything came free."""
+    table = Table(Division(dict.fromkeys(REGIONS, Part())))
+    table.ask("eu-west", waiting=LIMIT)
+    table.ask("us-east", waiting=20)
+    table.division = Division({"eu-west": Part(), "ap-south": Part()} | gone)
+    table.give_back("eu-west", 100)
+    epochs = {lease.epoch for lease in table.leases}
+    assert push(table.shelf("eu-west"), LIMIT, epochs, ["a return"], NOW) == []
+    assert (table.taken("us-east"), table.pool.grantable) == (0, 100)
 
 
 # --- moves ------------------------------------------------------------------------------------------------------------
