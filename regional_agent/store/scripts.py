@@ -3,7 +3,6 @@
 lua/ has the scripts; the header of each is its contract.
 """
 
-import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -19,7 +18,7 @@ from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
 from regional_agent.domain.modes import LOOKS
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
-from regional_agent.store.sources import sources
+from regional_agent.store.sources import digests, sources
 
 ENOUGH_LINES = 1000
 PROBE_KEPT_MS = 60_000
@@ -299,8 +298,7 @@ class Scripts:
         self._fence_key = keys.of_cell(keys.FENCE, cell)
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
-        self._source = sources()
-        self._sha = {name: hashlib.sha1(source).hexdigest() for name, source in self._source.items()}  # noqa: S324
+        self._source, self._sha = sources(), digests()
 
     async def _run(self, name: str, names: Sequence[bytes], *arguments: Argument) -> Any:
         try:

@@ -7,16 +7,27 @@ directory, with `...` as its arguments. A part costs nothing until it is reached
 file is Lua as it stands.
 """
 
+import functools
+import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 LUA = Path(__file__).parent.parent.parent / "lua"
 _REQUIRED = re.compile(r"require\('([a-z_/]+)(/\*)?'\)")
 
 
-def sources() -> dict[str, bytes]:
-    """Every script by its name."""
-    return {path.stem: _joined(path).encode() for path in sorted(LUA.glob("*.lua"))}
+@functools.cache
+def sources() -> Mapping[str, bytes]:
+    """Every script by its name. Read once: a process runs what it began with, in all of its cells."""
+    return MappingProxyType({path.stem: _joined(path).encode() for path in sorted(LUA.glob("*.lua"))})
+
+
+@functools.cache
+def digests() -> Mapping[str, str]:
+    """What a store calls each of them."""
+    return MappingProxyType({name: hashlib.sha1(source).hexdigest() for name, source in sources().items()})  # noqa: S324
 
 
 def _joined(path: Path) -> str:

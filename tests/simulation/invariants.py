@@ -72,14 +72,15 @@ def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
         watch.closed.clear()
     for period in [period for period, row in world.ledger.rows["period"].items() if row and row.state == "closed"]:
         books = [
-            copy(row)
+            row
             for table in ("pool", "lease", "correction")
             for row in world.ledger.rows[table].values()
             if row.key.period == period
         ]
         if period not in watch.closed:
+            watch.closed[period] = [copy(row) for row in books]
             yield from (f"{each} in a closed period" for each in books if getattr(each, "outstanding", 0))
-        if watch.closed.setdefault(period, books) != books:
+        elif watch.closed[period] != books:
             yield f"{period} was {watch.closed[period]}, is {books}"
     reopened = [period for period in watch.closed if world.ledger.period(period).state != "closed"]
     for period in reopened:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Scripts
-from regional_agent.store.sources import sources
+from regional_agent.store.sources import digests
 from tests.simulation.algorithms_model import (
     ALGORITHMS,
     PARTS,
@@ -88,7 +88,7 @@ class StoreModel:
         self.note_work: Callable[[str, str, str, int, int], None] = lambda lease, period, part, units, covered: None
         self.note_denial: Callable[[str], None] = lambda reason: None
         self.note_overdrawn: Callable[[str, str, int], None] = lambda lease, period, units: None
-        self._names = {hashlib.sha1(source).hexdigest(): name for name, source in sources().items()}
+        self._names = {digest: name for name, digest in digests().items()}
 
     # --- a store as such ---------------------------------------------------------------------------------------------
 
@@ -124,8 +124,9 @@ class StoreModel:
         return script(rest[2 : 2 + count], rest[2 + count :])
 
     def _forget(self) -> None:
-        for key in [key for key, at_us in self.forgets_at_us.items() if at_us <= self.now_us]:
-            self._delete(key)
+        if min(self.forgets_at_us.values()) <= self.now_us:
+            for key in [key for key, at_us in self.forgets_at_us.items() if at_us <= self.now_us]:
+                self._delete(key)
 
     def _delete(self, key: str) -> None:
         self.data.pop(key, None)

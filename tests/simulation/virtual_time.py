@@ -8,10 +8,10 @@ import asyncio
 import heapq
 from asyncio import base_events
 from collections import deque
-from collections.abc import Callable
-from contextvars import Context
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
 from datetime import UTC, datetime, timedelta
-from typing import TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple, Unpack
 
 Ts = TypeVarTuple("Ts")
 
@@ -25,6 +25,21 @@ class NothingLeftToDo(RuntimeError):
 
 class Spinning(RuntimeError):
     """Something is done again and again without a pause: in life this would eat a processor."""
+
+
+class _Soon(asyncio.Handle):
+    """Made a hundred thousand times a run: without asking each time whether somebody looks for bugs in the loop."""
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr = False, None
 
 
 class VirtualLoop(base_events.BaseEventLoop):
@@ -45,7 +60,7 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, self, context)
         self._due.append(handle)
         return handle
 
@@ -66,9 +81,15 @@ class VirtualLoop(base_events.BaseEventLoop):
         """It is passed over when its moment comes."""
 
     def _run_once(self) -> None:
-        """One turn: all that can run runs once; when nothing can, the clock jumps to the next timer exactly."""
+        """All turns until somebody stops the loop: then whoever runs it looks, once."""
+        self._turn()
+        while not self._is_stopping:
+            self._turn()
+
+    def _turn(self) -> None:
+        """All that can run runs once; when nothing can, the clock jumps to the next timer exactly."""
         timers, due = self._timers, self._due
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         self._turns += 1
         if not due and not self._is_stopping:
@@ -77,7 +98,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             due.append(heapq.heappop(timers)[2])
         for _ in range(len(due)):
             handle = due.popleft()
-            if not handle.cancelled():
+            if not handle._cancelled:
                 handle._run()
         if self._turns > MOST_TURNS:
             raise Spinning
