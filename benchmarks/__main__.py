@@ -11,6 +11,7 @@ import uvloop
 
 from benchmarks import agent, coordinator, failures, finance, keys
 from benchmarks.allocation import run as allocation
+from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
 from benchmarks.load import RefusedError
 from benchmarks.peers import run as peers
@@ -20,13 +21,14 @@ Run = Callable[[int, float, int], Coroutine[None, None, Mapping[str, Lines]]]  #
 BENCHMARKS: Mapping[str, Run] = {
     "agent": agent.run,
     "allocation": allocation.run,
+    "allocation-wan": wan.run,
     "coordinator": coordinator.run,
     "failures": failures.run,
     "finance": finance.run,
     "keys": keys.run,
     "peers": peers.run,
 }
-ON_UVLOOP = {"coordinator"}  # what is measured runs in this process as well, and there as in its own
+ON_UVLOOP = {"allocation-wan", "coordinator"}  # the load is many connections; what is measured runs in this process
 PINNED = {"agent", "failures", "peers"}  # to cores of their own, where there are two
 
 

@@ -149,9 +149,14 @@ def _conditions_in_words(how: Mapping[str, object]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {how[name]}" for name in said if name in how) + "."
 
 
+def drawn_by(name: str, results: Path = RESULTS) -> Sequence[Path]:
+    """Its pictures, and no other's whose name begins as its own does."""
+    others = tuple(f"{path.stem}-" for path in results.glob(f"{name}-*.json"))
+    return [path for path in sorted(results.glob(f"{name}-*.svg")) if not path.stem.startswith(others)]
+
+
 def _pictures(name: str) -> Iterator[str]:
-    """What the benchmark drew."""
-    for path in sorted(RESULTS.glob(f"{name}-*.svg")):
+    for path in drawn_by(name):
         yield f"\n![{path.stem.replace('-', ' ')}](../benchmarks/results/{path.name})\n"
 
 

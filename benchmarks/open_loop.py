@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from benchmarks.load import Server, no_pauses
 
@@ -29,12 +29,20 @@ class Moment(NamedTuple):
     do: Callable[[], object]
 
 
-class _Due(NamedTuple):
+class Due(NamedTuple):
     due_s: float
     late_s: float  # when it was seen that it is
 
 
-NOT_ASKED = _Due(0.0, 0.0)
+NOT_ASKED = Due(0.0, 0.0)
+
+
+class Asks(Protocol):
+    """Whoever has something to ask over connections, one thing at a time over each."""
+
+    def is_free(self, connection: "Connection", /) -> None: ...
+    def answered(self, due: Due, beginning: bytes, /) -> None: ...
+    def hung_up(self, connection: "Connection", error: Exception, /) -> None: ...
 
 
 class Schedule:
@@ -47,8 +55,8 @@ class Schedule:
         self.left = int(per_second * seconds)
         self._every_s = 1 / per_second
         self._next_s = 0.0
-        self._due: deque[_Due] = deque()
-        self._free: deque[_Connection] = deque()
+        self._due: deque[Due] = deque()
+        self._free: deque[Connection] = deque()
         self._begun_s = 0.0
         self.ended = asyncio.get_running_loop().create_future()
 
@@ -64,28 +72,32 @@ class Schedule:
         while self._at and self._at[0].after_s <= now_s:
             self._at.popleft().do()
         while self._next_s <= now_s and self.left:
-            self._due.append(_Due(self._next_s, now_s - self._next_s))
+            self._due.append(Due(self._next_s, now_s - self._next_s))
             self._next_s += self._every_s
             self.left -= 1
         while self._due and self._free:
             self._free.popleft().ask(self._due.popleft())
 
-    def is_free(self, connection: "_Connection") -> None:
+    def is_free(self, connection: "Connection") -> None:
         if self._due:
             connection.ask(self._due.popleft())
         else:
             self._free.append(connection)
 
-    def answered(self, due: "_Due", beginning: bytes) -> None:
+    def answered(self, due: Due, beginning: bytes) -> None:
         self.samples.append(Sample(due.due_s, (self.now_s() - due.due_s) * 1e6, beginning, due.late_s * 1e6))
+
+    def hung_up(self, _: "Connection", error: Exception) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
 
     def is_over(self, connections: int) -> bool:
         return not self.left and not self._due and len(self._free) == connections
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, server: Server, request: bytes, schedule: Schedule) -> None:
-        self._server, self._request, self._schedule = server, request, schedule
+class Connection(asyncio.Protocol):
+    def __init__(self, server: Server, request: bytes, asks: Asks) -> None:
+        self._server, self._request, self._asks = server, request, asks
         self._greeting = server.greeting
         self._answer = b""
         self._due = NOT_ASKED
@@ -96,9 +108,9 @@ class _Connection(asyncio.Protocol):
         if self._greeting:
             self.transport.write(self._greeting)
         else:
-            self._schedule.is_free(self)
+            self._asks.is_free(self)
 
-    def ask(self, due: _Due) -> None:
+    def ask(self, due: Due) -> None:
         self._due, self._answer = due, b""
         self.transport.write(self._request)
 
@@ -109,13 +121,12 @@ class _Connection(asyncio.Protocol):
         if self._greeting:
             self._greeting, self._answer = b"", b""
         else:
-            self._schedule.answered(self._due, self._answer[:12])
-        self._schedule.is_free(self)
+            self._asks.answered(self._due, self._answer[:12])
+        self._asks.is_free(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set_result(None)
-        if not self._schedule.ended.done():
-            self._schedule.ended.set_exception(exc or ConnectionResetError("the server hung up"))
+        self._asks.hung_up(self, exc or ConnectionResetError("the server hung up"))
 
 
 async def open_load(
@@ -130,7 +141,7 @@ async def open_load(
     """Every request that was due, answered; in the order of their answers."""
     loop = asyncio.get_running_loop()
     schedule = Schedule(per_second, seconds, at)
-    callers = [_Connection(server, request, schedule) for _ in range(connections)]
+    callers = [Connection(server, request, schedule) for _ in range(connections)]
     for caller in callers:
         await loop.create_connection(lambda caller=caller: caller, server.host, server.port)  # type: ignore[misc]
     with no_pauses():

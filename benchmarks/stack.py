@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,10 +28,10 @@ Stack = Mapping[str, Any]
 
 
 @asynccontextmanager
-async def local_stack(port: int) -> AsyncIterator[Stack]:
+async def local_stack(port: int, *options: str) -> AsyncIterator[Stack]:
     """What `leasehold up` says when it is ready."""
     with TemporaryDirectory() as data:
-        command = (*_LEASEHOLD, "up", "--json", "--port", str(port), "--data", f"{data}/stack")
+        command = (*_LEASEHOLD, "up", "--json", "--port", str(port), "--data", f"{data}/stack", *options)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         assert process.stdout is not None
         try:
@@ -45,18 +45,23 @@ async def local_stack(port: int) -> AsyncIterator[Stack]:
             await process.wait()
 
 
-async def put_limits(stack: Stack, limits: object, check: object) -> None:
-    """Our own limits, and wait until the agent has heard of them: the check is then decided by its policy."""
+async def put_limits(stack: Stack, limits: object, check: object, regions: Sequence[str] = (REGION,)) -> None:
+    """Our own limits, and wait until these agents have heard of them: the check is then decided by its policy."""
     authorisation = {"Authorization": f"Bearer {stack['tokens']['quota:write']}"}
     async with httpx.AsyncClient() as client:
         put = await client.put(f"{stack['coordinator']}/v1/limits", json=limits, headers=authorisation)
         if put.status_code != 200:
             raise SystemExit(f"the limits were refused: {put.text}")
-        for _ in range(100):
-            answer = await client.post(f"{stack['agents'][REGION]}/v1/check", json=check)
-            if answer.status_code == 200 and answer.json()["policies"]:
-                return
-            await asyncio.sleep(0.1)
+        for region in regions:
+            await _until_heard(client, stack["agents"][region], check)
+
+
+async def _until_heard(client: httpx.AsyncClient, agent: str, check: object) -> None:
+    for _ in range(100):
+        answer = await client.post(f"{agent}/v1/check", json=check)
+        if answer.status_code == 200 and answer.json()["policies"]:
+            return
+        await asyncio.sleep(0.1)
     raise SystemExit("the agent did not hear of the limits")
 
 

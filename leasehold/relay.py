@@ -4,7 +4,8 @@
 
 Each PORT leads to the coordinator with its own delay, the same in both directions. Bytes are delayed and not slowed
 down: many may be under way at once, in their order, up to a bound after which the sender has to wait, as in a real
-network. A new connection costs a round trip before it carries anything.
+network. A new connection costs a round trip before it carries anything. Stop it (SIGSTOP), and its regions are cut off:
+nothing is refused, nothing ends, nothing comes; what was sent arrives late once it goes on.
 """
 
 import asyncio

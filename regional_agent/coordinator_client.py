@@ -22,6 +22,9 @@ from protocol.policy import PolicyBundle
 T = TypeVar("T")
 LONG_POLL_S = 30.0
 SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
+# A connection that nothing was said over. A new one costs a round trip more, which whoever waits for a first unit would
+# wait for, too; leases are renewed twice in that time. The coordinator keeps it for longer, so it is not met closed.
+KEPT_S = 60.0
 
 
 class CoordinatorUnavailable(Exception):
@@ -45,6 +48,7 @@ class CoordinatorClient:
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(5.0, pool=None),
+            limits=httpx.Limits(keepalive_expiry=KEPT_S),
             trust_env=False,
         )
 

@@ -1,4 +1,7 @@
-"""Messages between regions and whoever decides, on virtual time: late, sometimes lost or doubled, none over a cut."""
+"""Messages between regions and whoever decides, on virtual time: late, sometimes lost or doubled, none over a cut.
+
+Where a trace says how far its regions are, they are so far, and what is sent arrives: as on one machine.
+"""
 
 import heapq
 import random
@@ -20,10 +23,11 @@ class Network:
         self.now_ms = 0
         self.cut = trace.cut
         self.messages = 0
-        self.is_bad = True
+        self._lost, self._doubled = (LOST, DOUBLED) if trace.round_trips_ms is None else (0.0, 0.0)
         self._chance = random.Random(f"{name}/{trace.name}/{trace.seed}")  # noqa: S311
         nearness = random.Random(f"{trace.name}/{trace.seed}/nearness")  # noqa: S311
-        self.round_trips_ms = [nearness.uniform(*ROUND_TRIP_MS) for _ in range(trace.regions)]
+        by_chance = [nearness.uniform(*ROUND_TRIP_MS) for _ in range(trace.regions)]
+        self.round_trips_ms = trace.round_trips_ms or by_chance
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._made = 0
 
@@ -46,9 +50,9 @@ class Network:
     def send(self, region: int, arrives: Callable[[], None]) -> None:
         """One way, from the region or to it."""
         self.messages += 1
-        if self.is_cut(region) or self._chance.random() < LOST:
+        if self.is_cut(region) or self._chance.random() < self._lost:
             return
-        copies = 2 if self._chance.random() < DOUBLED else 1
+        copies = 2 if self._chance.random() < self._doubled else 1
         for _ in range(copies):
             self.later(
                 self.round_trips_ms[region] / 2 * self._chance.uniform(0.9, 1.1), lambda: self._arrive(region, arrives)

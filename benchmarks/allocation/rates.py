@@ -278,37 +278,56 @@ class Measured(NamedTuple):
 
 
 def play(name: str, seed: int, makes: Callable[[Trace], Shares]) -> Measured:
-    shape = SHAPES[name]
-    made = trace(name, shape, seed)
+    return play_on(trace(name, SHAPES[name], seed), makes, JUMPS.get(name))
+
+
+def play_on(made: Trace, makes: Callable[[Trace], Shares], jump: "Jump | None" = None) -> Measured:
     limiter, limit, now_ms = makes(made), made.limit, 0
     buckets = [full(limit / made.regions) for _ in range(made.regions)]
-    omniscient, conforming = full(limit), full(limit)
-    due = passed = 0
-    level = most = 0.0  # admitted beyond what the rate brings
-    admitted, jump, reaction_ms = [0] * made.regions, JUMPS.get(name), None
+    passed, reaction_ms = Passed(made), None
     for tick, arrivals in enumerate(made.ticks):
         now_ms = tick * TICK_MS
         limiter.network.run_until(now_ms)
-        here = 0
         for region, bucket in enumerate(buckets):
             bucket.fill(limiter.rate(region), now_ms)
         for region, units in arrivals:
             taken = buckets[region].take(units, limiter.rate(region), now_ms)
             limiter.asked(region, units, buckets[region])
             limiter.spent(region, taken)
-            admitted[region], here = admitted[region] + taken, here + taken
+            passed.admit(region, taken, tick)
         limiter.turn(buckets)
-        due += omniscient.take(sum(units for _, units in arrivals), limit, now_ms)
-        passed += conforming.take(here, limit, now_ms)
-        level = max(0.0, level + here - limit * TICK_MS / 1000)
-        most = max(most, level)
         if jump and reaction_ms is None and now_ms >= jump.at_ms and limiter.rate(jump.region) >= REACTED * jump.fair:
             reaction_ms = now_ms - jump.at_ms
-    fair = _fair(made)
-    parts = [has / share for has, share in zip(admitted, fair, strict=True) if share]
     if jump and reaction_ms is None:
         reaction_ms = now_ms - jump.at_ms  # not at all
-    return Measured(passed / due, max(0.0, most - limit) / limit, reaction_ms, jain(parts), limiter.network.messages)
+    return measured(passed, reaction_ms, limiter.network.messages)
+
+
+class Passed:
+    """Told by a limiter as it decides: what it admitted, of which region, in which tick."""
+
+    def __init__(self, made: Trace) -> None:
+        self.trace = made
+        self.by_region = [0] * made.regions
+        self.by_tick = [0] * len(made.ticks)
+
+    def admit(self, region: int, units: int, tick: int) -> None:
+        self.by_region[region] += units
+        self.by_tick[tick] += units
+
+
+def measured(passed: Passed, reaction_ms: int | None, messages: int) -> Measured:
+    made, limit = passed.trace, passed.trace.limit
+    omniscient, conforming = full(limit), full(limit)
+    due = conform = 0
+    level = most = 0.0  # admitted beyond what the rate brings
+    for tick, (arrivals, here) in enumerate(zip(made.ticks, passed.by_tick, strict=True)):
+        due += omniscient.take(sum(units for _, units in arrivals), limit, tick * TICK_MS)
+        conform += conforming.take(here, limit, tick * TICK_MS)
+        level = max(0.0, level + here - limit * TICK_MS / 1000)
+        most = max(most, level)
+    parts = [has / share for has, share in zip(passed.by_region, _fair(made), strict=True) if share]
+    return Measured(conform / due, max(0.0, most - limit) / limit, reaction_ms, jain(parts), messages)
 
 
 def _fair(made: Trace) -> list[float]:

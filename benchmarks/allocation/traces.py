@@ -36,6 +36,7 @@ class Trace:
     ticks: Sequence[Arrivals]
     cut: Cut | None = None
     settled_at_ms: int | None = None  # a region was lost: from then on it gives back what it had
+    round_trips_ms: Sequence[int] | None = None  # of each region, and no message is lost; otherwise by chance
 
     @property
     def length_ms(self) -> int:
@@ -52,6 +53,8 @@ class Shape(NamedTuple):
     cut_s: tuple[float, float] | None = None
     is_lost: bool = False  # who is cut off; then its customers are served elsewhere
     cut_region: int | None = None  # by chance
+    speed: float = 1.0  # so many times as much is asked for as the demand says
+    round_trips_ms: Sequence[int] | None = None
 
 
 def trace(name: str, shape: Shape, seed: int) -> Trace:
@@ -63,14 +66,16 @@ def trace(name: str, shape: Shape, seed: int) -> Trace:
         region = chance.randrange(shape.regions) if shape.cut_region is None else shape.cut_region
         cut = Cut(region, round(from_s * 1000), round(to_s * 1000))
         demand = without(demand, region, from_s) if shape.is_lost else demand
-    ticks = list(_ticks(demand, shape.length_s, chance))
-    return Trace(name, seed, shape.regions, shape.limit, ticks, cut, cut.to_ms if cut and shape.is_lost else None)
+    ticks = list(_ticks(demand, shape, chance))
+    settled_at_ms = cut.to_ms if cut and shape.is_lost else None
+    return Trace(name, seed, shape.regions, shape.limit, ticks, cut, settled_at_ms, shape.round_trips_ms)
 
 
-def _ticks(demand: Demand, length_s: float, chance: random.Random) -> Iterator[Arrivals]:
-    for tick in range(round(length_s * 1000 / TICK_MS)):
+def _ticks(demand: Demand, shape: Shape, chance: random.Random) -> Iterator[Arrivals]:
+    mean_s = shape.speed * TICK_MS / 1000
+    for tick in range(round(shape.length_s * 1000 / TICK_MS)):
         rates = demand(tick * TICK_MS / 1000)
-        drawn = ((region, _poisson(rate * TICK_MS / 1000, chance)) for region, rate in enumerate(rates) if rate)
+        drawn = ((region, _poisson(rate * mean_s, chance)) for region, rate in enumerate(rates) if rate)
         yield [(region, units) for region, units in drawn if units]
 
 

@@ -28,7 +28,7 @@ class Stage(NamedTuple):
 
 STAGES = (
     Stage((PREPARE, "agent-"), 5.0, True),
-    Stage(("relay",), 0.5, True),
+    Stage(("relay-",), 0.5, True),
     Stage(("coordinator",), 2.5, True),
     Stage(("store-", "postgres"), 10.0, False),  # its last checkpoint takes seconds where the disk is busy
 )

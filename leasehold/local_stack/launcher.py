@@ -127,9 +127,13 @@ class _Launch:
         if self._plan.postgres is None:
             self._start_postgres(secrets.postgres)
         self._start_python("coordinator", _COORDINATOR, urls.coordinator_settings())
-        if self._plan.wan:
-            self._start_python("relay", _RELAY, {}, *_routes(self._plan))
         for region in REGIONS:
+            if (
+                self._plan.wan
+            ):  # a process for each, so that one region can be cut off: nothing goes through a stopped one
+                self._start_python(
+                    f"relay-{region}", _RELAY, {}, self._plan.coordinator_port, _route(self._plan, region)
+                )
             state = {"LEASEHOLD_AGENT_STATE_DIR": str(self._directory.agent(region))}
             self._start_python(f"agent-{region}", _AGENT, urls.agent_settings(region) | state)
         return self._make_ready(secrets, urls)
@@ -270,8 +274,8 @@ def _patience_s(plan: Plan) -> int:
     return EMBEDDED_POSTGRES_ANSWERS_S if plan.postgres is None else REAL_POSTGRES_ANSWERS_S
 
 
-def _routes(plan: Plan) -> list[object]:
-    return [plan.coordinator_port, *(f"{plan.relay_port(region)}:{DELAY_MS[region]}" for region in REGIONS)]
+def _route(plan: Plan, region: str) -> str:
+    return f"{plan.relay_port(region)}:{DELAY_MS[region]}"
 
 
 def refuse_used_ports(ports: Iterable[tuple[int, str]]) -> None:

@@ -1,6 +1,8 @@
 """The wide network of `--wan`: late, whole, in order, and gone when either end is."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -110,17 +112,41 @@ async def test_without_a_coordinator_the_connection_is_cut() -> None:
     relaying.cancel()
 
 
-async def test_it_is_a_process_of_its_own() -> None:
-    port = free_port()
+@asynccontextmanager
+async def process_to_echo(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     async with everything_ended(), await asyncio.start_server(echo, LOOPBACK, 0) as server:
         behind = server.sockets[0].getsockname()[1]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "leasehold.relay", str(behind), f"{port}:1"
         )
         try:
-            async with connected(port) as (reader, writer):
-                writer.write(b"hello")
-                assert await reader.readexactly(5) == b"hello"
+            yield process
         finally:
             process.terminate()
             await process.wait()
+
+
+async def test_it_is_a_process_of_its_own() -> None:
+    port = free_port()
+    async with process_to_echo(port), connected(port) as (reader, writer):
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+
+
+async def test_nothing_goes_through_one_that_is_stopped_and_it_is_late_when_it_goes_on() -> None:
+    """As a network that is cut: no refusal, no end, only silence. So regions are cut off in the benchmark."""
+    port = free_port()
+    async with process_to_echo(port) as process, connected(port) as (reader, writer):
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            writer.write(b"again")
+            silent = asyncio.create_task(reader.readexactly(5))
+            async with connected(port) as (_, newcomer):  # whom nobody refuses, and nobody hears
+                newcomer.write(b"too")
+            await asyncio.wait([silent], timeout=0.2)
+            assert not silent.done()
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert await silent == b"again"

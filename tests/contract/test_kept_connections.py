@@ -1,0 +1,27 @@
+"""How long a connection is kept that nothing is said over: for agents, the coordinator and leases this must fit."""
+
+import httpx
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from doors.serving import KEEP_ALIVE_S
+from regional_agent.coordinator_client import KEPT_S, CoordinatorClient
+
+pytestmark = pytest.mark.anyio
+
+
+def test_an_agent_lets_go_of_a_connection_before_the_coordinator_does() -> None:
+    assert KEPT_S < KEEP_ALIVE_S, "it would say something over a connection that is being closed"
+
+
+def test_whoever_has_a_lease_renews_it_over_a_connection_that_is_there() -> None:
+    lease_ms = CoordinatorSettings.model_fields["lease_ms"].default
+    assert lease_ms / 2 < KEPT_S * 1000
+
+
+async def test_the_agents_client_keeps_them_for_so_long() -> None:
+    client = CoordinatorClient("http://127.0.0.1:1", "lh_token", "us-east")
+    transport = client._http._transport
+    assert isinstance(transport, httpx.AsyncHTTPTransport)
+    assert transport._pool._keepalive_expiry == KEPT_S
+    await client.close()

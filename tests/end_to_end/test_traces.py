@@ -1,0 +1,33 @@
+"""Small traces on real processes, as `./dev bench allocation-wan` plays them: what holds whatever the machine does."""
+
+import pytest
+
+from benchmarks.allocation import wan
+from benchmarks.allocation.traces import Shape, trace, zipf
+from benchmarks.stack import local_stack, put_limits
+from leasehold.local_stack.plan import REGIONS
+from tests.end_to_end.launching import free_base_port
+
+pytestmark = pytest.mark.anyio
+
+# Spent before the end, and before the region is back that is cut off meanwhile.
+CUT_OFF = wan.Slow(zipf, limit=900, length_s=5, cut_s=(1, 4))
+LOST = wan.Slow(zipf, limit=900, length_s=5, cut_s=(1, 4), is_lost=True)
+RATE = wan.Slow(zipf, limit=100, length_s=2)
+
+
+async def test_no_unit_is_sold_twice_or_lost_however_far_the_regions_are_and_though_one_is_cut_off() -> None:
+    shapes: dict[str, Shape] = {"cut-off": CUT_OFF, "lost": LOST}
+    quotas = [*(wan.allowance(name, shape.limit) for name, shape in shapes.items()), wan.rate("rate", RATE.limit)]
+    async with local_stack(free_base_port(), "--wan") as stack:
+        await put_limits(stack, wan.limits(quotas), wan.HEARD.check, REGIONS)
+        for name, shape in shapes.items():
+            real = await wan.play_allowance(stack, trace(name, shape, 1), wan.Subject(name, "acme"))
+            assert real.measured.over == 0
+            assert (real.books.word, real.played.others) == ("balanced", 0)
+            assert real.books.consumed + real.books.suspense == real.books.admitted == real.played.admitted
+            assert real.books.is_exact
+        of_rate = await wan.play_rate(stack, trace("rate", RATE, 1), wan.Subject("rate", "acme"))
+    assert of_rate.played.others == 0
+    bound_s = 1  # beyond the bucket and what the rate brings, in the worst case: docs/limits.md
+    assert 0 < of_rate.played.admitted <= RATE.limit * (1 + bound_s + of_rate.played.took_s)
