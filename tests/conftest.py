@@ -5,11 +5,17 @@ worker's store, emptied. Both are URLs; `database` is the owner's, and `restrict
 """
 
 import asyncio
+import fcntl
 import itertools
+import os
 import secrets
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import asyncpg
@@ -26,6 +32,14 @@ settings.load_profile("leasehold")
 
 TEMPLATE = "template_of_tests"
 START_S = 30
+
+# Nothing of a test's servers outlives the run, and a database for each test is thousands of files: made in memory it
+# costs an eighth of the time of processors that it costs on a disk, and a seventh of the wait.
+MEMORY = Path("/dev/shm")
+NAME_IN_MEMORY = "leasehold-tests-"
+ROOM = 1 << 30  # measured: 77 MiB for a worker
+# A copy of files instead of a copy through the log, and a log that is not kept long.
+OF_TESTS = embedded.FORGETFUL | {"max_wal_size": "64MB", "min_wal_size": "32MB"}
 
 
 class Server(NamedTuple):
@@ -47,12 +61,48 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("postgres")
+def of_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of this worker's servers: in memory, where there is room for it."""
+    if not MEMORY.is_dir() or shutil.disk_usage(MEMORY).free < ROOM:
+        yield tmp_path_factory.mktemp("servers")
+        return
+    with in_memory() as directory:
+        yield directory
+
+
+@contextmanager
+def in_memory() -> Iterator[Path]:
+    """A directory that is locked as long as its run lives: what one that was killed left behind, the next removes."""
+    for left in MEMORY.glob(f"{NAME_IN_MEMORY}*"):
+        with suppress(OSError), _locked(left):  # else it is in use, or somebody else's
+            shutil.rmtree(left)
+    nameless = Path(tempfile.mkdtemp(dir=MEMORY))
+    with _locked(nameless):
+        directory = nameless.rename(MEMORY / f"{NAME_IN_MEMORY}{nameless.name}")
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(of_servers: Path) -> Iterator[Server]:
+    directory = of_servers / "postgres"
+    directory.mkdir()
     data, log = directory / "data", directory / "log"
     server = Server(free_port(), secrets.token_urlsafe())
     embedded.initialise_postgres(data, server.password)
-    process = embedded.start_postgres(data, server.port, log=log, settings=embedded.FORGETFUL)
+    process = embedded.start_postgres(data, server.port, log=log, settings=OF_TESTS)
     try:
         assert wait_until(lambda: embedded.postgres_is_ready(data), START_S), log.read_text()
         _make_template(server)
@@ -89,15 +139,23 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def database(postgres_server: Server) -> Iterator[str]:
     """The owner's URL of a database that holds the schema and nothing else."""
+    with copied(postgres_server) as url:
+        yield url
+
+
+@contextmanager
+def copied(server: Server, template: str = TEMPLATE) -> Iterator[str]:
+    """The owner's URL of a database that begins as the template is, to which nobody may be connected."""
     name = f"test_{next(_numbers)}"
-    _execute(postgres_server, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
-    yield embedded.postgres_url(postgres_server.port, postgres_server.password, name)
-    _execute(postgres_server, f'DROP DATABASE "{name}" WITH (FORCE)')
+    _execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
+    yield embedded.postgres_url(server.port, server.password, name)
+    _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")
-def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    directory = tmp_path_factory.mktemp("store")
+def store_server(of_servers: Path) -> Iterator[Server]:
+    directory = of_servers / "store"
+    directory.mkdir()
     server = Server(free_port(), secrets.token_urlsafe())
     log = directory / "log"
     process = embedded.start_store(directory / "data", server.port, server.password, log=log)

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold import embedded
 from leasehold.processes import identity, stop, wait_until
-from tests.conftest import START_S, Server, free_port
+from tests.conftest import MEMORY, NAME_IN_MEMORY, START_S, Server, free_port, in_memory
 
 
 @pytest.mark.anyio
@@ -81,3 +81,12 @@ def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch:
 
 def test_nobody_has_the_pid_of_a_process_that_never_was() -> None:
     assert identity(2**22 + 1) is None
+
+
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="there is no place in memory here")
+def test_what_a_run_that_was_killed_left_in_memory_is_removed_and_what_is_in_use_stays() -> None:
+    left = MEMORY / f"{NAME_IN_MEMORY}of-a-run-that-was-killed"
+    (left / "postgres").mkdir(parents=True)
+    with in_memory() as mine, in_memory() as anothers:
+        assert (left.exists(), mine.exists(), anothers.exists()) == (False, True, True)
+    assert not mine.exists()

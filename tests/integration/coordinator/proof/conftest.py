@@ -19,8 +19,7 @@ from coordinator.database.connection import Connection
 from coordinator.main import create_app
 from coordinator.operations.seal import seal
 from coordinator.settings import CoordinatorSettings
-from leasehold import embedded
-from tests.conftest import TEMPLATE, Server, _execute
+from tests.conftest import Server, copied
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
 
@@ -32,14 +31,12 @@ POOLS = [
 SEALS = 6
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def books(postgres_server: Server) -> Iterator[str]:
-    name = "books_to_forge"
-    _execute(postgres_server, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
-    url = embedded.postgres_url(postgres_server.port, postgres_server.password, name)
-    asyncio.run(write_books(url))
-    yield url
-    _execute(postgres_server, f'DROP DATABASE "{name}" WITH (FORCE)')
+    """Who changes them for good takes a copy."""
+    with copied(postgres_server) as url:
+        asyncio.run(write_books(url))
+        yield url
 
 
 @asynccontextmanager

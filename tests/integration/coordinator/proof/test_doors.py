@@ -3,9 +3,9 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from uuid import UUID
 
 import httpx
@@ -17,17 +17,18 @@ from coordinator.operations.seal import seal
 from coordinator.operations.verifications import do_verifications
 from leasehold.cli import app
 from leasehold.local_stack.plan import URL_VARIABLE
+from tests.conftest import Server, copied
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
-from tests.integration.coordinator.proof.conftest import POOLS, standing, use_something, write_books
+from tests.integration.coordinator.proof.conftest import POOLS, standing, use_something
 from tests.integration.coordinator.standing import NOON, StandingClock, connected
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def written(database: str) -> str:
-    await write_books(database)
-    return database
+def written(postgres_server: Server, books: str) -> Iterator[str]:
+    with copied(postgres_server, urlsplit(books).path.strip("/")) as url:
+        yield url
 
 
 @pytest.fixture
