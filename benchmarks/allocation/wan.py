@@ -12,20 +12,20 @@ import asyncio
 import json
 import os
 import signal
-import statistics
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import httpx
 
 from benchmarks.allocation import rates
 from benchmarks.allocation import run as virtual
+from benchmarks.allocation.beside import Books, Both, tables
 from benchmarks.allocation.leased import Leased
-from benchmarks.allocation.playing import Played, play
+from benchmarks.allocation.playing import Decided, Played, play
 from benchmarks.allocation.score import Measured, Score, measured
 from benchmarks.allocation.traces import (
     LENGTH_S,
@@ -41,7 +41,7 @@ from benchmarks.allocation.traces import (
     trace,
     zipf,
 )
-from benchmarks.frame import FEWEST_TURNS, Case, Figure, Lines, figure
+from benchmarks.frame import FEWEST_TURNS, Lines
 from benchmarks.load import Server, http_is_whole, post
 from benchmarks.open_loop import Moment
 from benchmarks.picture import picture, save
@@ -54,7 +54,6 @@ ROUND_TRIPS_MS = [2 * DELAY_MS[region] for region in REGIONS]
 PART = float(os.environ.get("LEASEHOLD_BENCH_TRACE_PART", "0.4"))
 CUT_REGION = 1
 WAIT = "400ms"
-POINTS = 2.0
 GOES_ON_S = 0.05
 REPORTED_WITHIN_S = 30.0
 
@@ -79,12 +78,12 @@ def allowances(part: float) -> Mapping[str, Shape]:
 
 END_GAME = "2,000 units, rotating"
 SHARED: Mapping[str, Shape] = {
-    "Zipf, steady": Slow(zipf, rates.LIMIT // 10, rates.LENGTH_S),
-    "diurnal": Slow(diurnal(60), rates.LIMIT // 10, rates.LENGTH_S),
-    "flash crowd": Slow(flash(20, 35), rates.LIMIT // 10, rates.LENGTH_S),
-    "on/off": Slow(on_off, rates.LIMIT // 10, rates.LENGTH_S),
-    "rotating": Slow(rotating(10), rates.LIMIT // 10, rates.LENGTH_S),
-    "surge, everywhere at once": Slow(surge(20, 35), rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: Zipf, steady": Slow(zipf, rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: diurnal": Slow(diurnal(60), rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: flash crowd": Slow(flash(20, 35), rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: on/off": Slow(on_off, rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: rotating": Slow(rotating(10), rates.LIMIT // 10, rates.LENGTH_S),
+    "a rate: surge, everywhere at once": Slow(surge(20, 35), rates.LIMIT // 10, rates.LENGTH_S),
 }
 DRAWN = {"Zipf": "zipf", "a region is lost": "lost"}
 
@@ -131,23 +130,6 @@ def rate(name: str, limit: int) -> dict[str, object]:
 # --- one trace --------------------------------------------------------------------------------------------------------
 
 
-class Books(NamedTuple):
-    """What the ledger has of one allowance, and what the generator was told."""
-
-    limit: int
-    admitted: int
-    no_answer: int  # admitted or not, nobody knows
-    consumed: int
-    suspense: int
-    outstanding: int
-    word: str  # of the whole period's reconciliation
-
-    @property
-    def is_exact(self) -> bool:
-        missing = self.admitted - self.consumed - self.suspense
-        return -self.no_answer <= missing <= 0 and self.consumed <= self.limit and self.word == "balanced"
-
-
 class Real(NamedTuple):
     measured: Measured
     played: Played
@@ -165,7 +147,7 @@ async def play_allowance(stack: Stack, made: Trace, subject: Subject) -> Real:
             score.deny(region, 1, tick)
 
     async with _relays_go_on(stack):
-        played = await play(made, _agents(stack), _request(subject), decided, list(_cuts(stack, made)))
+        played = await _play(stack, made, subject, decided)
     return Real(measured(score, 0, 0), played, await _settled(stack, made.limit, played, subject))
 
 
@@ -180,16 +162,41 @@ async def play_rate(stack: Stack, made: Trace, subject: Subject) -> RealRate:
     def decided(region: int, _tick: int, now_ms: int, is_admitted: bool) -> None:
         passed.admit(region, int(is_admitted), min(now_ms // TICK_MS, last_tick))
 
-    played = await play(made, _agents(stack), _request(subject), decided)
+    played = await _play(stack, made, subject, decided)
     return RealRate(rates.measured(passed, None, 0), played)
 
 
-def _agents(stack: Stack) -> list[Server]:
-    return [Server(*host_and_port(stack["agents"][region]), http_is_whole) for region in REGIONS]
+async def _play(stack: Stack, made: Trace, subject: Subject, decided: Decided) -> Played:
+    agents = [Server(*host_and_port(stack["agents"][region]), http_is_whole) for region in REGIONS]
+    request = post("/v1/check", json.dumps(subject.check).encode())
+    before = await _exchanges(stack)
+    played = await play(made, agents, request, decided, list(_cuts(stack, made)))
+    pairs = zip(ROUND_TRIPS_MS, before, await _exchanges(stack), strict=True)
+    played.beyond_ms = [now.mean_ms_since(then, round_trip_ms) for round_trip_ms, then, now in pairs]
+    return played
 
 
-def _request(subject: Subject) -> bytes:
-    return post("/v1/check", json.dumps(subject.check).encode())
+class Exchanges(NamedTuple):
+    """As an agent counts its own."""
+
+    calls: float
+    seconds: float
+
+    def mean_ms_since(self, then: "Exchanges", round_trip_ms: int) -> float | None:
+        calls = self.calls - then.calls
+        return 1000 * (self.seconds - then.seconds) / calls - round_trip_ms if calls else None
+
+
+async def _exchanges(stack: Stack) -> list[Exchanges]:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        texts = [(await client.get(f"{stack['agents'][region]}/metrics")).text for region in REGIONS]
+    return [
+        Exchanges(*(_metric(text, f"leasehold_exchange_seconds_{part}") for part in ("count", "sum"))) for text in texts
+    ]
+
+
+def _metric(text: str, name: str) -> float:
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
 
 
 def _cuts(stack: Stack, made: Trace) -> Iterator[Moment]:
@@ -241,55 +248,41 @@ async def _read(coordinator: httpx.AsyncClient, path: str) -> Any:
 
 # --- the whole --------------------------------------------------------------------------------------------------------
 
-R = TypeVar("R")
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class Both(Generic[S, R]):
-    """Runs of one trace: on virtual time, and on real processes."""
-
-    simulated: Sequence[S]
-    real: Sequence[R]
-
 
 async def run(repeats: int, _seconds: float, port: int) -> dict[str, Lines]:
     turns = max(repeats, FEWEST_TURNS)
     shapes = allowances(PART)
-    quotas = [allowance(_quota_of("units", name), shape.limit) for name, shape in shapes.items()]
-    quotas += [rate(_quota_of("rate", name), shape.limit) for name, shape in SHARED.items()]
-    progress = _Progress(
-        [
-            *(shape.length_s * len(_seeds(name, turns)) for name, shape in shapes.items()),
-            *(shape.length_s for shape in SHARED.values()),
-        ]
-    )
+    lengths_s = {name: shape.length_s * len(_seeds(name, turns)) for name, shape in {**shapes, **SHARED}.items()}
     async with local_stack(port, "--wan") as stack:
-        await put_limits(stack, limits(quotas), HEARD.check, REGIONS)
-        units = {name: await _both(stack, name, shape, turns, progress) for name, shape in shapes.items()}
-        shared = {name: await _both_of_rate(stack, name, shape, turns, progress) for name, shape in SHARED.items()}
+        await put_limits(stack, limits(_quotas(shapes)), HEARD.check, REGIONS)
+        progress = _Progress(lengths_s)
+        units = {name: await _both(stack, progress.begins(name), shape, turns) for name, shape in shapes.items()}
+        shared = {
+            name: await _both_of_rate(stack, progress.begins(name), shape, turns) for name, shape in SHARED.items()
+        }
     for name, file in DRAWN.items():
         _draw(name, file, shapes[name], units[name])
-    return {**_tables(units), **_rate_tables(shared), **_evidence(units, shared), "goals": _goals(units, shared)}
+    return tables(units, shared)
 
 
-async def _both(stack: Stack, name: str, shape: Shape, turns: int, progress: "_Progress") -> Both[Measured, Real]:
-    seeds = _seeds(name, turns)
-    made = [trace(name, shape, seed) for seed in seeds]
-    progress.begins(name, shape.length_s * len(made))
-    real = [await play_allowance(stack, each, Subject(_quota_of("units", name), f"seed-{each.seed}")) for each in made]
+def _quotas(shapes: Mapping[str, Shape]) -> list[dict[str, object]]:
+    units = [allowance(_quota_of(f"units: {name}"), shape.limit) for name, shape in shapes.items()]
+    return units + [rate(_quota_of(name), shape.limit) for name, shape in SHARED.items()]
+
+
+async def _both(stack: Stack, name: str, shape: Shape, turns: int) -> Both[Measured]:
+    quota = _quota_of(f"units: {name}")
+    made = [trace(name, shape, seed) for seed in _seeds(name, turns)]
+    real = [await play_allowance(stack, each, Subject(quota, f"seed-{each.seed}")) for each in made]
     simulated = [virtual.play(each, Leased) for each in _winds(made, turns)]
-    return Both(simulated, real)
+    return Both(simulated, *(list(parts) for parts in zip(*real, strict=True)))
 
 
-async def _both_of_rate(
-    stack: Stack, name: str, shape: Shape, turns: int, progress: "_Progress"
-) -> Both[rates.Measured, RealRate]:
+async def _both_of_rate(stack: Stack, name: str, shape: Shape, turns: int) -> Both[rates.Measured]:
     made = trace(name, shape, 1)
-    progress.begins(f"a rate, {name}", shape.length_s)
-    real = await play_rate(stack, made, Subject(_quota_of("rate", name), "seed-1"))
+    real = await play_rate(stack, made, Subject(_quota_of(name), "seed-1"))
     simulated = [rates.play_on(each, rates.MAKES["Leasehold, adaptive"]) for each in _winds([made], turns)]
-    return Both(simulated, [real])
+    return Both(simulated, [real.measured], [real.played])
 
 
 def _seeds(name: str, turns: int) -> Sequence[int]:
@@ -304,170 +297,31 @@ def _winds(made: Sequence[Trace], turns: int) -> list[Trace]:
     return [replace(made[0], name=f"{made[0].name}, {turn}") for turn in range(turns)]
 
 
-def _quota_of(kind: str, name: str) -> str:
-    words = "".join(each if each.isalnum() else " " for each in name.lower()).split()
-    return "-".join([kind, *words])
+def _quota_of(name: str) -> str:
+    return "-".join("".join(each if each.isalnum() else " " for each in name.lower()).split())
 
 
 class _Progress:
     """A line for each trace: how much there is still to come."""
 
-    def __init__(self, lengths_s: Sequence[float]) -> None:
-        self._left_s = sum(lengths_s)
+    def __init__(self, lengths_s: Mapping[str, float]) -> None:
+        self._lengths_s = lengths_s
+        self._left_s = sum(lengths_s.values())
 
-    def begins(self, name: str, length_s: float) -> None:
+    def begins(self, name: str) -> str:
+        length_s = self._lengths_s[name]
         print(f"{name}: {length_s:.0f} s; {self._left_s / 60:.0f} min to come", flush=True)
         self._left_s -= length_s
-
-
-# --- tables -----------------------------------------------------------------------------------------------------------
-
-
-class Column(NamedTuple, Generic[R]):
-    of: Callable[[R], float]
-    digits: int
-    points: float | None  # so many points is one of it; None: it is not compared by points
-
-
-COLUMNS: Mapping[str, Column[Measured]] = {
-    "admitted ÷ omniscient": Column(lambda each: each.utilisation, 4, 100),
-    "wrongly denied per 1,000": Column(lambda each: each.wrong_per_1000, 2, 0.1),
-    "longest run of them, ms": Column(lambda each: each.longest_ms, 0, None),
-    "Jain": Column(lambda each: each.jain, 4, 100),
-    "over-admitted": Column(lambda each: each.over, 0, None),
-}
-RATE_COLUMNS: Mapping[str, Column[rates.Measured]] = {
-    "conforming ÷ omniscient": Column(lambda each: each.conforming, 4, 100),
-    "overshoot, s of the limit": Column(lambda each: each.overshoot_s, 3, 100),
-    "Jain against max-min": Column(lambda each: each.jain, 4, 100),
-}
-
-
-def _tables(units: Mapping[str, Both[Measured, Real]]) -> dict[str, Lines]:
-    return {
-        name: _beside(COLUMNS, both.simulated, [each.measured for each in both.real]) for name, both in units.items()
-    }
-
-
-def _rate_tables(shared: Mapping[str, Both[rates.Measured, RealRate]]) -> dict[str, Lines]:
-    return {
-        f"a rate: {name}": _beside(RATE_COLUMNS, both.simulated, [each.measured for each in both.real])
-        for name, both in shared.items()
-    }
-
-
-def _beside(columns: Mapping[str, Column[R]], simulated: Sequence[R], real: Sequence[R]) -> Sequence[Case]:
-    def figures(runs: Sequence[R]) -> dict[str, Figure | str]:
-        return {name: figure([each.of(run) for run in runs], each.digits) for name, each in columns.items()}
-
-    apart: dict[str, Figure | str] = {
-        name: "" if each.points is None else f"{points_apart(each, simulated, real):+.2f}"
-        for name, each in columns.items()
-    }
-    return [Case("simulated", figures(simulated)), Case("real", figures(real)), Case("points apart", apart)]
-
-
-def points_apart(column: Column[R], simulated: Sequence[R], real: Sequence[R]) -> float:
-    assert column.points is not None
-    here, there = (statistics.median([column.of(run) for run in runs]) for runs in (real, simulated))
-    return column.points * (here - there)
-
-
-def _evidence(
-    units: Mapping[str, Both[Measured, Real]], shared: Mapping[str, Both[rates.Measured, RealRate]]
-) -> dict[str, Lines]:
-    books = {name: [each.books for each in both.real] for name, both in units.items()}
-    played = {name: [each.played for each in both.real] for name, both in units.items()}
-    played |= {f"a rate: {name}": [each.played for each in both.real] for name, both in shared.items()}
-    return {
-        "the ledger, when all was reported": [_booked(*each) for each in books.items()],
-        "the requests": [_sent(*each) for each in played.items()],
-    }
-
-
-def _booked(name: str, books: Sequence[Books]) -> Case:
-    columns: dict[str, Figure | str] = {
-        each.replace("_", " "): f"{sum(getattr(one, each) for one in books):,}"
-        for each in ("limit", "admitted", "consumed", "suspense", "outstanding")
-    }
-    missing = sum(each.admitted - each.consumed - each.suspense for each in books)
-    is_exact = all(each.is_exact for each in books)
-    return Case(name, columns | {"difference": f"{missing:,}", "reconciled": books[-1].word, "exact": _yes(is_exact)})
-
-
-def _sent(name: str, played: Sequence[Played]) -> Case:
-    answers = sum(each.answers.total() for each in played)
-    admitted_ms = [ms for each in played for ms in each.admitted_after_ms]
-    late_ms = [ms for each in played for ms in each.late_ms]
-    return Case(
-        name,
-        {
-            "requests": f"{answers:,}",
-            "neither admitted nor denied": f"{sum(each.others for each in played):,}",
-            "ms until admitted, p50": f"{_percentile(admitted_ms, 50):.1f}",
-            "p99": f"{_percentile(admitted_ms, 99):.1f}",
-            "ms the generator was late, p99": f"{_percentile(late_ms, 99):.1f}",
-            "at most": f"{max(late_ms):.1f}",
-        },
-    )
-
-
-def _percentile(samples: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(samples, n=100)[percent - 1] if len(samples) > 1 else 0.0
-
-
-def _goals(
-    units: Mapping[str, Both[Measured, Real]], shared: Mapping[str, Both[rates.Measured, RealRate]]
-) -> Sequence[Case]:
-    over = sum(each.measured.over for both in units.values() for each in both.real)
-    inexact = sum(not each.books.is_exact for both in units.values() for each in both.real)
-    return [
-        *_within(
-            COLUMNS, {name: (both.simulated, [each.measured for each in both.real]) for name, both in units.items()}
-        ),
-        *_within(
-            RATE_COLUMNS,
-            {
-                f"a rate: {name}": (both.simulated, [each.measured for each in both.real])
-                for name, both in shared.items()
-            },
-        ),
-        Case("over-admission, units", {"goal": "0", "worst": f"{over:,}", "where": "", "reached": _yes(over == 0)}),
-        Case(
-            "traces of which the ledger differs",
-            {"goal": "0", "worst": str(inexact), "where": "", "reached": _yes(inexact == 0)},
-        ),
-    ]
-
-
-def _within(columns: Mapping[str, Column[R]], runs: Mapping[str, tuple[Sequence[R], Sequence[R]]]) -> Iterator[Case]:
-    for name, column in columns.items():
-        if column.points is None:
-            continue
-        apart = {about: points_apart(column, *each) for about, each in runs.items()}
-        where = max(apart, key=lambda about: abs(apart[about]))
-        yield Case(
-            f"{name}, points apart",
-            {
-                "goal": f"≤ {POINTS:g}",
-                "worst": f"{apart[where]:+.2f}",
-                "where": where,
-                "reached": _yes(abs(apart[where]) <= POINTS),
-            },
-        )
-
-
-def _yes(is_so: bool) -> str:
-    return "yes" if is_so else "no"
+        return name
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def _draw(name: str, file: str, shape: Shape, both: Both[Measured, Real]) -> None:
+def _draw(name: str, file: str, shape: Shape, both: Both[Measured]) -> None:
     """What was admitted so far in all regions and in the one that may be cut off, simulated and real."""
     lines: dict[str, list[float]] = {}
-    for what, run in (("simulated", both.simulated[0]), ("real", both.real[0].measured)):
+    for what, run in (("simulated", both.simulated[0]), ("real", both.real[0])):
         lines[f"all, {what}"] = [*accumulate(sum(each) for each in zip(*run.by_second, strict=True))]
         lines[f"{REGIONS[CUT_REGION]}, {what}"] = [*accumulate(run.by_second[CUT_REGION])]
     lines["the limit"] = [shape.limit] * len(lines["all, real"])

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.allocation import rates
+from benchmarks.allocation.beside import Books, Both, Column, points_apart
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.network import Network
 from benchmarks.allocation.playing import ALLOWED, DENIED, NO_ANSWER, play
 from benchmarks.allocation.run import play as play_virtually
 from benchmarks.allocation.traces import Shape, Trace, rotating, trace, zipf
-from benchmarks.allocation.wan import ROUND_TRIPS_MS, SHARED, Books, Column, allowances, points_apart
+from benchmarks.allocation.wan import ROUND_TRIPS_MS, SHARED, allowances
 from benchmarks.frame import drawn_by
 from benchmarks.load import Server, http_is_whole, post
 from benchmarks.open_loop import Moment
@@ -129,12 +130,12 @@ def test_the_ledger_is_exact_to_the_unit_but_for_what_nobody_was_told_of() -> No
 
 def test_points_are_between_medians() -> None:
     part, per_1000 = Column[float](float, 4, 100), Column[float](float, 2, 0.1)
-    assert points_apart(part, [0.9, 0.95, 1.0], [0.97]) == pytest.approx(2)
-    assert points_apart(per_1000, [5.0], [0.0, 4.0, 1.0]) == pytest.approx(-0.4)
+    assert points_apart(part, Both([0.9, 0.95, 1.0], [0.97], [])) == pytest.approx(2)
+    assert points_apart(per_1000, Both([5.0], [0.0, 4.0, 1.0], [])) == pytest.approx(-0.4)
 
 
 def test_what_passed_is_measured_alike_whoever_admitted_it() -> None:
-    made = trace("rate", SHARED["Zipf, steady"]._replace(length_s=5), 1)
+    made = trace("rate", SHARED["a rate: Zipf, steady"]._replace(length_s=5), 1)
     passed = rates.Passed(made)
     for tick in range(len(made.ticks)):
         passed.admit(0, made.limit // 50, tick)
