@@ -93,10 +93,9 @@ def entry_of(adjustment: UUID) -> Movement:
     return Movement(adjustment, None, None)
 
 
-def refusal_of(terms: Terms, pool: Pool, billed: int) -> AdjustmentRefusal | None:
+def refusal_of(terms: Terms, pool: Pool, debitable: int, billed: int) -> AdjustmentRefusal | None:
     """`billed`: of what it is about, as far as it was not written off before."""
-    # What a soft cap lets be had beyond the limit is nobody's to be debited.
-    if terms.kind is AdjustmentKind.DEBIT and terms.units > min(pool.grantable, pool.spendable):
+    if terms.kind is AdjustmentKind.DEBIT and terms.units > debitable:
         return AdjustmentRefusal.MORE_THAN_UNALLOCATED
     if terms.kind is AdjustmentKind.WRITE_OFF and terms.units > billed:
         return AdjustmentRefusal.MORE_THAN_BILLED

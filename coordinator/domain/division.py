@@ -186,12 +186,27 @@ def funded_for(limit: int, pool: Pool, leases: Iterable[Lease], division: Divisi
     """
     if not division.is_regional:
         return limit
+    own = sum(map(division.own_of, division.parts))
+    return own + max(0, _above_own(leases, division) - max(0, pool.credited + pool.unused_in))
+
+
+def _above_own(leases: Iterable[Lease], division: Division) -> int:
     granted = Counter[str]()
     for lease in leases:
         granted[lease.region] += lease.granted - lease.returned
-    own = sum(map(division.own_of, division.parts))
-    above = sum(max(0, units - division.own_of(region)) for region, units in granted.items())
-    return own + max(0, above - max(0, pool.credited + pool.unused_in))
+    return sum(max(0, units - division.own_of(region)) for region, units in granted.items())
+
+
+def debitable(pool: Pool, leases: Iterable[Lease], division: Division) -> int:
+    """What people may take away: what could still be granted, but for what a soft cap lends, which is nobody's.
+
+    Where each region has a limit of its own, a credit that one of them took pays for what it has above that. Taken from
+    the others instead, that would be funded for it, and so the debit be undone by the next word of any region.
+    """
+    most = min(pool.grantable, pool.spendable)
+    above = _above_own(leases, division) if division.is_regional else 0
+    credited = max(0, pool.credited + pool.unused_in)
+    return min(most, max(0, credited - above)) if above and credited else most
 
 
 def _grantable_of_own(region: str, pool: Pool, leases: Iterable[Lease], division: Division) -> int:

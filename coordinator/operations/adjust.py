@@ -31,7 +31,7 @@ from coordinator.domain.adjusting import (
 from coordinator.domain.allocation import fund
 from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Key, Movement, Pool
-from coordinator.domain.division import by_weight, division_of, funded_for
+from coordinator.domain.division import by_weight, debitable, division_of, funded_for
 from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.notice import Notice
 from coordinator.domain.webhooks import EventKind, event
@@ -126,9 +126,9 @@ async def _book(
     terms, entry = Terms(Key(found.quota, found.period), found.kind, found.units), entry_of(found.id)
     pool = await _lock(connection, terms, now)
     was_grantable = pool.grantable
-    if terms.kind is not AdjustmentKind.WRITE_OFF:
-        await _fund(connection, documents, entry, pool, now)
-    if refusal := refusal_of(terms, pool, await connection.fetchval(_BILLED, *terms.key)):
+    is_spent = terms.kind is not AdjustmentKind.WRITE_OFF
+    most = await _fund(connection, documents, entry, pool, now) if is_spent else 0
+    if refusal := refusal_of(terms, pool, most, await connection.fetchval(_BILLED, *terms.key)):
         return refusal
     # Everything is checked: from here on only the database can fail, and then nothing was.
     adjust(entry, pool, terms)
@@ -150,16 +150,17 @@ async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
     return locked[key].pool
 
 
-async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> None:
+async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> int:
     """Nobody may have asked for any of it yet: then what the limit gives has not been booked. What is debited is taken
-    from there, and what is credited is beyond it.
+    from there, and what is credited is beyond it. Gives how much of it can be debited.
     """
     catalogue = await ledger.read_catalogue(connection, documents, [pool.key.quota], now)
+    division = division_of(catalogue, pool.key, (), by_weight(catalogue))
+    leases = await ledger.read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
     found = entitlement(catalogue, pool.key.quota)
     if isinstance(found, Entitlement) and period_at(found.calendar, now, found.written).id == pool.key.period:
-        division = division_of(catalogue, pool.key, (), by_weight(catalogue))
-        leases = await ledger.read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
         fund(entry, pool, funded_for(found.limit, pool, leases, division))
+    return debitable(pool, leases, division)
 
 
 async def _is_known(connection: Connection, documents: Documents, key: Key, now: datetime) -> bool:

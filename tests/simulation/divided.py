@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from coordinator.domain.adjusting import AdjustmentKind
 from coordinator.domain.books import Account, Cause, Key, Movement, Transfer
 from coordinator.domain.division import Move
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
@@ -84,16 +85,27 @@ class Divided:
         return sum(move.regranted for move in moves if move.target == region)
 
     def _not_its_own(self, catalogue: Catalogue, key: Key, region: str, limit: int) -> Iterator[str]:
-        """Neither more than its own, nor anything that the others have yet to ask for."""
+        """Neither more than its own, nor anything that the others have yet to ask for. But what was credited is for
+        whoever asks, and what was debited may have been anybody's.
+        """
         settings, weights = catalogue.settings_of(key.quota), catalogue.weights_of(key.quota)
         own = {
             name: _lower(limit, settings.get(name, NOTHING_SET).ceiling) for name, weight in weights.items() if weight
         }
-        if self._taken(key, region) > own.get(region, 0):
+        credited, debited = self._adjusted(key)
+        if self._taken(key, region) > own.get(region, 0) + credited:
             yield f"{region} was granted of {key} up to {self._taken(key, region)}, of {own}"
         lacks = {name: max(0, units - self._taken(key, name)) for name, units in own.items() if name != region}
-        if self._ledger.pools[key].unallocated < sum(lacks.values()):
+        if self._ledger.pools[key].unallocated < sum(lacks.values()) - debited:
             yield f"{region} was granted of {key}: {self._ledger.pools[key].unallocated} are left, others lack {lacks}"
+
+    def _adjusted(self, key: Key) -> tuple[int, int]:
+        """What was credited of it in all, and what was debited."""
+        units = Counter[AdjustmentKind]()
+        for each in self._ledger.adjustments.values():
+            if (each.terms.key.quota, each.booked_in) == key:
+                units[each.terms.kind] += each.terms.units
+        return units[AdjustmentKind.CREDIT], units[AdjustmentKind.DEBIT]
 
     def _above_its_ceiling(self, key: Key, region: str) -> Iterator[str]:
         catalogue = self._ledger.catalogue([key.quota], self._clock.now())

@@ -106,7 +106,15 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
         if chance.random() < 0.25:
             kind = chance.choices(list(kinds), list(kinds.values()))[0]
             events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*_numbers(kind))))
-    others = [] if only else [*_of_ops(seed, steps), *_of_modes(seed, steps)]
+    others = (
+        ()
+        if only
+        else [
+            *_of_people("what ops do", OF_OPS, seed, steps),
+            *_of_people("what finance does", OF_FINANCE, seed, steps),
+            *_of_modes(seed, steps),
+        ]
+    )
     return sorted([*events, *others], key=lambda event: event.step)
 
 
@@ -116,7 +124,9 @@ OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
 
 # Which modes the allowances have: half of the runs begin with others, and change them now and then. Likewise.
 OF_MODES = {"mode": (0, 5)}
-OTHERS = OF_OPS | OF_MODES
+# What two people correct in the books. Likewise.
+OF_FINANCE = {"credited": (1, 60), "debited": (1, 60), "written_off": (1, 30)}
+OTHERS = OF_OPS | OF_MODES | OF_FINANCE
 
 
 def _numbers(kind: str) -> tuple[int, int]:
@@ -131,13 +141,13 @@ def _of_modes(seed: int, steps: int) -> list[Event]:
     return [Event(step, "mode", "", chance.randint(*OF_MODES["mode"])) for step in changes]
 
 
-def _of_ops(seed: int, steps: int) -> list[Event]:
-    chance = random.Random(f"what ops do {seed}")
+def _of_people(what: str, all_kinds: dict[str, tuple[int, int]], seed: int, steps: int) -> list[Event]:
+    chance = random.Random(f"{what} {seed}")
     if chance.random() < 2 / 3:
         return []
-    kinds = [chance.choice(list(OF_OPS)) if chance.random() < 0.05 else None for _ in range(1, steps)]
+    kinds = [chance.choice(list(all_kinds)) if chance.random() < 0.05 else None for _ in range(1, steps)]
     return [
-        Event(step, kind, chance.choice(REGIONS), chance.randint(*OF_OPS[kind]))
+        Event(step, kind, chance.choice(REGIONS), chance.randint(*all_kinds[kind]))
         for step, kind in enumerate(kinds, 1)
         if kind is not None
     ]

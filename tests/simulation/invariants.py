@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from coordinator.domain.books import Correction, Key, Lease
-from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, reconcile
+from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
@@ -19,7 +19,7 @@ from protocol.periods import is_over, next_period, period_of
 from protocol.policy import Mode
 from tests.simulation.network import TRANSACTION_S
 from tests.simulation.people import GRACE
-from tests.simulation.reading import read_books
+from tests.simulation.reading import adjusted, read_books
 from tests.simulation.world import LANES, OVERDRAFT, World, is_current
 
 
@@ -42,6 +42,7 @@ class Watch:
 Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
 ASKED_AHEAD = timedelta(seconds=5)  # a lease is given ahead for four of them, and asked for twice meanwhile
+_NEVER_NEGATIVE = tuple(name for name in POOL if name != "adjustment")  # more may be debited than credited
 _SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # what a pool has of its leases and corrections
 
 
@@ -54,13 +55,16 @@ def books_balance(world: World, watch: Watch) -> Iterator[str]:
     parts: list[tuple[Any, tuple[str, ...]]] = [(lease, LEASE) for lease in world.ledger.leases.values()]
     parts += [(each, CORRECTION) for each in world.ledger.corrections.values()]
     sums: dict[Key, dict[str, int]] = {key: dict.fromkeys(_SHARED, 0) for key in world.ledger.pools}
+    for key, made in adjusted(world.ledger).items():
+        sums[key]["written_off"] += made.written_off
     for part, accounts in parts:
         if not part.balances or any(getattr(part, name) < 0 for name in accounts):
             yield f"{part}"
         for name in _SHARED:
             sums[part.key][name] += getattr(part, name, 0)
     for key, pool in world.ledger.pools.items():
-        if not pool.balances or any(getattr(pool, name) < 0 for name in POOL):
+        spendable = pool.funded + pool.credited + pool.unused_in
+        if not pool.balances or spendable < 0 or any(getattr(pool, name) < 0 for name in _NEVER_NEGATIVE):
             yield f"{pool}"
         yield from (f"{name} of {pool} is {total}" for name, total in sums[key].items() if getattr(pool, name) != total)
 
@@ -100,12 +104,13 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
-    """What was admitted by leases is at most what was ever funded, with what a soft cap was extended by, and what
-    regions may overdraw.
+    """What was admitted by leases is at most what was ever funded and credited, with what a soft cap was extended by,
+    and what regions may overdraw.
     """
     overdrafts = _overdrafts(world)
     for key, pool in world.ledger.pools.items():
-        watch.funded[key] = max(pool.funded + pool.extended + overdrafts[key], watch.funded.get(key, 0))
+        spendable = pool.funded + pool.credited + pool.extended + overdrafts[key]
+        watch.funded[key] = max(spendable, watch.funded.get(key, 0))
     if world.unseen or world.ledger_lost:
         return
     for (quota, period), units in world.truth.total.items():
@@ -122,6 +127,24 @@ def nothing_is_funded_that_nobody_promised(world: World, _: Watch) -> Iterator[s
 def what_is_included_is_the_limit(world: World, _: Watch) -> Iterator[str]:
     """Over all regions, to the unit: nothing beyond it is told to be within, and nothing within it to be beyond."""
     yield from world.limits.included
+
+
+def an_adjustment_is_booked_once(world: World, _: Watch) -> Iterator[str]:
+    """And as it was approved: by what people were answered, and where a ledger lost that, by what it has of it."""
+    if not world.ledger_lost and world.approved != {
+        id_: each for id_, each in world.ledger.adjustments.items() if each.booked_in
+    }:
+        yield f"{world.approved} were approved, {world.ledger.adjustments} are in the books"
+    made = adjusted(world.ledger)
+    for key, pool in world.ledger.pools.items():
+        adjustment, credited, _written_off = made.get(key, Adjusted())
+        if (pool.adjustment, pool.credited) != (adjustment, credited):
+            yield f"{pool}, of which {credited} were credited, and {adjustment} adjusted in all"
+
+
+def a_debit_takes_what_is_free(world: World, _: Watch) -> Iterator[str]:
+    """Nothing that a region holds or has used, and nothing that is not the tenant's."""
+    yield from world.limits.debited
 
 
 def _overdrafts(world: World) -> Counter[Key]:
@@ -397,6 +420,8 @@ ALWAYS: tuple[Invariant, ...] = (
     never_oversold,
     nothing_is_funded_that_nobody_promised,
     what_is_included_is_the_limit,
+    an_adjustment_is_booked_once,
+    a_debit_takes_what_is_free,
     an_overdraft_is_there_once,
     who_is_heard_overdraws_nothing,
     within_its_lease,

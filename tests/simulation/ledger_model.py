@@ -18,6 +18,19 @@ from uuid import UUID
 
 from coordinator.database.ledger import Surprise
 from coordinator.domain import exchange as deciding
+from coordinator.domain.adjusting import (
+    EXPIRES_AFTER,
+    AdjustmentKind,
+    AdjustmentRefusal,
+    AdjustmentState,
+    adjust,
+    booked_under,
+    entry_of,
+    refusal_of,
+    state_of,
+)
+from coordinator.domain.adjusting import Terms as Adjusting
+from coordinator.domain.allocation import fund
 from coordinator.domain.books import COUNTED_AS, Account, Correction, Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.closing import (
     Late,
@@ -30,8 +43,8 @@ from coordinator.domain.closing import (
     open_key,
 )
 from coordinator.domain.contest import LATELY, contenders
-from coordinator.domain.division import Move, fetched_by, recalled_by
-from coordinator.domain.entitlement import Catalogue, RegionShare, quotas_of
+from coordinator.domain.division import Move, by_weight, debitable, division_of, fetched_by, funded_for, recalled_by
+from coordinator.domain.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of
 from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
@@ -47,7 +60,7 @@ from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
-from protocol.periods import period_of
+from protocol.periods import period_at, period_of
 from protocol.policy import LimitsDocument, LimitValue, PolicyBundle
 from tests.simulation.reading import open_leases, read_books
 
@@ -96,6 +109,29 @@ class Proposal(NamedTuple):
 
     id: str
     terms: Agreed
+
+
+class Adjustment(NamedTuple):
+    """What one person proposed to correct in the books, and what became of it."""
+
+    terms: Adjusting
+    proposed_by: UUID
+    expires_at: datetime
+    approved_by: UUID | None = None
+    approved_at: datetime | None = None
+    booked_in: str | None = None
+    withdrawn_by: UUID | None = None
+    withdrawn_at: datetime | None = None
+
+    def state(self, now: datetime) -> AdjustmentState:
+        return state_of(self.approved_at, self.withdrawn_at, self.expires_at, now)
+
+
+_ENDED = {
+    AdjustmentState.APPROVED: AdjustmentRefusal.APPROVED_BEFORE,
+    AdjustmentState.WITHDRAWN: AdjustmentRefusal.WITHDRAWN,
+    AdjustmentState.EXPIRED: AdjustmentRefusal.EXPIRED,
+}
 
 
 class Name(NamedTuple):
@@ -550,6 +586,93 @@ class LedgerModel:
         transaction.writes |= writes
         transaction.entries.append(entry)
         return None, transaction
+
+    # --- adjust -------------------------------------------------------------------------------------------------------
+
+    @property
+    def adjustments(self) -> dict[UUID, Adjustment]:
+        return self.rows["adjustment"]
+
+    def propose_adjustment(
+        self, id_: UUID, terms: Adjusting, by: UUID, now: datetime
+    ) -> tuple[Adjustment | AdjustmentRefusal, Transaction]:
+        if id_ in self.adjustments:
+            return self.adjustments[id_], Transaction()
+        if now < period_of(terms.key.period).starts_at:
+            return AdjustmentRefusal.NOT_BEGUN, Transaction()
+        if terms.key not in self.pools and not self._is_known(terms.key, now):
+            return AdjustmentRefusal.UNKNOWN_QUOTA, Transaction()
+        proposed = Adjustment(terms, by, now + EXPIRES_AFTER)
+        return proposed, Transaction({Name("adjustment", id_): proposed})
+
+    def _is_known(self, key: Key, now: datetime) -> bool:
+        found = entitlement(self.catalogue([key.quota], now), key.quota)
+        return isinstance(found, Entitlement) and found.calendar == period_of(key.period).calendar
+
+    def approve_adjustment(
+        self, id_: UUID, by: UUID, now: datetime
+    ) -> tuple[Adjustment | AdjustmentRefusal, Transaction]:
+        transaction, found = Transaction(), self.adjustments.get(id_)
+        if found is None:
+            return AdjustmentRefusal.NO_SUCH_ADJUSTMENT, transaction
+        if (state := found.state(now)) is not AdjustmentState.PROPOSED:
+            return found if found.approved_by == by else _ENDED[state], transaction
+        if found.proposed_by == by:
+            return AdjustmentRefusal.SAME_PERSON, transaction
+        key = self._adjust(id_, found.terms, transaction, now)
+        if isinstance(key, AdjustmentRefusal):
+            return key, transaction
+        approved = found._replace(approved_by=by, approved_at=now, booked_in=key.period)
+        transaction.writes[Name("adjustment", id_)] = approved
+        return approved, transaction
+
+    def withdraw_adjustment(
+        self, id_: UUID, by: UUID, now: datetime
+    ) -> tuple[Adjustment | AdjustmentRefusal, Transaction]:
+        found = self.adjustments.get(id_)
+        if found is None:
+            return AdjustmentRefusal.NO_SUCH_ADJUSTMENT, Transaction()
+        if (state := found.state(now)) is not AdjustmentState.PROPOSED:
+            return found if found.withdrawn_by == by else _ENDED[state], Transaction()
+        withdrawn = found._replace(withdrawn_by=by, withdrawn_at=now)
+        return withdrawn, Transaction({Name("adjustment", id_): withdrawn})
+
+    def _adjust(self, id_: UUID, terms: Adjusting, transaction: Transaction, now: datetime) -> Key | AdjustmentRefusal:
+        entry, key = entry_of(id_), booked_under(terms, now, is_closed=self.is_closed(terms.key))
+        self._lock_pools([terms.key], [terms.key], transaction)
+        locked = self._lock_pools([key], [key], transaction)[key]
+        if locked.closed_at:
+            raise Surprise(f"{key} should be open by the clock, and is closed")
+        pool, was_grantable = locked.pool, locked.pool.grantable
+        most = 0 if terms.kind is AdjustmentKind.WRITE_OFF else self._fund(entry, pool, now)
+        if refusal := refusal_of(terms, pool, most, self._billed(terms.key)):
+            return refusal
+        adjust(entry, pool, terms)
+        transaction.writes[Name("pool", key)] = pool
+        transaction.entries.append(entry)
+        if pool.grantable and not was_grantable:
+            transaction.notices.append(Notice(Signal(kind="grant", quota=key.quota)))
+        return key
+
+    def _fund(self, entry: Movement, pool: Pool, now: datetime) -> int:
+        catalogue = self.catalogue([pool.key.quota], now)
+        division = division_of(catalogue, pool.key, (), by_weight(catalogue))
+        leases = self._read_leases({pool.key: self._locked(pool)}, (), [pool.key]) if division.is_regional else ()
+        found = entitlement(catalogue, pool.key.quota)
+        if isinstance(found, Entitlement) and period_at(found.calendar, now, found.written).id == pool.key.period:
+            fund(entry, pool, funded_for(found.limit, pool, leases, division))
+        return debitable(pool, leases, division)
+
+    def _billed(self, key: Key) -> int:
+        """Wherever it was booked, and not written off."""
+        leases = (lease for (_, about), lease in self.leases.items() if about == key)
+        late = (each for each in self.corrections.values() if (each.key.quota, each.charge_period) == key)
+        off = (each for each in self.adjustments.values() if each.booked_in and each.terms.key == key)
+        return (
+            sum(lease.consumed + lease.estimated for lease in leases)
+            + sum(each.consumed + each.estimated - each.replaced for each in late)
+            - sum(each.terms.units for each in off if each.terms.kind is AdjustmentKind.WRITE_OFF)
+        )
 
     # --- rebase_lane --------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from protocol.policy import LimitsDocument, Mode, QuotaKind, extension_of
 from tests.simulation.faults import REGIONS
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 
+_HELD = ("outstanding", "suspense", "consumed", "estimated", "written_off", "carried", "overage", "extended")
+
 
 class Limits:
     """What was seen to be wrong, and the most that was ever promised of each quota."""
@@ -21,11 +23,13 @@ class Limits:
     def __init__(self, ledger: LedgerModel) -> None:
         self.included: list[str] = []
         self.promised: list[str] = []
+        self.debited: list[str] = []
         self._limits, self._extensions = Counter[str](), Counter[str]()
         self._each: set[str] = set()  # quotas of which each region has had the limit
         self._ledger = ledger
 
     def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        self.debited += self._not_free(transaction, before)
         for name, row in transaction.writes.items():
             if name.table == "limits":
                 self._hear(row)
@@ -41,7 +45,7 @@ class Limits:
         for key, units in told.items():
             pool = self._ledger.pools.get(key)
             was = before.get(Name("pool", key), pool)
-            if pool and was and (was.funded or was.extended):  # before that nobody knows the limit
+            if pool and was and (was.funded or was.credited or was.extended):  # before that nobody knows the limit
                 self.included += self._not_its_limit(was, pool, units)
 
     def _hear(self, document: LimitsDocument) -> None:
@@ -69,9 +73,18 @@ class Limits:
             if (about, src, cause) == (key, Account.FUNDING, Cause.REBASED)
         )
 
+    def _not_free(self, transaction: Transaction, before: Mapping[Name, Any]) -> Iterator[str]:
+        """What is debited lay there: it was neither leased nor used, nor lent by a soft cap, nor owed for overage."""
+        debits = (each for entry in transaction.entries for each in entry.transfers if each.cause is Cause.DEBITED)
+        for each in debits:
+            pool, was = self._ledger.pools[each.key], before.get(Name("pool", each.key)) or Pool(each.key)
+            changed = [name for name in _HELD if getattr(pool, name) != getattr(was, name)]
+            if changed or pool.unallocated < pool.overage or pool.funded + pool.credited + pool.unused_in < 0:
+                yield f"{each.units} were debited of {was}, and it is {pool}"
+
     def _not_its_limit(self, was: Pool, pool: Pool, told: Counter[bool]) -> Iterator[str]:
         """Whoever reports, and in whatever order; and the limit may have changed with the same transaction."""
-        limits = sorted((was.funded, pool.funded))
+        limits = sorted(each.funded + each.credited for each in (was, pool))
         included = self._of("used", pool.key) - self._of("overage", pool.key)
         if told[False] and included > limits[1]:
             yield f"of {pool.key} {included} are included, and its limit is {limits[1]}"

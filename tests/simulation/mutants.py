@@ -17,6 +17,7 @@ import msgspec
 from coordinator.api import frozen as frozen_module
 from coordinator.domain import allocation, books, closing, division, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
+from coordinator.domain.adjusting import AdjustmentState
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, drain_lines, movement, post, split
 from coordinator.domain.closing import Obstacle
@@ -881,6 +882,45 @@ def late_usage_is_within_the_limit_that_runs(world: World) -> Iterator[Any]:
         return late
 
     yield patch.object(exchange_module, "late_of", late_of)
+
+
+# --- adjustments ------------------------------------------------------------------------------------------------------
+
+ADJUSTED = ("credited", "debited", "written_off", "mode", "limit", "burst", "later", "coordinator_dies_after")
+
+
+@mutant
+@drawn_from(*ADJUSTED)
+def an_adjustment_is_approved_once_more(world: World) -> Iterator[Any]:
+    """Whoever was not answered asks again, and it is booked again."""
+    yield patch.object(ledger_model, "state_of", lambda *_: AdjustmentState.PROPOSED)
+
+
+@mutant
+@drawn_from(*ADJUSTED)
+def what_is_credited_is_beyond_the_limit(world: World) -> Iterator[Any]:
+    """What is used of it is told to be overage."""
+    yield patch.object(books.Pool, "spendable", property(lambda pool: pool.funded + pool.unused_in))
+
+
+@mutant
+@drawn_from(*ADJUSTED)
+def what_is_credited_is_funded_as_well(world: World) -> Iterator[Any]:
+    """Where each region has a limit of its own, whoever took it is funded for what it has above that."""
+    real = division.funded_for
+
+    def funded_for(limit: int, pool: Any, leases: Any, divided: Any) -> int:
+        return real(limit, replace(pool, credited=0), leases, divided)
+
+    yield patch.object(granting, "funded_for", funded_for)
+    yield patch.object(ledger_model, "funded_for", funded_for)
+
+
+@mutant
+@drawn_from("credited", "debited", "mode", "burst")
+def a_credit_that_was_taken_is_debited(world: World) -> Iterator[Any]:
+    """Likewise: others' own is taken for it, and funded again for whoever has more than that."""
+    yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.spendable))
 
 
 # --- overdrafts -------------------------------------------------------------------------------------------------------

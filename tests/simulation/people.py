@@ -1,13 +1,15 @@
 """What people do while all this runs, and what callers do who are none of our agents."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import UUID
 
 import msgspec
 
+from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal
+from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.books import Correction, Key, Lease, Pool
 from coordinator.domain.overrides import faults_of_change, faults_of_override
 from coordinator.domain.rebalancing import Planner, plan_even_out, plan_move
@@ -19,7 +21,7 @@ from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState,
 from protocol.periods import Calendar, is_over, period_at
 from protocol.policy import LimitsDocument, Part, PeriodKind, QuotaSpec
 from tests.simulation.faults import REGIONS, Event
-from tests.simulation.ledger_model import Name, Override
+from tests.simulation.ledger_model import Adjustment, Name, Override, Transaction
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -29,6 +31,7 @@ GIVEN_UP_AFTER = 60  # likewise
 GRACE = timedelta(seconds=1)  # between asking for a close and the close
 LATER_THAN_LATE = timedelta(days=36)
 APPROVED_AFTER = 12  # steps: evidence may come between what was proposed and what is approved
+ADJUSTED_AFTER = 5  # steps: of what was free when it was proposed, something may be leased by then
 KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE)
 
 
@@ -73,6 +76,50 @@ def rebase(world: "World") -> None:
             if refusal is None:
                 world.coordinators.outcomes["rebased"] += 1
                 world.commit(transaction)
+
+
+# --- adjustments ------------------------------------------------------------------------------------------------------
+
+
+def adjust(world: "World", event: Event) -> None:
+    """One person proposes to credit, to debit or to write off, of the hour, of the one before or of the day."""
+    kind = _ADJUSTS[event.kind]
+    now = world.clock.now()
+    quota, calendar = (_MAILS, PeriodKind.DAY) if event.number % 4 == 0 else (_QUOTA, PeriodKind.HOUR)
+    at = now - timedelta(hours=1) if event.number % 5 == 0 else now
+    terms = Adjusting(Key(quota, period_at(Calendar(calendar), at).id), kind, event.number)
+    id_ = UUID(int=_ADJUSTMENTS + event.step)
+    told = _heard(world, lambda: world.ledger.propose_adjustment(id_, terms, _PROPOSER, world.clock.now()))
+    if not isinstance(told, AdjustmentRefusal):
+        decide = functools.partial(_withdraw if event.number % 7 == 0 else _approve_adjustment, world, id_)
+        world.until[event.step + ADJUSTED_AFTER].append(decide)
+
+
+def _approve_adjustment(world: "World", id_: UUID) -> None:
+    """Another decides. What was answered is noted: by that the books are judged."""
+    own = _heard(world, lambda: world.ledger.approve_adjustment(id_, _PROPOSER, world.clock.now()))
+    told = _heard(world, lambda: world.ledger.approve_adjustment(id_, _APPROVER, world.clock.now()))
+    if not isinstance(own, AdjustmentRefusal):
+        world.bugs.append(f"who proposed an adjustment approved it: {own}")
+    if not isinstance(told, AdjustmentRefusal):
+        world.approved[id_] = told
+
+
+def _withdraw(world: "World", id_: UUID) -> None:
+    _heard(world, lambda: world.ledger.withdraw_adjustment(id_, _PROPOSER, world.clock.now()))
+
+
+def _heard(
+    world: "World", ask: Callable[[], tuple[Adjustment | AdjustmentRefusal, Transaction]]
+) -> Adjustment | AdjustmentRefusal:
+    """Who hears nothing asks again: the coordinator died before its commit or after it, or the answer was lost."""
+    while True:
+        told, transaction = ask()
+        if world.coordinators.conclude(transaction) and world.answers.random() < _ANSWERED:
+            break
+    what = f"AdjustmentRefusal.{told.name}" if isinstance(told, AdjustmentRefusal) else f"adjusted {told.terms.kind}"
+    world.coordinators.outcomes[what] += 1
+    return told
 
 
 # --- periods ----------------------------------------------------------------------------------------------------------
@@ -243,7 +290,14 @@ def _strange_calls(world: "World", region: str) -> Iterator[tuple[str, bytes]]:
                 yield "exchange", _exchange(number, 0, last - 1, epoch.fingerprint)
 
 
-_QUOTA = "exports:tenant=acme"
+_QUOTA, _MAILS = "exports:tenant=acme", "mails:tenant=acme"
+_PROPOSER, _APPROVER, _ADJUSTMENTS = UUID(int=1), UUID(int=2), 1 << 64
+_ANSWERED = 0.8  # so often
+_ADJUSTS = {
+    "credited": AdjustmentKind.CREDIT,
+    "debited": AdjustmentKind.DEBIT,
+    "written_off": AdjustmentKind.WRITE_OFF,
+}
 _LANE = lane_of(_QUOTA, 2)
 _MUCH = 10**9
 _NEVER_GRANTED = FrozenLease(

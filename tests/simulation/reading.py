@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from coordinator.domain.adjusting import AdjustmentKind
 from coordinator.domain.books import Correction, Key, Lease
 from coordinator.domain.closing import OpenLease
 from coordinator.domain.reconciliation import (
     CORRECTION,
     LEASE,
     POOL,
+    Adjusted,
+    AdjustmentRow,
     Books,
     CorrectionRow,
     LaneRow,
@@ -46,7 +49,14 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
     epochs = {lease.epoch for lease in leases} | {each.epoch for each in corrections}
     return Books(
         pools=[
-            PoolRow(key.quota, key.quota, None, {account: getattr(pool, account) for account in POOL}, 0, pool.beyond)
+            PoolRow(
+                key.quota,
+                key.quota,
+                None,
+                {account: getattr(pool, account) for account in POOL},
+                pool.credited,
+                pool.beyond,
+            )
             for key, pool in ledger.pools.items()
             if key.period == period
         ],
@@ -71,12 +81,31 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
         ],
         lanes=list(_lanes(ledger, epochs)),
         corrections=[_correction(ledger, each) for each in corrections],
+        adjustments=[AdjustmentRow(key.quota, made) for key, made in adjusted(ledger).items() if key.period == period],
         overages=[
             Overage(key.quota, charge_period, units)
             for (key, charge_period), units in ledger.rows["overage"].items()
             if key.period == period and units
         ],
     )
+
+
+def adjusted(ledger: "LedgerModel") -> dict[Key, Adjusted]:
+    """What approved adjustments come to, in each pool in which they are booked."""
+    made: dict[Key, Adjusted] = {}
+    for each in ledger.adjustments.values():
+        if each.booked_in is not None:
+            key = Key(each.terms.key.quota, each.booked_in)
+            made[key] = in_all(made.get(key, Adjusted()), each.terms.kind, each.terms.units)
+    return made
+
+
+def in_all(before: Adjusted, kind: AdjustmentKind, units: int) -> Adjusted:
+    adjustment, credited, written_off = before
+    if kind is AdjustmentKind.WRITE_OFF:
+        return Adjusted(adjustment + units, credited, written_off + units)
+    change = units if kind is AdjustmentKind.CREDIT else -units
+    return Adjusted(adjustment + change, credited + change, written_off)
 
 
 def _lanes(ledger: "LedgerModel", epochs: set[int]) -> Iterator[LaneRow]:

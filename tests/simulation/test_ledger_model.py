@@ -21,6 +21,8 @@ from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
 from coordinator.database.moves import move_of_row
 from coordinator.database.notices import CHANNEL
+from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal
+from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.audit import Actor
 from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
 from coordinator.domain.contest import MOST_OPENINGS
@@ -31,6 +33,12 @@ from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.domain.setting import NOTHING_SET, Setting
 from coordinator.domain.wishes import AnyAsked, EvenOut, MoveUnits, Weigh, Words
 from coordinator.operations.add_override import add_override
+from coordinator.operations.adjust import (
+    ProposedAdjustment,
+    approve_adjustment,
+    propose_adjustment,
+    withdraw_adjustment,
+)
 from coordinator.operations.apply_exchange import apply_exchange
 from coordinator.operations.close_period import CloseRequest, close_period
 from coordinator.operations.expire_leases import expire_leases
@@ -38,6 +46,7 @@ from coordinator.operations.follow_rebalances import cancel_rebalance, follow
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.put_limits import put_limits
 from coordinator.operations.put_region import put_region
+from coordinator.operations.read_adjustments import Adjustment
 from coordinator.operations.read_overrides import Override
 from coordinator.operations.read_rebalances import Rebalance
 from coordinator.operations.rebalance import Wish, begin_rebalance
@@ -63,7 +72,8 @@ LANES = 2
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
 QUOTAS = ("exports:tenant=acme", "mails:tenant=acme")
-GRACE = timedelta(seconds=1)
+GRACE, HOUR = timedelta(seconds=1), timedelta(hours=1)
+PEOPLE = (UUID(int=1), UUID(int=2))
 KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE, ResolutionKind.UNATTRIBUTED)
 
 
@@ -76,6 +86,8 @@ class Both:
         self.model = LedgerModel(LANES)
         self.chance = random.Random(seed)
         self.hands = random.Random(f"hands {seed}")  # of ops: their own draws
+        self.finance = random.Random(f"finance {seed}")  # likewise
+        self.adjusted: Counter[str] = Counter()  # what people were answered
         self.transfers: Counter[tuple[object, ...]] = Counter()
         self.quarantined: list[tuple[object, ...]] = []
         self.model.on_commit = self._note
@@ -356,6 +368,49 @@ class Both:
             "lines": [line] if line["units"] else [],
         }
 
+    async def adjust(self) -> None:
+        """Somebody proposes to correct the books, or somebody, maybe the same, ends what is proposed."""
+        by = self.finance.choice(PEOPLE)
+        if not self.model.adjustments or self.finance.random() < 0.4:
+            await self._propose_adjustment(by)
+            return
+        id_ = self.finance.choice(list(self.model.adjustments))
+        ends = self.finance.choices([approve_adjustment, withdraw_adjustment], [5, 1])[0]
+        async with self.real.transaction():
+            if ends is approve_adjustment:
+                real = await approve_adjustment(self.real, self.documents, id_, Actor(str(by)), self.now)
+                told, transaction = self.model.approve_adjustment(id_, by, self.now)
+            else:
+                real = await withdraw_adjustment(self.real, id_, Actor(str(by)), self.now)
+                told, transaction = self.model.withdraw_adjustment(id_, by, self.now)
+        self._compare_adjustment(real, told, transaction)
+
+    async def _propose_adjustment(self, by: UUID) -> None:
+        hour = period_at(Calendar(PeriodKind.HOUR), self.now - self.finance.choice([0, 0, 0, 1, -1]) * HOUR).id
+        key = self.finance.choice([Key(QUOTAS[0], hour), Key(QUOTAS[0], hour), Key(QUOTAS[1], f"{self.now:%Y-%m-%d}")])
+        kind, units = self.finance.choice(list(AdjustmentKind)), self.finance.randint(1, 40)
+        ids = [UUID(int=self.finance.getrandbits(128)), *list(self.model.adjustments)[:1]]
+        id_, terms = self.finance.choices(ids, [9, 1][: len(ids)])[0], Adjusting(key, kind, units)
+        async with self.real.transaction():
+            wanted = ProposedAdjustment(id_, terms, "a test", "A-1")
+            real = await propose_adjustment(self.real, self.documents, wanted, Actor(str(by)), self.now)
+        self._compare_adjustment(real, *self.model.propose_adjustment(id_, terms, by, self.now))
+
+    def _compare_adjustment(
+        self,
+        real: Adjustment | AdjustmentRefusal,
+        told: ledger_model.Adjustment | AdjustmentRefusal,
+        transaction: Transaction,
+    ) -> None:
+        self.model.commit(transaction)
+        self.adjusted[real.name if isinstance(real, AdjustmentRefusal) else real.state.name] += 1
+        if isinstance(real, AdjustmentRefusal) or isinstance(told, AdjustmentRefusal):
+            assert real == told
+            return
+        names = ("proposed_by", "expires_at", "approved_by", "approved_at", "booked_in", "withdrawn_by", "withdrawn_at")
+        assert {name: getattr(real, name) for name in names} == {name: getattr(told, name) for name in names}
+        assert (real.quota, real.period, real.kind, real.units) == (*told.terms.key, *told.terms[1:])
+
     async def rebalance(self) -> None:
         """Somebody begins one, those that run come further, or somebody stops one."""
         await self.hands.choice(
@@ -538,6 +593,8 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
         await both.compare()
         await both.rebalance()
         await both.compare()
+        await both.adjust()
+        await both.compare()
         await both.recall()
     await both.retire()
     await both.compare()
@@ -547,6 +604,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     for _ in range(80):
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
         await _something(both, both.chance.uniform(NO_NEW_EPOCHS, 1))
+        await both.adjust()
         await both.compare()
         await both.recall()
     await both.contest(both.chance.choice(REGIONS))
@@ -561,6 +619,7 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     assert both.rebased
     assert both.recalled
     assert both.begun
+    assert both.adjusted.keys() >= {"PROPOSED", "APPROVED", "SAME_PERSON", "WITHDRAWN"}, both.adjusted
     assert both.model.period("2026-11-18T12").closed_at
     assert both.model.corrections
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from unittest.mock import patch
+from uuid import UUID
 
 import msgspec
 import structlog
@@ -37,7 +38,7 @@ from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
 from tests.simulation.divided import Divided
 from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
-from tests.simulation.ledger_model import Epoch, LedgerModel, Name, Transaction
+from tests.simulation.ledger_model import Adjustment, Epoch, LedgerModel, Name, Transaction
 from tests.simulation.limits import Limits
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.store_model import CUT_OFF_US
@@ -156,6 +157,8 @@ class World:
         self.lossy_regions: set[str] = set()  # whose store lost data
         self.unseen = False
         self.ledger_lost = 0  # so many times
+        self.answers = self.chance("answers")  # to people: whether they arrive
+        self.approved: dict[UUID, Adjustment] = {}  # adjustments, as who approved them was answered
         self.days_passed = False  # so many that what is late by then waits for people
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
@@ -724,6 +727,9 @@ _HAPPENS: dict[str, Any] = {
     "moved": people.move,
     "evened_out": people.even_out,
     "set": people.divide,
+    "credited": people.adjust,
+    "debited": people.adjust,
+    "written_off": people.adjust,
     "strange_call": people.strange_call,
     "region_drains": lambda world, event: world.commit(world.ledger.put_region(event.region, "draining")),
     "region_returns": lambda world, event: world.commit(world.ledger.put_region(event.region, "active")),

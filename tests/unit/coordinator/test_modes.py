@@ -7,9 +7,11 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.domain.adjusting import AdjustmentKind, adjust, entry_of
+from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.allocation import fund
 from coordinator.domain.books import Account, Cause, Key, Movement, post
-from coordinator.domain.division import Division, Part, division_of, funded_for, grantable_to, spare_of
+from coordinator.domain.division import Division, Part, debitable, division_of, funded_for, grantable_to, spare_of
 from coordinator.domain.entitlement import Catalogue, RegionShare
 from coordinator.domain.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
 from coordinator.domain.plan_change import change_limit
@@ -115,6 +117,27 @@ def test_what_was_credited_can_be_spent_once(asked: list[tuple[str, int]], credi
         assert table.pool.funded <= 300
         assert all(table.taken(each) <= 100 + credited for each in REGIONS)
     assert sum(map(table.taken, REGIONS)) == 300 + credited
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(REGIONS), st.integers(1, 200)), max_size=12),
+    st.integers(0, 100),
+    st.integers(1, 200),
+    st.integers(0, 12),
+)
+def test_what_was_debited_is_not_funded_again(
+    asked: list[tuple[str, int]], credited: int, debited: int, at: int
+) -> None:
+    table = OwnLimits(100)
+    table.ask(REGIONS[0], waiting=1)
+    adjust(entry_of(uuid4()), table.pool, Adjusting(table.pool.key, AdjustmentKind.CREDIT, credited))
+    for region, units in asked[:at]:
+        table.ask(region, waiting=units)
+    units = min(debited, debitable(table.pool, table.leases, table.division))
+    adjust(entry_of(uuid4()), table.pool, Adjusting(table.pool.key, AdjustmentKind.DEBIT, units))
+    for region, more in [*asked[at:], *((region, 500) for region in REGIONS)]:
+        table.ask(region, waiting=more)
+    assert sum(map(table.taken, REGIONS)) == 300 + credited - units
 
 
 def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one() -> None:
