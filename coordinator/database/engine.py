@@ -11,7 +11,7 @@ ask for `snapshot=True`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import asyncpg
@@ -55,6 +55,7 @@ LOST = (
     asyncpg.InterfaceError,  # rolling back on a connection that has just died
     asyncpg.InternalClientError,  # what the driver says if the server hangs up between the two steps of a query
 )
+TRIED_AGAIN = (*CONTENTION, *LOST, asyncpg.UniqueViolationError)
 OUTAGE = (
     *LOST,
     OSError,
@@ -106,16 +107,22 @@ class Database:
 
 
 async def _retried(once: Callable[[], Awaitable[Result]]) -> Result:
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type((*CONTENTION, *LOST, asyncpg.UniqueViolationError)),
-        wait=wait_random_exponential(multiplier=0.01, max=0.2),
-        stop=stop_after_attempt(ATTEMPTS),
-        reraise=True,
-    )
     try:
-        return await retrying(once)
+        with suppress(*TRIED_AGAIN):  # nearly always it is done: asking the library costs more than a round trip
+            return await once()
+        return await _again()(once)
     except (*CONTENTION, *OUTAGE) as error:
         raise DatabaseUnavailable(type(error).__name__) from error
+
+
+def _again() -> AsyncRetrying:
+    """At once, and then after pauses that grow."""
+    return AsyncRetrying(
+        retry=retry_if_exception_type(TRIED_AGAIN),
+        wait=wait_random_exponential(multiplier=0.02, max=0.2),
+        stop=stop_after_attempt(ATTEMPTS - 1),
+        reraise=True,
+    )
 
 
 @asynccontextmanager

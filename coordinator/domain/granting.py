@@ -179,6 +179,8 @@ def _overdraft_for(lease: Lease, shelf: Shelf) -> int:
     """Its region's part by weight, of what no other lease was told: kept for the whole period, whatever becomes of the
     epoch. So regions that do not know of each other overdraw no more together than the quota says.
     """
+    if not shelf.overdraft:
+        return 0
     others = [each for each in shelf.leases if each is not lease]
     own = sum(each.overdraft for each in others if each.region == lease.region)
     return max(0, min(_part_of(shelf, lease.region) - own, shelf.overdraft - sum(each.overdraft for each in others)))
