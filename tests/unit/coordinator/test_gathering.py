@@ -1,4 +1,4 @@
-"""Who waits at the same time goes together, nobody waits for company, and one call's trouble stays its own."""
+"""Who waits at the same time goes together, nobody waits long for company, and one call's trouble stays its own."""
 
 import asyncio
 from collections.abc import Sequence
@@ -55,6 +55,47 @@ async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
     ledger.gate.set()
     assert list[object](await asyncio.gather(*tasks)) == calls
     assert ledger.gathers == [[0], [1, 2, 3, 4]]
+
+
+async def answered_together(gathering: Gathering, ledger: Ledger) -> "asyncio.Task[Applied]":
+    """0 and the other three took turns; it waits for its next one when they have been answered."""
+    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    ledger.gate.set()
+    await tasks[0]
+    ledger.gate.clear()
+    (again,) = await waiting(gathering, [call(0)])
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert ledger.gathers == [[0], [1, 2, 3]]
+    return again
+
+
+async def test_who_was_answered_together_is_waited_for() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply, places=1, patience=1e9)
+    tasks = [await answered_together(gathering, ledger)]
+    for lane in (1, 2):
+        tasks += await waiting(gathering, [call(lane)])
+        assert len(ledger.gathers) == 2
+    tasks += await waiting(gathering, [call(3)])
+    await asyncio.gather(*tasks)
+    assert ledger.gathers[2:] == [[0, 1, 2, 3]]
+
+
+async def test_who_does_not_come_again_is_not_waited_for_for_ever() -> None:
+    ledger = Ledger()
+    async with asyncio.timeout(10):
+        await (await answered_together(Gathering(ledger.apply, places=1), ledger))
+    assert ledger.gathers[2:] == [[0]]
+
+
+async def test_after_one_alone_nobody_is_waited_for() -> None:
+    ledger = Ledger()
+    gathering = Gathering(ledger.apply, places=1, patience=1e9)
+    ledger.gate.set()
+    for _ in range(2):
+        await gathering.apply(call(0))
+    assert ledger.gathers == [[0], [0]]
 
 
 async def test_a_lane_is_once_in_a_gather_and_keeps_its_order() -> None:
