@@ -14,6 +14,7 @@ import yaml
 
 from doors.bodies import decode, invalid
 from doors.problems import InvalidParameter, Problem
+from protocol.counting import counted
 from protocol.policy import Fault, LimitsDocument, faults_of
 
 YAML = "application/yaml"
@@ -47,7 +48,8 @@ def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
         for fault in faults[:MAX_FAULTS]
     ]
     more = f"; the first {MAX_FAULTS} are named" if len(faults) > MAX_FAULTS else ""
-    raise Problem("invalid-request", f"the document has {len(faults)} faults{more}", invalid_parameters=found)
+    detail = f"the document has {counted(len(faults), 'fault')}{more}"
+    raise Problem("invalid-request", detail, invalid_parameters=found)
 
 
 def write_yaml(value: object) -> bytes:

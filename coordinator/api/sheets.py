@@ -14,6 +14,8 @@ from coordinator.domain.reconciliation import Reconciliation
 from coordinator.domain.sheet import Cell, Sheet, csv_of, html_of
 from coordinator.domain.statement import LineAdjustment, Statement, StatementLine
 from coordinator.domain.trial_balance import TrialBalance
+from protocol.identifiers import parse_quota_key
+from protocol.policy import HARD, SOFT, Mode
 
 T = TypeVar("T")
 
@@ -78,13 +80,32 @@ def statement_sheet(statement: Statement) -> Sheet:
 
 
 # No column of the lines' units: a spreadsheet's sum of those is what is billed.
-_OF_LIMITS = ("kind", "quota", "limit", "from", "to", "plan", "document", "reason")
+_OF_LIMITS = ("kind", "quota", "limit", "of", "beyond it", "from", "to", "plan", "document", "reason")
 
 
 def _limit(limit: LimitInForce) -> tuple[Cell, ...]:
     kind = "limit" if limit.kind in (LimitKind.PLAN, LimitKind.OVERRIDE) else "limit, added"
     reason = f"limits document {limit.version}" if limit.version else f"{limit.kind}: {limit.reason}"
-    return kind, limit.quota_key, limit.units, limit.starts_at, limit.ends_at, limit.plan, limit.document, reason
+    how = _whose(limit), beyond(limit.cap)
+    times = limit.starts_at, limit.ends_at
+    return kind, limit.quota_key, limit.units, *how, *times, limit.plan, limit.document, reason
+
+
+def _whose(limit: LimitInForce) -> str | None:
+    if limit.mode is None:
+        return None  # it is added to another one
+    tenants = "" if "tenant" in parse_quota_key(limit.quota_key)[1] else "all tenants together, "
+    return tenants + ("each region for itself" if limit.mode == Mode.REGIONAL else "all regions together")
+
+
+def beyond(cap: str | dict[str, int] | None) -> str | None:
+    """What can be had beyond a limit, for people."""
+    if isinstance(cap, dict):
+        return ", ".join(f"{units} {_BEYOND[name]}" for name, units in cap.items())
+    return {SOFT: "any number, billed as overage", HARD: "nothing"}.get(cap or "")
+
+
+_BEYOND = {"overage": "billed as overage", "overdraft": "in regions that are cut off"}
 
 
 def _facts_of(line: StatementLine) -> tuple[Cell, ...]:

@@ -8,6 +8,7 @@ Pieces that follow each other and say the same are one.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 from uuid import UUID
@@ -41,6 +42,8 @@ class LimitInForce(Struct, frozen=True, kw_only=True):
     id: UUID | None = None  # of the override or adjustment
     reason: str | None = None
     document: str | None = None
+    mode: str | None = None  # of a plan's or an override's; `regional`: each region has as much for itself
+    cap: str | dict[str, int] | None = None  # likewise; what can be had beyond it, in the words of limits documents
 
 
 class Version(NamedTuple):
@@ -166,24 +169,16 @@ def _at(
         {name: each.limit for name, each in valid.items()},
     )
     limit, overridden = limit_of_key(catalogue, spec, key), override_of_key(catalogue, key)
-    units = limit if isinstance(limit, int) else 0  # a plan that gives none of it
-    if overridden is not None:
-        by = valid[overridden]
-        return LimitInForce(
-            quota_key=key,
-            kind=LimitKind.OVERRIDE,
-            units=units,
-            starts_at=since,
-            ends_at=until,
-            id=by.id,
-            reason=by.reason,
-        )
-    return LimitInForce(
+    in_force = partial(
+        LimitInForce,
         quota_key=key,
-        kind=LimitKind.PLAN,
-        units=units,
+        units=limit if isinstance(limit, int) else 0,  # a plan that gives none of it
         starts_at=since,
         ends_at=until,
-        plan=plan_of_key(catalogue, key),
-        version=version.number,
+        mode=spec.mode,
+        cap=spec.cap,
     )
+    if overridden is None:
+        return in_force(kind=LimitKind.PLAN, plan=plan_of_key(catalogue, key), version=version.number)
+    by = valid[overridden]
+    return in_force(kind=LimitKind.OVERRIDE, id=by.id, reason=by.reason)

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from coordinator.domain.books import Report, Transfer
+from protocol.counting import counted
 
 _encoder = msgspec.json.Encoder(order="sorted")
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
@@ -165,7 +166,7 @@ class Chain:
         if seq > expected and expected <= self._lane.last_seq:
             return self._fault(FaultKind.REPORT_MISSING, expected, f"the next one that is there is {seq}")
         if report is None:
-            reason = f"{len(transfers)} transfers name a report that is not there"
+            reason = f"a report that is not there, named by {counted(len(transfers), 'transfer')}"
             return self._fault(FaultKind.TRANSFER_WITHOUT_REPORT, seq, reason)
         if seq != expected or seq > self._lane.last_seq:
             reason = f"the lane's last report is {self._lane.last_seq}"
@@ -174,7 +175,7 @@ class Chain:
 
     def _fault_within(self, report: ReportRow, transfers: Sequence[TransferRow]) -> Fault | None:
         if report.lines != len(transfers):
-            reason = f"it was booked with {report.lines} transfers, and has {len(transfers)}"
+            reason = f"it was booked with {counted(report.lines, 'transfer')}, and has {len(transfers)}"
             return self._fault(FaultKind.LINES_DIFFER, report.seq, reason)
         for row in transfers:
             if row.region != self._lane.region or row.recorded_at != report.recorded_at:

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 from msgspec import Struct
 
 from coordinator.domain.proof import genesis_head
+from protocol.counting import counted
 from protocol.identifiers import lane_of
 from protocol.lease import RETURNS_COUNT, LeaseState
 
@@ -345,9 +346,11 @@ def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
         kept[each.quota, each.charge_period] += each.beyond
     told = {(quota, charge_period): units for quota, charge_period, units in books.overages}
     for quota, charge_period in sorted(kept.keys() | told.keys()):
-        booked, counted = told.get((quota, charge_period), 0), kept[quota, charge_period]
-        if booked != counted:
-            reason = f"{counted} units of {charge_period} are counted as beyond the limit, and {booked} are booked so"
+        booked, beyond = told.get((quota, charge_period), 0), kept[quota, charge_period]
+        if booked != beyond:
+            reason = (
+                f"units of {charge_period} that are counted as beyond the limit: {beyond}; that are booked so: {booked}"
+            )
             yield Finding(Word.PROJECTION, quota, None, reason)
 
 
@@ -386,7 +389,7 @@ def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
 def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
     for region in quota.regions:
         if region.gaps:
-            reason = f"{region.gaps} reports are missing from the lane"
+            reason = f"the lane lacks {counted(region.gaps, 'report')}"
             yield Finding(Word.GAPS, quota.quota_key, region.region, reason)
         elif region.chain is Chain.BROKEN:
             reason = "the lane's last report does not lead to its head"
@@ -394,7 +397,8 @@ def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
 
 
 def _fault_of_rollup(each: Misrolled) -> Finding:
-    reason = f"{each.rows} rows by the {each.rollup} are not their transfers, by {each.units} units in all"
+    rows, units = counted(each.rows, "row"), counted(each.units, "unit")
+    reason = f"{rows} by the {each.rollup} not as the transfers are, by {units} in all"
     return Finding(Word.ROLLUP, each.quota, each.region, reason)
 
 

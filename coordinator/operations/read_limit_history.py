@@ -4,6 +4,7 @@ What people did to limits is in the audit, which is only added to and sealed wit
 seal, or of a period that is closed, never changes: whatever is done to limits later begins later.
 """
 
+from collections.abc import Collection
 from datetime import datetime
 
 import asyncpg
@@ -26,13 +27,16 @@ from protocol.policy import QuotaSpec
 
 
 async def read_limit_history(
-    connection: Connection, tenant: str, period: BookedPeriod, last: int
+    connection: Connection, tenant: str, used: Collection[str], period: BookedPeriod, last: int
 ) -> list[LimitInForce]:
-    """`last`: the entry of the audit up to which it is told."""
-    rows = await connection.fetch(_QUOTAS, period.id, tenant)
-    names = [row["name"] for row in rows]
-    history = await _history(connection, tenant, names, period, last)
+    """Of its own quotas, and of those it used that all share. `last`: the entry of the audit up to which it is told."""
+    names = {row["name"] for row in await connection.fetch(_QUOTAS, period.id, tenant)}
     keys = {subject_key(name, {"tenant": tenant}) for name in names}
+    of_all = {subject_key(name, {}): name for name in used}
+    for row in await connection.fetch(_SHARED, period.id, list(of_all)):
+        names.add(of_all[row["quota"]])
+        keys.add(row["quota"])
+    history = await _history(connection, tenant, sorted(names), period, last)
     if own := narrower(history, period.starts_at, period.ends_at):
         keys |= await _there(connection, tenant, period.id, own)
     return limits_in_force(history, keys, period.starts_at, period.ends_at)
@@ -82,6 +86,7 @@ async def _there(connection: Connection, tenant: str, period: str, own: dict[str
 
 
 _QUOTAS = "SELECT DISTINCT name FROM pool WHERE period = $1 AND tenant = $2 ORDER BY name"
+_SHARED = "SELECT quota FROM pool WHERE period = $1 AND quota = ANY ($2)"
 _KEYS = "SELECT quota FROM pool WHERE period = $1 AND tenant = $2 AND name = ANY ($3)"
 # Of a document only the quotas that are asked about: it may be long, and there may be many.
 _VERSIONS = """

@@ -83,7 +83,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
     if not amounts and not await connection.fetchval(_TENANT, *of):
         return NoStatement.NO_TENANT
     last = _NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
-    limits = await read_limit_history(connection, of.tenant, period, last)
+    limits = await read_limit_history(connection, of.tenant, {each.quota for each in amounts}, period, last)
     return Statement(
         id=str(of),
         period=period.id,

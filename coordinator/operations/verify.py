@@ -30,6 +30,7 @@ from coordinator.domain.reconciliation import Word
 from coordinator.operations.close_period import period_root
 from coordinator.operations.reconcile import reconcile_period
 from coordinator.operations.seal import audit_entries, movement_entries, report_entries, seal_of
+from protocol.counting import counted
 
 PREFETCH = 2000
 PATIENCE_S = 3600  # for the first row, which may wait for a sort of everything
@@ -238,7 +239,7 @@ async def _fault_of_closes(connection: Connection) -> Fault | None:
     """Is each what it was when it was closed? Its transfers are proven by chains and seals; here they are counted."""
     for row in await connection.fetch(_CLOSED):
         if row["there"] != row["transfers"]:
-            reason = f"it was closed with {row['transfers']} transfers, and has {row['there']}"
+            reason = f"it was closed with {counted(row['transfers'], 'transfer')}, and has {row['there']}"
             return Fault(FaultKind.CLOSED_PERIOD_CHANGED, reason, period=row["id"])
         if await period_root(connection, row["id"]) != row["root"]:
             reason = "its pools, leases and corrections do not hash to its root"

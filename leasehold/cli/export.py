@@ -10,6 +10,7 @@ import typer
 from leasehold.cli.coordinator_api import DEFAULT_URL, Json, Url, answer, asking, echo_json, refuse_unless_success
 from leasehold.cli.failure import fail
 from leasehold.cli.period import Period
+from protocol.counting import counted
 
 if TYPE_CHECKING:
     import httpx
@@ -41,7 +42,7 @@ def export(
         echo_json(manifest)
     else:
         state = "final" if manifest["is_final"] else f"as of position {manifest['ledger_head']['position']}, not final"
-        typer.echo(f"{output}: {manifest['rows']} lines, sha256 {manifest['sha256']}; {state}")
+        typer.echo(f"{output}: {counted(manifest['rows'], 'line')}, sha256 {manifest['sha256']}; {state}")
 
 
 def _made(client: "httpx.Client", manifest: dict[str, Any]) -> dict[str, Any]:

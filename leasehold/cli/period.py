@@ -19,6 +19,7 @@ from leasehold.cli.coordinator_api import (
     show,
 )
 from leasehold.cli.failure import say
+from protocol.counting import counted
 
 if TYPE_CHECKING:
     import httpx
@@ -122,7 +123,7 @@ def _tell(found: dict[str, Any]) -> None:
         verb = "was" if booked["state"] == "closed" else "is to be"
         typer.echo(f"{verb} carried over: {each['units']} of {each['quota']}, into {each['into']}")
     if booked["state"] == "closed":
-        typer.echo(f"{booked['id']} is closed: {booked['transfers']} transfers, root {booked['root']}")
+        typer.echo(f"{booked['id']} is closed: {counted(booked['transfers'], 'transfer')}, root {booked['root']}")
     elif not found["is_dry_run"]:
         typer.echo(f"{booked['id']} is closing; it goes on by itself")
 

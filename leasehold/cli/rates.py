@@ -1,6 +1,6 @@
 """`leasehold rates`: who may use how much of what is shared by demand, and what that may come to beyond the limit."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,13 +33,7 @@ def rates(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Show which part of each shared rate a region may use, and what may be admitted beyond the limit."""
-    params = given(quota=quota, tenant=tenant, region=region)
-    with asking(url, "quota:read") as client:
-        _must_be_known(client, quota, "rate")
-        if as_json:
-            echo_json(every(client, "/v1/rates", **params))
-        else:
-            show_tables(lambda: blocks_of_rates(every(client, "/v1/rates", **params)), COLUMNS, NOTHING, watch=watch)
+    _show("rate", blocks_of_rates, given(quota=quota, tenant=tenant, region=region), url, as_json=as_json, watch=watch)
 
 
 def slots(
@@ -51,13 +45,26 @@ def slots(
     url: Url = DEFAULT_URL,
 ) -> None:
     """Show how many of each quota's shared slots may be in use in a region."""
-    params = given(quota=quota, tenant=tenant, region=region)
+    asked = given(quota=quota, tenant=tenant, region=region)
+    _show("concurrency", blocks_of_slots, asked, url, as_json=as_json, watch=watch)
+
+
+def _show(
+    kind: str,
+    blocks_of: Callable[[Iterable[dict[str, Any]]], list[Block]],
+    asked: dict[str, str],
+    url: str,
+    *,
+    as_json: bool,
+    watch: bool,
+) -> None:
+    path = f"/v1/{COMMANDS[kind]}"
     with asking(url, "quota:read") as client:
-        _must_be_known(client, quota, "concurrency")
+        _must_be_known(client, asked.get("quota"), kind)
         if as_json:
-            echo_json(every(client, "/v1/slots", **params))
+            echo_json(every(client, path, **asked))
         else:
-            show_tables(lambda: blocks_of_slots(every(client, "/v1/slots", **params)), COLUMNS, NOTHING, watch=watch)
+            show_tables(lambda: blocks_of(every(client, path, **asked)), COLUMNS, NOTHING, watch=watch)
 
 
 def _must_be_known(client: "httpx.Client", quota: str | None, kind: str) -> None:

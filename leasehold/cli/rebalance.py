@@ -19,6 +19,7 @@ from leasehold.cli.coordinator_api import (
     show,
 )
 from leasehold.cli.failure import fail, say
+from protocol.counting import counted
 
 if TYPE_CHECKING:
     import httpx
@@ -243,7 +244,7 @@ def _show_plan(found: dict[str, Any]) -> None:
     for each in plan["moves"][:SHOWN]:
         typer.echo(f"recalls {each['units']} of {each['quota']} from {each['from']} for {each['to'] or 'whoever asks'}")
     if plan["recalled"]:
-        typer.echo(f"recalls all that {found['asked']['region']} holds: {plan['recalled']} units")
+        typer.echo(f"recalls all that {found['asked']['region']} holds: {counted(plan['recalled'], 'unit')}")
     for each in plan["cannot"]:
         typer.echo(f"cannot: {_cannot(each)}")
 

@@ -20,9 +20,10 @@ from leasehold.cli.coordinator_api import (
 )
 from leasehold.cli.period import Period
 from leasehold.cli.usage import AsOf, Csv
+from protocol.counting import counted
 
 _COLUMNS = ("n", "kind", "quota", "charge_period", "region", "units")
-_LIMITS = ("quota_key", "kind", "units", "from", "to", "plan", "reason", "document")
+_LIMITS = ("quota_key", "kind", "units", "mode", "cap", "from", "to", "plan", "reason", "document")
 _SOURCES = ("position", "region", "epoch", "lane", "seq", "units", "body_hash", "movement_id")
 
 
@@ -59,7 +60,9 @@ def statement(
         show([*_COLUMNS, "document"], [_row(each) for each in found["lines"]])
         show(list(_LIMITS), [_shown(_to_the_second(each), _LIMITS) for each in found["limits"]])
         state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
-        typer.echo(f"billed: {found['billed']} units; {state}; not accounted for yet: {found['unaccounted']}")
+        typer.echo(
+            f"billed: {counted(found['billed'], 'unit')}; {state}; not accounted for yet: {found['unaccounted']}"
+        )
 
 
 def _row(line: dict[str, Any]) -> list[str]:

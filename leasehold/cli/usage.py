@@ -6,6 +6,7 @@ import typer
 
 from leasehold.cli.coordinator_api import DEFAULT_URL, Json, Url, answer, asking, echo_csv, echo_json, show
 from leasehold.cli.failure import fail, say
+from protocol.counting import counted
 
 if TYPE_CHECKING:
     import httpx
@@ -74,4 +75,4 @@ def _tell(coverage: dict[str, Any]) -> None:
     if not coverage["is_known"]:
         say("the books have never had what was asked for")
     elif coverage["unaccounted"]:
-        say(f"{coverage['unaccounted']} units more are with regions, and not reported yet")
+        say(f"with regions, and not reported yet: {counted(coverage['unaccounted'], 'unit')} more")

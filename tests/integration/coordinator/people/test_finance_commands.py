@@ -53,7 +53,7 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
     asked = ("usage", "--from", DAY, "--to", "2026-11-19", "-g", "tenant,quota", "--only", "quota=mails")
     table = await typed(*asked)
     assert table.stdout.splitlines()[-1].split()[2:] == ["acme", "mails", "10"]
-    assert "7 units more are with regions" in table.stderr
+    assert "with regions, and not reported yet: 7 units more" in table.stderr
     found = json.loads(await said(typed, *asked, "--granularity", "PT1H", "--zeros", "--json"))
     assert [row["units"] for row in found["data"]] == [0] * 9 + [4, 6] + [0] * 13
     _, row = csv.reader(io.StringIO(await said(typed, *asked, "--csv")))

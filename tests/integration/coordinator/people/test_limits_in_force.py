@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from coordinator.operations.read_limit_history import _OVERRIDES, _PLANS, _VERSIONS
-from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, sealed
+from protocol.periods import minute_of
+from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, sealed
 from tests.integration.coordinator.people.test_adjustments import People, people
 from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, close, region, statement
 
@@ -100,6 +101,69 @@ async def test_what_is_done_to_limits_later_changes_no_statement_that_was_told(
     await admin.delete("/v1/subscriptions/acme")
     await sealed(stand)
     assert await statement(finance, DAY) == final
+
+
+QUOTAS = DOCUMENT["quotas"]
+
+
+async def test_whose_a_limit_is_and_what_can_be_had_beyond_it_is_told(
+    stand: Stand, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
+) -> None:
+    mails = QUOTAS[1]
+    for hour, changed in (
+        (13, {"mode": "regional"}),
+        (14, {"cap": {"overage": 500, "overdraft": 50}}),
+        (15, {"cap": "soft"}),
+    ):
+        stand.clock.time = at(f"18T{hour}:00")
+        quotas = [QUOTAS[0], mails | changed, QUOTAS[2]]
+        assert (await admin.put("/v1/limits", json=DOCUMENT | {"quotas": quotas})).status_code == 200
+    await overridden(admin, 900, "16:00", "23:00", tenant="acme")
+    await region.exchange(MAILS)
+    await sealed(stand)
+    told = [
+        ("leased", "hard", "all regions together", "nothing"),
+        ("regional", "hard", "each region for itself", "nothing"),
+        (
+            *("leased", {"overage": 500, "overdraft": 50}),
+            *("all regions together", "500 billed as overage, 50 in regions that are cut off"),
+        ),
+        ("leased", "soft", "all regions together", "any number, billed as overage"),
+        ("leased", "soft", "all regions together", "any number, billed as overage"),
+        ("leased", "soft", "all regions together", "any number, billed as overage"),
+    ]
+    found = (await statement(finance, DAY))["limits"]
+    assert [each["kind"] for each in found] == ["plan"] * 4 + ["override", "plan"]
+    assert [(each["mode"], each["cap"]) for each in found] == [row[:2] for row in told]
+    text = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=csv")).text
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["kind"] == "limit"]
+    assert [(row["of"], row["beyond it"]) for row in rows] == [row[2:] for row in told]
+    page = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=html")).text
+    assert page.count("<td>each region for itself</td>") == 1
+
+
+async def test_a_limit_that_all_tenants_share_is_told_to_who_used_it(
+    stand: Stand, admin: httpx.AsyncClient, finance: httpx.AsyncClient, region: Region
+) -> None:
+    document = DOCUMENT | {"quotas": [*QUOTAS, {"name": "seats", "kind": "allowance", "limit": 40, "period": "day"}]}
+    assert (await admin.put("/v1/limits", json=document)).status_code == 200
+    await region.exchange("seats:", wants=[{"quota": "seats:", "waiting": 6}])
+    lease = region.leases["seats:", DAY]
+    lines = [
+        {"minute": minute_of(at("18T11:00")), "dimensions": {"tenant": tenant, "policy": "seat"}, "units": units}
+        for tenant, units in (("acme", 4), ("globex", 2))
+    ]
+    await region.exchange("seats:", frozen=[lease | {"consumed": 6, "lines": lines}])
+    await region.use("mails:tenant=initech", DAY, [Used(at("18T09:05"), 1, "mail")])
+    await sealed(stand)
+    found = await statement(finance, DAY)
+    assert [(line["quota"], line["units"]) for line in found["lines"]] == [("mails", 10), ("seats", 4)]
+    assert [(each["quota_key"], each["units"]) for each in found["limits"]] == [(MAILS, 100), ("seats:", 40)]
+    text = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=acme&format=csv")).text
+    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["kind"] == "limit"]
+    assert [row["of"] for row in rows] == ["all regions together", "all tenants together, all regions together"]
+    others = (await finance.get(f"/v1/periods/{DAY}/statement?tenant=initech")).json()
+    assert [each["quota_key"] for each in others["limits"]] == ["mails:tenant=initech"]
 
 
 async def test_it_is_read_by_index(stand: Stand) -> None:

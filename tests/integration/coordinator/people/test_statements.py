@@ -203,8 +203,8 @@ async def test_it_is_a_spreadsheet_and_a_page_to_print(
     assert "attachment" in sheet.headers["Content-Disposition"]
     head, row, limit = csv.reader(io.StringIO(sheet.text))
     assert head[:9] == ["line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason"]
-    assert head[9:] == ["limit", "from", "to", "plan"]
-    assert row == ["1", "usage", "mails", DAY, "eu-west", "4", *[""] * 7]
+    assert head[9:] == ["limit", "of", "beyond it", "from", "to", "plan"]
+    assert row == ["1", "usage", "mails", DAY, "eu-west", "4", *[""] * 9]
     quota_key = "mails:tenant=%3DHYPERLINK%28%22x%22%29%3Cscript%3E"
     began = f"{stand.clock.now() - timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ}"
     assert limit[1:3] + limit[8:] == [
@@ -212,6 +212,8 @@ async def test_it_is_a_spreadsheet_and_a_page_to_print(
         quota_key,
         "limits document 1",
         "100",
+        "all regions together",
+        "nothing",
         began,
         f"{NEXT_DAY}T00:00:00Z",
         "free",
