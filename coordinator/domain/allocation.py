@@ -76,7 +76,7 @@ def fund(entry: Entry, pool: Pool, limit: int) -> None:
     What was debited has been taken before: it is not taken twice.
     """
     post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
-    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.spendable)
+    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.own)
     post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 

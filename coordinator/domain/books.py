@@ -106,9 +106,14 @@ class Pool:
     late_included: int = field(default=0, compare=False)
 
     @property
+    def own(self) -> int:
+        """Its limit, with what people have credited and debited: of that, and of nothing else, a debit can take."""
+        return self.funded + self.credited
+
+    @property
     def spendable(self) -> int:
-        """In the whole period: its limit, what people have credited beyond it, and what was left of the one before."""
-        return self.funded + self.credited + self.unused_in
+        """In the whole period: that, and what was left of the one before."""
+        return self.own + self.unused_in
 
     @property
     def used(self) -> int:

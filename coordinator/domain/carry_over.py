@@ -37,7 +37,7 @@ def may_carry_over(quotas: dict[str, QuotaSpec]) -> list[str]:
 def unused_of(pool: Pool) -> int:
     """Of its own limit and credits. What a soft cap let be had beyond them was nobody's."""
     left = max(0, min(pool.grantable - pool.extended, pool.included_left))
-    return min(left, max(0, pool.funded + pool.credited))
+    return min(left, max(0, pool.own))
 
 
 def carry_over_of(pool: Pool, catalogue: Catalogue) -> CarryOver | None:

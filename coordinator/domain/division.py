@@ -198,12 +198,13 @@ def _above_own(leases: Iterable[Lease], division: Division) -> int:
 
 
 def debitable(pool: Pool, leases: Iterable[Lease], division: Division) -> int:
-    """What people may take away: what could still be granted, but for what a soft cap lends, which is nobody's.
+    """What people may take away: what could still be granted of the limit and of credits. Not what a soft cap lends,
+    which is nobody's, nor what was left of the period before: it was paid for with that.
 
     Where each region has a limit of its own, a credit that one of them took pays for what it has above that. Taken from
     the others instead, that would be funded for it, and so the debit be undone by the next word of any region.
     """
-    most = min(pool.grantable, pool.spendable)
+    most = min(pool.grantable, pool.own)
     above = _above_own(leases, division) if division.is_regional else 0
     credited = max(0, pool.credited + pool.unused_in)
     return min(most, max(0, credited - above)) if above and credited else most

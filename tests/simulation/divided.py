@@ -85,8 +85,8 @@ class Divided:
         return sum(move.regranted for move in moves if move.target == region)
 
     def _not_its_own(self, catalogue: Catalogue, key: Key, region: str, limit: int) -> Iterator[str]:
-        """Neither more than its own, nor anything that the others have yet to ask for. But what was credited is for
-        whoever asks, and what was debited may have been anybody's.
+        """Neither more than its own, nor anything that the others have yet to ask for. But what was credited, or left
+        of the period before, is for whoever asks, and what was debited may have been anybody's.
         """
         settings, weights = catalogue.settings_of(key.quota), catalogue.weights_of(key.quota)
         own = {
@@ -100,12 +100,12 @@ class Divided:
             yield f"{region} was granted of {key}: {self._ledger.pools[key].unallocated} are left, others lack {lacks}"
 
     def _adjusted(self, key: Key) -> tuple[int, int]:
-        """What was credited of it in all, and what was debited."""
+        """What was credited of it in all or came into it, and what was debited."""
         units = Counter[AdjustmentKind]()
         for each in self._ledger.adjustments.values():
             if (each.terms.key.quota, each.booked_in) == key:
                 units[each.terms.kind] += each.terms.units
-        return units[AdjustmentKind.CREDIT], units[AdjustmentKind.DEBIT]
+        return units[AdjustmentKind.CREDIT] + self._ledger.pools[key].unused_in, units[AdjustmentKind.DEBIT]
 
     def _above_its_ceiling(self, key: Key, region: str) -> Iterator[str]:
         catalogue = self._ledger.catalogue([key.quota], self._clock.now())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from coordinator.domain.books import Correction, Key, Lease
+from coordinator.domain.books import Account, Correction, Key, Lease
 from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of
@@ -63,8 +63,11 @@ def books_balance(world: World, watch: Watch) -> Iterator[str]:
         for name in _SHARED:
             sums[part.key][name] += getattr(part, name, 0)
     for key, pool in world.ledger.pools.items():
-        spendable = pool.funded + pool.credited + pool.unused_in
-        if not pool.balances or spendable < 0 or any(getattr(pool, name) < 0 for name in _NEVER_NEGATIVE):
+        if (
+            not pool.balances
+            or pool.funded + pool.credited < 0
+            or any(getattr(pool, name) < 0 for name in _NEVER_NEGATIVE)
+        ):
             yield f"{pool}"
         yield from (f"{name} of {pool} is {total}" for name, total in sums[key].items() if getattr(pool, name) != total)
 
@@ -104,19 +107,20 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
-    """What was admitted by leases is at most what was ever funded and credited, with what a soft cap was extended by,
-    and what regions may overdraw.
+    """What was admitted by leases is at most what was ever funded and credited, with what was left of the period
+    before, what a soft cap was extended by and what regions may overdraw, less what went over into the period after.
     """
     overdrafts = _overdrafts(world)
     for key, pool in world.ledger.pools.items():
-        spendable = pool.funded + pool.credited + pool.extended + overdrafts[key]
+        spendable = pool.funded + pool.credited + pool.unused_in + pool.extended + overdrafts[key]
         watch.funded[key] = max(spendable, watch.funded.get(key, 0))
     if world.unseen or world.ledger_lost:
         return
     for (quota, period), units in world.truth.total.items():
-        funded = watch.funded.get(Key(quota, period), 0)
-        if units > funded:
-            yield f"{quota} in {period}: {units} admitted, {funded} funded"
+        key = Key(quota, period)
+        funded, gone = watch.funded.get(key, 0), world.ledger.pools[key].unused_out if key in world.ledger.pools else 0
+        if units > funded - gone:
+            yield f"{quota} in {period}: {units} admitted, {funded} funded, and {gone} of it went over into the next"
 
 
 def nothing_is_funded_that_nobody_promised(world: World, _: Watch) -> Iterator[str]:
@@ -145,6 +149,24 @@ def an_adjustment_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 def a_debit_takes_what_is_free(world: World, _: Watch) -> Iterator[str]:
     """Nothing that a region holds or has used, and nothing that is not the tenant's."""
     yield from world.limits.debited
+
+
+def what_goes_over_was_left(world: World, _: Watch) -> Iterator[str]:
+    yield from world.limits.carried_over
+
+
+def what_goes_over_arrives_once(world: World, _: Watch) -> Iterator[str]:
+    """Of a period that is closed, and of no other: what it gives is what another period gets, in the books of both."""
+    gone, came = Counter[tuple[str, str]](), Counter[Key]()
+    for (key, _epoch, charge_period, src, dst, _cause), units in world.ledger.rows["moved"].items():
+        if Account.UNUSED_IN in (src, dst):
+            gone[key.quota, charge_period] += units
+            came[key] += units
+    for key, pool in world.ledger.pools.items():
+        if (pool.unused_out, pool.unused_in) != (gone[key], came[key]):
+            yield f"{pool}: {gone[key]} of it went over into another period, {came[key]} came into it"
+        if pool.unused_out and not world.ledger.is_closed(key):
+            yield f"{pool}: of a period that is open units went over"
 
 
 def _overdrafts(world: World) -> Counter[Key]:
@@ -422,6 +444,8 @@ ALWAYS: tuple[Invariant, ...] = (
     what_is_included_is_the_limit,
     an_adjustment_is_booked_once,
     a_debit_takes_what_is_free,
+    what_goes_over_was_left,
+    what_goes_over_arrives_once,
     an_overdraft_is_there_once,
     who_is_heard_overdraws_nothing,
     within_its_lease,

@@ -32,9 +32,11 @@ from coordinator.domain.adjusting import (
 from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.allocation import fund
 from coordinator.domain.books import COUNTED_AS, Account, Correction, Entry, Key, Lease, Movement, Pool, Transfer
+from coordinator.domain.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.domain.closing import (
     Late,
     Missing,
+    Obstacle,
     carry,
     close_lease,
     correction_of,
@@ -772,13 +774,37 @@ class LedgerModel:
         wanted = row._replace(
             state="closing", closing_at=row.closing_at or now, carries_suspense=row.carries_suspense or bool(carries)
         )
-        missing = self._missing(period, row, wanted.carries_suspense, grace, now)
+        names, left = self._left(period, now)
+        missing = self._missing(period, row, wanted.carries_suspense, grace, now) + self._earlier(period, names)
         if any(each.is_for_people for each in missing):
             return missing, transaction
         transaction.writes[Name("period", period)] = wanted
         if not missing:
-            self._close(period, wanted, transaction, now)
+            self._close(period, wanted, left, transaction, now)
         return missing, transaction
+
+    def _left(self, period: str, now: datetime) -> tuple[list[str], list[CarryOver]]:
+        """The quotas of which something may go over, and what would."""
+        names = may_carry_over(dict(self.catalogue([], now).quotas))
+        of_period = (key for key, pool in self.pools.items() if key.period == period and pool.unallocated)
+        keys = sorted(key for key in of_period if parse_quota_key(key.quota)[0] in names)
+        catalogue = self.catalogue([key.quota for key in keys], now)
+        found = [carry_over_of(self._locked(self.pools[key]).pool, catalogue) for key in keys]
+        return names, [each for each in found if each and not self.is_closed(each.into)]
+
+    def _earlier(self, period: str, names: Collection[str]) -> list[Missing]:
+        about = period_of(period)
+        funded = {
+            key.period
+            for key, pool in self.pools.items()
+            if pool.funded and parse_quota_key(key.quota)[0] in names and self.period(key.period).state != "closed"
+        }
+        reason = "close it first: what is left of it is carried over into this one"
+        return [
+            Missing(what=Obstacle.EARLIER, reason=f"{each}: {reason}")
+            for each in sorted(funded)
+            if (period_of(each).calendar, period_of(each).ends_at) == (about.calendar, about.starts_at)
+        ]
 
     def _missing(
         self, period: str, row: PeriodRow, carries_suspense: bool, grace: timedelta, now: datetime
@@ -793,13 +819,17 @@ class LedgerModel:
             carries_suspense=carries_suspense,
         )
 
-    def _close(self, period: str, row: PeriodRow, transaction: Transaction, now: datetime) -> None:
+    def _close(
+        self, period: str, row: PeriodRow, left: Iterable[CarryOver], transaction: Transaction, now: datetime
+    ) -> None:
         leases = {name: copy(lease) for name, lease in self.leases.items() if lease.key.period == period}
         late = [copy(each) for each in self.corrections.values() if each.key.period == period]
         parts: list[Lease | Correction] = [*leases.values(), *late]
         for part in parts:
             if part.to_carry:
                 self._carry(part, transaction, now)
+        for each in left:
+            self._carry_over(each, transaction)
         for name, lease in leases.items():
             close_lease(lease)
             transaction.writes[Name("lease", name)] = lease
@@ -815,6 +845,15 @@ class LedgerModel:
         transaction.entries.append(carry(pools[part.key], part, pools[there], arrives))
         changed = [arrives, part] if isinstance(part, Correction) else [arrives]
         transaction.writes |= {_correction(each): each for each in changed}
+
+    def _carry_over(self, each: CarryOver, transaction: Transaction) -> None:
+        pool, into = (
+            transaction.writes.setdefault(Name("pool", key), copy(self.pools.get(key) or Pool(key)))
+            for key in (each.key, each.into)
+        )
+        if not into.grantable:
+            transaction.notices.append(Notice(Signal(kind="grant", quota=into.key.quota)))
+        transaction.entries.append(carry_over(pool, into, each.units))
 
     # --- apply_exchange -----------------------------------------------------------------------------------------------
 

@@ -24,11 +24,13 @@ class Limits:
         self.included: list[str] = []
         self.promised: list[str] = []
         self.debited: list[str] = []
+        self.carried_over: list[str] = []
         self._limits, self._extensions = Counter[str](), Counter[str]()
         self._each: set[str] = set()  # quotas of which each region has had the limit
         self._ledger = ledger
 
     def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        self.carried_over += self._not_left(transaction, before)
         self.debited += self._not_free(transaction, before)
         for name, row in transaction.writes.items():
             if name.table == "limits":
@@ -79,12 +81,27 @@ class Limits:
         for each in debits:
             pool, was = self._ledger.pools[each.key], before.get(Name("pool", each.key)) or Pool(each.key)
             changed = [name for name in _HELD if getattr(pool, name) != getattr(was, name)]
-            if changed or pool.unallocated < pool.overage or pool.funded + pool.credited + pool.unused_in < 0:
+            if changed or pool.unallocated < pool.overage or pool.funded + pool.credited < 0:
                 yield f"{each.units} were debited of {was}, and it is {pool}"
+
+    def _not_left(self, transaction: Transaction, before: Mapping[Name, Any]) -> Iterator[str]:
+        """What goes over was left, and no more of it than the document says: of the limit and credits of the period,
+        and never of what came into it, of what a soft cap lends, or of what anybody holds or waits for.
+        """
+        specs = {spec.name: spec for spec in self._ledger.rows["limits"][0].quotas}
+        for entry in transaction.entries:
+            for each in entry.transfers:
+                if each.dst is Account.UNUSED_OUT:
+                    was = before.get(Name("pool", each.key)) or self._ledger.pools[each.key]
+                    said = specs[parse_quota_key(each.key.quota)[0]].carry_over
+                    most = {"all": each.units, "50%": was.funded // 2}.get(str(said), said)
+                    left = min(was.unallocated - was.overage - was.extended, was.funded + was.credited)
+                    if was.outstanding or not isinstance(most, int) or each.units > min(most, left):
+                        yield f"{each.units} go over of {was}, and {said} may"
 
     def _not_its_limit(self, was: Pool, pool: Pool, told: Counter[bool]) -> Iterator[str]:
         """Whoever reports, and in whatever order; and the limit may have changed with the same transaction."""
-        limits = sorted(each.funded + each.credited for each in (was, pool))
+        limits = sorted(each.funded + each.credited + each.unused_in - each.unused_out for each in (was, pool))
         included = self._of("used", pool.key) - self._of("overage", pool.key)
         if told[False] and included > limits[1]:
             yield f"of {pool.key} {included} are included, and its limit is {limits[1]}"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import msgspec
 
 from coordinator.api import frozen as frozen_module
-from coordinator.domain import allocation, books, closing, division, granting, resolution, settlement
+from coordinator.domain import allocation, books, carry_over, closing, division, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
 from coordinator.domain.adjusting import AdjustmentState
 from coordinator.domain.allocation import grant_units
@@ -920,7 +920,65 @@ def what_is_credited_is_funded_as_well(world: World) -> Iterator[Any]:
 @drawn_from("credited", "debited", "mode", "burst")
 def a_credit_that_was_taken_is_debited(world: World) -> Iterator[Any]:
     """Likewise: others' own is taken for it, and funded again for whoever has more than that."""
-    yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.spendable))
+    yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.own))
+
+
+# --- what goes over into the next period ------------------------------------------------------------------------------
+
+GOES_OVER = ("burst", "period_closed", "hours_pass", "later", "partition", "limit", "coordinator_dies_after", "adjust")
+
+
+@mutant
+@drawn_from(*GOES_OVER)
+def what_was_left_is_carried_over_twice(world: World) -> Iterator[Any]:
+    real = carry_over.carry_over
+
+    def twice(pool: Any, into: Any, units: int) -> Any:
+        entry = real(pool, into, units)
+        post(entry, into, None, Account.UNUSED_IN, Account.UNALLOCATED, units, Cause.CARRIED_OVER)
+        return entry
+
+    yield patch.object(ledger_model, "carry_over", twice)
+
+
+@mutant
+@drawn_from("region_lost", "burst", "later", "period_closed", "hours_pass")
+def what_is_in_suspense_is_carried_over(world: World) -> Iterator[Any]:
+    """A region that was not heard may have spent it."""
+    real = LedgerModel._left
+
+    def left(self: LedgerModel, period: str, now: Any) -> Any:
+        names, over = real(self, period, now)
+        return names, [each._replace(units=each.units + self.pools[each.key].suspense) for each in over]
+
+    def out(self: LedgerModel, part: Any, transaction: Transaction, now: Any) -> None:
+        pool = transaction.writes.setdefault(Name("pool", part.key), copy(self.pools[part.key]))
+        entry = movement(part, "freed")
+        post(entry, pool, part, part.waiting_account, Account.UNALLOCATED, part.to_carry, Cause.RETURNED)
+        transaction.entries.append(entry)
+
+    real_carry = LedgerModel._carry
+
+    def carry_or_free(self: LedgerModel, part: Any, transaction: Transaction, now: Any) -> None:
+        goes_over = any(each.key == part.key for each in left(self, part.key.period, now)[1])
+        (out if goes_over and isinstance(part, books.Lease) else real_carry)(self, part, transaction, now)
+
+    yield patch.object(LedgerModel, "_left", left)
+    yield patch.object(LedgerModel, "_carry", carry_or_free)
+
+
+@mutant
+@drawn_from(*GOES_OVER)
+def what_came_into_a_period_goes_over_again(world: World) -> Iterator[Any]:
+    yield patch.object(carry_over, "unused_of", lambda pool: max(0, pool.grantable - pool.extended))
+
+
+@mutant
+@drawn_from(*GOES_OVER)
+def what_went_over_is_included_as_well(world: World) -> Iterator[Any]:
+    """What comes late for the closed period is within its limit, of which a part was given to the next one."""
+    real = books.Pool.included_left.fget  # type: ignore[attr-defined]  # it is a property
+    yield patch.object(books.Pool, "included_left", property(lambda pool: real(replace(pool, unused_out=0))))
 
 
 # --- overdrafts -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 
 from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal
 from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.books import Correction, Key, Lease, Pool
+from coordinator.domain.books import Cause, Correction, Key, Lease, Pool
 from coordinator.domain.overrides import faults_of_change, faults_of_override
 from coordinator.domain.rebalancing import Planner, plan_even_out, plan_move
 from coordinator.domain.resolution import ResolutionKind
@@ -169,7 +169,9 @@ def _periods(world: "World") -> list[str]:
 def _close(world: "World", period: str, *, carries: bool | None) -> None:
     missing, transaction = world.ledger.close_period(period, carries, GRACE, world.clock.now())
     world.coordinators.outcomes.update(f"Obstacle.{each.what.name}" for each in missing or ())
-    world.commit(transaction)
+    over = [each for entry in transaction.entries for each in entry.transfers if each.cause is Cause.CARRIED_OVER]
+    if world.coordinators.conclude(transaction):  # else it died over it, and it is asked for again
+        world.coordinators.outcomes["carried over"] += len(over) // 2
 
 
 def let_hours_pass(world: "World", event: Event) -> None:

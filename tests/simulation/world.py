@@ -52,6 +52,7 @@ RECALLED_EVERY_S = 30
 ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
+CARRIED_OVER = (None, "all", "50%", 30, None)  # of the exports
 OVERDRAFT = 11  # of the exports, where there is one
 
 
@@ -76,10 +77,12 @@ ALL_LEASED = Modes()
 
 def document(limit: int, modes: Modes = ALL_LEASED) -> LimitsDocument:
     cap: object = {"overdraft": OVERDRAFT} if limit % 2 and modes.exports is Mode.LEASED else "hard"
+    carried = None if modes.exports is Mode.REGIONAL else CARRIED_OVER[limit % len(CARRIED_OVER)]
     horizon = "10s" if modes.exports is Mode.CENTRAL else "2s"
     quotas = [
         {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": horizon}
-        | {"mode": modes.exports, "cap": cap},
+        | {"mode": modes.exports, "cap": cap}
+        | ({"carry_over": carried} if carried else {}),
         {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}}
         | {"mode": modes.mails},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},

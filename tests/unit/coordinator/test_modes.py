@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.domain.adjusting import AdjustmentKind, adjust, entry_of
 from coordinator.domain.adjusting import Terms as Adjusting
 from coordinator.domain.allocation import fund
-from coordinator.domain.books import Account, Cause, Key, Movement, post
+from coordinator.domain.books import Account, Cause, Key, Movement, Pool, post
 from coordinator.domain.division import Division, Part, debitable, division_of, funded_for, grantable_to, spare_of
 from coordinator.domain.entitlement import Catalogue, RegionShare
 from coordinator.domain.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
@@ -138,6 +138,23 @@ def test_what_was_debited_is_not_funded_again(
     for region, more in [*asked[at:], *((region, 500) for region in REGIONS)]:
         table.ask(region, waiting=more)
     assert sum(map(table.taken, REGIONS)) == 300 + credited - units
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 200), st.integers(0, 100))
+def test_of_what_was_left_of_the_period_before_nothing_is_debited(
+    limit: int, left: int, debited: int, lowered: int
+) -> None:
+    """Neither at once nor by a limit that falls later."""
+    pool = Pool(KEY)
+    entry = Movement(uuid4(), None, None)
+    fund(entry, pool, limit)
+    post(entry, pool, None, Account.UNUSED_IN, Account.UNALLOCATED, left, Cause.CARRIED_OVER)
+    units = min(debited, debitable(pool, (), Division(PARTS)))
+    adjust(entry, pool, Adjusting(pool.key, AdjustmentKind.DEBIT, units))
+    assert units == min(debited, limit)
+    fund(entry, pool, lowered)
+    assert pool.own >= 0
+    assert pool.unallocated >= left
 
 
 def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one() -> None:
