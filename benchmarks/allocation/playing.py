@@ -32,7 +32,7 @@ class Played:
     late_ms: list[float] = field(default_factory=list)  # of each tick: when it was sent, after it was due
     admitted_after_ms: list[float] = field(default_factory=list)
     took_s: float = 0.0  # until the last answer
-    beyond_ms: Sequence[float | None] = ()  # in each region, what an exchange took beyond its distance
+    beyond_ms: Sequence[float] = ()  # in each region, what an exchange took beyond its distance
 
     @property
     def admitted(self) -> int:

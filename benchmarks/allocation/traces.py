@@ -36,7 +36,7 @@ class Trace:
     ticks: Sequence[Arrivals]
     cut: Cut | None = None
     settled_at_ms: int | None = None  # a region was lost: from then on it gives back what it had
-    round_trips_ms: Sequence[int] | None = None  # of each region, and no message is lost; otherwise by chance
+    round_trips_ms: Sequence[float] | None = None  # of each region, and no message is lost; otherwise by chance
 
     @property
     def length_ms(self) -> int:
@@ -54,7 +54,7 @@ class Shape(NamedTuple):
     is_lost: bool = False  # who is cut off; then its customers are served elsewhere
     cut_region: int | None = None  # by chance
     speed: float = 1.0  # so many times as much is asked for as the demand says
-    round_trips_ms: Sequence[int] | None = None
+    round_trips_ms: Sequence[float] | None = None
 
 
 def trace(name: str, shape: Shape, seed: int) -> Trace:

@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.allocation import rates
 from benchmarks.allocation import run as virtual
-from benchmarks.allocation.beside import Books, Both, tables
+from benchmarks.allocation.beside import Books, Both, beyond_ms, tables
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.playing import Decided, Played, play
 from benchmarks.allocation.score import Measured, Score, measured
@@ -170,9 +170,9 @@ async def _play(stack: Stack, made: Trace, subject: Subject, decided: Decided) -
     agents = [Server(*host_and_port(stack["agents"][region]), http_is_whole) for region in REGIONS]
     request = post("/v1/check", json.dumps(subject.check).encode())
     before = await _exchanges(stack)
-    played = await play(made, agents, request, decided, list(_cuts(stack, made)))
+    played = await play(made, agents, request, decided, list(cuts(stack, made)))
     pairs = zip(ROUND_TRIPS_MS, before, await _exchanges(stack), strict=True)
-    played.beyond_ms = [now.mean_ms_since(then, round_trip_ms) for round_trip_ms, then, now in pairs]
+    played.beyond_ms = [now.beyond_ms(then, round_trip_ms) for round_trip_ms, then, now in pairs]
     return played
 
 
@@ -182,24 +182,26 @@ class Exchanges(NamedTuple):
     calls: float
     seconds: float
 
-    def mean_ms_since(self, then: "Exchanges", round_trip_ms: int) -> float | None:
+    def beyond_ms(self, then: "Exchanges", round_trip_ms: int) -> float:
+        """On average, of those since then."""
         calls = self.calls - then.calls
-        return 1000 * (self.seconds - then.seconds) / calls - round_trip_ms if calls else None
+        return max(0.0, 1000 * (self.seconds - then.seconds) / calls - round_trip_ms) if calls else 0.0
 
 
 async def _exchanges(stack: Stack) -> list[Exchanges]:
+    parts = [await _counted(stack, f"leasehold_exchange_seconds_{part}") for part in ("count", "sum")]
+    return [Exchanges(*each) for each in zip(*parts, strict=True)]
+
+
+async def _counted(stack: Stack, name: str) -> list[float]:
+    """By the agent of each region, in its metrics."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         texts = [(await client.get(f"{stack['agents'][region]}/metrics")).text for region in REGIONS]
-    return [
-        Exchanges(*(_metric(text, f"leasehold_exchange_seconds_{part}") for part in ("count", "sum"))) for text in texts
-    ]
+    lines = ((line for line in text.splitlines() if line.startswith(f"{name} ")) for text in texts)
+    return [float(next(each).split()[1]) for each in lines]
 
 
-def _metric(text: str, name: str) -> float:
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
-
-
-def _cuts(stack: Stack, made: Trace) -> Iterator[Moment]:
+def cuts(stack: Stack, made: Trace) -> Iterator[Moment]:
     if made.cut:
         relay = stack["pids"][f"relay-{REGIONS[made.cut.region]}"]
         yield Moment(made.cut.from_ms / 1000, partial(os.kill, relay, signal.SIGSTOP))
@@ -274,15 +276,19 @@ async def _both(stack: Stack, name: str, shape: Shape, turns: int) -> Both[Measu
     quota = _quota_of(f"units: {name}")
     made = [trace(name, shape, seed) for seed in _seeds(name, turns)]
     real = [await play_allowance(stack, each, Subject(quota, f"seed-{each.seed}")) for each in made]
-    simulated = [virtual.play(each, Leased) for each in _winds(made, turns)]
-    return Both(simulated, *(list(parts) for parts in zip(*real, strict=True)))
+    figures, played, books = (list(each) for each in zip(*real, strict=True))
+    winds = _winds(made, turns)
+    simulated, slower = ([virtual.play(each, Leased) for each in runs] for runs in (winds, _slower(winds, played)))
+    return Both(simulated, slower, figures, played, books)
 
 
 async def _both_of_rate(stack: Stack, name: str, shape: Shape, turns: int) -> Both[rates.Measured]:
     made = trace(name, shape, 1)
     real = await play_rate(stack, made, Subject(_quota_of(name), "seed-1"))
-    simulated = [rates.play_on(each, rates.MAKES["Leasehold, adaptive"]) for each in _winds([made], turns)]
-    return Both(simulated, [real.measured], [real.played])
+    winds, ours = _winds([made], turns), rates.MAKES["Leasehold, adaptive"]
+    runs = (winds, _slower(winds, [real.played]))
+    simulated, slower = ([rates.play_on(each, ours) for each in simulated] for simulated in runs)
+    return Both(simulated, slower, [real.measured], [real.played])
 
 
 def _seeds(name: str, turns: int) -> Sequence[int]:
@@ -295,6 +301,11 @@ def _winds(made: Sequence[Trace], turns: int) -> list[Trace]:
     if len(made) > 1:
         return list(made)
     return [replace(made[0], name=f"{made[0].name}, {turn}") for turn in range(turns)]
+
+
+def _slower(made: Sequence[Trace], played: Sequence[Played]) -> list[Trace]:
+    took_ms = [distance + beyond for distance, beyond in zip(ROUND_TRIPS_MS, beyond_ms(played), strict=True)]
+    return [replace(each, round_trips_ms=took_ms) for each in made]
 
 
 def _quota_of(name: str) -> str:

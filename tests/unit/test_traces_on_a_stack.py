@@ -1,6 +1,9 @@
 """The benchmark that plays traces on real processes: what it sends, and how it lays both runs side by side."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -9,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.allocation import rates
-from benchmarks.allocation.beside import Books, Both, Column, points_apart
+from benchmarks.allocation.beside import Books, Column, points_apart
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.network import Network
 from benchmarks.allocation.playing import ALLOWED, DENIED, NO_ANSWER, play
 from benchmarks.allocation.run import play as play_virtually
 from benchmarks.allocation.traces import Shape, Trace, rotating, trace, zipf
-from benchmarks.allocation.wan import ROUND_TRIPS_MS, SHARED, allowances
+from benchmarks.allocation.wan import ROUND_TRIPS_MS, SHARED, Slow, allowances, cuts
 from benchmarks.frame import drawn_by
 from benchmarks.load import Server, http_is_whole, post
 from benchmarks.open_loop import Moment
@@ -80,6 +83,21 @@ async def test_what_else_is_due_is_done_in_its_order() -> None:
     assert done == ["between", "after the end"]
 
 
+def test_a_region_is_cut_off_by_stopping_its_relay_and_only_for_so_long() -> None:
+    made = trace("cut", Slow(zipf, limit=100, length_s=3, cut_s=(1, 2), cut_region=2), 1)
+    relay = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        begins, ends = cuts({"pids": {"relay-ap-south": relay.pid}}, made)
+        assert (begins.after_s, ends.after_s) == (1, 2)
+        begins.do()
+        assert os.WIFSTOPPED(os.waitpid(relay.pid, os.WUNTRACED)[1])
+        ends.do()
+        assert os.WIFCONTINUED(os.waitpid(relay.pid, os.WCONTINUED)[1])
+    finally:
+        relay.communicate(b"\n")
+    assert list(cuts({}, trace("no cut", Slow(zipf, limit=100, length_s=3), 1))) == []
+
+
 def test_where_it_is_said_how_far_regions_are_nothing_is_lost() -> None:
     made = trace("far", Shape(3, zipf, 4_000, 4, round_trips_ms=(40, 100, 300)), 1)
     network = Network(made, "test")
@@ -130,8 +148,8 @@ def test_the_ledger_is_exact_to_the_unit_but_for_what_nobody_was_told_of() -> No
 
 def test_points_are_between_medians() -> None:
     part, per_1000 = Column[float](float, 4, 100), Column[float](float, 2, 0.1)
-    assert points_apart(part, Both([0.9, 0.95, 1.0], [0.97], [])) == pytest.approx(2)
-    assert points_apart(per_1000, Both([5.0], [0.0, 4.0, 1.0], [])) == pytest.approx(-0.4)
+    assert points_apart(part, [0.97], [0.9, 0.95, 1.0]) == pytest.approx(2)
+    assert points_apart(per_1000, [0.0, 4.0, 1.0], [5.0]) == pytest.approx(-0.4)
 
 
 def test_what_passed_is_measured_alike_whoever_admitted_it() -> None:
