@@ -91,12 +91,12 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
             hub.close()
 
     app = FastAPI(title="Leasehold coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.routes.insert(0, agents.EXCHANGES)
     for router in ROUTERS:
         app.include_router(router)
     install_problems(app)
     install_schemas(app)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
+    app.add_middleware(agents.ExchangesAhead, unavailable=_unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
     return app
 

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.api.agents import EXCHANGES
+from coordinator.api.agents import ExchangesAhead
 from tests.integration.coordinator.agents.conftest import MAILS, Agent, Stand, exchange, lease, want
 
 pytestmark = pytest.mark.anyio
@@ -90,9 +90,10 @@ async def test_a_call_without_exchanges_is_none(agent: Agent) -> None:
     assert answer.json()["invalid_parameters"][0]["field"] == "exchanges"
 
 
-async def test_the_route_ahead_of_the_framework_says_what_the_framework_says(stand: Stand, agent: Agent) -> None:
-    ahead, *others = stand.app.router.routes
-    assert ahead is EXCHANGES
+async def test_what_is_ahead_of_the_framework_says_what_the_framework_says(stand: Stand, agent: Agent) -> None:
+    *others, ahead = stand.app.user_middleware
+    assert isinstance(ahead.cls, type)
+    assert issubclass(ahead.cls, ExchangesAhead)
     path = f"/v1/regions/{agent.region}/exchanges"
     good = {"fingerprint": agent.fingerprint, "versions": {}, "exchanges": [exchange(agent.frozen(1))]}
     wrong_lane = {**good, "exchanges": [exchange(agent.frozen(2, lease(MAILS)))]}
@@ -112,8 +113,8 @@ async def test_the_route_ahead_of_the_framework_says_what_the_framework_says(sta
     for question in questions:
         asked = {"method": "POST", "url": path} | question
         answers = []
-        for routes in ([ahead, *others], others):
-            stand.app.router.routes[:] = routes
+        for middleware in ([*others, ahead], others):
+            stand.app.user_middleware[:], stand.app.middleware_stack = middleware, None  # it is built anew
             answers.append(await agent.client.request(**asked))
         assert [_told(each) for each in answers[:1]] == [_told(each) for each in answers[1:]], question
 
