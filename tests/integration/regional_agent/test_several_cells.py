@@ -465,3 +465,61 @@ async def usage_of(world: World, agent: Agent, key: str) -> int:
     await booked(world, agent)
     rows = await world._rows("SELECT coalesce(sum(consumed), 0)::bigint AS units FROM lease WHERE quota = $1", key)
     return int(rows[0]["units"])
+
+
+# --- where each request asks the coordinator --------------------------------------------------------------------------
+
+SCARCEST = 12
+CENTRAL = {
+    **DOCUMENT,
+    "quotas": [
+        {"name": name, "kind": "allowance", "limit": limit, "period": "month", "mode": "central"}
+        for name, limit in (("team", SCARCEST + 9), ("person", SCARCEST), ("key", SCARCEST + 30))
+    ],
+    "policies": [
+        {"name": name, "match": {"route": "/all"}, "by": [field], "quota": name, "wait": "10s"}
+        for name, field in (("team", "tenant"), ("person", "user"), ("key", "api_key"))
+    ],
+}
+
+
+async def until_nothing_is_held(world: World, consumed: int) -> None:
+    found: list[dict[str, Any]] = []
+    for _ in range(1_000):
+        found = (await world.admin.get("/v1/allocations")).json()["data"]
+        if [(each["consumed"], each["outstanding"]) for each in found] == [(consumed, 0)] * len(ALLOWANCES):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(found)
+
+
+async def answered(agent: Agent) -> int:
+    """Once more where the coordinator took too long, on a busy machine: then nothing was consumed."""
+    for _ in range(100):
+        if (status := (await agent.check(subject("/all"))).status_code) != 503:
+            return status
+    raise AssertionError("the coordinator never answers")
+
+
+async def test_what_is_central_in_several_cells_is_spent_to_the_scarcest_limit_over_all_regions(
+    world: World, nodes: Nodes
+) -> None:
+    """One region's three limits lie in three cells, another's in one store; nobody keeps a unit that nobody spent."""
+    assert len(set(cells_of(SUBJECT))) == len(ALLOWANCES)
+    assert (await world.admin.put("/v1/limits", json=CENTRAL)).is_success
+    several, single = await world.agent("us-east", store_url=nodes.url), await world.agent("ap-south")
+
+    async def spend(agent: Agent, times: int) -> list[int]:
+        return [await answered(agent) for _ in range(times)]
+
+    first = [await answered(agent) for agent in (several, single)]
+    crowd = await asyncio.gather(*(spend(agent, 4) for agent in (several, single) for _ in range(3)))
+    answers = Counter([*first, *(status for each in crowd for status in each)])
+    assert set(answers) == {200, 429}
+    assert answers[200] <= SCARCEST
+    await until_nothing_is_held(world, answers[200])
+    left = SCARCEST - answers[200]
+    assert await spend(several, left + 2) == [200] * left + [429] * 2, "who was denied too early left it for others"
+    assert await spend(single, 2) == [429] * 2
+    await until_nothing_is_held(world, SCARCEST)
+    await world.agents.aclose()

@@ -1,0 +1,70 @@
+"""From when on a share's time runs, where the reply took long: the coordinator counts from before it was asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
+from protocol.policy import Rate
+from regional_agent.domain.sharing import RateDemand
+from regional_agent.sharing import Key, Sharing
+from regional_agent.store.scripts import Life, RatesReported, RateWant, SlotCharge, SlotsReported, SlotWant
+from tests.unit.regional_agent.test_leasing import StandingClock
+
+pytestmark = pytest.mark.anyio
+
+API, JOBS = "api:tenant=acme", "jobs:tenant=acme"
+LASTS_MS, LATE_MS = 8_000, 4_000
+
+
+@dataclass
+class Store:
+    """With a clock of its own, which tells with each report when it was."""
+
+    mono_us: int = 7
+    heard: list[tuple[str, int]] = field(default_factory=list)  # what, and when it was asked for
+
+    async def report_rates(self, _: Life, __: str, wants: Sequence[RateWant]) -> RatesReported:
+        return RatesReported(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in wants])
+
+    async def report_slots(self, _: Life, __: str, wants: Sequence[SlotWant]) -> SlotsReported:
+        return SlotsReported(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in wants])
+
+    async def share_rates(self, _: Life, asked_us: int, __: Sequence[object]) -> int:
+        self.heard.append(("rates", asked_us))
+        return 1
+
+    async def share_slots(self, _: Life, asked_us: int, __: Sequence[object]) -> int:
+        self.heard.append(("slots", asked_us))
+        return 1
+
+
+@dataclass
+class SlowCoordinator:
+    store: Store
+    clock: StandingClock
+
+    async def shares(self, _: SharesRequest) -> SharesResponse:
+        self.store.mono_us += 1000 * LATE_MS
+        self.clock.now_ms += LATE_MS
+        rate = RateShare(API, 1, 5_000_000, 1_000_000, LASTS_MS, 2_000, contended=True)
+        return SharesResponse([rate], [SlotShare(JOBS, 1, 4, 3, LASTS_MS, 2_000, 300_000, contended=True)])
+
+
+async def test_a_share_falls_as_long_after_it_was_asked_for_however_late_the_reply_was() -> None:
+    store, clock = Store(), StandingClock(now_ms=1_000)
+    nobody: Any = SimpleNamespace()
+    scripts: Any = store
+    coordinator: Any = SlowCoordinator(store, clock)
+    sharing = Sharing("an agent", scripts, nobody, nobody, coordinator, nobody, clock)
+    keys = [
+        Key(API, Rate(1_000_000, 10), RateDemand(0)),
+        Key(JOBS, SlotCharge(JOBS, 1, 9, 300_000, safe=3), RateDemand(0)),
+    ]
+    await sharing._exchange(Life("a life", 1, 4), {key.quota: key for key in keys}, clock.now_ms)
+    assert store.heard == [("rates", 7), ("slots", 7)]
+    assert [key.expires_ms for key in keys] == [1_000 + LASTS_MS] * 2
+    assert [key.due_ms for key in keys] == [1_000 + 2_000] * 2, "and is asked for anew"
