@@ -38,7 +38,8 @@ from protocol.periods import period_of
 from protocol.units import PositiveUnits
 
 router = APIRouter(tags=["adjustments"], route_class=PeoplesRoute)
-Reader = Annotated[Caller, Depends(require("usage:read"))]
+# Who proposes or approves sees what there is to be decided.
+Reader = Annotated[Caller, Depends(require("usage:read", "adjust:propose", "adjust:approve"))]
 Proposer = Annotated[Caller, Depends(require("adjust:propose"))]
 Approver = Annotated[Caller, Depends(require("adjust:approve"))]
 

@@ -33,7 +33,8 @@ from protocol.units import Units
 
 router = APIRouter(tags=["suspense"], route_class=PeoplesRoute)
 Allocator = Annotated[Caller, Depends(require("alloc:write"))]
-Reader = Annotated[Caller, Depends(require("usage:read"))]
+# Who proposes or approves sees what there is to be decided.
+Reader = Annotated[Caller, Depends(require("usage:read", "adjust:propose", "adjust:approve"))]
 Proposer = Annotated[Caller, Depends(require("adjust:propose"))]
 Approver = Annotated[Caller, Depends(require("adjust:approve"))]
 N = TypeVar("N")
