@@ -233,13 +233,15 @@ async def _settled(stack: Stack, limit: int, played: Played, subject: Subject) -
 
 
 async def _books(coordinator: httpx.AsyncClient, limit: int, played: Played, subject: Subject) -> Books:
-    (period,) = (await _read(coordinator, "/v1/periods"))["data"]
-    found = await _read(coordinator, f"/v1/periods/{period['id']}/reconciliation")
-    (its,) = (each for each in found["quotas"] if each["quota_key"] == subject.key)
-    without_answer = played.others
-    return Books(
-        limit, played.admitted, without_answer, its["consumed"], its["suspense"], its["outstanding"], found["word"]
+    """Of all its periods: near the end of a month there are two."""
+    periods = (await _read(coordinator, "/v1/periods"))["data"]
+    found = [await _read(coordinator, f"/v1/periods/{period['id']}/reconciliation") for period in periods]
+    its = [each for one in found for each in one["quotas"] if each["quota_key"] == subject.key]
+    consumed, suspense, outstanding = (
+        sum(each[name] for each in its) for name in ("consumed", "suspense", "outstanding")
     )
+    word = next((one["word"] for one in found if one["word"] != "balanced"), "balanced")
+    return Books(limit, played.admitted, played.others, consumed, suspense, outstanding, word)
 
 
 async def _read(coordinator: httpx.AsyncClient, path: str) -> Any:
