@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import structlog
 import uvloop
 
-from benchmarks import agent, coordinator, failures, finance, keys
+from benchmarks import agent, central, coordinator, failures, finance, keys
 from benchmarks.allocation import run as allocation
 from benchmarks.allocation import wan
 from benchmarks.frame import FEWEST_TURNS, Lines, conditions, publish, show, write
@@ -22,6 +22,7 @@ BENCHMARKS: Mapping[str, Run] = {
     "agent": agent.run,
     "allocation": allocation.run,
     "allocation-wan": wan.run,
+    "central": central.run,
     "coordinator": coordinator.run,
     "failures": failures.run,
     "finance": finance.run,
