@@ -77,6 +77,8 @@ def test_a_seed_replays_its_run_exactly() -> None:
         ("a_move_is_done_twice", "a_move_is_of_units_that_came_back"),
         ("a_soft_cap_has_no_end", "nothing_is_funded_that_nobody_promised"),
         ("overage_is_told_by_each_lease", "what_is_included_is_the_limit"),
+        ("what_is_credited_is_beyond_the_limit", "what_is_included_is_the_limit"),
+        ("what_was_left_is_carried_over_twice", "what_goes_over_arrives_once"),
         ("an_overdraft_has_no_end", "never_oversold"),
         ("whoever_is_denied_overdraws", "who_is_heard_overdraws_nothing"),
         ("each_epoch_has_an_overdraft_of_its_own", "an_overdraft_is_there_once"),

@@ -1,0 +1,41 @@
+"""What becomes of a lease when people end its quarantine."""
+
+from uuid import uuid4
+
+import pytest
+
+from coordinator.domain.books import Account, Cause, Lease, Pool, movement, post
+from coordinator.domain.resolution import EpochEnd, ResolutionKind, Terms, propose, resolve
+from coordinator.domain.settlement import EpochState
+from protocol.lease import LeaseState
+from tests.unit.coordinator.test_books import KEY, NOW, new_lease
+
+
+def in_quarantine() -> tuple[Pool, Lease]:
+    """Of ten units, the region says, four were used and three given back."""
+    pool, lease = Pool(KEY), new_lease("us-east", 1)
+    entry = movement(lease, "a test")
+    post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, 10, Cause.FUNDED)
+    post(entry, pool, lease, Account.UNALLOCATED, Account.SUSPENSE, 10, Cause.QUARANTINED)
+    lease.state, lease.region_consumed, lease.region_returned = LeaseState.QUARANTINED, 4, 3
+    return pool, lease
+
+
+@pytest.mark.parametrize(
+    ("epoch", "state", "free"),
+    [
+        (EpochEnd(EpochState.CURRENT, False), LeaseState.EXPIRED, 3),
+        (EpochEnd(EpochState.FENCED, False), LeaseState.FENCED, 3),
+        (EpochEnd(EpochState.FENCED, True), LeaseState.LOST, 0),  # what it gave back may have been spent as well
+        (EpochEnd(EpochState.RETIRED, True), LeaseState.RETIRED, 0),
+    ],
+)
+def test_a_quarantine_of_an_epoch_that_is_over_ends_as_that_did(epoch: EpochEnd, state: LeaseState, free: int) -> None:
+    """Else the lease would be good again, of a store that spends in another epoch by now."""
+    pool, lease = in_quarantine()
+    terms = propose(lease, ResolutionKind.UNATTRIBUTED, 0)
+    assert isinstance(terms, Terms)
+    resolve(pool, lease, terms, epoch, uuid4(), NOW)
+    assert (lease.state, lease.consumed, pool.unallocated) == (state, 4, free)
+    assert lease.balances
+    assert pool.balances
