@@ -65,7 +65,7 @@ from protocol.policy import PeriodKind
 from regional_agent.domain.journal import Entry, batches
 from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction
-from tests.simulation.world import document
+from tests.simulation.world import ALL_LEASED, Modes, document
 
 pytestmark = pytest.mark.anyio
 LANES = 2
@@ -98,9 +98,10 @@ class Both:
         self.rebound: list[EpochOpened | EpochRefusal] = []
         self.rebased = self.recalled = self.begun = 0
 
-    async def limit(self, units: int) -> None:
-        await put_limits(self.real, document(units), lambda _: True, None, self.now)
-        self.model.commit(self.model.put_limits(document(units)))
+    async def limit(self, units: int, modes: Modes = ALL_LEASED) -> None:
+        wanted = document(units, modes)
+        await put_limits(self.real, wanted, lambda _: True, None, self.now)
+        self.model.commit(self.model.put_limits(wanted))
 
     async def override(self) -> None:
         """Of one tenant or of all, now or soon, for a while."""
@@ -601,7 +602,9 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     both.now += timedelta(hours=1)
     await both.close_at_last("2026-11-18T12")
     await both.compare()
-    for _ in range(80):
+    for step in range(80):
+        if step % 8 == 0:
+            await both.limit(116, Modes.of(step // 8))  # each mode, and others beside it
         both.now += timedelta(milliseconds=both.chance.choice([5, 100, 400, 2_500]))
         await _something(both, both.chance.uniform(NO_NEW_EPOCHS, 1))
         await both.adjust()
