@@ -211,7 +211,10 @@ class Leasing:
                 want.asking.tell_all(Answer.CUT_OFF)
 
     def reached(self) -> None:
-        self._is_cut_off = False
+        """Again: who lost hope for want of an answer asks at once, and not when its pause is over."""
+        if self._is_cut_off:
+            self._is_cut_off = False
+            self.hint(None)
 
     # --- asked and told by the conversation --------------------------------------------------------------------------
 

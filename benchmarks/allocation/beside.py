@@ -168,6 +168,7 @@ def _goal(name: str, found: Mapping[str, float], most: float) -> Case:
         "goal": f"≤ {most:g}",
         "worst": f"{found[where]:.2f}",
         "where": where if found[where] else "",
+        "beyond the goal": "; ".join(name for name, each in found.items() if abs(each) > most),
         "reached": _yes(abs(found[where]) <= most),
     }
     return Case(name, columns)

@@ -241,6 +241,8 @@ class Region:
     def _fail(self, number: int) -> None:
         if number == self._call:
             self._call = 0
+            if self._persistence.pause_ms:  # one message may get lost
+                self.leasing.cut_off()
             self._persistence.failed(self._sent_ms)
 
     def hear(self, response: ExchangeResponse, number: int) -> None:
@@ -248,6 +250,7 @@ class Region:
             return
         self._call = 0
         self._persistence.succeeded()
+        self.leasing.reached()
         self.leasing.round_trip_ms = self._network.now_ms - self._sent_ms
         for reply in response.replies:
             self._settle(reply)

@@ -75,6 +75,26 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
     assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
 
 
+def test_who_lost_hope_for_want_of_an_answer_asks_as_soon_as_the_coordinator_is_heard_again() -> None:
+    """Pauses grow to half a minute: a region that was cut off was back for so long, and denied still."""
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    leasing.waits(QUOTA, 1)
+    leasing.waits_no_more(QUOTA, 1)
+    leasing.granted(QUOTA, 0)
+    leasing.waited_in_vain(QUOTA)
+    leasing.reached()
+    assert not leasing.may_wait(QUOTA), "it was never cut off: nothing is there"
+    leasing.cut_off()
+    leasing.wake.clear()
+    leasing.reached()
+    assert leasing.may_wait(QUOTA)
+    assert leasing.wake.is_set()
+    leasing.note(QUOTA, 1, spent(available=0))
+    clock.now_ms += 250
+    assert leasing.due() == [QUOTA]
+
+
 def test_a_message_that_was_lost_ends_no_hope_but_the_answer_that_nothing_is_there_does() -> None:
     clock = StandingClock()
     leasing = Leasing(clock)
