@@ -480,7 +480,9 @@ def _ahead(
     over_micro = _room(shared, terms, lasts_ms, now_ms)
     yield _Offer(max(0, min(target_micro, left_micro + over_micro)), lasts_ms)
     has = holding.perhaps[0]
-    yield _Offer(min(target_micro, has.rate_micro), max(0, has.until_ms - MARGIN_MS - now_ms))
+    lasts_ms = has.until_ms - MARGIN_MS - now_ms
+    if lasts_ms > 0:  # what is over by now it would have for a margin more, which nobody counted
+        yield _Offer(min(target_micro, has.rate_micro), lasts_ms)
 
 
 def _room(shared: Shared, terms: Terms, lasts_ms: int, now_ms: int) -> int:

@@ -363,6 +363,25 @@ def test_what_was_given_ahead_counts_until_it_is_over_also_when_more_is_given_ah
         assert world.shared.most_debt <= world.terms.worst
 
 
+def test_a_late_report_is_not_given_again_what_is_over() -> None:
+    """For a margin only, but beside all that is owed it was more than the worst case."""
+    named = {name: Member(weight) for name, weight in zip(NAMES, (2, 5, 1), strict=True)}
+    world = World(terms_of(LIMIT, Sharing.ADAPTIVE, named))
+    for name, there_ms in (("b", 300), ("c", 300), ("c", 100)):
+        world.talk(name, there_ms)
+        world.pass_time(41_000 if name == "b" else 0)
+    world.regions["c"].demand_micro = 10 * LIMIT
+    for name, there_ms in (("b", 300), ("c", 1), ("a", 300), ("c", 300), ("c", 300)):
+        world.talk(name, there_ms)
+    world.report("c")
+    world.pass_time(2000)
+    world.decide(0, keep=False)
+    world.pass_time(8000)
+    world.talk("c", 1)
+    assert world.shared.most_debt <= world.terms.worst
+    assert world.most_over <= world.terms.worst
+
+
 @pytest.mark.parametrize("silent_from_s", [20, 30, 33, 34, 35, 39, 60])
 def test_who_was_cut_off_has_its_safe_share_again_and_nobody_else_has_it_then(silent_from_s: int) -> None:
     """Also where the borrower falls silent as well, just before."""
