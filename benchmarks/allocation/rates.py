@@ -183,7 +183,8 @@ class Ours:
     def __init__(self, made: Trace, sharing: Sharing) -> None:
         self.network = Network(made, sharing.value)
         self._names = [f"region-{number}" for number in range(made.regions)]
-        self._terms = terms_of(made.limit * MICRO, sharing, {name: Member(1) for name in self._names})
+        members = dict.fromkeys(self._names, Member(1))
+        self._terms = terms_of(made.limit * MICRO, sharing, members, burst=made.limit)
         self._shared = Shared(since_ms=0, at_ms=0)
         self._keys = [Key(name) for name in self._names]
 

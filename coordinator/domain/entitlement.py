@@ -130,8 +130,8 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     limit = limit_of_key(catalogue, spec, quota_key)
     if limit is None:
         return GrantRefusal.NO_LIMIT
-    rate_micro = parse_rate(limit, spec.algorithm).rate_micro
-    return terms_of(rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key))
+    rate = parse_rate(limit, spec.algorithm)
+    return terms_of(rate.rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key), rate.burst)
 
 
 def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from protocol.policy import MAX_RATE_MICRO, Sharing, safe_slots
+from protocol.policy import MAX_RATE_MICRO, Sharing, safe_slots, share_of
 
 PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
 REFRESH_MS = 5_000
@@ -44,6 +44,7 @@ LATEST_REPLY_MS = 5_000
 MARGIN_MS = 250  # by how much the clocks of coordinators may differ
 LONGEST_MS = REFRESHES * REFRESH_MS + MARGIN_MS
 WORST_MS = 1_000
+MOST_COUNTED = 2**62  # what is remembered of it has 64 bits
 MOST_PERHAPS = 8
 PAID_BACK_IN_MS = 2_000
 CARRIED = 10  # such a part of the worst case may be what was left of the limit, to be given out later
@@ -129,6 +130,7 @@ class Terms(NamedTuple):
     members: Mapping[str, Member]
     safe_shares: Mapping[str, int]
     lasting_ms: int = 0  # so long after a share is over, what was taken by it may be in use; only of slots
+    bursts: Mapping[str, int] = {}  # units that each store's bucket holds; only of rates
 
     @property
     def is_slots(self) -> bool:
@@ -150,13 +152,18 @@ class Terms(NamedTuple):
 
 
 def terms_of(
-    limit_micro: int, sharing: Sharing, members: Mapping[str, Member], weights: Mapping[str, int] | None = None
+    limit_micro: int,
+    sharing: Sharing,
+    members: Mapping[str, Member],
+    weights: Mapping[str, int] | None = None,
+    burst: int = 0,
 ) -> Terms:
     """`weights`: by which stores know their safe shares, where people weigh the members otherwise."""
     weights = weights or {region: member.weight for region, member in members.items()}
     total = max(1, sum(weights.values()))
     safe_shares = {region: limit_micro * weight // total for region, weight in weights.items()}
-    return Terms(limit_micro, sharing, members, safe_shares)
+    bursts = {region: share_of(burst, weight, total) for region, weight in weights.items()}
+    return Terms(limit_micro, sharing, members, safe_shares, bursts=bursts)
 
 
 def terms_of_slots(
@@ -210,11 +217,12 @@ class Holding(Struct, array_like=True):
     heard_ms: int = 0
     perhaps: list[Given] = field(default_factory=lambda: [Given()])
     spent: int = 0  # units, when it named a share last as soon as it could
-    excess_seen_ms: int = 0  # how long more than the limit had been held then
+    counted: int = 0  # what it held since then, while all together held more than the limit
     asked_ms: int = 0  # by a hint
     epoch: int = 0
     lost_micro: int = 0  # what its store, before it lost its data, may have had in use
     lost_until_ms: int = 0
+    missing: int = 0  # in its bucket: so much of what it did not use may be used yet, and was not lost
 
     def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
         """While what was lost may be in use, it is held beside what the store has given out since."""
@@ -237,7 +245,6 @@ class Shared(Struct, array_like=True):
     holdings: dict[str, Holding] = field(default_factory=dict)
     debt: int = 0  # what may have been admitted beyond the limit and is not paid back, in thousand-millionths of a unit
     most_debt: int = 0
-    excess_ms: int = 0  # for how long, so far, more than the limit was held
     balance: int = 0  # what is to be paid back yet, likewise; below zero: what was left of the limit, to be given out
 
     @property
@@ -306,7 +313,9 @@ def count(shared: Shared, terms: Terms, now_ms: int) -> None:
         excess = _excess_micro(shared, terms, begin_ms) * (end_ms - begin_ms)
         shared.debt = max(0, shared.debt + excess)
         shared.balance = max(-(terms.worst // CARRIED), shared.balance + excess)
-        shared.excess_ms += end_ms - begin_ms if excess > 0 else 0
+        for region, holding in shared.holdings.items() if excess > 0 else ():
+            has_micro = holding.most_within(begin_ms, begin_ms, terms.safe_micro(region))
+            holding.counted = min(MOST_COUNTED, holding.counted + has_micro * (end_ms - begin_ms))
     shared.at_ms = now_ms
 
 
@@ -345,7 +354,7 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
     if report.epoch < holding.epoch or 0 < report.number < holding.perhaps[0].number:
         return
     if report.number and report.number == holding.perhaps[-1].number:
-        _refund(shared, holding, report.spent, now_ms)
+        _refund(shared, holding, report.spent, terms.bursts.get(report.region, 0) * PARTS)
     shared.most_debt = max(shared.most_debt, shared.debt)
     holding.demand_micro, holding.heard_ms = report.demand_micro, now_ms
     later = [each for each in holding.perhaps if each.number > report.number]
@@ -375,15 +384,18 @@ def _as_named(named: Given | None, report: Report, terms: Terms, safe_from_ms: i
     return named
 
 
-def _refund(shared: Shared, holding: Holding, spent: int, now_ms: int) -> None:
-    """What it did not use while more than the limit was held was not admitted. All that it used counts as used then."""
-    counted = holding.most_within(now_ms, now_ms, 0) * (shared.excess_ms - holding.excess_seen_ms)
+def _refund(shared: Shared, holding: Holding, spent: int, full: int) -> None:
+    """What it did not use while more than the limit was held was not admitted. All that it used counts as used then;
+    and what lies in its bucket meanwhile is used later, so only what runs over is lost.
+    """
     used = (spent - holding.spent) * PARTS
     if used >= 0:
-        unspent = max(0, counted - used)
+        missing = holding.missing + used - holding.counted
+        unspent = max(0, -missing)
         shared.debt -= min(shared.debt, unspent)
         shared.balance -= min(max(0, shared.balance), unspent)
-    holding.spent, holding.excess_seen_ms = spent, shared.excess_ms
+        holding.missing = min(max(0, missing), full)
+    holding.spent, holding.counted = spent, 0
 
 
 # --- what it should be ------------------------------------------------------------------------------------------------

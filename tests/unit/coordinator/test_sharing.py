@@ -191,6 +191,18 @@ def test_what_was_not_used_is_no_debt() -> None:
     assert shared.debt == owed, "the same report again says nothing of what was used since"
 
 
+def test_what_lies_in_a_bucket_is_not_lost() -> None:
+    """Used later, it was never counted again: a region that used its share by fits and starts owed next to nothing."""
+    of = terms_of(LIMIT, Sharing.ADAPTIVE, dict.fromkeys(NAMES, Member(1)), burst=6)
+    shared, grants = all_said(of, 0, 0, 90)
+    told, spent = grants["a"], 0
+    for turn, used in enumerate([4, 8, 4, 8], 1):
+        spent += used
+        told = share_out(shared, Report("a", LIMIT, told.number, 30_000_000, spent), of, 200 * turn).grant
+    assert spent == 4 * 6
+    assert shared.debt == 4 * 60_000_000 * 200 - 2 * PARTS, "two were in the bucket before, and are of the burst"
+
+
 def test_what_nobody_held_is_remembered_and_no_more_than_a_tenth_of_the_worst_case() -> None:
     of = terms(Sharing.ADAPTIVE)
     shared, told = all_said(of, 90, 90, 90)
