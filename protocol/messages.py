@@ -35,8 +35,11 @@ Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$"
 DimensionValue = Annotated[str, Meta(max_length=256)]
 
 
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is not known is refused: a misspelt field must not be a silent default."""
+class Message(Struct, frozen=True, kw_only=True):
+    """The base of everything that travels between the two services.
+
+    Unknown fields are ignored, so that a release can read what the next one says.
+    """
 
 
 # --- epochs ----------------------------------------------------------------------------------------------------------
@@ -159,10 +162,19 @@ class LeaseReply(Message, frozen=True):
 
 
 class WantRefused(Message, frozen=True):
-    """A want that leads to no lease at all."""
+    """A want, rate or slot that was not accepted. It leads to no lease and no share."""
 
-    quota: QuotaKey
+    quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
     refusal: GrantRefusal
+    reason: str | None = None  # of an invalid one: which of its fields is wrong, and why
+
+
+class ExchangeFault(Message, frozen=True):
+    """Why an exchange was refused: the first thing in it that is wrong."""
+
+    field: Annotated[str, Meta(description="such as frozen.leases[2].consumed; empty for the exchange as a whole")]
+    rule: Annotated[str, Meta(description="a stable word, such as max_length, unique or lane")]
+    reason: str
 
 
 class Receipt(Message, frozen=True):
@@ -173,9 +185,12 @@ class Receipt(Message, frozen=True):
 
 
 class ExchangeReply(Message, frozen=True):
-    lane: Lane
-    seq: Sequence
+    """The answer to one exchange of a request."""
+
     outcome: ExchangeOutcome
+    lane: Lane | None = None  # None if the batch could not be read
+    seq: Sequence | None = None
+    fault: ExchangeFault | None = None  # of an exchange that was refused
     receipt: Receipt | None = None
     expected_seq: Sequence | None = None
     leases: list[LeaseReply] = []
@@ -183,7 +198,9 @@ class ExchangeReply(Message, frozen=True):
 
 
 class ExchangeResponse(Message, frozen=True):
-    replies: list[ExchangeReply]
+    replies: Annotated[
+        list[ExchangeReply], Meta(description="one for each exchange of the request, in the order of the request")
+    ]
     versions: Versions
     drain: bool = False  # return what is unspent, ask for nothing
 

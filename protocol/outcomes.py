@@ -16,6 +16,8 @@ class ExchangeOutcome(StrEnum):
     UNKNOWN_EPOCH = "unknown_epoch"  # never issued to this region
     WRONG_FINGERPRINT = "wrong_fingerprint"  # the epoch belongs to another life of the store
     RETIRED = "retired"  # people decided that no more evidence counts
+    # It cannot be accepted as it is: unreadable, too large, of another lane. Nothing of it is booked; `fault` says why.
+    REFUSED = "refused"
 
 
 class GrantRefusal(StrEnum):
@@ -31,6 +33,7 @@ class GrantRefusal(StrEnum):
     LEASE_EXPIRED = "lease_expired"  # it first returns what is left of it; there is hope
     TOTAL_TOO_LARGE = "total_too_large"  # the lease was granted all that a store can count; the next period has another
     EXHAUSTED = "exhausted"  # nothing is left, and nobody holds any that could come back
+    INVALID = "invalid"  # the want, rate or slot is malformed: `reason` says where. Asking again unchanged is useless
 
 
 class DenialReason(StrEnum):

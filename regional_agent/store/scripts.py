@@ -472,6 +472,7 @@ class Scripts:
 
     async def settle(self, life: Life, lane: int, sent_mono_us: int, reply: ExchangeReply) -> dict[str, int]:
         """Take in a reply whose batch was booked. Gives the units that each quota gained by it."""
+        assert reply.seq is not None  # only what could not be read has none, and is not booked
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
         names = self._lane_keys(life, lane)
         for lease in leases:

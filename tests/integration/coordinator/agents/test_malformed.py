@@ -48,7 +48,6 @@ MALFORMED: list[tuple[list[Any], dict[str, Any], dict[str, Any], str]] = [
     ([lease(consumed=1, units=-1)], {}, {}, "frozen.leases[0].lines[0].units"),
     ([lease("exports")], {}, {}, "frozen.leases[0].quota"),
     ([lease(period="2026-13")], {}, {}, "frozen.leases[0].period"),
-    ([lease(spent=1)], {}, {}, "frozen.leases[0].spent"),
     ([lease(), lease()], {}, {}, "frozen.leases[1].quota"),
     ([], {"seq": 0}, {}, "frozen.seq"),
     ([], {"lane": 64}, {}, "frozen.lane"),

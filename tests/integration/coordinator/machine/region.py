@@ -150,9 +150,10 @@ class Life:
         return FrozenLease(quota=key.quota, period=key.period, lines=lines, **totals)
 
     def take_in(self, reply: ExchangeReply, now: datetime) -> None:
-        if reply.outcome in ACKNOWLEDGED and self._seq_of(reply.lane) == reply.seq:
-            del self.memory.frozen[reply.lane]
-            self.memory.seqs[reply.lane] = reply.seq
+        lane, seq = reply.lane, reply.seq
+        if lane is not None and seq is not None and reply.outcome in ACKNOWLEDGED and self._seq_of(lane) == seq:
+            del self.memory.frozen[lane]
+            self.memory.seqs[lane] = seq
         for lease in reply.leases:
             self.memory.held.setdefault(Key(lease.quota, lease.period), Held()).hear(lease, now)
             if lease.recall_keep is not None:
