@@ -173,8 +173,10 @@ class ExchangeFault(Message, frozen=True):
     """Why an exchange was refused: the first thing in it that is wrong."""
 
     field: Annotated[str, Meta(description="such as frozen.leases[2].consumed; empty for the exchange as a whole")]
-    rule: Annotated[str, Meta(description="a stable word, such as max_length, unique or lane")]
+    rule: Annotated[str, Meta(description="a stable word, such as max_length, unique, lane, contention or internal")]
     reason: str
+    # The same bytes may be sent again after so long: something else stood in the way. None: they are refused again.
+    again_in_ms: Milliseconds | None = None
 
 
 class Receipt(Message, frozen=True):
