@@ -32,12 +32,28 @@ async def read_body(request: Request, type_: type[T]) -> T:
     return decode(await request.body(), type_)
 
 
+async def read_parts(request: Request, type_: type[T]) -> T:
+    """The body of a request as `type_`, whose fields of msgspec.Raw the caller decodes one by one, or a Problem.
+
+    The JSON of the whole body is well-formed then. All else that `decode` refuses within a part is left to the caller.
+    """
+    _refuse_other_media(request)
+    return _decoded(await request.body(), type_, "", _refuse_repeated_in_outermost)
+
+
 def decode(raw: bytes, type_: type[T], within: str = "") -> T:
     """JSON text as `type_`, or a Problem whose fields begin with `within` (for JSON that travels in JSON)."""
+    value = _decoded(raw, type_, within, _refuse_repeated)
+    if b"\\u0000" in raw and _NUL.search(str(raw, "utf-8")):
+        _refuse(within or "body", "characters", "the character U+0000 cannot be stored")
+    return value
+
+
+def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[[object, bytes, str], None]) -> T:
     try:
         text = str(raw, "utf-8")
         value: T = _decoder(type_).decode(text)
-        _refuse_repeated(value, raw, text)
+        refuse_repeated(value, raw, text)
     except msgspec.ValidationError as error:
         raise invalid(error, within) from None
     except UnicodeDecodeError as error:
@@ -48,8 +64,6 @@ def decode(raw: bytes, type_: type[T], within: str = "") -> T:
         _not_json("The body is nested too deeply.", within)
     except _Repeated as repeated:
         _refuse(_joined(within, repeated.name), "duplicate", "the name occurs more than once in one object")
-    if "\\u0000" in text and _NUL.search(text):
-        _refuse(within or "body", "characters", "the character U+0000 cannot be stored")
     return value
 
 
@@ -92,13 +106,30 @@ class _Repeated(Exception):
 
 
 def _unique(pairs: list[tuple[str, object]]) -> None:
+    repeated = _repeated_name(pairs)
+    if repeated is not None:
+        raise _Repeated(repeated)
+
+
+def _repeated_name(pairs: list[tuple[str, object]]) -> str | None:
     if len({name for name, _ in pairs}) == len(pairs):
-        return
+        return None
     seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise _Repeated(name)
-        seen.add(name)
+    return next((name for name, _ in pairs if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def _refuse_repeated_in_outermost(value: object, raw: bytes, text: str) -> None:
+    """Only names of the outermost object: it is the last one whose end the decoder comes to."""
+    if msgspec.json.encode(value) == raw:
+        return
+    repeated: list[str | None] = [None]
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        repeated[0] = _repeated_name(pairs)
+
+    json.JSONDecoder(object_pairs_hook=note, parse_int=float).decode(text)
+    if repeated[0] is not None:
+        raise _Repeated(repeated[0])
 
 
 # Builds nothing: it only looks at names. Numbers are read as float, which has no limit of digits that could raise.

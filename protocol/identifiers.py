@@ -19,6 +19,7 @@ from msgspec import Meta
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,62}$"
 REGION_PATTERN = r"^[a-z][a-z0-9-]{0,30}$"
 MAX_QUOTA_KEY_LENGTH = 512
+ESCAPE = "%"  # begins each character of a key that stands there percent-encoded
 KEYS_REMEMBERED = 10_000  # parsed: the same few are named again and again
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN, description="lower case letters, digits, - and _")]

@@ -78,6 +78,12 @@ class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     checks: Annotated[list[Check], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
+class CheckPieces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A CheckBatch whose checks are not decoded yet: each is accepted or refused by itself."""
+
+    checks: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
 class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     policy: str
     quota: str

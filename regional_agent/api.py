@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from doors.bodies import described, read_body, reply
+from doors.bodies import described, read_body, read_parts, reply
 from doors.metrics import shown
 from doors.problems import Problem
 from doors.request_ids import request_id_of
@@ -17,6 +17,7 @@ from regional_agent.answers import (
     Check,
     CheckAnswer,
     CheckBatch,
+    CheckPieces,
     Hold,
     HoldAnswer,
     HoldCommit,
@@ -26,7 +27,7 @@ from regional_agent.answers import (
     answered,
     hold_answered,
 )
-from regional_agent.batches import Batch, asked_of
+from regional_agent.batches import Batch, read_piece
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
 from regional_agent.status import Status, status_of
@@ -76,11 +77,14 @@ async def check(request: Request, region: TheRegion) -> Response:
 
 @services.post(HOT_PATHS[1], **described(body=CheckBatch, answers={200: BatchAnswer}))
 async def check_batch(request: Request, region: TheRegion) -> Response:
-    """Up to 1,000 checks, decided in order, each as if it were alone."""
-    checks = (await read_body(request, CheckBatch)).checks
+    """Up to 1,000 checks, decided in order, each as if it were alone.
+
+    A check that is malformed is refused in its own item, with the status and the problem that it alone would have had.
+    """
+    pieces = (await read_parts(request, CheckPieces)).checks
     answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
     batch = Batch(request.url.path, request_id_of(request.scope), partial(tell, answer))
-    batch.submit(region.admission, [asked_of(region.admission, check) for check in checks])
+    batch.submit(region.admission, [read_piece(region.admission, bytes(piece)) for piece in pieces])
     return reply(await answer)
 
 

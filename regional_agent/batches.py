@@ -9,6 +9,7 @@ from itertools import groupby
 
 import structlog
 
+from doors.bodies import decode
 from doors.problems import PROBLEMS, Problem, problem_document
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import BatchAnswer, BatchItem, Check, Verdict, status_of_answer
@@ -23,6 +24,14 @@ def asked_of(admission: Admits, check: Check) -> Asked | Exception:
         return admission.asked(check)
     except REFUSALS as refusal:
         return refusal
+
+
+def read_piece(admission: Admits, piece: bytes) -> Asked | Exception:
+    """Decode one check of a batch. A Problem with its JSON is the answer to this check, not to the batch."""
+    try:
+        return asked_of(admission, decode(piece, Check))
+    except Problem as problem:
+        return problem
 
 
 class Batch:
@@ -63,6 +72,8 @@ class Batch:
 
 
 def _problem_of(error: Exception) -> Problem:
+    if isinstance(error, Problem):
+        return error
     try:
         return problem_of(error)
     except Exception:

@@ -20,7 +20,6 @@ from typing import Any, ClassVar, NamedTuple
 import httptools
 import msgspec
 import structlog
-from msgspec import Raw, Struct
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from doors.bodies import decode
@@ -30,7 +29,7 @@ from doors.problems import Problem
 from doors.request_ids import harmless, new_request_id
 from doors.tokens import same_token, token_in
 from regional_agent.admission import Admits, Asked
-from regional_agent.answers import MAX_BATCH, Answered, BatchAnswer, Check, Verdict, answered
+from regional_agent.answers import Answered, BatchAnswer, Check, CheckPieces, Verdict, answered
 from regional_agent.asked_before import AskedBefore
 from regional_agent.batches import Batch, asked_of
 from regional_agent.domain.remembered import Remembered
@@ -76,11 +75,11 @@ class _Headers:
             self.telling[name] = value
 
 
-class _Checks(Struct, frozen=True, forbid_unknown_fields=True):
-    checks: list[Raw]
+class _NotUtf8(Exception):
+    pass
 
 
-_decode_checks = msgspec.json.Decoder(_Checks).decode
+_decode_pieces = msgspec.json.Decoder(CheckPieces).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -154,10 +153,18 @@ class FastDoor:
         if b"\\" in raw or raw.count(b'"checks"') != 1:
             return None  # a name may stand there twice
         try:
-            pieces = _decode_checks(raw).checks
-            return [self.asked(bytes(piece)) for piece in pieces] if 1 <= len(pieces) <= MAX_BATCH else None
-        except (msgspec.MsgspecError, Problem):
+            return [self._piece(bytes(piece)) for piece in _decode_pieces(raw).checks]
+        except (msgspec.MsgspecError, RecursionError, _NotUtf8):
             return None
+
+    def _piece(self, raw: bytes) -> Asked | Exception:
+        """One check of a batch. A Problem with it is an answer of its own."""
+        try:
+            return self.asked(raw)
+        except Problem as problem:
+            if problem.kind == "invalid-json":  # then the body as a whole is none, either
+                raise _NotUtf8 from None
+            return problem
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

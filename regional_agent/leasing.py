@@ -16,6 +16,7 @@ from typing import NamedTuple
 from protocol.clock import Clock
 from protocol.messages import ExchangeReply, LeaseWant
 from protocol.outcomes import GrantRefusal
+from protocol.units import MAX_UNITS
 from regional_agent.asking import Answer, Asking
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
@@ -80,7 +81,7 @@ class Leasing:
     def note(self, quota: str, units: int, decision: PolicyDecision) -> None:
         """A request asked for so many units: count the demand, and ask for more below the low water mark."""
         want = self._want(quota)
-        want.demand.note(units)
+        want.demand.note(units, decision.limit)
         now_ms = self._clock.monotonic_ms()
         if want.patience.is_pausing(now_ms) or want.wanted or want.asking is not None:
             return
@@ -233,7 +234,12 @@ class Leasing:
         if want.asking is not None:
             want.asking.send()
         demand_milli = want.demand.per_second_milli(self._clock.monotonic_ms())
-        return LeaseWant(quota=quota, demand_milli=demand_milli, waiting=want.waiting, held=want.held)
+        return LeaseWant(
+            quota=quota,
+            demand_milli=demand_milli,
+            waiting=min(want.waiting, MAX_UNITS),
+            held=min(want.held, MAX_UNITS),
+        )
 
     def held(self, quota: str, units: int) -> None:
         """So many are, as the store says: it is looked at again after a while, for what runs out is to be reported."""

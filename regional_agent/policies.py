@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from protocol.addresses import Network, parse_network
-from protocol.identifiers import parse_quota_key, quota_key, wider_keys
+from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
 from protocol.policy import (
     OTHER_CLASSES,
     SLICED,
@@ -48,7 +48,9 @@ from regional_agent.domain.subjects import (
     NO_PLAN,
     PLAIN_FIELDS,
     InvalidAddress,
+    InvalidSubjectValue,
     RouteClasses,
+    check_values,
     is_within,
     usage_dimensions,
     value_of,
@@ -102,15 +104,24 @@ class CompiledPolicy:
         return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
 
     def key(self, subject: Subject, route_class: str = NO_CLASS, plan: str | None = None) -> str:
+        """Raises UnknownSubjectField, InvalidAddress or InvalidSubjectValue."""
         by = self.spec.by
         try:
             if self.is_plain:
-                return quota_key(self.quota.name, [(field, subject[field]) for field in by])
-            prefix = self.spec.ip_prefix
-            values = [(field, value_of(field, subject, route_class, plan or NO_PLAN, prefix)) for field in by]
-            return quota_key(self.quota.name, values)
+                values = [(field, subject[field]) for field in by]
+            else:
+                prefix = self.spec.ip_prefix
+                values = [(field, value_of(field, subject, route_class, plan or NO_PLAN, prefix)) for field in by]
         except KeyError as missing:
             raise UnknownSubjectField(self.spec.name, str(missing.args[0])) from None
+        try:
+            key = quota_key(self.quota.name, values)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            key = ESCAPE
+        # Only a value that was percent-encoded can hold a character that is refused.
+        if len(key) > MAX_QUOTA_KEY_LENGTH or ESCAPE in key:
+            check_values(self.quota.name, values)
+        return key
 
     def usage_dimensions(self, subject: Subject, route_class: str) -> str:
         """What finance groups usage by. JSON, keys in order: it names a usage line."""
@@ -191,7 +202,7 @@ class Policies:
         for policy in _from_here(met, subject):
             try:
                 demanded.append(self._demanded(policy, subject, met.route_class, cost))
-            except (UnknownSubjectField, InvalidAddress):
+            except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
         return demanded

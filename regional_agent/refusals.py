@@ -2,11 +2,11 @@
 
 from doors.problems import InvalidParameter, Problem
 from regional_agent.admission import NoPoliciesYet
-from regional_agent.domain.subjects import InvalidAddress
+from regional_agent.domain.subjects import InvalidAddress, InvalidSubjectValue
 from regional_agent.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.store.scripts import OperationConflict
 
-REFUSALS = (UnknownSubjectField, InvalidAddress, OperationConflict, HoldNeeded, NoPoliciesYet)
+REFUSALS = (UnknownSubjectField, InvalidAddress, InvalidSubjectValue, OperationConflict, HoldNeeded, NoPoliciesYet)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -17,6 +17,9 @@ def problem_of(error: Exception) -> Problem:
             return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
         case InvalidAddress():
             fault = InvalidParameter("subject.ip", "address", str(error))
+            return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
+        case InvalidSubjectValue():
+            fault = InvalidParameter(f"subject.{error.field}", error.rule, str(error))
             return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
         case OperationConflict():
             fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")

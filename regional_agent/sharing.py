@@ -122,7 +122,12 @@ class Sharing:
     # --- told by admission and slices --------------------------------------------------------------------------------
 
     def note(self, charge: RateCharge, units: int, size: int = 1) -> None:
-        """So many units were asked for, in requests of that size."""
+        """So many units were asked for, in requests of that size.
+
+        No bucket gives more than its burst at once. What an adjustment takes beyond that is debt and not demand.
+        """
+        if size > charge.burst > 0:
+            units, size = units // size * charge.burst, charge.burst
         self._leasing.note_rate(charge.quota, units)
         if not charge.is_shared:
             return

@@ -7,6 +7,8 @@ silence is not taken for an end.
 import math
 from dataclasses import dataclass, field
 
+from protocol.units import MAX_UNITS
+
 QUICK_MS = 1_000
 SLOW_MS = 5_000
 
@@ -30,14 +32,18 @@ class Demand:
     _quick: Average = field(default_factory=lambda: Average(QUICK_MS))
     _slow: Average = field(default_factory=lambda: Average(SLOW_MS))
 
-    def note(self, units: int) -> None:
-        self._units += units
+    def note(self, units: int, limit: int = MAX_UNITS) -> None:
+        """Count units that were asked for. No grant can exceed `limit`, so more than that at once is not demand."""
+        self._units += min(units, limit)
 
     def per_second_milli(self, now_ms: int) -> int:
-        """Thousandths of a unit per second, what was noted since the last call included."""
+        """Return thousandths of a unit per second, what was noted since the last call included.
+
+        It is at most MAX_UNITS, which is the most that a message carries.
+        """
         elapsed_ms = now_ms - self.since_ms
         if elapsed_ms > 0:
             self._quick.observe(self._units, elapsed_ms)
             self._slow.observe(self._units, elapsed_ms)
             self._units, self.since_ms = 0, now_ms
-        return round(max(self._quick.per_second, self._slow.per_second) * 1000)
+        return min(MAX_UNITS, round(max(self._quick.per_second, self._slow.per_second) * 1000))

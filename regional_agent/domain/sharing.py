@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from protocol.units import MAX_UNITS
 from regional_agent.domain.demand import Average
 
 LATEST_REPLY_MS = 5_000  # what took longer is not heard: it may be older than what was decided since
@@ -149,7 +150,7 @@ class RateDemand:
     def per_second_micro(self, now_ms: int) -> int:
         if now_ms - self.since_ms >= (FOLD_MS if self._units else SILENCE_MS):
             self._fold(now_ms)
-        return round(self._believed() * 1_000_000)
+        return min(MAX_UNITS, round(self._believed() * 1_000_000))
 
     def _believed(self) -> float:
         believed = self._averages[0].per_second

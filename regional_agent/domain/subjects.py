@@ -1,12 +1,14 @@
 """What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
 from protocol.addresses import Address, Network, parse_address, prefix_of
+from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
 from protocol.policy import IpPrefix, RouteClass
 from regional_agent.domain.routes import Routes
 
@@ -16,11 +18,21 @@ NO_CLASS = "*"  # of a route that belongs to none
 NO_PLAN = ""  # of a tenant that is on none
 KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys apart
 _encoder = msgspec.json.Encoder(order="sorted")
+_SUBJECT_FIELD = {"ip_prefix": "ip"}  # where a key's field is read from another one of the subject
 PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
 
 
 class InvalidAddress(Exception):
     """A policy reads the subject's address, and it is none."""
+
+
+class InvalidSubjectValue(Exception):
+    """A value cannot be part of a quota key: the coordinator and the finance API refuse such a key."""
+
+    def __init__(self, field: str, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field  # of the subject
+        self.rule = rule
 
 
 class _Place(NamedTuple):
@@ -86,6 +98,25 @@ def value_of(field: str, subject: Subject, route_class: str, plan: str, prefix: 
     if field == "plan":
         return plan
     return route_class if field == "route_class" else subject[field]
+
+
+def check_values(quota: str, values: Sequence[tuple[str, str]]) -> None:
+    """Raise InvalidSubjectValue, naming the field, if these values cannot be part of a quota key.
+
+    The characters are those that the coordinator accepts in queries, overrides and blocks.
+    """
+    for name, value in values:
+        if not value.isprintable():
+            field = _SUBJECT_FIELD.get(name, name)
+            raise InvalidSubjectValue(field, "characters", "control and other unprintable characters are not accepted")
+    length = len(quota_key(quota, values))
+    if length > MAX_QUOTA_KEY_LENGTH:
+        name, value = max(values, key=lambda each: len(quote(each[1], safe="")))
+        reason = (
+            f"the key of quota {quota!r} has {length} characters with these values, at most {MAX_QUOTA_KEY_LENGTH} are "
+            "accepted; all but letters, digits and -._~ count as three or more"
+        )
+        raise InvalidSubjectValue(_SUBJECT_FIELD.get(name, name), "max_length", reason)
 
 
 def address_of(subject: Subject) -> Address:

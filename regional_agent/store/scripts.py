@@ -14,6 +14,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
+from protocol.units import MAX_UNITS
 from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
 from regional_agent.domain.modes import LOOKS
 from regional_agent.store import keys
@@ -515,7 +516,7 @@ class Scripts:
         answer = await self._run("report_rates", names, *arguments)
         if answer[0] == b"fenced":
             raise Fenced
-        numbers = [int(number) for number in answer[2:]]
+        numbers = [min(int(number), MAX_UNITS) for number in answer[2:]]  # sums over the region's agents
         reports = [
             RateReport(quota=each.quota, number=number, rate_micro=rate_micro, spent=spent, demand_micro=demand_micro)
             for each, (number, rate_micro, spent, demand_micro) in zip(
@@ -548,7 +549,7 @@ class Scripts:
         answer = await self._run("report_slots", names, *arguments)
         if answer[0] == b"fenced":
             raise Fenced
-        numbers = [int(number) for number in answer[2:]]
+        numbers = [min(int(number), MAX_UNITS) for number in answer[2:]]  # sums over the region's agents
         reports = []
         for place, (slots, _) in enumerate(wanted):
             number, held, units, lost_ms = numbers[4 * place : 4 * place + 4]

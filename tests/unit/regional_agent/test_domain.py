@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.units import MAX_UNITS
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Patience, low_water
 
@@ -64,3 +65,19 @@ def test_asking_twice_in_one_moment_counts_nothing_twice() -> None:
     demand = Demand(since_ms=0)
     demand.note(100)
     assert demand.per_second_milli(1000) == demand.per_second_milli(1000)
+
+
+@given(st.lists(st.tuples(st.integers(1, MAX_UNITS), st.integers(0, 10_000)), max_size=20))
+def test_demand_never_exceeds_what_a_message_carries(requests: list[tuple[int, int]]) -> None:
+    demand, now_ms = Demand(since_ms=0), 0
+    for units, pause_ms in requests:
+        demand.note(units)
+        now_ms += pause_ms
+        assert 0 <= demand.per_second_milli(now_ms) <= MAX_UNITS
+
+
+def test_one_request_counts_as_demand_only_up_to_the_limit() -> None:
+    demand, usual = Demand(since_ms=0), Demand(since_ms=0)
+    demand.note(MAX_UNITS, limit=100)
+    usual.note(100, limit=100)
+    assert demand.per_second_milli(1_000) == usual.per_second_milli(1_000) > 0

@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
 from prometheus_client import generate_latest
 
+from protocol.messages import LeaseWant
+from protocol.units import MAX_UNITS
 from regional_agent.leasing import UNANSWERED_MS, HotKey, Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import PolicyDecision
@@ -150,3 +153,15 @@ def test_only_what_is_hot_is_a_series_and_only_as_long_as_it_is() -> None:
     assert told() == ['leasehold_hot_key_units_per_second{quota="api:tenant=a"} 250.0']
     metrics.hot_keys.show([])
     assert told() == []
+
+
+def test_no_want_holds_a_number_that_a_message_does_not_carry() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    for _ in range(3):
+        leasing.note(QUOTA, MAX_UNITS, spent(available=0))
+        leasing.waits(QUOTA, MAX_UNITS)
+        leasing.note_held(QUOTA, MAX_UNITS)
+    clock.now_ms += 1
+    want = leasing.want_of(QUOTA)
+    assert msgspec.json.decode(msgspec.json.encode(want), type=LeaseWant) == want

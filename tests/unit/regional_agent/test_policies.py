@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
 from protocol.policy import LimitsDocument, PolicyBundle, faults_of
+from regional_agent.domain.subjects import InvalidSubjectValue
 from regional_agent.policies import Policies, UnknownSubjectField
 from regional_agent.store.scripts import AllowanceCharge, RateCharge, SlotCharge
 
@@ -133,3 +135,56 @@ def test_what_a_shadow_cannot_read_is_no_fault_of_the_request() -> None:
 def test_a_missing_field_is_refused_by_name(policies: Policies) -> None:
     with pytest.raises(UnknownSubjectField, match="'search' counts by 'tenant'"):
         policies.demand({"route": "/v1/search"}, None)
+
+
+WITH_TWO_FIELDS = {
+    "quotas": DOCUMENT["quotas"],
+    "policies": [
+        {"name": "both", "quota": "exports", "by": ["tenant", "user"]},
+        {"name": "path", "quota": "api", "by": ["route"]},
+        {"name": "trial", "quota": "vip", "by": ["api_key"], "shadow": True},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("subject", "field", "rule"),
+    [
+        ({"tenant": "/" * 170, "user": "u", "route": "/v1"}, "tenant", "max_length"),
+        ({"tenant": "a", "user": "é" * 100, "route": "/v1"}, "user", "max_length"),
+        ({"tenant": "a" * 250, "user": "b" * 251, "route": "/v1"}, "user", "max_length"),
+        ({"tenant": "a", "user": "u", "route": "/" + "x" * 600}, "route", "max_length"),
+        ({"tenant": "a", "user": "u", "route": "/a" * 200}, "route", "max_length"),
+        ({"tenant": "a\tb", "user": "u", "route": "/v1"}, "tenant", "characters"),
+        ({"tenant": "a\n", "user": "u", "route": "/v1"}, "tenant", "characters"),
+        ({"tenant": "a", "user": "\x1b[31m", "route": "/v1"}, "user", "characters"),
+        ({"tenant": "a", "user": "\x7f", "route": "/v1"}, "user", "characters"),
+        ({"tenant": "a", "user": "\ud800", "route": "/v1"}, "user", "characters"),
+    ],
+)
+def test_a_value_that_no_quota_key_may_hold_is_refused_by_its_field(
+    subject: dict[str, str], field: str, rule: str
+) -> None:
+    document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
+    policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
+    with pytest.raises(InvalidSubjectValue) as refused:
+        policies.demand(subject, None)
+    assert (refused.value.field, refused.value.rule) == (field, rule)
+
+
+def test_a_key_of_just_the_length_that_is_accepted_is_built() -> None:
+    document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
+    both = {"tenant": "/" * 80, "user": "u", "route": "/v1"}
+    room = MAX_QUOTA_KEY_LENGTH - len("exports:tenant=,user=") - 3 * 80
+    policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
+    fits, *_ = policies.demand(both | {"user": "u" * room}, None)
+    assert len(fits.charge.quota) == MAX_QUOTA_KEY_LENGTH
+    with pytest.raises(InvalidSubjectValue):
+        policies.demand(both | {"user": "u" * (room + 1)}, None)
+
+
+def test_a_shadow_policy_leaves_out_what_it_cannot_count_by() -> None:
+    document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
+    policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
+    subject = {"tenant": "a", "user": "u", "route": "/v1", "api_key": "/" * 200}
+    assert [each.policy.name for each in policies.demand(subject, None)] == ["both", "path"]
