@@ -1,5 +1,9 @@
-"""What fails outside of the coordinator, in its own words: the doors answer it without knowing the driver."""
+"""Failures that no rule of the domain causes, in the coordinator's own words: callers need not know the driver."""
 
 
 class DatabaseUnavailable(RuntimeError):
     """Postgres cannot be asked now. What was being done may be repeated: every operation is safe to repeat."""
+
+
+class DecisionOutdated(RuntimeError):
+    """What a transaction had read before it held its locks has changed since. It has to begin again from its start."""

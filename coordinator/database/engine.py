@@ -1,10 +1,10 @@
 """Postgres, and the only two ways to it: `run` and `transaction`.
 
 `run` is the one owner of retries. What another transaction caused (a deadlock, a lock that took too long, a row that it
-was quicker to insert) or a connection that died is tried again, a bounded number of times; each attempt is a whole
-transaction from its start. An operation may therefore run twice, even if its first commit got through and only the
-answer was lost: so every operation is written to be safe to repeat. What stays unreachable is `DatabaseUnavailable`,
-which the doors answer with 503.
+was quicker to insert, limits that it changed) or a connection that died is tried again, a bounded number of times; each
+attempt is a whole transaction from its start. An operation may therefore run twice, even if its first commit got
+through and only the answer was lost: so every operation is written to be safe to repeat. What stays unreachable is
+`DatabaseUnavailable`, which the doors answer with 503.
 
 READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
 ask for `snapshot=True`.
@@ -18,7 +18,7 @@ import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from coordinator.database.connection import Connection
-from coordinator.outages import DatabaseUnavailable
+from coordinator.outages import DatabaseUnavailable, DecisionOutdated
 
 if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
@@ -46,6 +46,7 @@ CONTENTION = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
     asyncpg.LockNotAvailableError,
+    DecisionOutdated,
 )
 LOST = (
     ConnectionError,

@@ -5,6 +5,10 @@ holds a pool may read and write its leases: whatever moves units of a lease hold
 only a lease's state, needs the epoch alone. Missing rows are inserted first and locked then, like all others.
 
 Every write says what it expects to find, and the count of its rows is looked at: a surprise ends the transaction.
+
+Limits, plans and regions are no part of that order. A decision about a pool or a share must be made by a catalogue that
+was read after the row was locked, or while the catalogue's own lock was held (`catalogue.lock_catalogue`). Where the
+catalogue has to be read before, because it says which rows to lock, `confirm_catalogue` looks again behind the locks.
 """
 
 import functools
@@ -26,6 +30,7 @@ from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, l
 from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from coordinator.domain.webhooks import suspense_events
+from coordinator.outages import DecisionOutdated
 from protocol.identifiers import KEYS_REMEMBERED, parse_quota_key, wider_keys
 from protocol.lease import LeaseState
 from protocol.messages import FrozenBatch, Receipt
@@ -90,6 +95,27 @@ async def read_catalogue(
     """What is in force now, as far as these quota keys are concerned."""
     row = await connection.fetchrow(_CATALOGUE, *_catalogue_of(quotas, now))
     return await _catalogue(connection, documents, row, quotas)
+
+
+async def confirm_catalogue(
+    connection: Connection,
+    documents: Documents,
+    catalogue: Catalogue,
+    version: int,
+    quotas: Collection[str],
+    now: datetime,
+) -> Catalogue:
+    """Return the catalogue in force, if it decides on these quota keys as the one that was read before the locks did.
+
+    `version` was read by a statement that began when the locks were held, along with something else: so nothing more is
+    asked as long as the catalogue stands still. Raise DecisionOutdated if a change concerns these keys.
+    """
+    if version == catalogue.version:
+        return catalogue
+    newer = await read_catalogue(connection, documents, quotas, now)
+    if not newer.decides_like(catalogue):
+        raise DecisionOutdated(f"the catalogue changed from version {catalogue.version} to {newer.version}")
+    return newer
 
 
 def _catalogue_of(quotas: Collection[str], now: datetime) -> tuple[list[str], list[str], datetime]:
@@ -226,14 +252,19 @@ async def read_leases(
     """
     if not keys:
         return []
-    rows = await connection.fetch(
-        _LEASES,
+    rows = await connection.fetch(_LEASES, *_arguments_of_leases(keys, epochs, divided))
+    return [lease_of_row(row) for row in rows]
+
+
+def _arguments_of_leases(
+    keys: Collection[Key], epochs: Collection[int], divided: Collection[Key]
+) -> tuple[str, str, str, str]:
+    return (
         _names(key.quota for key in keys),
         _names(key.period for key in keys),
         _numbers(sorted(set(epochs))),
         _names(sorted({key.quota for key in divided})),
     )
-    return [lease_of_row(row) for row in rows]
 
 
 def lease_of_row(row: asyncpg.Record) -> Lease:
@@ -246,6 +277,24 @@ def lease_of_row(row: asyncpg.Record) -> Lease:
         LeaseState(row["state"]),
         *_totals_of_lease(row),
     )
+
+
+class LeasesBehindLocks(NamedTuple):
+    """Leases of locked pools, and the catalogue's version at the moment at which they were read."""
+
+    leases: Sequence[Lease]
+    catalogue_version: int | None  # None if there was nothing to read
+
+
+async def read_leases_and_version(
+    connection: Connection, keys: Collection[Key], epochs: Collection[int], divided: Collection[Key] = ()
+) -> LeasesBehindLocks:
+    """Read the leases as `read_leases` does, and the catalogue's version, for `confirm_catalogue`, along with them."""
+    if not keys:
+        return LeasesBehindLocks([], None)
+    rows = await connection.fetch(_LEASES_AND_VERSION, *_arguments_of_leases(keys, epochs, divided))
+    leases = [lease_of_row(row) for row in rows if row["epoch"] is not None]
+    return LeasesBehindLocks(leases, rows[0]["catalogue_version"])
 
 
 async def expired_leases(connection: Connection, now: datetime, at_most: int) -> list[tuple[int, Key]]:
@@ -754,6 +803,10 @@ FROM unnest($1::text::text[], $2::text::text[]) AS asked (quota, period)
 JOIN lease ON lease.quota = asked.quota AND lease.period = asked.period
 WHERE lease.state = 'active' OR lease.epoch = ANY ($3::text::bigint[]) OR lease.quota = ANY ($4::text::text[])
 """
+# A row without a lease where there is none: the version is wanted all the same.
+_LEASES_AND_VERSION = f"""
+SELECT found.*, policy_version.version AS catalogue_version FROM policy_version LEFT JOIN ({_LEASES}) AS found ON true
+"""  # noqa: S608 - a statement of ours
 _CORRECTIONS = """
 SELECT correction.* FROM unnest($1::text[], $2::text[]) AS asked (quota, charge_period)
 JOIN correction USING (quota, charge_period) WHERE correction.epoch = ANY ($3::bigint[])

@@ -19,9 +19,11 @@ async def lock_shares(connection: Connection, quotas: Collection[str], now: date
     return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
 
 
-async def write_shares(connection: Connection, shares: Mapping[str, Shared], now: datetime) -> None:
+async def write_shares(connection: Connection, shares: Mapping[str, Shared], now: datetime) -> int:
+    """Write locked shares, of which there is at least one. Return the catalogue's version behind their locks."""
     states = [msgspec.msgpack.encode(shared) for shared in shares.values()]
-    await connection.execute(_WRITE, list(shares), states, now)
+    version: int = await connection.fetchval(_WRITE, list(shares), states, now)
+    return version
 
 
 async def read_shares(
@@ -47,6 +49,7 @@ SELECT quota, $2, $3 FROM unnest($1::text[]) AS quota ORDER BY quota ON CONFLICT
 _WRITE = """
 UPDATE rate_share SET state = new.state, reported_at = $3
 FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quota = new.quota
+RETURNING (SELECT version FROM policy_version)
 """
 _READ = """
 SELECT quota, state FROM rate_share

@@ -54,6 +54,10 @@ class Catalogue(NamedTuple):
     def active(self) -> list[RegionShare]:
         return [region for region in self.regions.values() if region.is_active]
 
+    def decides_like(self, other: "Catalogue") -> bool:
+        """Compare all but the numbers that count changes: most changes are about other tenants and other quotas."""
+        return self._replace(version=0, block_version=0) == other._replace(version=0, block_version=0)
+
     def settings_of(self, quota_key: str) -> dict[str, Setting]:
         """By region. Of several that reach the key the narrowest counts, for each word by itself."""
         found: dict[str, Setting] = {}

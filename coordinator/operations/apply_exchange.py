@@ -1,6 +1,7 @@
 """One call of a region's agent: several lanes, one transaction, committed before the reply leaves.
 
-    lock and read   lanes, what is in force, pools, leases: a few statements for all lanes together
+    lock and read   lanes, what is in force, pools, leases: a few statements for all lanes together; with the leases
+                    comes the version of what is in force, for that may have changed before the pools were locked
     decide          domain/exchange.py, on what is locked: who booked what, who gets what, who is told what
     write           one statement for what nearly all of them write, and one for each rare thing
 
@@ -76,7 +77,10 @@ async def apply_exchanges(
     by_call = [works_of(call) for call in calls]
     works = [work for each in by_call for work in each]
     catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
-    books = await _lock_books(connection, works, catalogue, now)
+    books, version = await _lock_books(connection, works, catalogue, now)
+    if version is not None:
+        asked = asked_about(works) | apart(works, catalogue)
+        catalogue = await ledger.confirm_catalogue(connection, documents, catalogue, version, asked, now)
     books.limits = await _limits(connection, documents, works, books, catalogue, now)
     decision = decide(works, books, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
@@ -117,15 +121,19 @@ async def _lock_lanes_and_read_catalogue(
     return catalogue
 
 
-async def _lock_books(connection: Connection, works: Sequence[Work], catalogue: Catalogue, now: datetime) -> Books:
+async def _lock_books(
+    connection: Connection, works: Sequence[Work], catalogue: Catalogue, now: datetime
+) -> tuple[Books, int | None]:
+    """Return also the catalogue's version behind the locks, unless nothing was locked."""
     pools = await ledger.lock_pools(connection, pools_about(works, now), pools_needed(works))
     epochs = epochs_about(works)
     pools, corrections = await ledger.lock_late(connection, pools, epochs, now)
     divisions = divisions_of(catalogue, pools, await read_moves(connection, moved_keys(pools)))
-    leases = await ledger.read_leases(connection, pools.keys(), epochs, divided_keys(divisions, catalogue.quotas))
+    divided = divided_keys(divisions, catalogue.quotas)
+    leases, version = await ledger.read_leases_and_version(connection, pools.keys(), epochs, divided)
     books = books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
     books.pushable = await ledger.share_current_epochs(connection, waiting_epochs(works, books, now))
-    return books
+    return books, version
 
 
 async def _limits(

@@ -50,7 +50,8 @@ async def share_rates(
     shares = await lock_shares(connection, terms, now) if terms else {}
     response, notices = decide(region, request, found, shares, round(now.timestamp() * 1000))
     if shares:
-        await write_shares(connection, shares, now)
+        version = await write_shares(connection, shares, now)
+        await ledger.confirm_catalogue(connection, documents, catalogue, version, asked, now)
     await notify(connection, notices)
     overshoots = [
         (quota, shared.most_debt, terms[quota].worst) for quota, shared in shares.items() if not terms[quota].is_slots

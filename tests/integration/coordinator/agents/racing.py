@@ -138,6 +138,38 @@ class Overtaken:
             await overtake()
 
 
+class Recorded:
+    """A connection that notes each statement, and lets another transaction come first before the one with a number."""
+
+    def __init__(self, connection: Connection, before: int, overtake: Callable[[], Awaitable[Any]]) -> None:
+        self._connection, self._before_number, self._overtake = connection, before, overtake
+        self.statements: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def execute(self, sql: str, *arguments: Any) -> Any:
+        await self._next(sql)
+        return await self._connection.execute(sql, *arguments)
+
+    async def fetch(self, sql: str, *arguments: Any, **how: Any) -> Any:
+        await self._next(sql)
+        return await self._connection.fetch(sql, *arguments, **how)
+
+    async def fetchrow(self, sql: str, *arguments: Any) -> Any:
+        await self._next(sql)
+        return await self._connection.fetchrow(sql, *arguments)
+
+    async def fetchval(self, sql: str, *arguments: Any) -> Any:
+        await self._next(sql)
+        return await self._connection.fetchval(sql, *arguments)
+
+    async def _next(self, sql: str) -> None:
+        if len(self.statements) == self._before_number:
+            await self._overtake()
+        self.statements.append(sql)
+
+
 async def until_it_waits(owner: Connection, waiting: asyncio.Task[Any]) -> None:
     async with asyncio.timeout(20):
         while not await owner.fetchval(_WAITING):
