@@ -1,4 +1,4 @@
-"""The one name for what an operation is handed: a connection, alone or out of the pool."""
+"""What an operation is handed: a connection, alone or out of the pool, that reads sums as integers."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -10,3 +10,13 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 else:
     Connection: TypeAlias = asyncpg.Connection
+
+
+async def read_sums_as_integers(connection: Connection) -> None:
+    """Make a new connection return `numeric` values as integers of any size.
+
+    Postgres sums BIGINT columns as `numeric`, which cannot overflow. Statements must not cast such a sum back to
+    BIGINT: one absurd amount would then fail every statement that adds it up. The ledger stores only whole units, so no
+    `numeric` value that a statement returns has a fraction.
+    """
+    await connection.set_type_codec("numeric", schema="pg_catalog", encoder=str, decoder=int, format="text")

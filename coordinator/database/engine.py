@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from coordinator.database.connection import Connection
+from coordinator.database.connection import Connection, read_sums_as_integers
 from coordinator.outages import DatabaseUnavailable, DecisionOutdated
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ async def open_database(url: str, pool_size: int) -> AsyncIterator[Database]:
         command_timeout=COMMAND_TIMEOUT_S,
         server_settings=SESSION,
         connection_class=Session,
+        init=read_sums_as_integers,
     )
     async with pool:
         yield Database(pool)

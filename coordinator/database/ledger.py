@@ -778,9 +778,9 @@ JOIN pool ON pool.quota = asked.quota AND pool.period = asked.period
 ORDER BY pool.period, pool.quota
 """
 _LATE = """
-SELECT (SELECT coalesce(sum(consumed), 0)::bigint FROM correction
+SELECT (SELECT coalesce(sum(consumed), 0) FROM correction
         WHERE (correction.quota, correction.period) = (asked.quota, asked.period)) AS late,
-    (SELECT coalesce(sum(consumed - beyond), 0)::bigint FROM correction
+    (SELECT coalesce(sum(consumed - beyond), 0) FROM correction
         WHERE (correction.quota, correction.charge_period) = (asked.quota, asked.period)) AS late_included
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quota, period, place) ORDER BY place
 """

@@ -197,5 +197,5 @@ SELECT (
     + coalesce((SELECT sum(consumed + estimated - replaced) FROM correction
         WHERE (quota, charge_period) = ($1, $2)), 0)
     - coalesce((SELECT sum(units) FROM adjustment
-        WHERE (quota, period) = ($1, $2) AND kind = 'write_off' AND approved_at IS NOT NULL), 0))::bigint
+        WHERE (quota, period) = ($1, $2) AND kind = 'write_off' AND approved_at IS NOT NULL), 0))
 """

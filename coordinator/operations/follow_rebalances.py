@@ -128,6 +128,6 @@ FROM rebalance_move WHERE rebalance = $1
 _END = "UPDATE rebalance SET state = $2, reason = $3, ended_at = $4 WHERE id = $1"
 _COME = "UPDATE rebalance SET returned = greatest(0, recalled - $2) WHERE id = $1"
 _LEFT = """
-SELECT coalesce(sum(outstanding), 0)::bigint, coalesce(sum(suspense), 0)::bigint FROM lease
+SELECT coalesce(sum(outstanding), 0), coalesce(sum(suspense), 0) FROM lease
 WHERE region = $1 AND (outstanding > 0 OR suspense > 0)
 """

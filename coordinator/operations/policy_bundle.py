@@ -42,7 +42,7 @@ async def _began_at(connection: Connection, document: LimitsDocument) -> dict[st
 
 
 _WEIGHTS = """
-SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0)::bigint, coalesce(sum(weight), 0)::bigint
+SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0), coalesce(sum(weight), 0)
 FROM region WHERE status = 'active'
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"

@@ -267,7 +267,7 @@ FROM %s JOIN pool USING (quota, period), LATERAL (VALUES
     ('estimated', {_SIGNED[LineKind.ESTIMATED]}), ('replaced', {_SIGNED[LineKind.REPLACED]})) AS moved (kind, units)
 WHERE transfer.period = $1 AND pool.tenant = $2 AND """  # noqa: S608 - the expressions are those above
 _ESTIMATES = f"""
-SELECT kind, name, charge_period, region, sum(units)::bigint FROM (
+SELECT kind, name, charge_period, region, sum(units) FROM (
     SELECT 'estimated' AS kind, name, period AS charge_period, region, lease.estimated AS units
     FROM pool JOIN lease USING (quota, period) WHERE period = $1 AND tenant = $2
     UNION ALL SELECT kind, name, charge_period, region, booked.units
@@ -309,7 +309,7 @@ transfer.period = $1 AND transfer.charge_period = $2 AND transfer.region = $3 AN
 _SOURCES = {
     kind: f"""
 SELECT 0 AS part, report.position AS number, transfer.region, epoch, lane, seq, report.position, report.body_hash,
-    report.head, NULL::uuid AS movement_id, sum({signed})::bigint AS units, count(*) AS transfers, report.recorded_at
+    report.head, NULL::uuid AS movement_id, sum({signed}) AS units, count(*) AS transfers, report.recorded_at
 FROM unnest($6::bigint[], $7::int[]) AS its (epoch, lane) JOIN report USING (epoch, lane)
 JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
 WHERE {_OF_LINE} AND {signed} <> 0 AND report.position <= $8 AND (0, report.position) > ($10::int, $11::bigint)

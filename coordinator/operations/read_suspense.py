@@ -88,7 +88,7 @@ WITH waiting AS (
         coalesce(lease.reported_at, closed.closed_at), late.period
     FROM correction AS late JOIN period AS closed ON closed.id = late.charge_period
     LEFT JOIN lease ON (lease.epoch, lease.quota, lease.period) = (late.epoch, late.quota, late.charge_period),
-    LATERAL (SELECT sum(each.consumed)::bigint AS consumed, max(each.period) AS newest FROM correction AS each
+    LATERAL (SELECT sum(each.consumed) AS consumed, max(each.period) AS newest FROM correction AS each
         WHERE (each.epoch, each.quota, each.charge_period) = (late.epoch, late.quota, late.charge_period)) AS every
     WHERE (late.carried > 0 OR late.quarantined) AND late.period = every.newest
 )

@@ -115,7 +115,7 @@ def _usage(question: UsageQuestion, *, is_now: bool) -> str:
     # A rollup of now needs no position; $2 and $5 are named all the same, so that Postgres knows their types.
     return f"""
 WITH pieces AS (
-    SELECT width_bucket(at, $1::timestamptz[]) AS bucket, {columns}sum(units)::bigint AS units
+    SELECT width_bucket(at, $1::timestamptz[]) AS bucket, {columns}sum(units) AS units
     FROM ({source}) AS usage
     WHERE at >= ($1::timestamptz[])[1] AND at < ($1::timestamptz[])[cardinality($1::timestamptz[])]
         AND $2::bigint IS NOT NULL AND ($5::bigint IS NULL OR $5 >= 0){_wanted(question.filters, 6)}
@@ -129,7 +129,7 @@ def _with_zeros(columns: str, groups: str) -> str:
     """Each kind of usage that there is, in each piece. Without kinds there is one, even if nothing was used."""
     kinds = f"(SELECT DISTINCT {columns.rstrip(', ')} FROM pieces) AS kinds" if columns else "(SELECT) AS kinds"  # noqa: S608
     return f"""
-SELECT bucket, {columns}sum(units)::bigint AS units FROM (
+SELECT bucket, {columns}sum(units) AS units FROM (
     SELECT * FROM pieces
     UNION ALL SELECT bucket, {columns}0 FROM {kinds}, generate_series(1, cardinality($1::timestamptz[]) - 1) AS bucket
 ) AS every_piece GROUP BY {groups} ORDER BY {groups}"""  # noqa: S608
@@ -139,7 +139,7 @@ def _unaccounted(question: UsageQuestion, position: int | None, last: int | None
     """What regions hold, or held then: what they hold now, with what was moved since taken back."""
     held = _HELD if position is None else _HELD + _MOVED_SINCE
     sql = f"""
-SELECT coalesce(sum(units), 0)::bigint FROM (
+SELECT coalesce(sum(units), 0) FROM (
     SELECT pool.tenant, pool.name AS quota, quota AS quota_key, region, period, charge_period, units
     FROM ({held}) AS held JOIN pool USING (quota, period)
 ) AS held JOIN period AS its ON its.id = charge_period

@@ -20,7 +20,7 @@ async def unit_figures(connection: Connection) -> list[tuple[str, str, int]]:
 
 
 ACCOUNTS = ("funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
-_SUMS = ", ".join(f"sum({account})::bigint AS {account}" for account in ACCOUNTS)
+_SUMS = ", ".join(f"sum({account}) AS {account}" for account in ACCOUNTS)
 _UNITS = f"""
 SELECT name, {_SUMS} FROM pool JOIN period ON period.id = pool.period WHERE period.ends_at > now() GROUP BY name
 """  # noqa: S608 - the names come from the line above

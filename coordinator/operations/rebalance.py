@@ -412,7 +412,7 @@ def _as_asked(asked: AnyAsked) -> dict[str, Any]:
 
 
 _WITH_AN_EPOCH = "SELECT region FROM region_epoch WHERE state = 'current'"
-_OUTSTANDING = "SELECT coalesce(sum(outstanding), 0)::bigint FROM lease WHERE region = $1 AND outstanding > 0"
+_OUTSTANDING = "SELECT coalesce(sum(outstanding), 0) FROM lease WHERE region = $1 AND outstanding > 0"
 _BUSY = """
 SELECT rebalance FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN rebalance_move AS move USING (quota, period) WHERE move.ended_at IS NULL LIMIT 1

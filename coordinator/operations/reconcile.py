@@ -147,20 +147,20 @@ WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
 """
 # In the terms of a pool, as domain/adjusting.py moves them.
 _ADJUSTMENTS = """
-SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END)::bigint AS adjustment,
-    sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END)::bigint AS credited,
-    sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END)::bigint AS written_off
+SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END) AS adjustment,
+    sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END) AS credited,
+    sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END) AS written_off
 FROM adjustment WHERE booked_in = $1 GROUP BY quota
 """
 # From the rollup, which is laid beside the transfers itself.
 _OVERAGES = """
-SELECT quota, charge_period, sum(units)::bigint FROM usage_day WHERE period = $1 AND counted_as IS NOT NULL
+SELECT quota, charge_period, sum(units) FROM usage_day WHERE period = $1 AND counted_as IS NOT NULL
 GROUP BY quota, charge_period
 """
 _NEWEST = 2**63 - 1
 _SEALED = "SELECT coalesce(max(transfer), 0) FROM seal"
 _MOVED = """
-SELECT quota, epoch, charge_period, src, dst, cause, sum(units)::bigint, count(*) AS transfers FROM transfer
+SELECT quota, epoch, charge_period, src, dst, cause, sum(units), count(*) AS transfers FROM transfer
 WHERE period = $1 AND id > $2 AND id <= $3 GROUP BY quota, epoch, charge_period, src, dst, cause
 """
 _EPOCHS = """
@@ -173,7 +173,7 @@ SELECT correction.*,
     CASE WHEN is_newest THEN coalesce(lease.consumed, 0) + every.consumed ELSE 0 END AS booked
 FROM correction LEFT JOIN lease
     ON (lease.epoch, lease.quota, lease.period) = (correction.epoch, correction.quota, correction.charge_period),
-LATERAL (SELECT sum(each.consumed)::bigint AS consumed, max(each.period) = correction.period AS is_newest
+LATERAL (SELECT sum(each.consumed) AS consumed, max(each.period) = correction.period AS is_newest
     FROM correction AS each WHERE (each.epoch, each.quota, each.charge_period)
         = (correction.epoch, correction.quota, correction.charge_period)) AS every
 WHERE correction.period = $1 ORDER BY correction.quota, correction.region, correction.epoch, correction.charge_period
@@ -202,6 +202,6 @@ WITH booked AS (
     SELECT rollup, quota, region, sum(units) AS units FROM both_sides
     GROUP BY rollup, begins_at, {_ROLLED_UP_BY} HAVING sum(units) <> 0
 )
-SELECT quota, region, rollup, count(*), sum(abs(units))::bigint FROM differences
+SELECT quota, region, rollup, count(*), sum(abs(units)) FROM differences
 GROUP BY quota, region, rollup ORDER BY quota, region, rollup
 """  # noqa: S608 - the names are those above

@@ -206,7 +206,7 @@ SELECT coalesce(max(last.id), 0) FROM period, LATERAL (
     SELECT id FROM transfer WHERE transfer.period = period.id ORDER BY id DESC LIMIT 1) AS last
 """
 _BALANCES = f"""
-SELECT period, {", ".join(f"sum({account})::bigint AS {account}" for account in POOL_ACCOUNTS)}
+SELECT period, {", ".join(f"sum({account}) AS {account}" for account in POOL_ACCOUNTS)}
 FROM pool WHERE period IN (
     SELECT id FROM period WHERE EXISTS (
         SELECT FROM transfer WHERE transfer.period = period.id AND transfer.id > $1 AND transfer.id <= $2))

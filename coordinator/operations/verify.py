@@ -283,6 +283,6 @@ FROM period WHERE state = 'closed' ORDER BY id
 """
 _SEALS = "SELECT * FROM seal ORDER BY number"
 _MOVED = """
-SELECT width_bucket(id, $1::bigint[]) AS seal, period, src, dst, sum(units)::bigint AS units
+SELECT width_bucket(id, $1::bigint[]) AS seal, period, src, dst, sum(units) AS units
 FROM transfer WHERE id < ($1::bigint[])[cardinality($1::bigint[])] GROUP BY 1, 2, 3, 4 ORDER BY 1
 """

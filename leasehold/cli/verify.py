@@ -55,10 +55,12 @@ def _by_ourselves() -> dict[str, Any]:
 async def _read(url: str) -> object:
     import asyncpg
 
+    from coordinator.database.connection import read_sums_as_integers
     from coordinator.operations.verify import verify as proven
 
     connection = await asyncpg.connect(url)
     try:
+        await read_sums_as_integers(connection)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
             return await proven(connection, datetime.now(UTC))
     finally:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 from fastapi import FastAPI
 
-from coordinator.database.connection import Connection
+from coordinator.database.connection import Connection, read_sums_as_integers
 from doors.serving import serve
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
@@ -35,6 +35,7 @@ PATIENCE = {"lock_timeout": "20s"}
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
     connection: Connection = await asyncpg.connect(url, server_settings=PATIENCE)
+    await read_sums_as_integers(connection)
     try:
         yield connection
     finally:
