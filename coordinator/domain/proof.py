@@ -138,6 +138,8 @@ class FaultKind(StrEnum):
     SEALED_BALANCE_CHANGED = "sealed_balance_changed"
     CLOSED_PERIOD_CHANGED = "closed_period_changed"  # it does not hash to the root of its close
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
+    ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers
+    POOL_CHANGED = "pool_changed"  # it is stored under a name, a tenant or a period that is not its own
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):
@@ -150,6 +152,8 @@ class Fault(Struct, frozen=True, omit_defaults=True):
     seq: int | None = None
     seal: int | None = None
     period: str | None = None
+    table: str | None = None
+    key: str | None = None  # of the row in that table
 
 
 class Chain:

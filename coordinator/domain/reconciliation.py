@@ -155,6 +155,7 @@ class Misrolled(NamedTuple):
     rollup: str  # hour or day
     rows: int
     units: int  # by how many they differ, without signs
+    begins_at: datetime  # the first hour or day that differs
 
 
 Row = TypeVar("Row", LeaseRow, CorrectionRow)
@@ -248,6 +249,7 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
     findings = [
         *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, adjusted, sums)),
         *(each for pool in books.pools for each in _faults_of_adjustments(pool, adjusted[pool.quota])),
+        *_faults_of_missing_rows(books, sums),
         *_faults_of_overage(period, books),
         *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
         *(finding for correction in books.corrections for finding in _faults_of_correction(correction, sums)),
@@ -327,6 +329,22 @@ def _faults_of_pool(
         if held != kept:
             reason = f"the pool's {account} is {kept}, its leases make {held}"
             yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_missing_rows(books: Books, sums: Sums) -> Iterable[Finding]:
+    """Find transfers whose pool, lease or correction is not there: no row that is there differs from them."""
+    pools = {pool.quota for pool in books.pools}
+    leases = {(lease.quota, lease.epoch) for lease in books.leases}
+    corrections = {(each.quota, each.epoch, each.charge_period) for each in books.corrections}
+    for quota in sorted(sums.of_pool.keys() - pools):
+        yield Finding(Word.PROJECTION, quota, None, "the pool of these transfers is missing")
+    for quota, epoch in sorted(sums.of_lease.keys() - leases):
+        if any(sums.of_lease[quota, epoch].values()):
+            yield Finding(Word.PROJECTION, quota, None, f"the lease of epoch {epoch} is missing", epoch)
+    for quota, epoch, charge_period in sorted(sums.of_correction.keys() - corrections):
+        if any(sums.of_correction[quota, epoch, charge_period].values()):
+            reason = f"the correction of epoch {epoch} for {charge_period} is missing"
+            yield Finding(Word.PROJECTION, quota, None, reason, epoch)
 
 
 def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:

@@ -185,10 +185,10 @@ SELECT epoch, lane, last_seq, head,
 FROM lane WHERE epoch = ANY ($1::bigint[])
 """
 # Each transfer counts against its hour and its day: what does not come to nothing differs.
-_ROLLED_UP_BY = "quota, charge_period, tenant, region, policy, route_class, api_key, degraded, counted_as"
+_ROLLED_UP_BY = "quota, name, charge_period, tenant, region, policy, route_class, api_key, degraded, counted_as"
 _MISROLLED = f"""
 WITH booked AS (
-    SELECT window_at, quota, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
+    SELECT window_at, quota, pool.name, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
         dimensions ->> 'policy' AS policy, dimensions ->> 'route_class' AS route_class,
         dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded,
         dimensions ->> 'counted_as' AS counted_as, units
@@ -199,9 +199,9 @@ WITH booked AS (
     UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
     UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
 ), differences AS (
-    SELECT rollup, quota, region, sum(units) AS units FROM both_sides
+    SELECT rollup, quota, region, begins_at, sum(units) AS units FROM both_sides
     GROUP BY rollup, begins_at, {_ROLLED_UP_BY} HAVING sum(units) <> 0
 )
-SELECT quota, region, rollup, count(*), sum(abs(units)) FROM differences
+SELECT quota, region, rollup, count(*), sum(abs(units)), min(begins_at) FROM differences
 GROUP BY quota, region, rollup ORDER BY quota, region, rollup
 """  # noqa: S608 - the names are those above

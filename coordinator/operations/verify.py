@@ -26,11 +26,8 @@ from coordinator.domain.proof import (
     TrialBalance,
     fault_of_seal,
 )
-from coordinator.domain.reconciliation import Word
-from coordinator.operations.close_period import period_root
-from coordinator.operations.reconcile import reconcile_period
 from coordinator.operations.seal import audit_entries, movement_entries, report_entries, seal_of
-from protocol.counting import counted
+from coordinator.operations.verify_periods import fault_of_periods
 
 PREFETCH = 2000
 PATIENCE_S = 3600  # for the first row, which may wait for a sort of everything
@@ -62,8 +59,7 @@ async def verify(connection: Connection, now: datetime) -> Verification:
     fault = (
         await _fault_of_chains(connection, counts)
         or await _fault_of_seals(connection, counts)
-        or await _fault_of_closes(connection)
-        or await _fault_of_balances(connection, now)
+        or await fault_of_periods(connection, now)
     )
     return Verification(intact=fault is None, fault=fault, **vars(counts))
 
@@ -232,38 +228,6 @@ class _Moves:
         return Fault(FaultKind.SEALED_BALANCE_CHANGED, reason, seal=seal.number, period=period)
 
 
-# --- closed periods ---------------------------------------------------------------------------------------------------
-
-
-async def _fault_of_closes(connection: Connection) -> Fault | None:
-    """Is each what it was when it was closed? Its transfers are proven by chains and seals; here they are counted."""
-    for row in await connection.fetch(_CLOSED):
-        if row["there"] != row["transfers"]:
-            reason = f"it was closed with {counted(row['transfers'], 'transfer')}, and has {row['there']}"
-            return Fault(FaultKind.CLOSED_PERIOD_CHANGED, reason, period=row["id"])
-        if await period_root(connection, row["id"]) != row["root"]:
-            reason = "its pools, leases and corrections do not hash to its root"
-            return Fault(FaultKind.CLOSED_PERIOD_CHANGED, reason, period=row["id"])
-        if row["root"].hex() != row["told"]:
-            reason = "its root is not the one that the audit tells of"
-            return Fault(FaultKind.CLOSED_PERIOD_CHANGED, reason, period=row["id"])
-    return None
-
-
-# --- balances ---------------------------------------------------------------------------------------------------------
-
-
-async def _fault_of_balances(connection: Connection, now: datetime) -> Fault | None:
-    for row in await connection.fetch("SELECT id FROM period ORDER BY id"):
-        found = await reconcile_period(connection, row["id"], now)
-        assert found is not None
-        for finding in found.findings:
-            if finding.word is Word.PROJECTION:
-                reason = f"{finding.quota_key}: {finding.reason}"
-                return Fault(FaultKind.BALANCE, reason, period=row["id"])
-    return None
-
-
 # --- the statements ---------------------------------------------------------------------------------------------------
 
 _LANES = """
@@ -276,11 +240,6 @@ SELECT epoch, lane, seq, report.body_hash, report.head, report.lines, report.rec
 FROM report FULL JOIN (SELECT * FROM transfer WHERE seq IS NOT NULL) AS booked USING (epoch, lane, seq)
 ORDER BY 1, 2, 3, booked.line, booked.part, booked.id
 """  # noqa: S608 - the names are the row's above
-_CLOSED = """
-SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id) AS there,
-    (SELECT details ->> 'root' FROM audit WHERE action = 'period.closed' AND object = period.id) AS told
-FROM period WHERE state = 'closed' ORDER BY id
-"""
 _SEALS = "SELECT * FROM seal ORDER BY number"
 _MOVED = """
 SELECT width_bucket(id, $1::bigint[]) AS seal, period, src, dst, sum(units) AS units

@@ -83,11 +83,12 @@ def _show(found: dict[str, Any]) -> None:
 
     table = Table(Column("proven"), Column("", overflow="fold"), box=None)
     for name in ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal"):
-        table.add_row(name.replace("_", " "), str(found[name]))
+        table.add_row(name.replace("_", " "), "-" if found[name] is None else str(found[name]))
     Console().print(table)
     if found["intact"]:
         typer.echo("intact: every row is as it was booked")
         return
     fault = found["fault"]
-    place = ", ".join(f"{name} {fault[name]}" for name in ("epoch", "lane", "seq", "seal", "period") if name in fault)
+    places = ("table", "key", "epoch", "lane", "seq", "seal", "period")
+    place = ", ".join(f"{name} {fault[name]}" for name in places if name in fault)
     typer.echo(f"NOT INTACT, first at {place}: {fault['kind']}: {fault['reason']}")

@@ -21,6 +21,7 @@ from coordinator.operations.seal import seal
 from coordinator.settings import CoordinatorSettings
 from tests.conftest import Server, copied
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
+from tests.integration.coordinator.proof.history import write_history
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
 
 MONTH, DAY = "2026-11", "2026-11-18"
@@ -37,6 +38,19 @@ def books(postgres_server: Server) -> Iterator[str]:
     with copied(postgres_server) as url:
         asyncio.run(write_books(url))
         yield url
+
+
+@pytest.fixture(scope="session")
+def history(postgres_server: Server) -> Iterator[str]:
+    """A database with two months of everything that finance reads, for tests that tamper with it."""
+    with copied(postgres_server) as url:
+        asyncio.run(_write_history(url))
+        yield url
+
+
+async def _write_history(url: str) -> None:
+    async with standing(url) as stand:
+        await write_history(stand)
 
 
 @asynccontextmanager
@@ -132,7 +146,7 @@ async def forging(url: str) -> AsyncIterator[Connection]:
 _CONSTRAINTS = """
 SELECT conrelid::regclass::text, conname FROM pg_constraint
 WHERE contype IN ('c', 'p', 'u') AND conparentid = 0
-    AND conrelid::regclass::text IN ('transfer', 'report', 'lane', 'seal', 'audit', 'pool', 'lease', 'region_epoch')
+    AND connamespace = current_schema()::regnamespace
 """
 _IDENTITIES = """
 SELECT table_name, column_name FROM information_schema.columns

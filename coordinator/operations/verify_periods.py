@@ -1,0 +1,106 @@
+"""Compare what is kept of each period with what it follows from: its transfers, its close, and the keys of its quotas.
+
+Finance reads pools, leases, corrections and the hourly and daily usage. None of them is proven by itself. All of them
+are computed from transfers, which the chains and seals prove, so they are computed again here and compared.
+"""
+
+from datetime import datetime
+
+from coordinator.database.connection import Connection
+from coordinator.domain.proof import Fault, FaultKind
+from coordinator.domain.reconciliation import Misrolled, Word, reconcile
+from coordinator.operations.close_period import period_root
+from coordinator.operations.reconcile import read_books
+from protocol.counting import counted
+from protocol.identifiers import parse_quota_key
+
+PREFETCH = 2000
+
+
+async def fault_of_periods(connection: Connection, now: datetime) -> Fault | None:
+    """Return the first fault of a close, a row without a period, a rollup or a balance."""
+    return (
+        await _fault_of_closes(connection)
+        or await _fault_of_pools(connection)
+        or await _fault_of_strays(connection)
+        or await _fault_of_sums(connection, now)
+    )
+
+
+async def _fault_of_closes(connection: Connection) -> Fault | None:
+    """Compare each closed period with its close. The chains and seals prove its transfers; here they are counted."""
+    for row in await connection.fetch(_CLOSED):
+        if row["there"] != row["transfers"]:
+            reason = f"it was closed with {counted(row['transfers'], 'transfer')}, and has {row['there']}"
+            return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
+        if await period_root(connection, row["id"]) != row["root"]:
+            reason = "its pools, leases and corrections do not hash to its root"
+            return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
+        if row["root"].hex() != row["told"]:
+            reason = "its root is not the one that the audit tells of"
+            return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
+    return None
+
+
+def _of_period(kind: FaultKind, reason: str, period: str) -> Fault:
+    return Fault(kind, reason, period=period, table="period", key=period)
+
+
+async def _fault_of_pools(connection: Connection) -> Fault | None:
+    """Compare the name and the tenant of each pool, by which statements find it, with the key that they come from."""
+    async for row in connection.cursor(_POOLS, prefetch=PREFETCH):
+        quota, period, name, tenant = row
+        try:
+            key_name, subject = parse_quota_key(quota)
+        except ValueError:
+            return Fault(FaultKind.POOL_CHANGED, "its quota is no quota key", period=period, table="pool", key=quota)
+        if (name, tenant) != (key_name, subject.get("tenant")):
+            reason = f"it is stored as {name!r} of {tenant!r}, and its key says otherwise"
+            return Fault(FaultKind.POOL_CHANGED, reason, period=period, table="pool", key=quota)
+    return None
+
+
+async def _fault_of_strays(connection: Connection) -> Fault | None:
+    """Find rows of a period that does not exist: no period would be compared with them."""
+    row = await connection.fetchrow(_STRAYS)
+    if row is None:
+        return None
+    kind = FaultKind.BALANCE if row["source"] == "pool" else FaultKind.ROLLUP_DIFFERS
+    reason = f"there is no period {row['period']!r}"
+    return Fault(kind, reason, period=row["period"], table=row["source"], key=row["quota"])
+
+
+async def _fault_of_sums(connection: Connection, now: datetime) -> Fault | None:
+    for row in await connection.fetch("SELECT id FROM period ORDER BY id"):
+        books = await read_books(connection, row["id"])
+        if books.misrolled:
+            return _fault_of_rollup(row["id"], books.misrolled[0])
+        for finding in reconcile(row["id"], books, now).findings:
+            if finding.word is Word.PROJECTION:
+                reason = f"{finding.quota_key}: {finding.reason}"
+                return Fault(FaultKind.BALANCE, reason, period=row["id"], key=finding.quota_key)
+    return None
+
+
+def _fault_of_rollup(period: str, differs: Misrolled) -> Fault:
+    rows, units = counted(differs.rows, "row"), counted(differs.units, "unit")
+    reason = f"{rows} differ from the transfers, by {units} in all"
+    key = f"{differs.quota} in {differs.region} from {differs.begins_at:%Y-%m-%dT%H:%MZ}"
+    return Fault(FaultKind.ROLLUP_DIFFERS, reason, period=period, table=f"usage_{differs.rollup}", key=key)
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_CLOSED = """
+SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id) AS there,
+    (SELECT details ->> 'root' FROM audit WHERE action = 'period.closed' AND object = period.id) AS told
+FROM period WHERE state = 'closed' ORDER BY id
+"""
+_POOLS = "SELECT quota, period, name, tenant FROM pool ORDER BY period, quota"
+_STRAYS = """
+SELECT source, period, quota FROM (
+    SELECT 'pool' AS source, period, quota FROM pool
+    UNION ALL SELECT 'usage_hour', period, quota FROM usage_hour
+    UNION ALL SELECT 'usage_day', period, quota FROM usage_day
+) AS kept WHERE NOT EXISTS (SELECT FROM period WHERE period.id = kept.period) LIMIT 1
+"""
