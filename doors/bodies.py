@@ -217,16 +217,21 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
 _PROBLEM_REF = {"$ref": _REF.format(name="Problem")}
 
 
-def described(*, body: Any = None, answers: Mapping[int, Any], also: Collection[str] = ()) -> dict[str, Any]:
+def described(
+    *, body: Any = None, answers: Mapping[int, Any], also: Collection[str] = (), plain: Collection[int] = ()
+) -> dict[str, Any]:
     """Keyword arguments of a FastAPI route whose bodies are msgspec's: `@router.post(path, **described(...))`.
 
     `answers` are statuses and the types of their bodies (None: no body; for a refusal, a plain problem document; with a
     type, a problem document that has its fields too). The refusals that any operation may answer are added. `also` are
-    further media types of what is answered with 200.
+    further media types of what is answered with 200. `plain` are refusals whose body is JSON and no problem document.
     """
     carried: dict[str, Any] = {}
     statuses = dict.fromkeys((*_ANY_OPERATION, *(_WITH_BODY if body is not None else ()))) | dict(answers)
-    responses = {status: _response(status, statuses[status], carried) for status in sorted(statuses)}
+    responses = {
+        status: _response(status, statuses[status], carried, is_problem=status >= 400 and status not in plain)
+        for status in sorted(statuses)
+    }
     for media_type in also:
         responses[200].setdefault("content", {})[media_type] = {"schema": {"type": "string"}}
     extra: dict[str, Any] = {_CARRIED: carried}
@@ -241,9 +246,9 @@ def described(*, body: Any = None, answers: Mapping[int, Any], also: Collection[
     }
 
 
-def _response(status: int, type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
+def _response(status: int, type_: Any, carried: dict[str, Any], *, is_problem: bool) -> dict[str, Any]:
     described: dict[str, Any] = {"description": _meaning(status)}
-    if status >= 400:
+    if is_problem:
         described["content"] = {MEDIA_TYPE: {"schema": _problem_schema(type_, carried)}}
     elif type_ is not None:
         described["content"] = {JSON: {"schema": _schema(type_, carried)}}

@@ -1,9 +1,10 @@
 """One server, one process: bound first, ended in order.
 
 The socket is bound before the app starts, so that a port in use is one sentence and not a half-started service. On
-SIGTERM or SIGINT: no new connections, then `before_shutdown` (which ends what would never end by itself: event streams
-and long polls), then the requests that are under way, and last the app's own lifespan. A cancelled `serve` ends in the
-same order.
+SIGTERM a server with a lame duck period first says that it is not ready and goes on serving for that time, so that load
+balancers look elsewhere; SIGINT, or a second signal, ends it at once. Then: no new connections, then `before_shutdown`
+(which ends what would never end by itself: event streams and long polls), then the requests that are under way, and
+last the app's own lifespan. A cancelled `serve` ends in the same order.
 
 Run it on uvloop: `uvloop.run(serve(app, ...))`.
 """
@@ -40,6 +41,13 @@ class CannotListen(Exception):
 
 class PortInUse(CannotListen):
     """One clear sentence."""
+
+
+class LameDuck(NamedTuple):
+    """How long to go on serving after SIGTERM, and what to call as that time begins."""
+
+    seconds: float
+    on_begin: Callable[[], None]
 
 
 class Listener(NamedTuple):
@@ -90,6 +98,7 @@ async def serve_on(
     protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
+    lame_duck: LameDuck | None = None,
 ) -> None:
     """The same at a place that is open already, which other processes may share.
 
@@ -97,7 +106,8 @@ async def serve_on(
     """
     collect_garbage_rarely()
     config = _config(app, bounded_protocol(max_header_bytes, protocol))
-    await _Server(config, before_shutdown, _announcer(listener.address, on_listening)).serve([listener.socket])
+    server = _Server(config, before_shutdown, _announcer(listener.address, on_listening), lame_duck)
+    await server.serve([listener.socket])
 
 
 def collect_garbage_rarely() -> None:
@@ -125,8 +135,11 @@ class _Server(Server):
         config: Config,
         before_shutdown: Callable[[], Awaitable[None]] | None,
         announce: Callable[[], None],
+        lame_duck: LameDuck | None,
     ) -> None:
         super().__init__(config)
+        self._lame_duck = lame_duck
+        self._is_lame_duck = False
         self._before_shutdown = before_shutdown
         self._announce = announce
 
@@ -157,6 +170,18 @@ class _Server(Server):
         except Exception:  # whatever it was: the server must still end, and in order
             _log.exception("before_shutdown failed")
 
+    def _on_signal(self, number: signal.Signals) -> None:
+        """SIGTERM begins the lame duck period; SIGINT, and any second signal, ends the server without one."""
+        lame_duck = self._lame_duck
+        if lame_duck is None or self._is_lame_duck or number != signal.SIGTERM or not self.started:
+            self.handle_exit(number, None)
+            return
+        self._is_lame_duck = True
+        lame_duck.on_begin()
+        if lame_duck.seconds:
+            _log.info("shutting down: not ready from now on", closes_in_ms=int(lame_duck.seconds * 1000))
+        asyncio.get_running_loop().call_later(lame_duck.seconds, self.handle_exit, number, None)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn raises the signal again once it is done, which would kill the caller before it has tidied up."""
@@ -165,7 +190,7 @@ class _Server(Server):
             return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+            loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:

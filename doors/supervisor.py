@@ -3,7 +3,7 @@
 The parent opens what they share before there are any, and answers nobody: there is nothing in it that could fail. It
 waits for one thing at a time, a signal: to end, of a worker that ended, or of its own alarm clock. A worker is a copy
 of it (a fork, for there is neither a thread nor a loop yet) in a process group of its own, so that Ctrl-C in a terminal
-reaches the parent only. Should the parent be killed, its workers end as if they had been told to.
+reaches the parent only, which passes it on. Should the parent be killed, its workers end as if by Ctrl-C.
 
 A worker that hangs does not end by itself. So each counts on, in memory that they share, for as long as it gets on with
 its work, and the parent looks once a second: who has not counted in ten looks is killed. Looks are counted and not
@@ -56,7 +56,8 @@ def supervise(workers: int, work: Work) -> bool:
     """Have `work(number, beat)` done by so many processes, until a signal comes and all have ended. True if they ended
     well. Each calls `beat` at least every few seconds.
 
-    The first signal asks them to end, any later one to hurry.
+    The first signal is passed on and asks them to end: SIGTERM with what they do first, such as a lame duck period,
+    SIGINT at once. Any later one asks them to hurry.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     try:
@@ -121,7 +122,7 @@ class _Supervisor:
         if heard == signal.SIGCHLD:
             self._note_who_ended()
         elif heard in {signal.SIGTERM, signal.SIGINT}:
-            self._end(signal.SIGINT if self._is_ending else signal.SIGTERM)
+            self._end(signal.SIGINT if self._is_ending else signal.Signals(heard))
 
     def _end(self, by: signal.Signals) -> None:
         self._is_ending = True
@@ -139,7 +140,8 @@ class _Supervisor:
 
     def _ended(self, life: _Life, status: int) -> None:
         if self._is_ending:
-            self._ended_well &= status in {0, -signal.SIGTERM}  # by the signal itself: it had not begun to serve
+            # By the signal itself: it had not begun to serve.
+            self._ended_well &= status in {0, -signal.SIGTERM, -signal.SIGINT}
             return
         pause_s = next_pause_s(self._pause_s[life.worker], monotonic() - life.began_s)
         self._pause_s[life.worker] = pause_s
@@ -173,6 +175,6 @@ class _Supervisor:
         self._beats[worker] += 1
 
     def _end_after_parent(self) -> None:
-        """Nothing is ever written: the read ends when the parent does."""
+        """End at once when the parent dies, for its successor wants the port. Nothing is ever written to this pipe."""
         os.read(self._parent_lives, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)

@@ -28,10 +28,10 @@ from regional_agent.answers import (
     hold_answered,
 )
 from regional_agent.batches import Batch, read_piece
+from regional_agent.health import Health, HealthStatus
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
 from regional_agent.status import Status, status_of
-from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.workers import Workers
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
@@ -135,27 +135,24 @@ async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Res
     return reply(await region.holds.tell(hold_id, "release"))
 
 
-@services.get("/v1/status", **described(answers={200: Status, 503: None}))
+@services.get("/v1/status", **described(answers={200: Status}))
 async def status(region: TheRegion, workers: TheWorkers) -> Response:
     """This region: its epoch, its leases with their totals, the age of what is not reported yet."""
-    try:
-        return reply(await status_of(region, await workers.faults()))
-    except (StoreUnavailable, StoreError) as error:
-        raise Problem("store-unavailable", str(error), headers={"Retry-After": "1"}) from error
+    return reply(await status_of(region, await workers.health()))
 
 
 @health.get("/healthz")
 async def healthz() -> Response:
+    """The process is alive."""
     return reply({"status": "ok"})
 
 
-@health.get("/readyz")
+@health.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
 async def readyz(workers: TheWorkers) -> Response:
-    """Not ready while it cannot enforce, or one of its workers cannot."""
-    faults = await workers.faults()
-    if faults:
-        raise Problem("not-ready", "; ".join(faults), headers={"Retry-After": "1"})
-    return reply({"status": "ready"})
+    """Whether to send requests here, and if it is degraded or not ready, why: 503 while it is not ready."""
+    found = await workers.health()
+    is_ready = found.status is not HealthStatus.NOT_READY
+    return reply(found) if is_ready else reply(found, 503, headers={"Retry-After": "1"})
 
 
 @health.get("/metrics")

@@ -45,6 +45,9 @@ class SignalListener:
             self._cell_of(signal.quota).leasing.fetch(signal.quota)
         elif signal.kind == "rate" and signal.quota is not None:
             self._cell_of(signal.quota).sharing.asked(signal.quota)
+        elif signal.kind == "drain":
+            for cell in self._cells:
+                cell.conversation.look_at_region()
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
                 cell.leasing.hint(None)  # a limit may have been raised

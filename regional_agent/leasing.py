@@ -18,6 +18,7 @@ from protocol.messages import ExchangeReply, LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.units import MAX_UNITS
 from regional_agent.asking import Answer, Asking
+from regional_agent.domain.contact import CoordinatorContact
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
 from regional_agent.store.scripts import PolicyDecision
@@ -72,6 +73,7 @@ class Leasing:
         self._rates: OrderedDict[str, Demand] = OrderedDict()
         self._central: frozenset[str] = frozenset()
         self._is_cut_off = False
+        self.contact = CoordinatorContact()
         self.round_trip_ms = 0
         self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
@@ -314,6 +316,13 @@ class Leasing:
 
     def demand_milli(self, quota: str) -> int:
         return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())
+
+    def in_demand(self, most: int) -> list[str]:
+        """Return allowances that have a lease here or lack one, those that are asked for most first."""
+        found = [(quota, want) for quota, want in self._wants.items() if want.wanted or want.renew_at_ms is not None]
+        now_ms = self._clock.monotonic_ms()
+        hottest = nlargest(most, found, key=lambda each: each[1].demand.per_second_milli(now_ms))
+        return [quota for quota, want in hottest if want.asking is None]
 
     def hottest(self, most: int) -> list[HotKey]:
         """What is asked for most, the most first, of rates and allowances alike."""

@@ -14,7 +14,7 @@ from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
 from doors.problems import install_problems
 from doors.requests import install_requests
-from doors.serving import Listener, listening, serve_on
+from doors.serving import LameDuck, Listener, listening, serve_on
 from doors.settings import load_settings, variable_of
 from doors.supervisor import Beat, supervise
 from protocol.clock import Clock, SystemClock
@@ -77,4 +77,7 @@ def _supervise(settings: AgentSettings, listener: Listener) -> None:
 def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = None) -> None:
     app = create_app(settings, worker=worker)
     protocol = fast_protocol(app.state.fast_door)
-    uvloop.run(serve_on(listener, app, protocol=protocol, max_header_bytes=settings.max_header_bytes))
+    lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
+    uvloop.run(
+        serve_on(listener, app, protocol=protocol, max_header_bytes=settings.max_header_bytes, lame_duck=lame_duck)
+    )

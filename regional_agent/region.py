@@ -21,6 +21,7 @@ from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.cells import CELLS, cell_of
 from regional_agent.feeds import Feed
+from regional_agent.health import HealthWatch
 from regional_agent.hearing import SignalListener
 from regional_agent.holds import Holds
 from regional_agent.journal import Journal, JournalDirectory
@@ -31,6 +32,7 @@ from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.spread import SpreadAdmission
 from regional_agent.store.cluster import SCHEME, Cluster
 from regional_agent.store.connection import Store, StoreConnection
+from regional_agent.store.watch import StoreWatch
 
 log = structlog.get_logger()
 
@@ -68,6 +70,7 @@ class Region:
             clock=clock,
             state_dir=settings.state_dir,
         )
+        self.health = HealthWatch(self, clock)
         for cell in self.cells:
             cell.conversation.heard_of = self._hear_of
 
@@ -105,9 +108,9 @@ class Region:
         for cell in self.cells:
             cell.journal.recover()
         self.store.keep()
-        parts: list[Part] = [self._signals, self._policies, self._blocks]
+        parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
-            parts += (cell.life, cell.conversation, cell.sharing)
+            parts += (cell.life, cell.conversation, cell.sharing, StoreWatch(cell.store, cell.guard))
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -177,6 +180,7 @@ class Region:
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.breaker())
         self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
+        self.health.measure()
         self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
 
 

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
+DRAINED_LOOK_MS = 1_000  # how often a drained region asks whether it is restored
 OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused, in case people have resolved it
 
 # A batch may be dropped once the coordinator has booked it, now or before; or keeps it for people to judge.
@@ -94,6 +95,7 @@ class Conversation:
         self._older_news = 0  # how often there was a reason to look at older epochs
         self._older_seen = -1
         self._drains = False
+        self._region_look_at_ms: int | None = None  # when to exchange though there is nothing to say
         self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
         self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
         self._offered_at_ms = clock.monotonic_ms()
@@ -176,6 +178,7 @@ class Conversation:
             self._persistence.succeeded()
             self._metrics.cut_off.heard()
             self._leasing.reached()
+            self._note_reached()
         except Fenced:
             self._life.doubt()
         except FAILURES as error:
@@ -183,9 +186,17 @@ class Conversation:
                 self._leasing.cut_off()
             self._persistence.failed(began_ms)
             self._metrics.exchange_failures.inc()
+            if isinstance(error, (CoordinatorUnavailable, CoordinatorRefused)):
+                is_refused = isinstance(error, CoordinatorRefused)
+                self._leasing.contact.failed(self._clock.monotonic_ms(), str(error), is_refused=is_refused)
             log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
             if isinstance(error, CoordinatorUnavailable) and life is not None:
                 await self._was_unheard(life)
+
+    def _note_reached(self) -> None:
+        failed_ms = self._leasing.contact.reached(self._clock.monotonic_ms())
+        if failed_ms is not None:
+            log.info("coordinator reached again", failed_ms=failed_ms)
 
     async def _was_unheard(self, life: Life) -> None:
         """The store knows it for all agents: whoever is answered takes it back there."""
@@ -275,7 +286,8 @@ class Conversation:
                 self._leasing.cannot_ask(quota)
             return None
         dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
-        if not dirty and not asked and not await self._must_resend(life, lane):
+        is_look = self._is_region_look(lane)
+        if not dirty and not asked and not is_look and not await self._must_resend(life, lane):
             return None
         quotas = [*dirty, *(quota for quota in asked if quota not in dirty)]
         frozen = await self._scripts.freeze(life, lane, quotas)
@@ -283,6 +295,19 @@ class Conversation:
             for quota, units in frozen.held.items():
                 self._leasing.held(quota, units)
         return Spoken(lane, frozen, asked)
+
+    def look_at_region(self) -> None:
+        """Ask the coordinator for the region's status soon, though there may be nothing to report."""
+        self._region_look_at_ms = self._clock.monotonic_ms()
+        self.report_now()
+
+    def _is_region_look(self, lane: int) -> bool:
+        """Return whether the first lane exchanges for the region's status alone: only a reply says `drain`."""
+        at_ms, now_ms = self._region_look_at_ms, self._clock.monotonic_ms()
+        if lane or at_ms is None or now_ms < at_ms:
+            return False
+        self._region_look_at_ms = None
+        return True
 
     async def _must_resend(self, life: Life, lane: int) -> bool:
         waits = lane in self._resend and await self._scripts.frozen_seq(life, lane) is not None
@@ -322,7 +347,8 @@ class Conversation:
             if reply is not None:
                 await self._settle(life, part, reply)
         self.heard_of(response.versions)
-        self._drains = response.drain
+        self._drains = self._leasing.contact.is_draining = response.drain
+        self._region_look_at_ms = self._clock.monotonic_ms() + DRAINED_LOOK_MS if response.drain else None
         if response.drain:
             await self._return_everything(life)
 

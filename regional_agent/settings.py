@@ -39,6 +39,7 @@ class AgentSettings(Settings):
     decision_timeout_ms: int = Field(default=5, ge=1, le=60_000, examples=[5])
     breaker_failures: int = Field(default=5, ge=1, le=1000, examples=[5])
     breaker_pause_ms: int = Field(default=1000, ge=1, le=60_000, examples=[1000])
+    lame_duck_ms: int = Field(default=5_000, ge=0, le=600_000, examples=[5_000])
     return_on_stop: bool = Field(default=False, examples=["false"])
     state_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold"])
     journal_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold/journal"])

@@ -1,27 +1,23 @@
 """What an agent tells about its region, to people and to those who decide where requests go."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from protocol.outcomes import EpochRefusal
 from protocol.policy import Rate
 from protocol.units import Units
 from regional_agent.cell import Cell
 from regional_agent.domain.breaker import BreakerState
+from regional_agent.health import Health, HealthReason, HealthStatus
 from regional_agent.region import Region
 from regional_agent.sharing import SLOT_MICRO
+from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Life, SlotCharge
 
 MOST_LEASES = 1000
 MOST_HOT_KEYS = 20
-LOOK_AGAIN_S = 0.01
-_NO_EPOCH: Mapping[str, str] = {
-    EpochRefusal.REGION_DOWN: "the region has no epoch: its status is down",
-    EpochRefusal.TWO_STORES: "the region has no epoch: two stores answer under its name; see docs/operations.md",
-}
+STORE_S = 0.5  # for all that is read from the store: the rest is answered whether it hangs or not
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
@@ -100,7 +96,10 @@ class Status(Struct, frozen=True, kw_only=True):
     store_breaker: BreakerState
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
-    faults: list[str]
+    status: HealthStatus
+    reasons: list[HealthReason]  # why it is degraded or not ready, as /readyz says
+    faults: list[str]  # the texts of the reasons
+    incomplete: str | None  # why leases and slots are missing: the store could not be read
     leases: list[LeaseStatus]
     more_leases: Units
     slots: list[SlotStatus]
@@ -110,10 +109,19 @@ class Status(Struct, frozen=True, kw_only=True):
     slot_shares: list[SlotShareStatus]
 
 
-async def status_of(region: Region, faults: list[str]) -> Status:
+class _Stored(Struct, frozen=True, kw_only=True):
+    """What has to be read from the store."""
+
+    leases: list[LeaseStatus] = []
+    more_leases: int = 0
+    slots: list[SlotStatus] = []
+    more_slots: int = 0
+    incomplete: str | None = None
+
+
+async def status_of(region: Region, health: Health) -> Status:
     lives = [cell.life.current for cell in region.cells]
-    leases = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased)]
-    slotted = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.slotted)]
+    stored = await _stored_in_time(region)
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
@@ -124,19 +132,52 @@ async def status_of(region: Region, faults: list[str]) -> Status:
         block_version=region.admission.blocks.version if region.admission.blocks else None,
         store_breaker=region.breaker(),
         unreported_age_ms=region.unreported_age_ms(),
-        stopped_lanes={
-            f"{epoch}/{lane}": outcome.value
-            for cell in region.cells
-            for (epoch, lane), outcome in cell.conversation.stopped_lanes.items()
-        },
-        faults=faults,
-        leases=[await _lease(cell, quota) for cell, quota in leases[:MOST_LEASES]],
-        more_leases=max(0, len(leases) - MOST_LEASES),
-        slots=[slots for pair in slotted[:MOST_LEASES] if (slots := await _slots(*pair)).in_use],
-        more_slots=max(0, len(slotted) - MOST_LEASES),
+        stopped_lanes=_stopped_lanes(region),
+        status=health.status,
+        reasons=health.reasons,
+        faults=[reason.text for reason in health.reasons],
+        incomplete=stored.incomplete,
+        leases=stored.leases,
+        more_leases=stored.more_leases,
+        slots=stored.slots,
+        more_slots=stored.more_slots,
         hot_keys=[_hot_key(region, *key) for key in region.hottest(MOST_HOT_KEYS)],
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
+    )
+
+
+def _stopped_lanes(region: Region) -> dict[str, str]:
+    return {
+        f"{epoch}/{lane}": outcome.value
+        for cell in region.cells
+        for (epoch, lane), outcome in cell.conversation.stopped_lanes.items()
+    }
+
+
+async def _stored_in_time(region: Region) -> _Stored:
+    """Read leases and slots, or say why they are missing: a store that hangs must not hide all else."""
+    if region.breaker() is not BreakerState.CLOSED:
+        return _Stored(incomplete="the store's circuit breaker is not closed: its leases and slots are not read")
+    try:
+        async with asyncio.timeout(STORE_S):
+            return await _stored(region)
+    except TimeoutError:
+        return _Stored(incomplete=f"the store took longer than {STORE_S} s: its leases and slots are missing")
+    except (StoreUnavailable, StoreError) as error:
+        return _Stored(incomplete=str(error))
+
+
+async def _stored(region: Region) -> _Stored:
+    leased = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased)]
+    slotted = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.slotted)]
+    leases = await asyncio.gather(*(_lease(*pair) for pair in leased[:MOST_LEASES]))
+    slots = await asyncio.gather(*(_slots(*pair) for pair in slotted[:MOST_LEASES]))
+    return _Stored(
+        leases=leases,
+        more_leases=max(0, len(leased) - MOST_LEASES),
+        slots=[each for each in slots if each.in_use],
+        more_slots=max(0, len(slotted) - MOST_LEASES),
     )
 
 
@@ -232,38 +273,3 @@ def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> L
         expires_in_ms=max(0, (expires - mono_us) // 1000),
         demand_milli=cell.leasing.demand_milli(quota),
     )
-
-
-def faults_of(region: Region) -> list[str]:
-    """Why this agent cannot enforce, in words; nothing if it can."""
-    faults: list[str] = []
-    for cell in region.cells:
-        faults += _faults_of(cell)
-    if region.admission.policies is None:
-        faults.append("no policies have been heard yet")
-    if region.admission.blocks is None:
-        faults.append("no block list has been heard yet")
-    return list(dict.fromkeys(faults))
-
-
-def _faults_of(cell: Cell) -> Iterator[str]:
-    store, life = cell.store, cell.life
-    if not store.connected:
-        yield store.fault
-    elif store.eviction_policy != "noeviction":
-        yield f"the store's maxmemory-policy is {store.eviction_policy}; leases need noeviction"
-    if life.current is None:
-        of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
-        yield _NO_EPOCH.get(life.refused, f"the region has no epoch{of}")
-    elif any(epoch == life.current.epoch for epoch, _ in cell.conversation.stopped_lanes):
-        yield "a lane has stopped; see /v1/status"
-    if cell.journal.fault is not None:
-        yield f"allowances fail closed: {cell.journal.fault}"
-
-
-async def able_to_enforce(region: Region, patience_s: float) -> None:
-    """Returns when it is, or after a while: then whoever asks is told why not."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(patience_s):
-            while faults_of(region):  # noqa: ASYNC110 - several rooms tell
-                await asyncio.sleep(LOOK_AGAIN_S)

@@ -16,11 +16,12 @@ from prometheus_client import Gauge
 from prometheus_client.exposition import generate_latest
 
 from doors.metrics import merged
+from regional_agent.health import Health, able_to_enforce
+from regional_agent.health import merged as merged_health
 from regional_agent.region import Region
-from regional_agent.status import able_to_enforce, faults_of
 
-FAULTS, METRICS = b"faults\n", b"metrics\n"
-ANSWER_S = 1.0
+HEALTH, METRICS = b"health\n", b"metrics\n"
+ANSWER_S = 0.4
 READY_S = 2.0
 BEAT_S = 1.0
 LENGTH_BYTES = 4
@@ -61,7 +62,7 @@ class Workers:
         if self._worker is None:
             yield
             return
-        await able_to_enforce(self._region, READY_S)
+        await able_to_enforce(self._region.health, READY_S)
         # What an earlier life has left at that path is replaced.
         server = await asyncio.start_unix_server(self._answer, self._worker.socket(self._worker.number))
         try:
@@ -79,21 +80,18 @@ class Workers:
             up.labels(number).set(number in told)
         return merged({str(number): text.decode() for number, text in told.items()}, "worker", up)
 
-    async def faults(self) -> list[str]:
-        """Of all workers that answer: one that does not takes no requests either."""
+    async def health(self) -> Health:
+        """Return the health of all workers that answer: one that does not takes no requests either."""
         if self._worker is None:
-            return faults_of(self._region)
-        found: dict[str, list[int]] = {}
-        for number, text in (await self._told_by_all(self._worker, FAULTS)).items():
-            for fault in msgspec.json.decode(text, type=list[str]):
-                found.setdefault(fault, []).append(number)
-        return [f"{fault} (worker {', '.join(map(str, numbers))})" for fault, numbers in found.items()]
+            return self._region.health.health()
+        told = await self._told_by_all(self._worker, HEALTH)
+        return merged_health({number: msgspec.json.decode(text, type=Health) for number, text in told.items()})
 
     # --- between workers ---------------------------------------------------------------------------------------------
 
     def _tell(self, what: bytes) -> bytes:
-        if what == FAULTS:
-            return msgspec.json.encode(faults_of(self._region))
+        if what == HEALTH:
+            return msgspec.json.encode(self._region.health.health())
         self._region.measure()
         return generate_latest(self._region.metrics.registry)
 

@@ -51,5 +51,9 @@ def why_not_ready(url: str) -> str | None:
 
 
 def detail_of(answer: Answer) -> str:
-    """What a problem document says."""
-    return str(answer.body.get("detail")) if isinstance(answer.body, dict) else f"status {answer.status}"
+    """Return what a problem document says, or the reasons of an agent that is not ready."""
+    if not isinstance(answer.body, dict):
+        return f"status {answer.status}"
+    if "reasons" in answer.body:
+        return "; ".join(str(reason["text"]) for reason in answer.body["reasons"])
+    return str(answer.body.get("detail"))

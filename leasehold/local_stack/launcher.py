@@ -251,6 +251,7 @@ class _Urls:
             "HOST": embedded.LOOPBACK,
             "PORT": self._plan.agent_port(region),
             "RETURN_ON_STOP": "true",
+            "LAME_DUCK_MS": 0,  # no load balancer looks at /readyz here
         }
         patience = {} if _TIMEOUT in os.environ else {_TIMEOUT: DECISION_TIMEOUT_MS}
         return {f"LEASEHOLD_AGENT_{name}": str(value) for name, value in settings.items()} | patience

@@ -38,6 +38,9 @@ class Guard:
         self._metrics = metrics
         self._degraded_at_ms: int | None = None
         self._degraded_before_ms = 0
+        self._is_watching = False
+        self.reason = ""  # of the last failure
+        self.is_failing = False  # the last call of the watch failed
         self.calls = 0  # of which it was heard what came of them
 
     @property
@@ -65,7 +68,7 @@ class Guard:
         if self._degraded_at_ms is not None:
             now_ms, began_at_ms, self._degraded_at_ms = self._clock.monotonic_ms(), self._degraded_at_ms, None
             self._degraded_before_ms += now_ms - began_at_ms
-            log.info("the store decides again", degraded_ms=now_ms - began_at_ms)
+            log.info("store circuit breaker closed", degraded_ms=now_ms - began_at_ms)
 
     def degraded_ms(self) -> int:
         """How long it was left alone, all times together."""
@@ -73,13 +76,29 @@ class Guard:
         so_far_ms = 0 if began_at_ms is None else self._clock.monotonic_ms() - began_at_ms
         return self._degraded_before_ms + so_far_ms
 
+    def watch(self) -> None:
+        """Find out whether the store decides, though no request asks it: a write that nothing depends on.
+
+        Only a failure counts for the breaker. Calls of services may fail where this one, which is small, does not.
+        """
+        if self._breaker.state is BreakerState.CLOSED and not self._is_watching:
+            self._is_watching = True
+            self._probe(self._watched)
+
+    def _watched(self, reply: Reply | Exception) -> None:
+        self._is_watching = False
+        self.is_failing = says_that_it_cannot(reply)
+        if self.is_failing:
+            self._failed(str(reply))
+
     def _failed(self, reason: str) -> None:
         now_ms = self._clock.monotonic_ms()
+        self.reason = reason
         self._breaker.failed(now_ms)
         if self._breaker.state is BreakerState.OPEN and self._degraded_at_ms is None:
             self._degraded_at_ms = now_ms
             self._metrics.degraded_entries.inc()
-            log.warning("the store is left alone, and each policy's failure mode answers", reason=reason)
+            log.warning("store circuit breaker opened: each policy's failure mode answers", reason=reason)
         if self._breaker.state is BreakerState.OPEN:
             self._try_later()
 

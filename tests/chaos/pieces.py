@@ -168,6 +168,7 @@ class Stack:
             "LEASEHOLD_AGENT_REGION": region,
             "LEASEHOLD_AGENT_NAME": name,
             "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS": "250",  # of a store that shares its cores with all the others
+            "LEASEHOLD_AGENT_LAME_DUCK_MS": "0",
             "LEASEHOLD_AGENT_PORT": str(self._ports[name]),
             "LEASEHOLD_AGENT_COORDINATOR_URL": self.coordinator,
             "LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region],

@@ -138,7 +138,7 @@ def test_a_signal_reaches_all_and_the_parent_waits_for_them(tmp_path: Path) -> N
         ours.wait_for(2, "began")
         os.killpg(ours.parent.pid, signal.SIGINT)
         assert ours.parent.wait(PATIENCE_S) == 0
-        assert ours.said("heard") == [["SIGTERM"], ["SIGTERM"]]
+        assert ours.said("heard") == [["SIGINT"], ["SIGINT"]]
         assert len(ours.said("ended")) == 2
 
 
@@ -164,7 +164,7 @@ def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
         ours.wait_for(2, "began")
         workers = ours.workers()
         ours.parent.kill()
-        ours.wait_for(2, "heard", "SIGTERM")
+        ours.wait_for(2, "heard", "SIGINT")
         assert wait_until(lambda: not any(map(is_running, workers)), PATIENCE_S)
 
 

@@ -172,6 +172,7 @@ class World:
             "report_interval_ms": 20,
             "store_timeout_ms": 5_000,
             "decision_timeout_ms": 5_000,
+            "lame_duck_ms": 0,
         }
         return AgentSettings(**(given | changed))
 

@@ -303,7 +303,8 @@ async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World
     await agent.region.store.call("HINCRBY", keys.lane(lane, life.epoch), "seq", 5)
     assert (await agent.check(cost=2)).status_code == 200
     await until(lambda: agent.region.conversation.stopped_lanes == {(life.epoch, lane): ExchangeOutcome.GAP})
-    assert (await agent.http.get("/readyz")).status_code == 503
+    found = (await agent.http.get("/readyz")).json()
+    assert (found["status"], [reason["code"] for reason in found["reasons"]]) == ("degraded", ["lanes_stopped"])
     assert "leasehold_stopped_lanes 1.0" in (await agent.http.get("/metrics")).text
     assert list((await agent.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
     assert agent.region.life.current == life
@@ -338,7 +339,7 @@ async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
             agent = await world.agent()
             answer = await agent.http.get("/readyz")
             assert answer.status_code == 503
-            assert "noeviction" in answer.json()["detail"]
+            assert "noeviction" in answer.json()["reasons"][0]["text"]
         finally:
             await other.region.store.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
 

@@ -177,4 +177,4 @@ async def test_an_agent_that_heard_of_no_blocks_is_not_ready(world: World) -> No
     async with running(world.settings("us-east")) as agent:
         answer: httpx.Response = await agent.http.get("/readyz")
         assert answer.status_code == 503
-        assert "no block list has been heard yet" in answer.json()["detail"]
+        assert "no block list has been heard yet" in [each["text"] for each in answer.json()["reasons"]]

@@ -48,7 +48,7 @@ async def test_two_stores_under_one_name_come_to_rest(world: World, tmp_path: Pa
         refused, other = await one_is_refused(agents)
         answer = await refused.http.get("/readyz")
         assert answer.status_code == 503
-        assert "two stores answer under its name" in answer.json()["detail"]
+        assert [each["code"] for each in answer.json()["reasons"]] == ["two_stores"]
         assert "two stores answer under its name" in (await refused.http.get("/v1/status")).json()["faults"][0]
         assert 'leasehold_epoch_refused{refusal="two_stores"} 1.0' in (await refused.http.get("/metrics")).text
         assert (await world.admin.get("/v1/regions/us-east")).json()["contested"] is True

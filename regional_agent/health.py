@@ -1,0 +1,245 @@
+"""Whether this agent can enforce: what `/readyz`, `/v1/status`, the metrics and the log say of it.
+
+A reason has a code, which programs and alerts compare, and a text for people. It either makes the agent `not_ready`
+(most of what it is asked would be denied or could not be counted) or only `degraded`.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, Gauge
+
+from protocol.clock import Clock
+from protocol.outcomes import EpochRefusal
+from regional_agent.cell import Cell
+from regional_agent.domain.breaker import BreakerState
+from regional_agent.domain.headroom import Headroom, headroom_of
+from regional_agent.store.connection import StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from regional_agent.region import Region
+
+log = structlog.get_logger()
+
+WATCH_S = 0.5
+LOOK_AGAIN_S = 0.01
+REFUSED_FOR_MS = 10_000  # so long refused exchanges only weaken the region: leases that it has go on
+MOST_LEASES = 100  # that are looked at while the region is cut off
+
+
+class HealthStatus(StrEnum):
+    READY = "ready"
+    DEGRADED = "degraded"
+    NOT_READY = "not_ready"
+
+
+_WORST_FIRST = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
+
+
+class HealthReason(Struct, frozen=True, kw_only=True):
+    """Why the agent is not ready, or degraded, and since when."""
+
+    code: str
+    since: datetime
+    text: str
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Ready: all is well. Degraded: it enforces, and something weakens it. Not ready: send requests elsewhere."""
+
+    status: HealthStatus
+    reasons: list[HealthReason]
+
+
+class Finding(NamedTuple):
+    code: str
+    text: str
+    severity: HealthStatus = HealthStatus.NOT_READY
+
+
+def _degrading(code: str, text: str) -> Finding:
+    return Finding(code, text, HealthStatus.DEGRADED)
+
+
+_NO_EPOCH: Mapping[str, Finding] = {
+    EpochRefusal.REGION_DOWN: Finding("region_down", "the region has no epoch: its status is down"),
+    EpochRefusal.TWO_STORES: Finding(
+        "two_stores", "the region has no epoch: two stores answer under its name; see docs/operations.md"
+    ),
+}
+
+
+class HealthMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._ready = Gauge(
+            "leasehold_ready", "1: the agent can enforce, as /readyz says; also while degraded.", registry=registry
+        )
+        self._reasons = Gauge(
+            "leasehold_health_reason",
+            "1: why the agent is degraded or not ready.",
+            ["code", "severity"],
+            registry=registry,
+        )
+
+    def show(self, findings: Iterable[Finding]) -> None:
+        findings = list(findings)
+        self._ready.set(worst_of(findings) is not HealthStatus.NOT_READY)
+        self._reasons.clear()
+        for each in findings:
+            self._reasons.labels(each.code, each.severity.value).set(1)
+
+
+class HealthWatch:
+    """Looks at the agent's parts twice a second, and whenever somebody asks."""
+
+    def __init__(self, region: "Region", clock: Clock) -> None:
+        self._region = region
+        self._clock = clock
+        self._metrics = HealthMetrics(region.metrics.registry)
+        self._since: dict[tuple[str, str], datetime] = {}
+        self._status = HealthStatus.READY
+        self._headroom: dict[int | None, Headroom] = {}
+        self.is_shutting_down = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.gather(*(self._look_at_leases(cell) for cell in self._region.cells))
+            self._note_change(self.health())
+            await asyncio.sleep(WATCH_S)
+
+    def shut_down(self) -> None:
+        """Not ready from now on, so that load balancers look elsewhere before the listener closes."""
+        self.is_shutting_down = True
+
+    def health(self) -> Health:
+        """Return the state at this moment. A reason's `since` is when it was first found."""
+        findings, now = self.findings(), self._clock.now()
+        self._since = {each[:2]: self._since.get(each[:2], now) for each in findings}
+        reasons = [HealthReason(code=each.code, since=self._since[each[:2]], text=each.text) for each in findings]
+        return Health(status=worst_of(findings), reasons=reasons)
+
+    def measure(self) -> None:
+        self._metrics.show(self.findings())
+
+    def findings(self) -> list[Finding]:
+        return list(dict.fromkeys(self._found()))
+
+    def _found(self) -> Iterator[Finding]:
+        if self.is_shutting_down:
+            yield Finding("shutting_down", "the agent is shutting down")
+        for cell in self._region.cells:
+            yield from store_findings(cell)
+            yield from self._coordinator_findings(cell)
+        if self._region.admission.policies is None:
+            yield Finding("no_policies", "no policies have been heard yet")
+        if self._region.admission.blocks is None:
+            yield Finding("no_blocks", "no block list has been heard yet")
+
+    def _coordinator_findings(self, cell: Cell) -> Iterator[Finding]:
+        contact, now_ms = cell.leasing.contact, self._clock.monotonic_ms()
+        if contact.is_draining:
+            yield Finding("region_drained", "the region is drained: its leases have been returned")
+        if not contact.is_lost(now_ms):
+            return
+        headroom = self._headroom.get(cell.number, Headroom())
+        if contact.is_refused:
+            text = f"the coordinator refuses this region's exchanges: {contact.reason}"
+            is_long = contact.failing_ms(now_ms) >= REFUSED_FOR_MS or headroom.is_exhausted
+            yield Finding("exchanges_refused", text) if is_long else _degrading("exchanges_refused", text)
+        elif headroom.is_exhausted:
+            yield Finding(
+                "leases_exhausted", "the region is cut off from the coordinator, and its leases are spent or expired"
+            )
+        else:
+            yield _degrading("cut_off", "the region is cut off from the coordinator; it spends the leases that it has")
+
+    async def _look_at_leases(self, cell: Cell) -> None:
+        """While the region is cut off: how many of the leases that services ask for can still admit anything."""
+        if not cell.leasing.contact.is_lost(self._clock.monotonic_ms()):
+            self._headroom.pop(cell.number, None)
+            return
+        with suppress(StoreUnavailable, StoreError):
+            self._headroom[cell.number] = await _headroom(cell)
+
+    def _note_change(self, health: Health) -> None:
+        if health.status is self._status:
+            return
+        self._status = health.status
+        write = log.info if health.status is HealthStatus.READY else log.warning
+        reasons = {reason.code: reason.text for reason in health.reasons}
+        write(f"agent is {health.status.value.replace('_', ' ')}", reasons=reasons)
+
+
+async def _headroom(cell: Cell) -> Headroom:
+    life = cell.life.current
+    if life is None:
+        return Headroom()
+    quotas = cell.leasing.in_demand(MOST_LEASES)
+    mono_us = await cell.scripts.mono_us()
+    leases = await asyncio.gather(*(cell.scripts.lease_fields(life, quota) for quota in quotas))
+    return headroom_of((fields, mono_us) for fields in leases)
+
+
+def store_findings(cell: Cell) -> Iterator[Finding]:
+    """Yield what the cell's store, its epoch, its lanes and its journal lack."""
+    store, life = cell.store, cell.life
+    if not store.connected:
+        yield Finding("store_unreachable", store.fault)
+    elif store.eviction_policy != "noeviction":
+        text = f"the store's maxmemory-policy is {store.eviction_policy}; leases need noeviction"
+        yield Finding("store_evicts", text)
+    elif cell.guard.state is not BreakerState.CLOSED:
+        yield Finding("store_failing", f"the store does not decide: {cell.guard.reason}")
+    if life.current is None:
+        of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
+        yield _NO_EPOCH.get(life.refused, Finding("no_epoch", f"the region has no epoch{of}"))
+    else:
+        yield from _lane_findings(cell, life.current.epoch, life.current.lanes)
+    if cell.journal.fault is not None:
+        yield Finding("journal_failing", f"allowances fail closed: {cell.journal.fault}")
+
+
+def _lane_findings(cell: Cell, epoch: int, lanes: int) -> Iterator[Finding]:
+    stopped = sum(each == epoch for each, _ in cell.conversation.stopped_lanes)
+    if stopped == 0:
+        return
+    text = f"a lane has stopped; see /v1/status ({stopped} of {lanes})"
+    yield Finding("lanes_stopped", text) if stopped >= lanes else _degrading("lanes_stopped", text)
+
+
+def worst_of(findings: Iterable[Finding]) -> HealthStatus:
+    severities = {each.severity for each in findings}
+    return next((each for each in _WORST_FIRST if each in severities), HealthStatus.READY)
+
+
+def merged(told: Mapping[int, Health]) -> Health:
+    """Return the health of an agent of several workers: the worst status, and each reason with its workers."""
+    since: dict[tuple[str, str], datetime] = {}
+    workers: dict[tuple[str, str], list[int]] = {}
+    for number, health in told.items():
+        for reason in health.reasons:
+            key = reason.code, reason.text
+            since[key] = min(since.get(key, reason.since), reason.since)
+            workers.setdefault(key, []).append(number)
+    statuses = {health.status for health in told.values()}
+    return Health(
+        status=next((each for each in _WORST_FIRST if each in statuses), HealthStatus.READY),
+        reasons=[
+            HealthReason(code=code, since=since[code, text], text=f"{text} (worker {', '.join(map(str, numbers))})")
+            for (code, text), numbers in workers.items()
+        ],
+    )
+
+
+async def able_to_enforce(watch: HealthWatch, patience_s: float) -> None:
+    """Wait until the agent is not `not_ready` any more, but no longer than so many seconds."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            while worst_of(watch.findings()) is HealthStatus.NOT_READY:  # noqa: ASYNC110 - several parts decide it
+                await asyncio.sleep(LOOK_AGAIN_S)

@@ -1,0 +1,21 @@
+"""Asks a store every second whether it can decide, so that a store that hangs is found without any request."""
+
+import asyncio
+
+from regional_agent.store.connection import Store
+from regional_agent.store.guard import Guard
+
+WATCH_S = 1.0
+AFTER_FAILURE_S = 0.2
+
+
+class StoreWatch:
+    def __init__(self, store: Store, guard: Guard) -> None:
+        self._store = store
+        self._guard = guard
+
+    async def run(self) -> None:
+        while True:
+            if self._store.connected:
+                self._guard.watch()
+            await asyncio.sleep(AFTER_FAILURE_S if self._guard.is_failing else WATCH_S)

@@ -1,0 +1,191 @@
+"""What `/readyz`, `/v1/status` and the metrics say while an agent cannot enforce, and while something weakens it."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.domain.breaker import BreakerState
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
+from tests.integration.regional_agent.test_failures import Store, its_store, quiet_agent
+from tests.integration.regional_agent.test_workers import all_up
+from tests.integration.regional_agent.test_workers import running as workers_running
+
+__all__ = ["its_store"]  # a fixture
+
+pytestmark = pytest.mark.anyio
+
+TURNS = 3_000
+
+
+async def readiness(agent: Agent) -> tuple[int, str, list[str]]:
+    """The status code, the word, and the codes of the reasons."""
+    answer = await agent.http.get("/readyz")
+    assert answer.headers["content-type"] == "application/json"
+    found = answer.json()
+    assert set(found) == {"status", "reasons"}
+    for reason in found["reasons"]:
+        assert set(reason) == {"code", "since", "text"}
+    return answer.status_code, found["status"], [reason["code"] for reason in found["reasons"]]
+
+
+async def becomes(agent: Agent, status: int, word: str, *codes: str) -> None:
+    found = None
+    for _ in range(TURNS):
+        if (found := await readiness(agent)) == (status, word, list(codes)):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(found)
+
+
+async def shown(agent: Agent) -> dict[str, Any]:
+    """What the status says without the store, and that it says so in time."""
+    async with asyncio.timeout(10):
+        answer = await agent.http.get("/v1/status")
+    assert answer.status_code == 200
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_hung_store_makes_the_agent_not_ready_without_any_request_and_the_status_still_answers(
+    world: World, its_store: Store
+) -> None:
+    agent = await quiet_agent(world, store_url=its_store.url)
+    await becomes(agent, 200, "ready")
+    its_store.stall()
+    found = await shown(agent)
+    assert found["incomplete"] is not None
+    assert found["leases"] == []
+    await becomes(agent, 503, "not_ready", "store_failing")
+    first = (await agent.http.get("/readyz")).json()["reasons"][0]["since"]
+    found = await shown(agent)
+    assert (found["status"], found["reasons"][0]["code"]) == ("not_ready", "store_failing")
+    text = (await agent.http.get("/metrics")).text
+    assert "leasehold_ready 0.0" in text
+    assert 'leasehold_health_reason{code="store_failing",severity="not_ready"} 1.0' in text
+    assert (await agent.http.get("/readyz")).json()["reasons"][0]["since"] == first
+    its_store.go_on()
+    await becomes(agent, 200, "ready")
+    assert "leasehold_ready 1.0" in (await agent.http.get("/metrics")).text
+    assert (await shown(agent))["incomplete"] is None
+
+
+async def test_a_full_store_makes_the_agent_not_ready(world: World, its_store: Store) -> None:
+    agent = await quiet_agent(world, store_url=its_store.url)
+    its_store.told("CONFIG SET maxmemory 1mb")
+    await becomes(agent, 503, "not_ready", "store_failing")
+    assert "OOM" in (await agent.http.get("/readyz")).json()["reasons"][0]["text"]
+    its_store.told("CONFIG SET maxmemory 0")
+    await becomes(agent, 200, "ready")
+
+
+async def test_a_watch_that_succeeds_does_not_forgive_failed_checks(world: World) -> None:
+    agent = await quiet_agent(world)
+    guard = agent.region.guard
+    for _ in range(2):
+        guard._failed("as if a check had failed")
+    guard.watch()
+    await until(lambda: not guard._is_watching)
+    guard._failed("a third check")
+    assert guard.state is BreakerState.OPEN
+
+
+async def test_cut_off_is_degraded_while_leases_last_and_not_ready_when_they_are_spent(world: World) -> None:
+    agent = await world.agent()
+    await agent.lease(10)
+    world.weather.swallows_requests = True
+    assert (await agent.check()).status_code == 200
+    await becomes(agent, 200, "degraded", "cut_off")
+    spent = 0
+    while (await agent.check()).status_code == 200:
+        spent += 1
+        assert spent < 100
+    await becomes(agent, 503, "not_ready", "leases_exhausted")
+    world.weather.swallows_requests = False
+    await becomes(agent, 200, "ready")
+
+
+async def test_an_agent_whose_exchanges_are_refused_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regional_agent.health.REFUSED_FOR_MS", 1_500)
+    agent = await world.agent()
+    await agent.lease(10)
+    agent.region.conversation._coordinator._http.headers["Authorization"] = "Bearer nonsense"
+    assert (await agent.check()).status_code == 200
+    await becomes(agent, 200, "degraded", "exchanges_refused")
+    await becomes(agent, 503, "not_ready", "exchanges_refused")
+    agent.region.conversation._coordinator._http.headers["Authorization"] = f"Bearer {world.tokens['us-east']}"
+    await becomes(agent, 200, "ready")
+
+
+async def test_a_drained_region_is_not_ready_and_is_again_once_it_is_restored(world: World) -> None:
+    """Also of an agent that nothing asks meanwhile: no load balancer sends it anything."""
+    agent = await world.agent()
+    assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
+    await becomes(agent, 503, "not_ready", "region_drained")
+    assert (await world.admin.put("/v1/regions/us-east", json={"status": "active"})).is_success
+    await becomes(agent, 200, "ready")
+
+
+async def test_one_stopped_lane_only_weakens_the_agent(world: World) -> None:
+    agent = await world.agent()
+    life = agent.region.life.current
+    assert life is not None
+    agent.region.conversation.stopped_lanes[life.epoch, 0] = ExchangeOutcome.GAP
+    assert await readiness(agent) == (200, "degraded", ["lanes_stopped"])
+    for lane in range(life.lanes):
+        agent.region.conversation.stopped_lanes[life.epoch, lane] = ExchangeOutcome.GAP
+    assert await readiness(agent) == (503, "not_ready", ["lanes_stopped"])
+    agent.region.conversation.stopped_lanes.clear()
+
+
+async def test_an_agent_without_an_epoch_is_not_ready(world: World) -> None:
+    world.weather.swallows_requests = True
+    async with running(world.settings("us-east")) as agent:
+        await becomes(agent, 503, "not_ready", "no_epoch", "no_policies", "no_blocks")
+
+
+@pytest.mark.parametrize("options", [[], ["--workers", "2"]])
+async def test_from_sigterm_on_the_agent_is_not_ready_and_goes_on_answering(
+    world: World, tmp_path: Path, options: list[str]
+) -> None:
+    async with workers_running(world, tmp_path, *options, lame_duck_ms=60_000) as workers:
+        if options:
+            await all_up(workers, 2)
+        for _ in range(TURNS):
+            if (await workers.get("/readyz")).is_success:
+                break
+            await asyncio.sleep(0.01)
+        workers.process.send_signal(signal.SIGTERM)
+        for _ in range(TURNS):
+            answer = await workers.get("/readyz")
+            if answer.status_code == 503:
+                break
+            await asyncio.sleep(0.01)
+        assert {reason["code"] for reason in answer.json()["reasons"]} == {"shutting_down"}
+        done = await workers.http.post("/v1/check", json={"subject": EXPORT}, headers={"Connection": "close"})
+        assert done.status_code == 200
+        workers.process.send_signal(signal.SIGTERM)  # a second signal ends it at once
+        async with asyncio.timeout(30):
+            assert await workers.process.wait() == 0
+
+
+async def test_the_listener_closes_when_the_lame_duck_period_is_over(world: World, tmp_path: Path) -> None:
+    async with workers_running(world, tmp_path, lame_duck_ms=300) as workers:
+        workers.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await workers.process.wait() == 0
+        with pytest.raises(httpx.ConnectError):
+            await workers.get("/healthz")
+        [said] = workers.logged("shutting down: not ready from now on")
+        assert said["closes_in_ms"] == 300
+
+
+async def test_sigint_ends_the_agent_without_a_lame_duck_period(world: World, tmp_path: Path) -> None:
+    async with workers_running(world, tmp_path, lame_duck_ms=60_000) as workers:
+        workers.process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(30):
+            assert await workers.process.wait() == 0
