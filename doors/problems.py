@@ -41,6 +41,7 @@ PROBLEMS: dict[str, ProblemKind] = {
         404, "Hold not known", "No such hold was made in this region, or it ended so long ago that it is forgotten."
     ),
     "method-not-allowed": ProblemKind(405, "Method not allowed", "The header Allow names the methods of this path."),
+    "request-timeout": ProblemKind(408, "Request timeout", "The request did not arrive in time. Send it again."),
     "idempotency-key-in-flight": ProblemKind(
         409, "Still being worked on", "The first request with this Idempotency-Key has no answer yet. Ask again."
     ),
@@ -135,6 +136,7 @@ _KIND_OF_STATUS = {
     403: "forbidden",
     404: "not-found",
     405: "method-not-allowed",
+    408: "request-timeout",
     412: "precondition-failed",
     413: "body-too-large",
     415: "unsupported-media-type",

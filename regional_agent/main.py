@@ -10,6 +10,7 @@ import uvloop
 from fastapi import FastAPI
 
 from doors.bodies import install_schemas
+from doors.connections import ConnectionLimits
 from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
 from doors.problems import install_problems
@@ -46,6 +47,11 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     app.state.fast_door = FastDoor(
         region.admission, metrics, max_body_bytes=settings.max_body_bytes, service_token=token
     )
+    app.state.connection_limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        request_timeout_s=settings.request_timeout_ms / 1000,
+        registry=region.metrics.registry,
+    )
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
     return app
@@ -78,6 +84,12 @@ def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = 
     app = create_app(settings, worker=worker)
     protocol = fast_protocol(app.state.fast_door)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
-    uvloop.run(
-        serve_on(listener, app, protocol=protocol, max_header_bytes=settings.max_header_bytes, lame_duck=lame_duck)
+    serving = serve_on(
+        listener,
+        app,
+        protocol=protocol,
+        max_header_bytes=settings.max_header_bytes,
+        limits=app.state.connection_limits,
+        lame_duck=lame_duck,
     )
+    uvloop.run(serving)
