@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from time import monotonic
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -22,18 +22,19 @@ MAX_CONNECTIONS = 10_000
 SPARE_DESCRIPTORS = 200  # for the database, the store, files, and connections that are being closed
 CANDIDATES = 64  # how many connections are looked at for one to close in favour of a new one
 LOG_EVERY_S = 10.0
+TOO_MANY, REPLACED, SILENT, SLOW = "too_many", "replaced", "silent", "slow_request"
+REASONS = (TOO_MANY, REPLACED, SILENT, SLOW)
 
 _log = structlog.get_logger("doors.connections")
 
 
-class Closable(Protocol):
+class Connection(Protocol):
     """A connection, as the limit on their number sees it."""
 
     @property
     def is_idle(self) -> bool: ...
 
-
-C = TypeVar("C", bound=Closable)
+    def drop(self, reason: str) -> None: ...
 
 
 class ConnectionLimits(Collector):
@@ -50,21 +51,27 @@ class ConnectionLimits(Collector):
         self.max_connections = max_connections
         self.request_timeout_s = request_timeout_s
         self.min_body_bytes = int(min_body_bytes_per_s * request_timeout_s)
-        self._open = 0
+        self._open: set[Connection] = set()
         self._closed: Counter[str] = Counter()
         self._logged_at_s = float("-inf")
         if registry is not None:
             registry.register(self)
 
-    def opened(self) -> None:
-        self._open += 1
+    def opened(self, connection: Connection) -> None:
+        """Count a new connection. If there are too many, an idle one is closed for it, or else itself."""
+        self._open.add(connection)
+        if len(self._open) <= self.max_connections:
+            return
+        # Only a few are looked at: a server that is full has better things to do than to search for the best.
+        others = (each for each in islice(self._open, CANDIDATES) if each is not connection)
+        idle = next((each for each in others if each.is_idle), None)
+        if idle is None:
+            connection.drop(TOO_MANY)
+        else:
+            idle.drop(REPLACED)
 
-    def lost(self) -> None:
-        self._open -= 1
-
-    @property
-    def is_exceeded(self) -> bool:
-        return self._open > self.max_connections
+    def lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
 
     def closed(self, reason: str) -> None:
         """Count a connection that a limit closes, and say so in the log now and then."""
@@ -72,13 +79,13 @@ class ConnectionLimits(Collector):
         now_s = monotonic()
         if now_s >= self._logged_at_s + LOG_EVERY_S:
             self._logged_at_s = now_s
-            _log.warning("connections closed by a limit", reason=reason, open=self._open, **self._totals())
+            _log.warning("connections closed by a limit", reason=reason, open=len(self._open), **self._totals())
 
     def _totals(self) -> dict[str, int]:
         return {f"closed_{reason}": count for reason, count in self._closed.items()}
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        yield GaugeMetricFamily("leasehold_http_connections", "Connections that are open.", self._open)
+        yield GaugeMetricFamily("leasehold_http_connections", "Connections that are open.", len(self._open))
         yield GaugeMetricFamily(
             "leasehold_http_connections_limit", "Connections that may be open.", self.max_connections
         )
@@ -88,18 +95,6 @@ class ConnectionLimits(Collector):
         for reason in REASONS:
             closed.add_metric((reason,), self._closed[reason])
         yield closed
-
-
-TOO_MANY, REPLACED, SILENT, SLOW = "too_many", "replaced", "silent", "slow_request"
-REASONS = (TOO_MANY, REPLACED, SILENT, SLOW)
-
-
-def idle_one(connections: set[C], newcomer: C) -> C | None:
-    """Return a connection without a request, which may be closed so that another can be served.
-
-    Only a few are looked at: a server that is full has better things to do than to search for the best.
-    """
-    return next((each for each in islice(connections, CANDIDATES) if each.is_idle and each is not newcomer), None)
 
 
 def within_descriptors(max_connections: int) -> int:

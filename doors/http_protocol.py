@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from doors.connections import REPLACED, SILENT, SLOW, TOO_MANY, ConnectionLimits, idle_one
+from doors.connections import SILENT, SLOW, ConnectionLimits
 from doors.problems import MEDIA_TYPE, Problem, problem_document
 from doors.request_ids import new_request_id
 
@@ -55,14 +55,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.limits.opened()
-        if not self.limits.is_exceeded:
-            self._await_arrival()
-        elif replaced := idle_one(self.connections, self):
-            replaced.drop(REPLACED)
-            self._await_arrival()
-        else:
-            self.drop(TOO_MANY)
+        self._await_arrival()
+        self.limits.opened(self)
 
     @property
     def is_idle(self) -> bool:
@@ -78,7 +72,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.limits.closed(reason)
         self.transport.abort()
 
-    # --- the time that a request may take to arrive --------------------------------------------------------------------
+    # --- the time that a request may take to arrive -----------------------------------------------------------------
 
     def _await_arrival(self) -> None:
         if self._arrival is None:
@@ -229,7 +223,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger.cancel()
         if self._arrival is not None:
             self._arrival.cancel()
-        self.limits.lost()
+        self.limits.lost(self)
         super().connection_lost(exc)
 
 

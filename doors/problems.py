@@ -36,6 +36,16 @@ PROBLEMS: dict[str, ProblemKind] = {
     "invalid-json": ProblemKind(400, "Not JSON", "The body is not JSON (RFC 8259) in UTF-8, or nested too deeply."),
     "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
     "forbidden": ProblemKind(403, "Not permitted", "The token is valid, but has not the scope that this takes."),
+    "foreign-origin": ProblemKind(
+        403,
+        "Foreign origin",
+        "The request comes from a web page of another origin. An agent without a service token answers local programs.",
+    ),
+    "misdirected": ProblemKind(
+        421,
+        "Another host's request",
+        "The header Host does not name this agent. Call it by a loopback address or name, or give it a service token.",
+    ),
     "not-found": ProblemKind(404, "Not found", "There is nothing at this path."),
     "hold-unknown": ProblemKind(
         404, "Hold not known", "No such hold was made in this region, or it ended so long ago that it is forgotten."

@@ -27,11 +27,11 @@ from doors.http_protocol import BoundedProtocol
 from doors.metrics import HttpMetrics
 from doors.problems import Problem
 from doors.request_ids import harmless, new_request_id
-from doors.tokens import same_token, token_in
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import Answered, BatchAnswer, Check, CheckPieces, Verdict, answered
 from regional_agent.asked_before import AskedBefore
 from regional_agent.batches import Batch, asked_of
+from regional_agent.callers import CallerRules
 from regional_agent.domain.remembered import Remembered
 
 CHECK, BATCH = "/v1/check", "/v1/check:batch"
@@ -39,7 +39,7 @@ BEGINNING, END_OF_HEAD = b"POST /v1/check", b"\r\n\r\n"
 MOST_HEADS, LONGEST_REMEMBERED = 1_024, 1_024
 PLAIN_TYPES = (b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # Headers that may change what is answered. Of each there is at most one, or the request is not plain.
-TELLING = (b"content-type", b"content-length", b"authorization", b"x-request-id", b"connection")
+TELLING = (b"content-type", b"content-length", b"authorization", b"host", b"origin", b"x-request-id", b"connection")
 NEVER_PLAIN = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
 MOST_LENGTH_DIGITS = 20  # of Content-Length; more are zeros, or a number that no body has
 FAULT = 500  # is always worth a line
@@ -91,13 +91,11 @@ _encode = msgspec.json.Encoder().encode
 class FastDoor:
     """What all connections of a process share."""
 
-    def __init__(
-        self, admission: Admits, metrics: HttpMetrics, *, max_body_bytes: int, service_token: str | None = None
-    ) -> None:
+    def __init__(self, admission: Admits, metrics: HttpMetrics, *, max_body_bytes: int, callers: CallerRules) -> None:
         self.admission = admission
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._service_token = service_token
+        self._callers = callers
         self._heads: Remembered[bytes, Head] = Remembered(MOST_HEADS)
         self._asked: AskedBefore[bytes] = AskedBefore(admission)
         self._dated: list[tuple[bytes, bytes]] = []
@@ -133,14 +131,16 @@ class FastDoor:
             and int(length) <= self._max_body_bytes
             and telling.get(b"content-type", b"").lower() in PLAIN_TYPES
             and telling.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-            and self._is_welcome(telling.get(b"authorization", b""))
+            and self._is_welcome(telling)
         )
         return Head(True, path, int(length), harmless(telling.get(b"x-request-id", b""))) if is_plain else HANDED_ON
 
-    def _is_welcome(self, authorization: bytes) -> bool:
-        if self._service_token is None:
-            return True
-        return same_token(token_in(authorization.decode("latin-1")), self._service_token)
+    def _is_welcome(self, telling: dict[bytes, bytes]) -> bool:
+        authorization, host, origin = (
+            [telling[name].decode("latin-1")] if name in telling else []
+            for name in (b"authorization", b"host", b"origin")
+        )
+        return self._callers.refusal(authorization, host, origin) is None
 
     # --- bodies ------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from doors.settings import load_settings, variable_of
 from doors.supervisor import Beat, supervise
 from protocol.clock import Clock, SystemClock
 from regional_agent import api
+from regional_agent.callers import CallerRules
 from regional_agent.fast_door import FastDoor, fast_protocol
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
@@ -35,7 +36,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
         async with workers.beating(), region.running(), workers.running():
             yield
 
-    app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.region = region
     app.state.workers = workers
     app.include_router(api.services)
@@ -43,9 +44,9 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     install_problems(app)
     install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
-    token = settings.service_token.get_secret_value() if settings.service_token else None
+    app.state.caller_rules = CallerRules(settings)
     app.state.fast_door = FastDoor(
-        region.admission, metrics, max_body_bytes=settings.max_body_bytes, service_token=token
+        region.admission, metrics, max_body_bytes=settings.max_body_bytes, callers=app.state.caller_rules
     )
     app.state.connection_limits = ConnectionLimits(
         max_connections=settings.max_connections,
