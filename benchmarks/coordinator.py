@@ -35,7 +35,7 @@ from pydantic import SecretStr
 
 from benchmarks.frame import FEWEST_TURNS, Fact, Lines, Load, Row, compare, facts, row
 from benchmarks.load import http_is_whole
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database.engine import open_database
 from coordinator.domain.usage import Dimension, UsageQuestion
 from coordinator.metrics import Metrics
@@ -204,7 +204,9 @@ async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", lanes: int = 4
 
 
 async def direct(bench: Bench, lines: int, region: Region) -> None:
-    applied = await bench.coordinator.gathering.apply(call_of(region.name, region.request(lines)))
+    applied = await bench.coordinator.gathering.apply(
+        parse_call(region.name, msgspec.json.encode(region.request(lines)))
+    )
     region.hear(applied.response)
 
 

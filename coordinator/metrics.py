@@ -24,6 +24,12 @@ class Metrics:
         self.overage = Counter(f"{name}units_overage", "Units used beyond what was funded", registry=registry)
         self.quarantined = Counter(f"{name}leases_quarantined", "Leases whose two counts disagreed", registry=registry)
         self.refused_wants = Counter(f"{name}wants_refused", "Wants not met, by reason", ["refusal"], registry=registry)
+        self.refused_items = Counter(
+            f"{name}refused_items",
+            "Exchanges, wants, rates and slots refused by themselves, as malformed or for a fault of their own",
+            ["region", "kind", "reason"],
+            registry=registry,
+        )
         self.exchange_seconds = Histogram(
             f"{name}exchange_seconds", "One call's transaction, with its retries", buckets=_BUCKETS, registry=registry
         )

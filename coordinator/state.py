@@ -15,6 +15,7 @@ from coordinator.gathering import Gathering
 from coordinator.metrics import Metrics
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
 from coordinator.operations.authenticate import Caller, authenticate
+from coordinator.refusals import Refusals
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
@@ -30,10 +31,13 @@ class Coordinator:
     documents: Documents = field(default_factory=Documents)
     gathering: Gathering = field(init=False)
     callers: Callers = field(init=False)
+    refusals: Refusals = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gathering", Gathering(self._apply))
         object.__setattr__(self, "callers", Callers(self._look_up))
+        refusals = Refusals(self.metrics.refused_items, lambda: self.clock.monotonic_ms() / 1000)
+        object.__setattr__(self, "refusals", refusals)
 
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         settings, now = self.settings, self.clock.now()

@@ -28,17 +28,26 @@ T = TypeVar("T")
 
 async def read_body(request: Request, type_: type[T]) -> T:
     """The body of a request as `type_`, or a Problem."""
+    return decode(await read_json(request), type_)
+
+
+async def read_json(request: Request) -> bytes:
+    """Return the body of a request that says it is JSON, undecoded."""
     _refuse_other_media(request)
-    return decode(await request.body(), type_)
+    return await request.body()
 
 
 async def read_parts(request: Request, type_: type[T]) -> T:
-    """The body of a request as `type_`, whose fields of msgspec.Raw the caller decodes one by one, or a Problem.
+    """Read a body as `decode_parts` does."""
+    return decode_parts(await read_json(request), type_)
 
-    The JSON of the whole body is well-formed then. All else that `decode` refuses within a part is left to the caller.
+
+def decode_parts(raw: bytes, type_: type[T], within: str = "") -> T:
+    """JSON text as `type_`, whose fields of msgspec.Raw the caller decodes one by one, or a Problem.
+
+    The JSON of the whole is well-formed then. All else that `decode` refuses within a part is left to the caller.
     """
-    _refuse_other_media(request)
-    return _decoded(await request.body(), type_, "", _refuse_repeated_in_outermost)
+    return _decoded(raw, type_, within, _refuse_repeated_in_outermost)
 
 
 def decode(raw: bytes, type_: type[T], within: str = "") -> T:

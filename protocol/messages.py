@@ -170,7 +170,8 @@ class WantRefused(ServiceMessage, frozen=True):
 
     quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
     refusal: GrantRefusal
-    reason: str | None = None  # of an invalid one: which of its fields is wrong, and why
+    rule: str | None = None  # of an invalid one: a stable word, as in a fault
+    reason: str | None = None  # likewise: which of its fields is wrong, and why
 
 
 class ExchangeFault(ServiceMessage, frozen=True):

@@ -83,7 +83,7 @@ class Coordinator:
             self._lanes[name] = self._lanes[name]._replace(last_seq=booked.report.seq, last_hash=booked.body_hash)
         for notice in decision.notices:
             self._tell(notice)
-        return deciding.respond(works, books, self._catalogue, self._receipts, TERMS, now)
+        return deciding.respond(call, works, books, self._catalogue, self._receipts, TERMS, now)
 
     def _expire(self) -> None:
         for lease in self._leases.values():

@@ -7,15 +7,16 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
+from msgspec import structs
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.api.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.api.conditions import unless_known
-from coordinator.api.frozen import call_of, faults_of_shares, refused
+from coordinator.api.frozen import parse_call, parse_shares, refused
 from coordinator.api.polling import a_version, news
 from coordinator.api.queries import Query, number_of
-from coordinator.domain.exchange import Call, WrongLane
+from coordinator.domain.exchange import Call
 from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
 from coordinator.operations.policy_bundle import policy_bundle
@@ -23,7 +24,7 @@ from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.share_rates import share_rates
 from coordinator.outages import DatabaseUnavailable
 from coordinator.state import Coordinator, TheCoordinator, coordinator_of
-from doors.bodies import described, read_body, reply
+from doors.bodies import described, read_body, read_json, reply
 from doors.problems import InvalidParameter, Problem
 from protocol.messages import (
     EpochOpened,
@@ -92,13 +93,10 @@ def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
 async def exchange(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
-    """Book what lanes report and grant what they want. The same bytes again are booked once."""
-    call = call_of(region, await read_body(request, ExchangeRequest))
-    try:
-        applied = await _apply(coordinator, call)
-    except WrongLane as error:
-        field = f"exchanges[{error.exchange}].frozen.lane"
-        raise refused([InvalidParameter(field, "lane", str(error))]) from None
+    """Book what lanes report and grant what they want. The same bytes again are booked once. An exchange or a want that
+    is malformed is refused by itself, in its place among the replies.
+    """
+    applied = await _apply(coordinator, parse_call(region, await read_json(request)))
     return reply(applied.response)
 
 
@@ -140,18 +138,22 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
     if applied.lost:
         await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
     coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
+    coordinator.refusals.note_replies(call.region, applied.response.replies)
     return applied
 
 
 @router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
 async def shares(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
-    """What this region wants of rates and slots that are shared by demand, and what it may use from now on."""
-    body, now = await read_body(request, SharesRequest), coordinator.clock.now()
-    if faults := list(faults_of_shares(body)):
-        raise refused(faults)
-    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, body, now))
+    """What this region wants of rates and slots that are shared by demand, and what it may use from now on. A rate or
+    slot that is malformed is refused by itself.
+    """
+    parsed, now = parse_shares(await read_json(request)), coordinator.clock.now()
+    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, parsed.request, now))
     coordinator.metrics.note_overshoots(out.overshoots)
-    return reply(out.response)
+    coordinator.refusals.note_items(region, "rate", parsed.refused_rates)
+    coordinator.refusals.note_items(region, "slot", parsed.refused_slots)
+    refused_items = [*parsed.refused_rates, *parsed.refused_slots, *out.response.refused]
+    return reply(structs.replace(out.response, refused=refused_items))
 
 
 # --- signals ----------------------------------------------------------------------------------------------------------

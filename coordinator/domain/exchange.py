@@ -3,7 +3,7 @@
 An exchange goes through three hands, and this module is all but the database. What is to be read next depends on what
 was read before, so the decision comes in steps, each a pure function of what is there by then:
 
-    judge     the lanes are locked              which exchanges count, by their number
+    judge     the lanes are locked              which exchanges count, by their number; which keys are of their lane
     sort      the catalogue is read             what is wanted, and which wants lead nowhere
     books     pools and leases are locked       what there is, new leases included
     decide    nothing more is read              who booked what, who gets what, who is told what
@@ -62,10 +62,12 @@ from coordinator.domain.webhooks import Event, Used, overdrawn_event, thresholds
 from protocol.identifiers import lane_of, parse_quota_key
 from protocol.lease import LeaseState
 from protocol.messages import (
+    ExchangeFault,
     ExchangeReply,
     ExchangeResponse,
     FrozenBatch,
     LeaseReply,
+    LeaseWant,
     LiveState,
     Receipt,
     Versions,
@@ -82,20 +84,14 @@ class Incoming(NamedTuple):
     batch: FrozenBatch
     body_hash: bytes
     live: LiveState
+    refused: Sequence[WantRefused] = ()  # wants that are malformed
 
 
 class Call(NamedTuple):
     region: str
     fingerprint: str
     incoming: Sequence[Incoming]
-
-
-class WrongLane(ValueError):
-    """A quota travelled in a lane that it does not belong to: the call is malformed, and nothing of it is booked."""
-
-    def __init__(self, exchange: int, quota: str) -> None:
-        super().__init__(f"{quota} belongs to another lane")
-        self.exchange = exchange
+    refused: Sequence[tuple[int, ExchangeReply]] = ()  # exchanges that are malformed, by their place in the request
 
 
 class LockedPool(NamedTuple):
@@ -132,6 +128,7 @@ class Decision(NamedTuple):
 
 Receipts = Mapping[tuple[int, int], Receipt]  # by epoch and lane
 
+LONGEST_REASON = 256
 _NOT_JUDGED = Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
 
 
@@ -140,9 +137,9 @@ class Work:
     """One exchange on its way through."""
 
     call: Call
-    index: int
     incoming: Incoming
     report: Report
+    wants: Sequence[LeaseWant]  # those that can be looked at
     lane: Lane | None = None
     verdict: Verdict = _NOT_JUDGED
     wanted: list[Wanted] = field(default_factory=list)
@@ -230,32 +227,50 @@ class Books:
 
 
 def works_of(call: Call) -> list[Work]:
-    return [
-        Work(call, index, incoming, Report(call.region, incoming.batch.epoch, incoming.batch.lane, incoming.batch.seq))
-        for index, incoming in enumerate(call.incoming)
-    ]
+    return [_work_of(call, incoming) for incoming in call.incoming]
+
+
+def _work_of(call: Call, incoming: Incoming) -> Work:
+    report = Report(call.region, incoming.batch.epoch, incoming.batch.lane, incoming.batch.seq)
+    return Work(call, incoming, report, incoming.live.wants, refused=list(incoming.refused))
 
 
 def judge(works: Iterable[Work], lanes: Mapping[tuple[int, int], Lane]) -> None:
-    """By their numbers and bytes. Raises WrongLane for a call that is malformed."""
+    """Judge exchanges by their numbers and bytes, and refuse what belongs to another lane."""
     for work in works:
-        work.lane = lanes.get((work.report.epoch, work.report.lane))
-        work.verdict = judge_number(work.lane, work.call.fingerprint, work.incoming.batch.seq, work.incoming.body_hash)
-        _check_lane(work)
+        lane = work.lane = lanes.get((work.report.epoch, work.report.lane))
+        work.verdict = judge_number(lane, work.call.fingerprint, work.incoming.batch.seq, work.incoming.body_hash)
+        if lane is not None:
+            work.verdict = _refuse_foreign_lease(work.incoming.batch, lane) or work.verdict
+            _refuse_foreign_wants(work, lane)
 
 
-def _check_lane(work: Work) -> None:
-    if work.lane is None:
-        return
-    incoming = work.incoming
-    for quota in (*(lease.quota for lease in incoming.batch.leases), *(want.quota for want in incoming.live.wants)):
-        if lane_of(quota, work.lane.lanes) != work.lane.lane:
-            raise WrongLane(work.index, quota)
+def _refuse_foreign_lease(batch: FrozenBatch, lane: Lane) -> Verdict | None:
+    """A batch is one hash, so that a lease of another lane refuses all of it."""
+    for place, lease in enumerate(batch.leases):
+        if (own := lane_of(lease.quota, lane.lanes)) != lane.lane:
+            fault = ExchangeFault(field=f"frozen.leases[{place}].quota", rule="lane", reason=_belongs(lease.quota, own))
+            return Verdict(ExchangeOutcome.REFUSED, fault=fault)
+    return None
+
+
+def _refuse_foreign_wants(work: Work, lane: Lane) -> None:
+    lanes = [lane_of(want.quota, lane.lanes) for want in work.wants]
+    work.refused += [
+        WantRefused(quota=want.quota, refusal=GrantRefusal.INVALID, rule="lane", reason=_belongs(want.quota, own))
+        for want, own in zip(work.wants, lanes, strict=True)
+        if own != lane.lane
+    ]
+    work.wants = [want for want, own in zip(work.wants, lanes, strict=True) if own == lane.lane]
+
+
+def _belongs(quota: str, lane: int) -> str:
+    return f"{quota} belongs to lane {lane}"[:LONGEST_REASON]
 
 
 def asked_about(works: Iterable[Work]) -> set[str]:
     """Quota keys whose limits the decision takes."""
-    return {want.quota for work in works for want in work.incoming.live.wants}
+    return {want.quota for work in works for want in work.wants}
 
 
 def apart(works: Iterable[Work], catalogue: Catalogue) -> set[str]:
@@ -274,14 +289,14 @@ def sort(works: Iterable[Work], catalogue: Catalogue, terms: Terms, now: datetim
 def _sort_wants(work: Work, catalogue: Catalogue, offered: Offered) -> None:
     if not work.is_answered:
         return
-    wants = work.incoming.live.wants
     if work.lane and work.lane.epoch_state is not EpochState.CURRENT:
-        work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.EPOCH_FENCED) for want in wants]
+        work.refused += [WantRefused(quota=want.quota, refusal=GrantRefusal.EPOCH_FENCED) for want in work.wants]
     elif not catalogue.is_active(work.call.region):
         # Said, and not left out: who waits for it would wait in vain.
-        work.refused = [WantRefused(quota=want.quota, refusal=GrantRefusal.REGION_NOT_ACTIVE) for want in wants]
+        work.refused += [WantRefused(quota=want.quota, refusal=GrantRefusal.REGION_NOT_ACTIVE) for want in work.wants]
     else:
-        work.wanted, work.refused = sort_wants(wants, offered)
+        work.wanted, refused = sort_wants(work.wants, offered)
+        work.refused += refused
 
 
 def pools_about(works: Iterable[Work], now: datetime) -> set[Key]:
@@ -582,13 +597,22 @@ _EVIDENCE_OF_LOSS = (ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED)
 
 
 def respond(
-    works: Sequence[Work], books: Books, catalogue: Catalogue, receipts: Receipts, terms: Terms, now: datetime
+    call: Call,
+    works: Sequence[Work],
+    books: Books,
+    catalogue: Catalogue,
+    receipts: Receipts,
+    terms: Terms,
+    now: datetime,
 ) -> ExchangeResponse:
-    """To the works of one call."""
+    """Answer one call: its exchanges in their order, the refused ones included."""
+    replies = [_reply(work, books, receipts, terms, now) for work in works]
+    for place, reply in call.refused:
+        replies.insert(place, reply)
     return ExchangeResponse(
-        replies=[_reply(work, books, receipts, terms, now) for work in works],
+        replies=replies,
         versions=Versions(policies=catalogue.version, blocks=catalogue.block_version),
-        drain=any(catalogue.is_draining(work.call.region) for work in works),
+        drain=catalogue.is_draining(call.region),
     )
 
 
@@ -601,6 +625,7 @@ def _reply(work: Work, books: Books, receipts: Receipts, terms: Terms, now: date
             outcome=verdict.outcome,
             receipt=receipts[batch.epoch, batch.lane] if work.is_acknowledged else None,
             expected_seq=verdict.expected_seq,
+            fault=verdict.fault,
         )
     return ExchangeReply(
         lane=batch.lane,

@@ -25,7 +25,7 @@ from coordinator.domain.books import (
     use,
 )
 from protocol.lease import RETURNS_COUNT, LeaseEvent, after
-from protocol.messages import FrozenBatch, FrozenLease
+from protocol.messages import ExchangeFault, FrozenBatch, FrozenLease
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import period_of
 
@@ -54,6 +54,7 @@ class Verdict(NamedTuple):
     outcome: ExchangeOutcome
     expected_seq: int | None = None
     is_kept: bool = False  # for people, now and for the first time: acknowledged, and nothing is booked
+    fault: ExchangeFault | None = None  # of one that is refused
 
 
 class QuarantineReason(StrEnum):

@@ -85,11 +85,15 @@ async def apply_exchanges(
     decision = decide(works, books, terms, now)
     receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
     booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
-    applied = [_applied(each, books, catalogue, receipts, booked, terms, now) for each in by_call]
+    applied = [
+        _applied(call, works, books, catalogue, receipts, booked, terms, now)
+        for call, works in zip(calls, by_call, strict=True)
+    ]
     return [applied[0]._replace(notices=decision.notices), *applied[1:]]  # they belong to all, and count once
 
 
 def _applied(
+    call: Call,
     works: Sequence[Work],
     books: Books,
     catalogue: Catalogue,
@@ -100,7 +104,7 @@ def _applied(
 ) -> Applied:
     own = [booked[work.report.epoch, work.report.lane] for work in works if work.is_booked]
     return Applied(
-        respond(works, books, catalogue, receipts, terms, now),
+        respond(call, works, books, catalogue, receipts, terms, now),
         [each.report for each in own],
         sum(len(each.quarantined) for each in own),
         (),

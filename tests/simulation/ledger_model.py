@@ -893,7 +893,10 @@ class LedgerModel:
             (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
         }
         transaction.lost = [(each[0].call.region, lost) for each in by_call if (lost := deciding.lost(each))]
-        return [deciding.respond(each, books, catalogue, receipts, terms, now) for each in by_call], transaction
+        return [
+            deciding.respond(call, each, books, catalogue, receipts, terms, now)
+            for call, each in zip(calls, by_call, strict=True)
+        ], transaction
 
     def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
         names = [(work.report.epoch, work.report.lane, work.report.region) for work in works]

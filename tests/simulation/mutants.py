@@ -21,6 +21,7 @@ from coordinator.domain.adjusting import AdjustmentState
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, drain_lines, movement, post, split
 from coordinator.domain.closing import Obstacle
+from coordinator.domain.exchange import Incoming
 from coordinator.domain.granting import lease_reply
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
@@ -256,13 +257,13 @@ def seq_not_checked(world: World) -> Iterator[Any]:
 @mutant
 def live_fields_in_the_hash(world: World) -> Iterator[Any]:
     """What identifies an exchange changes with the demand."""
-    real = frozen_module._incoming
+    real = frozen_module._parse_exchange
 
-    def incoming(index: int, exchange: Any) -> Any:
-        live = msgspec.json.encode(exchange.live).decode()
-        return real(index, exchange)._replace(body_hash=body_hash(exchange.frozen + live))
+    def parse(raw: bytes, lanes: Any) -> Any:
+        parsed = real(raw, lanes)
+        return parsed._replace(body_hash=body_hash(raw.decode())) if isinstance(parsed, Incoming) else parsed
 
-    yield patch.object(frozen_module, "_incoming", incoming)
+    yield patch.object(frozen_module, "_parse_exchange", parse)
 
 
 @mutant
@@ -465,15 +466,16 @@ def more_granted_than_there_is(world: World) -> Iterator[Any]:
 @mutant
 def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
     """The total is believed, and booked as one line, whatever the lines say."""
-    real = frozen_module._incoming
+    real = frozen_module._parse_exchange
 
-    def incoming(index: int, exchange: Any) -> Any:
-        body = json.loads(exchange.frozen)
+    def parse(raw: bytes, lanes: Any) -> Any:
+        exchange = json.loads(raw)
+        body = json.loads(exchange["frozen"])
         for lease in body["leases"]:
             lease["lines"] = lease["lines"] * 2
-        return real(index, msgspec.structs.replace(exchange, frozen=json.dumps(body)))
+        return real(json.dumps(exchange | {"frozen": json.dumps(body)}).encode(), lanes)
 
-    yield patch.object(frozen_module, "_incoming", incoming)
+    yield patch.object(frozen_module, "_parse_exchange", parse)
     yield patch.object(settlement, "_disagreement", lambda *_: None)
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.sharing import Shared
@@ -112,7 +112,7 @@ class Coordinators:
         if not self.is_up:
             return None
         try:
-            applied = await self._gathering.apply(call_of(region, msgspec.json.decode(body, type=ExchangeRequest)))
+            applied = await self._gathering.apply(parse_call(region, body))
         except Died:
             return None
         return msgspec.json.encode(applied.response)
@@ -150,7 +150,7 @@ class Coordinators:
     def decide(self, kind: str, region: str, body: bytes) -> Transaction:
         """What a call would do, without doing it."""
         if kind == "exchange":
-            call = call_of(region, msgspec.json.decode(body, type=ExchangeRequest))
+            call = parse_call(region, body)
             response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
             self._count(response)
             return transaction

@@ -15,7 +15,7 @@ import asyncpg
 import msgspec
 import pytest
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
@@ -180,7 +180,7 @@ class Both:
         for batch in [*batches(entries, epoch, LANES)] * 2:
             exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
             told = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
-            await self._apply(call_of(region, told))
+            await self._apply(parse_call(region, msgspec.json.encode(told)))
         consumed = {key.quota: lease.consumed for (number, key), lease in self.model.leases.items() if number == epoch}
         assert consumed == {entry.quota: entry.units for entry in entries}
 
@@ -315,7 +315,7 @@ class Both:
         request = ExchangeRequest(
             fingerprint=fingerprint, versions=Versions(), exchanges=[Exchange(frozen=frozen, live=live)]
         )
-        await self._apply(call_of(region, request))
+        await self._apply(parse_call(region, msgspec.json.encode(request)))
 
     async def _apply(self, call: Call) -> None:
         async with self.real.transaction():

@@ -10,6 +10,7 @@ from coordinator.domain.settlement import (
     EpochState,
     Lane,
     QuarantineReason,
+    Verdict,
     expire,
     judge_number,
     judge_totals,
@@ -37,7 +38,7 @@ def lane(state: EpochState = EpochState.CURRENT) -> Lane:
     ],
 )
 def test_the_number_decides(seq: int, body_hash: bytes, outcome: ExchangeOutcome, expected: int | None) -> None:
-    assert judge_number(lane(), "f1", seq, body_hash) == (outcome, expected, False)
+    assert judge_number(lane(), "f1", seq, body_hash) == Verdict(outcome, expected)
 
 
 @pytest.mark.parametrize(

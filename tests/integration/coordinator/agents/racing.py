@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import msgspec
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.audit import Actor
@@ -44,7 +44,7 @@ def says_all(stand: Stand, agent: Agent, exchanges: Sequence[Exchange]) -> Step[
     request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=list(exchanges))
 
     async def step(connection: Connection) -> ExchangeReply:
-        call, terms = call_of(agent.region, request), Terms(60_000, 5_000)
+        call, terms = parse_call(agent.region, msgspec.json.encode(request)), Terms(60_000, 5_000)
         applied = await apply_exchange(connection, Documents(), call, terms, stand.clock.now())
         return applied.response.replies[0]
 

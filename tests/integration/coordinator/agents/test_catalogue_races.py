@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database import documents, ledger, shares
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
@@ -161,7 +161,7 @@ class Race:
             versions=Versions(),
             exchanges=[Exchange(frozen=frozen, live=live)],
         )
-        call = call_of(self.scene.agent.region, request)
+        call = parse_call(self.scene.agent.region, msgspec.json.encode(request))
         applied = await apply_exchange(recorded, self.documents, call, Terms(60_000, 5_000), NOON)  # type: ignore[arg-type]  # as far as an exchange goes
         return applied.response.replies[0]
 

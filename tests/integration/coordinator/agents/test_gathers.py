@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database.documents import Documents
 from coordinator.domain.granting import Terms
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
@@ -29,12 +30,14 @@ async def several(stand: Stand, count: int) -> list[Agent]:
 async def applied_together(stand: Stand, agents: Sequence[Agent], wants: LeaseWant) -> list[Applied]:
     """As the coordinator does it, which gathers who happens to wait."""
     calls = [
-        call_of(
+        parse_call(
             agent.region,
-            ExchangeRequest(
-                fingerprint=agent.fingerprint,
-                versions=Versions(),
-                exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(wants=[wants]))],
+            msgspec.json.encode(
+                ExchangeRequest(
+                    fingerprint=agent.fingerprint,
+                    versions=Versions(),
+                    exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(wants=[wants]))],
+                )
             ),
         )
         for agent in agents
@@ -55,15 +58,19 @@ async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(st
     assert (await stand.pool())["outstanding"] == 144
 
 
-async def test_a_malformed_call_in_a_gather_is_its_own_trouble(stand: Stand) -> None:
+async def test_a_lease_in_a_wrong_lane_refuses_its_exchange_and_not_its_gather(stand: Stand) -> None:
     agents = await several(stand, 6)
     bad = {"lane": (lane_of(EXPORTS, 4) + 1) % 4}
     calls = [
-        agent.post(exchange(agent.frozen(1, other=bad if number == 3 else {}), [want(waiting=2)]))
+        agent.call(exchange(agent.frozen(1, lease(), other=bad if number == 3 else {}), [want(waiting=2)]))
         for number, agent in enumerate(agents)
     ]
-    answers = await asyncio.gather(*calls)
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 422, 200, 200]
+    outcomes = [answer.replies[0].outcome.value for answer in await asyncio.gather(*calls)]
+    assert outcomes == ["applied", "applied", "applied", "refused", "applied", "applied"]
+    first, others = await stand.owner.fetch(
+        "SELECT count(*) AS reports FROM report GROUP BY xmin::text ORDER BY min(position)"
+    )
+    assert (first["reports"], others["reports"]) == (1, 4), "the gather failed, and its members ran singly"
 
 
 async def test_what_comes_back_is_pushed_to_who_waits_in_the_same_transaction(stand: Stand, agent: Agent) -> None:

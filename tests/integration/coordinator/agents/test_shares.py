@@ -154,20 +154,40 @@ async def test_what_is_not_shared_is_refused_by_name(
     assert (response.rates, [each.refusal for each in response.refused]) == ([], [refusal])
 
 
+async def test_a_message_that_names_nothing_is_refused_whole(agents: list[Agent]) -> None:
+    answer = await agents[0].client.post("/v1/regions/us-east/shares", json={})
+    assert answer.status_code == 422
+    assert [each["field"] for each in answer.json()["invalid_parameters"]] == ["rates"]
+
+
+RATE = {"quota": API, "demand_micro": 1, "number": 0, "rate_micro": 1}
+LONG = "api:tenant=" + "%2F" * 170
+
+
 @pytest.mark.parametrize(
-    ("rates", "field"),
+    ("bad", "quota", "rule", "reason"),
     [
-        ([], "rates"),
-        ([{"quota": "Api:", "demand_micro": 1, "number": 0, "rate_micro": 1}], "rates[0].quota"),
-        ([{"quota": API, "demand_micro": -1, "number": 0, "rate_micro": 1}], "rates[0].demand_micro"),
-        ([{"quota": API, "demand_micro": 1, "number": 0, "rate_micro": 1}] * 2, "rates[1].quota"),
+        (RATE | {"quota": "Api:"}, "Api:", "quota_key", "rates[1].quota"),
+        (RATE | {"quota": LONG}, LONG, "max_length", "rates[1].quota"),
+        (RATE | {"quota": "api:tenant=b", "demand_micro": -1}, "api:tenant=b", "minimum", "rates[1].demand_micro"),
+        (RATE | {"quota": "api:tenant=b", "spent": 2**53}, "api:tenant=b", "maximum", "rates[1].spent"),
+        (RATE, API, "unique", "rates[1].quota"),
+        ("api", "", "type", "rates[1]"),
     ],
 )
-async def test_what_is_malformed_is_named(stand: Stand, agents: list[Agent], rates: list[Any], field: str) -> None:
-    answer = await agents[0].client.post("/v1/regions/us-east/shares", json={"rates": rates})
-    assert answer.status_code == 422
-    assert [each["field"] for each in answer.json()["invalid_parameters"]] == [field]
-    assert await stand.one("SELECT count(*) FROM rate_share") == 0
+async def test_a_malformed_rate_is_refused_alone(
+    stand: Stand, agents: list[Agent], bad: Any, quota: str, rule: str, reason: str
+) -> None:
+    response = await shares(agents[0], RATE, bad, RATE | {"quota": "api:tenant=c"})
+    assert [each.quota for each in response.rates] == [API, "api:tenant=c"]
+    (refused,) = response.refused
+    assert (refused.quota, refused.refusal, refused.rule) == (quota, GrantRefusal.INVALID, rule)
+    assert (refused.reason or "").startswith(reason)
+    assert f'refused_items_total{{kind="rate",reason="{rule}",region="us-east"}} 1.0' in await metrics(agents[0])
+
+
+async def metrics(agent: Agent) -> str:
+    return (await agent.client.get("/metrics")).text
 
 
 async def test_nobody_speaks_for_another_region(stand: Stand, agents: list[Agent]) -> None:
@@ -326,24 +346,25 @@ async def test_slots_that_are_not_shared_are_refused_by_name(stand: Stand, agent
     ]
 
 
+SLOT = {"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": 1}
+
+
 @pytest.mark.parametrize(
-    ("body", "field"),
+    ("slots", "rates", "quota", "reason"),
     [
-        ({}, "rates"),
-        ({"slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": -1}]}, "slots[0].held"),
-        ({"slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": 1}] * 2}, "slots[1].quota"),
-        (
-            {
-                "rates": [{"quota": REPORTS, "demand_micro": 1, "number": 0, "rate_micro": 1}],
-                "slots": [{"quota": REPORTS, "epoch": 1, "wanted": 1, "number": 0, "held": 1}],
-            },
-            "slots[0].quota",
-        ),
+        ([SLOT, SLOT | {"quota": "x:", "held": -1}], [], "x:", "slots[1].held"),
+        ([SLOT, SLOT], [], REPORTS, "slots[1].quota"),
+        ([SLOT | {"quota": API}], [RATE], API, "slots[0].quota"),
     ],
 )
-async def test_what_is_malformed_of_slots_is_named(
-    stand: Stand, agents: list[Agent], body: dict[str, Any], field: str
+async def test_a_malformed_slot_is_refused_alone(
+    stand: Stand, agents: list[Agent], slots: list[Any], rates: list[Any], quota: str, reason: str
 ) -> None:
+    await limit_slots(stand)
+    body = {"rates": rates, "slots": slots}
     answer = await agents[0].client.post("/v1/regions/us-east/shares", json=body)
-    assert answer.status_code == 422
-    assert [each["field"] for each in answer.json()["invalid_parameters"]] == [field]
+    response = msgspec.json.decode(answer.content, type=SharesResponse)
+    refused = [each for each in response.refused if each.refusal is GrantRefusal.INVALID]
+    assert [each.quota for each in refused] == [quota]
+    assert (refused[0].reason or "").startswith(reason)
+    assert len(response.slots) == len(slots) - 1

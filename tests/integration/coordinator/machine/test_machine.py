@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from coordinator.api.frozen import call_of
+from coordinator.api.frozen import parse_call
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
 from coordinator.domain.adjusting import AdjustmentKind
@@ -687,7 +687,7 @@ class Ledger(RuleBasedStateMachine):
 
     def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> Call:
         request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges)
-        return call_of(region, request)
+        return parse_call(region, msgspec.json.encode(request))
 
     def batch(self, life: Life, lane: int) -> FrozenBatch:
         """What it would say next, if the coordinator is not ahead of it."""
