@@ -20,6 +20,9 @@ _SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|ap
 _SECRET_LOOKS = (
     (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
     (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
+    (re.compile(r"\bwhsec_[A-Za-z0-9_-]{8,}"), f"whsec_{_BLANK}"),
+    # Postgres quotes the whole row that broke a constraint.
+    (re.compile(r"Failing row contains \(.*\)"), f"Failing row contains ({_BLANK})"),
     (re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.I), rf"\1 {_BLANK}"),
     (
         re.compile(r"((?:token|password|passwd|secret|api[_-]?key)\"?'?\s?[=:]\s?[\"']?)[^\s&\"',;]+", re.I),
@@ -27,7 +30,7 @@ _SECRET_LOOKS = (
     ),
 )
 # One look before all others: most text is innocent, and every request leaves a line.
-_SUSPECT = re.compile(r"://|lh_|bearer|basic|token|passw|secret|api[_-]?key", re.I)
+_SUSPECT = re.compile(r"://|lh_|whsec_|failing row|bearer|basic|token|passw|secret|api[_-]?key", re.I)
 # Declared in the code, or checked at the door. They are in every access line, so looking at them would cost most.
 _HARMLESS = frozenset(("request_id", "method", "route", "status", "duration_ms"))
 # Their INFO is our DEBUG: uvicorn tells of itself, httpx tells every URL.

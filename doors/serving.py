@@ -237,9 +237,11 @@ def _listen_on_port(host: str, port: int) -> socket.socket:
 def _listen_on_unix(path: str) -> socket.socket:
     try:
         _remove_if_stale(path)
-        listener = _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
-        os.chmod(path, 0o660)
-        return listener
+        earlier = os.umask(0o117)  # so that the socket is never open to others, not even between bind and chmod
+        try:
+            return _listen(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path)
+        finally:
+            os.umask(earlier)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(f"The socket {path} is in use by another program: stop it, or choose another.") from None

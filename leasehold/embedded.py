@@ -34,6 +34,7 @@ POSTGRES_SETTINGS = {
     "unix_socket_directories": "",
     "timezone": "UTC",
     "log_timezone": "UTC",
+    "log_error_verbosity": "terse",  # or a row that breaks a constraint is logged whole, with what it holds
     "shared_buffers": "64MB",
     "jit": "off",
 }

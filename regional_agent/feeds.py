@@ -146,7 +146,8 @@ class Feed(Generic[T]):
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             draft = self._file.with_suffix(f".{os.getpid()}.new")  # other workers write theirs
-            draft.write_bytes(msgspec.json.encode(Kept(self._now_ms(), content)))
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(Kept(self._now_ms(), content)))
             os.replace(draft, self._file)
         except OSError as error:
             log.warning("what is new cannot be kept on disk", of=self._name, reason=str(error))

@@ -1,5 +1,6 @@
 """For agents: epochs, exchanges, signals and policies. An agent speaks for one region, and only for that."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
@@ -45,6 +46,7 @@ OwnRegion = Annotated[str, Depends(require_this_region)]
 SpokenFor = Annotated[str, Depends(require_a_region)]
 
 HEARTBEAT_S = 10.0
+TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much traffic there is
 CONTEST_RETRY_S = "15"
 
 _REFUSED_EPOCHS = {
@@ -173,9 +175,13 @@ async def signals(request: Request, region: OwnRegion, coordinator: TheCoordinat
 async def _events(request: Request, region: str, coordinator: Coordinator) -> AsyncIterator[bytes]:
     with coordinator.hub.subscribe(region) as subscription:
         yield _event(Signal(kind="hello"))
+        clock = asyncio.get_running_loop().time
+        checked_at_s = clock()
         while (taken := await subscription.take(HEARTBEAT_S)) is not None:
-            if not taken and not await _may_stay(request, region, coordinator):
-                return
+            if clock() >= checked_at_s + TOKEN_CHECK_S:
+                if not await _may_stay(request, region, coordinator):
+                    return
+                checked_at_s = clock()
             yield b"".join(map(_event, taken)) or b": still here\n\n"
 
 

@@ -39,6 +39,12 @@ _PARAMETER = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+class OnceShown(Response):
+    """An answer with a secret in it. What is kept for repetitions is another body, without the secret."""
+
+    kept_body: bytes
+
+
 class PeoplesRoute(APIRoute):
     """A door for people. What it changes, it changes once for each key."""
 
@@ -95,7 +101,8 @@ async def _first(request: Request, attempt: Attempt, handle: Handler, coordinato
         await coordinator.database.run(lambda c: give_up(c, attempt))
     else:
         headers = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
-        answer = FirstAnswer(response.status_code, headers, bytes(response.body))
+        body = response.kept_body if isinstance(response, OnceShown) else bytes(response.body)
+        answer = FirstAnswer(response.status_code, headers, body)
         await coordinator.database.run(lambda c: keep(c, attempt, answer))
     return response
 

@@ -1,16 +1,18 @@
 """For admins: who is told of what happens to the books, and what they have not taken."""
 
+from collections.abc import Mapping
 from typing import Annotated
 from uuid import UUID
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct, field
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.frozen import refused
-from coordinator.api.idempotency import PeoplesRoute, id_for
+from coordinator.api.idempotency import OnceShown, PeoplesRoute, id_for
 from coordinator.api.queries import FLAG, PAGE, Query, a_flag, with_query
-from coordinator.domain.webhooks import EventKind, fault_of_url
+from coordinator.domain.webhooks import EventKind, canonical_url, fault_of_url
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.deliveries import Delivery, read_deliveries, replay
 from coordinator.operations.webhooks import (
@@ -25,7 +27,7 @@ from coordinator.operations.webhooks import (
     rotate_secret,
 )
 from coordinator.state import TheCoordinator
-from doors.bodies import described, read_body, reply
+from doors.bodies import JSON, described, read_body, reply
 from doors.problems import InvalidParameter, Problem
 from protocol.messages import Message
 
@@ -62,15 +64,18 @@ class DeliveryList(Struct, frozen=True):
 
 @router.post("/v1/webhooks", **described(body=WebhookBody, answers={201: WebhookWithSecret, 409: None}))
 async def add(request: Request, coordinator: TheCoordinator, caller: Admin) -> Response:
-    """The secret that signs what it is told is shown here, and never again."""
+    """Register a URL. The secret that signs its deliveries is shown in this answer only: a repetition by
+    Idempotency-Key has `null` there.
+    """
     body, by, now = await read_body(request, WebhookBody), actor_of(request, caller), coordinator.clock.now()
-    if fault := fault_of_url(body.url):
+    url = canonical_url(body.url)
+    if fault := fault_of_url(url):
         raise refused([InvalidParameter("url", "format", fault)])
     id_ = id_for(request, caller)
-    made = await coordinator.database.run(lambda c: add_webhook(c, id_, body.url, body.events, by, now))
+    made = await coordinator.database.run(lambda c: add_webhook(c, id_, url, body.events, by, now))
     if made is None:
         raise Problem("full", f"there are {MAX_WEBHOOKS} webhooks, and there can be no more; delete some")
-    return reply(made, 201, {"Location": f"/v1/webhooks/{made.id}"})
+    return _shown_once(made, 201, {"Location": f"/v1/webhooks/{made.id}"})
 
 
 @router.get("/v1/webhooks", **described(answers={200: WebhookList}))
@@ -96,12 +101,12 @@ async def delete(request: Request, webhook: str, coordinator: TheCoordinator, ca
 
 @router.post("/v1/webhooks/{webhook}:rotate", **described(answers={200: WebhookWithSecret, 404: None}))
 async def rotate(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
-    """A new secret, shown here alone. For a day what is told is signed with both."""
+    """Make a new secret, shown in this answer only. For a day deliveries are signed with both."""
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     rotated = await coordinator.database.run(lambda c: rotate_secret(c, id_, by, now))
     if rotated is None:
         raise _missing()
-    return reply(rotated)
+    return _shown_once(rotated)
 
 
 @router.post("/v1/webhooks/{webhook}:pause", **described(answers={200: Webhook, 404: None}))
@@ -142,6 +147,13 @@ async def replay_(request: Request, webhook: str, coordinator: TheCoordinator, c
     body = await read_body(request, ReplayBody)
     _found(await coordinator.database.read(lambda c: read_webhook(c, id_)))
     return reply(Replayed(await coordinator.database.run(lambda c: replay(c, id_, body.events, by, now))))
+
+
+def _shown_once(webhook: WebhookWithSecret, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with the secret, and keep an answer without it for whoever sends the same Idempotency-Key again."""
+    response = OnceShown(msgspec.json.encode(webhook), status, headers, media_type=JSON)
+    response.kept_body = msgspec.json.encode(msgspec.structs.replace(webhook, secret=None))
+    return response
 
 
 def _id(text: str) -> UUID:

@@ -110,6 +110,12 @@ def _name(threshold: Portion) -> tuple[object, ...]:
 # --- where to -------------------------------------------------------------------------------------------------------
 
 
+def canonical_url(url: str) -> str:
+    """Return the URL with its scheme in lower case, as RFC 3986 wants it compared."""
+    scheme, separator, rest = url.partition("://")
+    return scheme.lower() + separator + rest
+
+
 def fault_of_url(url: str) -> str | None:
     """Why nothing is told there. Who registers it is an admin: a private address is theirs to name."""
     try:

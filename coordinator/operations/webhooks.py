@@ -28,7 +28,7 @@ class Webhook(msgspec.Struct, frozen=True):
 
 
 class WebhookWithSecret(Webhook, frozen=True, kw_only=True):
-    secret: str  # shown now, and never again
+    secret: str | None  # null where an answer is repeated: it is shown once
 
 
 async def add_webhook(

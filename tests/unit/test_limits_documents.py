@@ -353,3 +353,27 @@ def test_only_of_an_allowance_something_goes_over() -> None:
 def test_how_much_goes_over(value: str, units: int) -> None:
     quota = read(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")).quotas[0]
     assert carried_over(quota, None, 1000) == units
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("written", "limit"), [("1000", 1000), ("1_000_000", 1_000_000), ("+7", 7), ("010", 10)])
+def test_a_number(written: str, limit: int) -> None:
+    document = read(f"quotas: [{{name: exports, kind: allowance, limit: {written}, period: month}}]")
+    assert document.quotas[0].limit == limit
+
+
+@pytest.mark.parametrize("written", ["1:59:59", "12:30", "0x10", "0o10", ".inf", "1e400", "9" * 400, "!!int 1:59"])
+def test_what_is_no_number(written: str) -> None:
+    assert problem_of(f"quotas: [{{name: exports, kind: allowance, limit: {written}, period: month}}]")
+
+
+def test_numbers_in_base_sixty_are_text() -> None:
+    """YAML 1.1 reads them as integers, in quadratic time: this text took it ten seconds."""
+    assert ("quotas", "type") in faults("quotas: 1" + ":59" * 200_000)
+
+
+def test_a_fraction() -> None:
+    text = GOOD.replace("on_store_failure: open", "on_store_failure: local\n    local_fraction: 0.25")
+    assert read(text).policies[0].local_fraction == 0.25

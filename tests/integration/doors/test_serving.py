@@ -52,6 +52,7 @@ async def test_a_unix_socket(gate: Gate, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     async with serving(make_app(gate), uds=str(path)) as address:
         assert address == f"unix:{path}"
+        assert path.stat().st_mode & 0o777 == 0o660
         assert (await _ask(path)).status_code == 200
         assert not stat.S_IMODE(path.stat().st_mode) & 0o007
         with pytest.raises(PortInUse, match=f"^The socket {path} is in use by another program: "):

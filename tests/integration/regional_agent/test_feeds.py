@@ -127,6 +127,7 @@ async def test_the_last_known_are_there_without_the_coordinator(world: World, tm
                    valid_until=at(minutes=30))  # fmt: skip
         await comes_true(lambda: is_blocked(agent, OTHER | {"user": "mallory"}))
         await until(lambda: agent.region.conversation.versions.policies == VERSION + 1)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("policies.json", "blocks.json")] == [0o600, 0o600]
     world.weather.swallows_requests = True
     kept = json.loads((tmp_path / "policies.json").read_text())
     kept["heard_at_ms"] -= 3_600_000  # it was an hour ago

@@ -8,6 +8,7 @@ import httpx
 import msgspec
 import pytest
 
+from coordinator.domain.notice import Notice
 from protocol.messages import Signal
 from tests.integration.coordinator.agents.conftest import EXPORTS, Stand, lease, leased, want
 
@@ -88,12 +89,39 @@ async def test_a_coordinator_that_stops_ends_its_streams(stand: Stand) -> None:
 
 async def test_a_revoked_token_ends_its_stream(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.api.agents.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("coordinator.api.agents.TOKEN_CHECK_S", 0.05)
     async with stand.served() as url:
         agent = await stand.agent("us-east", url)
         async with stream(agent.client, "us-east") as hears:
             await stand.owner.execute("UPDATE token SET revoked_at = now()")
             with pytest.raises(EOFError):
                 await hears.next()
+
+
+async def test_a_revoked_token_ends_a_stream_that_is_never_silent(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.api.agents.TOKEN_CHECK_S", 0.05)
+    async with stand.served() as url:
+        agent = await stand.agent("us-east", url)
+        async with stream(agent.client, "us-east") as hears, asyncio.TaskGroup() as tasks:
+            await stand.owner.execute("UPDATE token SET revoked_at = now()")
+            talking = tasks.create_task(_talk(stand))
+            with pytest.raises(EOFError):
+                await listen_on(hears)
+            talking.cancel()
+
+
+async def listen_on(hears: Stream) -> None:
+    for _ in range(10_000):
+        await hears.next()
+
+
+async def _talk(stand: Stand) -> None:
+    signal = Signal(kind="grant", quota="exports:tenant=acme")
+    while True:
+        stand.hub.deliver(msgspec.json.encode(Notice(region="us-east", signal=signal)).decode())
+        await asyncio.sleep(0.01)
 
 
 async def test_streams_and_polls_leave_no_subscription_behind(stand: Stand) -> None:

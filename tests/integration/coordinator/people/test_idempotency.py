@@ -133,3 +133,17 @@ async def test_after_a_day_a_key_is_new(stand: Stand, admin: httpx.AsyncClient) 
 async def test_a_key_is_a_short_text(admin: httpx.AsyncClient) -> None:
     for key in ("", "x" * 256, "a\tb"):
         assert problem(await post(admin, key)) == (422, [("Idempotency-Key", "format")])
+
+
+async def test_a_secret_is_neither_kept_nor_shown_again(stand: Stand, admin: httpx.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    body = {"url": "https://example.org/hook", "events": ["period.closed"]}
+    first = await admin.post("/v1/webhooks", json=body, headers=headers)
+    again = await admin.post("/v1/webhooks", json=body, headers=headers)
+    assert first.json()["secret"].startswith("whsec_")
+    assert (again.status_code, again.json()) == (201, {**first.json(), "secret": None})
+    rotated = await admin.post(f"/v1/webhooks/{first.json()['id']}:rotate", headers={"Idempotency-Key": "k2"})
+    assert rotated.json()["secret"].startswith("whsec_")
+    kept = [row["body"] for row in await stand.owner.fetch("SELECT body FROM first_answer")]
+    assert len(kept) == 2
+    assert not any(b"whsec_" in each for each in kept)

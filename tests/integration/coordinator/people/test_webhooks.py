@@ -416,3 +416,11 @@ async def test_what_is_wrong_with_a_webhook_is_named(
     body = {"url": "https://10.0.0.1/told", "events": EVERYTHING}
     assert problem(await admin.post("/v1/webhooks", json=body | changes)) == (422, [fault])
     assert (await admin.post("/v1/webhooks", json=body)).status_code == 201  # private, and an admin's to name
+
+
+async def test_a_scheme_in_capitals(admin: httpx.AsyncClient) -> None:
+    body = {"url": "HTTPS://example.org/Hook", "events": ["period.closed"]}
+    made = await admin.post("/v1/webhooks", json=body)
+    assert (made.status_code, made.json()["url"]) == (201, "https://example.org/Hook")
+    refused = await admin.post("/v1/webhooks", json={**body, "url": "HTTP://example.org/"})
+    assert problem(refused) == (422, [("url", "format")])
