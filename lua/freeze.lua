@@ -3,12 +3,14 @@
 -- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines,
 --         its holds, when each of them is due
 -- ARGV  1 fingerprint   2 epoch   3 lane   4 how many lines are enough   then, for each quota in turn: its key
--- Gives {'fenced'} | {'frozen', bytes, seq, mono, held}; mono is the store's clock before anything is sent, held for
+-- Gives {'fenced'} | {'lost', quota key} | {'frozen', bytes, seq, mono, held}; mono is the store's clock before anything is sent, held for
 --       each quota the units that are set aside of its current lease, as it is now
 --
 -- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
 -- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names. In such a
 -- one no period gives way to the next any more.
+-- `lost`: a quota has something to report or units that are held, and its lease is gone. The store has forgotten data,
+-- and so its epoch is over. Nothing was changed then.
 -- Usage lines and the consumed total are kept apart on purpose: the coordinator compares the two counts.
 
 local MOST_LEASES = 400 -- a message carries 500, and the last quota may add several
@@ -26,6 +28,18 @@ local function held()
   local units = {}
   for i = 5, #ARGV do units[i - 4] = tonumber(redis.call('HGET', KEYS[key_of(i)], 'held') or 0) end
   return units
+end
+
+local function is_lost(i)
+  local key = key_of(i)
+  return redis.call('EXISTS', KEYS[key]) == 0
+    and (redis.call('SISMEMBER', KEYS[3], ARGV[i]) == 1 or redis.call('EXISTS', KEYS[key + 2]) == 1)
+end
+
+if fence[4] == ARGV[2] then
+  for i = 5, #ARGV do
+    if is_lost(i) then return {'lost', ARGV[i]} end
+  end
 end
 
 local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')

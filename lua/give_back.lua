@@ -3,6 +3,7 @@
 -- KEYS  1 the fence   2 the lease   3 its lane's dirty set   4 its usage lines   5 its holds   6 when each is due
 -- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep of the current period
 --       5 what of the lease that waits for the next one: 'keep' or 'return'
+--       6 the period that must be the current one, or '' for any   7 at most so many units of it, or '' for all
 -- Gives the units given back, or -1 if fenced.
 --
 -- An older epoch admits nothing any more, so what is read here of it is final, but for what is held: it is told even if
@@ -18,17 +19,23 @@ holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
 
 local function number(text) return tonumber(text or 0) end
 
-local function give_back(prefix, keep)
+local function give_back(prefix, keep, most)
   local f = redis.call('HMGET', KEYS[2], prefix .. 'granted', prefix .. 'overage', prefix .. 'consumed',
     prefix .. 'returned', prefix .. 'held')
   local units = number(f[1]) + number(f[2]) - number(f[3]) - number(f[4]) - number(f[5]) - keep
+  units = math.min(units, most or units)
   if units <= 0 then return 0 end
   redis.call('HINCRBY', KEYS[2], prefix .. 'returned', string.format('%.0f', units))
   redis.call('SADD', KEYS[3], ARGV[3])
   return units
 end
 
-local units = give_back('', tonumber(ARGV[4]))
+local function give_back_current()
+  if ARGV[6] ~= '' and redis.call('HGET', KEYS[2], 'period') ~= ARGV[6] then return 0 end
+  return give_back('', tonumber(ARGV[4]), tonumber(ARGV[7]))
+end
+
+local units = give_back_current()
 if ARGV[5] == 'return' then units = units + give_back('next:', 0) end
 if fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('SADD', KEYS[3], ARGV[3]) end
 return units

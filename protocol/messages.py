@@ -35,12 +35,8 @@ Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$"
 DimensionValue = Annotated[str, Meta(max_length=256)]
 
 
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of what people and their programs send. A misspelt field must not be a silent default."""
-
-
-class ServiceMessage(Struct, frozen=True, kw_only=True):
-    """The base of what travels between the two services.
+class Message(Struct, frozen=True, kw_only=True):
+    """The base of everything that travels between the two services.
 
     Unknown fields are ignored, so that a release can read what the next one says.
     """
@@ -49,7 +45,7 @@ class ServiceMessage(Struct, frozen=True, kw_only=True):
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 
-class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
+class OpenEpoch(Message, frozen=True, omit_defaults=True):
     nonce: Nonce
     fingerprint: Fingerprint
     previous: Epoch | None = None  # the epoch that this store had before, if it is known
@@ -60,7 +56,7 @@ class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
     cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1
 
 
-class RebindEpoch(ServiceMessage, frozen=True):
+class RebindEpoch(Message, frozen=True):
     """A single store that fsyncs every write has restarted, and goes on in its epoch."""
 
     nonce: Nonce  # with which the epoch was opened
@@ -69,7 +65,7 @@ class RebindEpoch(ServiceMessage, frozen=True):
     seqs: Annotated[list[Units], Meta(max_length=MAX_LANES, description="of each lane, the last number that it has")]
 
 
-class EpochOpened(ServiceMessage, frozen=True):
+class EpochOpened(Message, frozen=True):
     epoch: Epoch
     lanes: Annotated[int, Meta(ge=1, le=MAX_LANES)]
     is_whole: bool = False  # no store has admitted anything in this one's place that it does not know
@@ -78,13 +74,13 @@ class EpochOpened(ServiceMessage, frozen=True):
 # --- a region's side of an exchange ----------------------------------------------------------------------------------
 
 
-class UsageLine(ServiceMessage, frozen=True):
+class UsageLine(Message, frozen=True):
     minute: Annotated[int, Meta(ge=0, le=2**40, description="minutes since 1970-01-01T00:00Z")]
     dimensions: Annotated[dict[str, DimensionValue], Meta(max_length=16)]
     units: PositiveUnits
 
 
-class FrozenLease(ServiceMessage, frozen=True):
+class FrozenLease(Message, frozen=True):
     """One lease as the store knew it when the batch was frozen."""
 
     quota: QuotaKey
@@ -101,7 +97,7 @@ class FrozenLease(ServiceMessage, frozen=True):
         return Totals(self.granted, self.overage, self.consumed, self.returned)
 
 
-class FrozenBatch(ServiceMessage, frozen=True):
+class FrozenBatch(Message, frozen=True):
     """The part of an exchange that is booked. One script makes its bytes, once."""
 
     epoch: Epoch
@@ -110,7 +106,7 @@ class FrozenBatch(ServiceMessage, frozen=True):
     leases: Annotated[list[FrozenLease], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
-class LeaseWant(ServiceMessage, frozen=True):
+class LeaseWant(Message, frozen=True):
     """What a region would like of one quota now. Without a period: of whichever is current."""
 
     quota: QuotaKey
@@ -119,23 +115,23 @@ class LeaseWant(ServiceMessage, frozen=True):
     waiting: Units = 0  # units of the requests that wait for this very exchange
 
 
-class LiveState(ServiceMessage, frozen=True):
+class LiveState(Message, frozen=True):
     wants: Annotated[list[LeaseWant], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
-class Exchange(ServiceMessage, frozen=True):
+class Exchange(Message, frozen=True):
     frozen: Annotated[
         str, Meta(min_length=2, max_length=MAX_FROZEN_BYTES, description="a FrozenBatch, as its exact bytes")
     ]
     live: LiveState = field(default_factory=LiveState)
 
 
-class Versions(ServiceMessage, frozen=True):
+class Versions(Message, frozen=True):
     policies: Units = 0
     blocks: Units = 0
 
 
-class ExchangeRequest(ServiceMessage, frozen=True):
+class ExchangeRequest(Message, frozen=True):
     fingerprint: Fingerprint
     versions: Versions
     exchanges: Annotated[list[Exchange], Meta(min_length=1, max_length=MAX_EXCHANGES)]
@@ -144,7 +140,7 @@ class ExchangeRequest(ServiceMessage, frozen=True):
 # --- the coordinator's side ------------------------------------------------------------------------------------------
 
 
-class LeaseReply(ServiceMessage, frozen=True):
+class LeaseReply(Message, frozen=True):
     """The totals of one lease, and for how long it may be spent, counted from the sending of the request."""
 
     quota: QuotaKey
@@ -163,9 +159,12 @@ class LeaseReply(ServiceMessage, frozen=True):
     recall_keep: Units | None = None  # others wait: give back what is idle beyond this
     overdraft: Units = 0  # so much may be admitted beyond the lease while the region is cut off
     refusal: GrantRefusal | None = None  # why nothing, or less than wanted, was granted
+    consumed: Units = 0  # the region's totals, as the region last reported them
+    returned: Units = 0
+    current: bool = False  # the quota was asked for, and this is its period at the moment
 
 
-class WantRefused(ServiceMessage, frozen=True):
+class WantRefused(Message, frozen=True):
     """A want, rate or slot that was not accepted. It leads to no lease and no share."""
 
     quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
@@ -174,7 +173,7 @@ class WantRefused(ServiceMessage, frozen=True):
     reason: str | None = None  # likewise: which of its fields is wrong, and why
 
 
-class ExchangeFault(ServiceMessage, frozen=True):
+class ExchangeFault(Message, frozen=True):
     """Why an exchange was refused: the first thing in it that is wrong."""
 
     field: Annotated[str, Meta(description="such as frozen.leases[2].consumed; empty for the exchange as a whole")]
@@ -184,14 +183,14 @@ class ExchangeFault(ServiceMessage, frozen=True):
     again_in_ms: Milliseconds | None = None
 
 
-class Receipt(ServiceMessage, frozen=True):
+class Receipt(Message, frozen=True):
     """Proof that a batch was booked: where in the ledger, and the lane's chain up to it."""
 
     position: Units
     head: str
 
 
-class ExchangeReply(ServiceMessage, frozen=True):
+class ExchangeReply(Message, frozen=True):
     """The answer to one exchange of a request."""
 
     outcome: ExchangeOutcome
@@ -204,7 +203,7 @@ class ExchangeReply(ServiceMessage, frozen=True):
     refused: list[WantRefused] = []
 
 
-class ExchangeResponse(ServiceMessage, frozen=True):
+class ExchangeResponse(Message, frozen=True):
     replies: Annotated[
         list[ExchangeReply], Meta(description="one for each exchange of the request, in the order of the request")
     ]
@@ -215,7 +214,7 @@ class ExchangeResponse(ServiceMessage, frozen=True):
 # --- shares of rates: no ledger, and nothing is frozen ----------------------------------------------------------------
 
 
-class RateReport(ServiceMessage, frozen=True):
+class RateReport(Message, frozen=True):
     """How it stands with one rate in a region's store, in one moment."""
 
     quota: QuotaKey
@@ -225,7 +224,7 @@ class RateReport(ServiceMessage, frozen=True):
     spent: Units = 0  # since there was a share first
 
 
-class SlotReport(ServiceMessage, frozen=True):
+class SlotReport(Message, frozen=True):
     """How it stands with slots that are shared, in a region's store, in one moment."""
 
     quota: QuotaKey
@@ -236,12 +235,12 @@ class SlotReport(ServiceMessage, frozen=True):
     lost_ms: Milliseconds = 0  # for so long yet, slots may be in use that the store has forgotten
 
 
-class SharesRequest(ServiceMessage, frozen=True):
+class SharesRequest(Message, frozen=True):
     rates: Annotated[list[RateReport], Meta(max_length=MAX_RATES)] = []
     slots: Annotated[list[SlotReport], Meta(max_length=MAX_RATES)] = []
 
 
-class RateShare(ServiceMessage, frozen=True):
+class RateShare(Message, frozen=True):
     """What the region may use from now on, counted from before it asked."""
 
     quota: QuotaKey
@@ -255,7 +254,7 @@ class RateShare(ServiceMessage, frozen=True):
     overshoot_milli: Units = 0  # and at most so far; for whoever asks the region
 
 
-class SlotShare(ServiceMessage, frozen=True):
+class SlotShare(Message, frozen=True):
     """How many slots the region may have in use from now on, counted from before it asked."""
 
     quota: QuotaKey
@@ -268,7 +267,7 @@ class SlotShare(ServiceMessage, frozen=True):
     contended: bool
 
 
-class SharesResponse(ServiceMessage, frozen=True):
+class SharesResponse(Message, frozen=True):
     rates: list[RateShare]
     slots: list[SlotShare] = []
     refused: list[WantRefused] = []
@@ -277,7 +276,7 @@ class SharesResponse(ServiceMessage, frozen=True):
 # --- signals: hints that never carry truth; what is missed comes with the next exchange -------------------------------
 
 
-class Signal(ServiceMessage, frozen=True):
+class Signal(Message, frozen=True):
     # recall | grant: units came free | fetch: units are there for you, ask | rate: report it | policies | blocks |
     # drain
     kind: str

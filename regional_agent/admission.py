@@ -244,6 +244,10 @@ class Admission:
         life = self._life.current
         if life is None:
             on_decisions([StoreUnavailable("the region has no epoch yet")] * times)
+        elif self._life.may_evict and _takes_allowance(asked.request):
+            on_decisions(
+                [StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")] * times
+            )
         elif asked.hold_ms is None:
             self._gatherer.submit(life, asked.request, on_decisions, times)
         else:
@@ -554,6 +558,10 @@ def _is_about(decision: Exception) -> bool:
 def _may_be_certain(request: Request) -> bool:
     """An operation may have been admitted before, and what is not enforced is not denied."""
     return request.mode == "enforce" and request.operation is None
+
+
+def _takes_allowance(request: Request) -> bool:
+    return any(isinstance(charge, AllowanceCharge) for charge in request.charges)
 
 
 def _later(decision: Decision, elapsed_ms: int) -> Decision:

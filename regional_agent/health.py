@@ -192,7 +192,9 @@ def store_findings(cell: Cell) -> Iterator[Finding]:
     if not store.connected:
         yield Finding("store_unreachable", store.fault)
     elif store.eviction_policy != "noeviction":
-        text = f"the store's maxmemory-policy is {store.eviction_policy}; leases need noeviction"
+        text = (
+            f"allowances are not admitted: the store's maxmemory-policy is {store.eviction_policy} and not noeviction"
+        )
         yield Finding("store_evicts", text)
     elif cell.guard.state is not BreakerState.CLOSED:
         yield Finding("store_failing", f"the store does not decide: {cell.guard.reason}")

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from protocol.clock import Clock
-from protocol.messages import ExchangeReply, LeaseWant
+from protocol.messages import ExchangeReply, LeaseReply, LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.units import MAX_UNITS
 from regional_agent.asking import Answer, Asking
@@ -255,7 +255,7 @@ class Leasing:
     def answered(self, asked: Iterable[str], reply: ExchangeReply, gained: Mapping[str, int]) -> None:
         """To what was asked for now, this is what may newly be spent, and what is said of the rest."""
         refused = {each.quota: LONGEST_PAUSE_MS for each in reply.refused if each.refusal not in HOPEFUL}
-        current = [lease for lease in reply.leases if not lease.starts_in_ms]
+        current = current_leases(reply.leases)
         refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
         for quota in asked:
             if gained.get(quota, 0) == 0 and quota in refused:
@@ -363,3 +363,10 @@ class Leasing:
             want.asking.tell(answer)
             want.wanted = want.asking.waits
             want.retry_at_ms = 0 if want.wanted else want.retry_at_ms
+
+
+def current_leases(leases: Iterable[LeaseReply]) -> list[LeaseReply]:
+    """Return each quota's lease of its current period; of a quota that was not asked for, all that have begun."""
+    leases = list(leases)
+    known = {lease.quota for lease in leases if lease.current}
+    return [lease for lease in leases if lease.current or (lease.quota not in known and not lease.starts_in_ms)]

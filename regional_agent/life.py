@@ -29,7 +29,8 @@ log = structlog.get_logger()
 
 PAUSE_S = 0.1
 REFUSED_PAUSE_S = 2.0
-WATCH_S = 5.0  # how soon an exemption ends whose conditions do not hold any more
+WATCH_S = 5.0  # how often the store's settings are looked at
+KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
 
 # The coordinator's answers after which nobody goes on in an epoch; after the last its data is whole all the same.
 _REFUSED = {EpochRefusal.NOT_ISSUED, EpochRefusal.STORE_BEHIND, EpochRefusal.ANOTHER_LIFE, EpochRefusal.EPOCH_OVER}
@@ -87,7 +88,7 @@ class LifeKeeper:
     async def run(self) -> None:
         while True:
             if not await self._is_doubted():
-                await self._watch_exemption()
+                await self._watch_settings()
                 continue
             self._doubted.clear()
             if not self._store.connected:
@@ -109,17 +110,35 @@ class LifeKeeper:
         except TimeoutError:
             return False
 
-    async def _watch_exemption(self) -> None:
-        """Whoever changes the settings of a store below its agents, or gives it a replica, ends its exemption."""
-        if self.current is None or not self.is_exempt:
+    @property
+    def may_evict(self) -> bool:
+        """Whether the store may drop leases to make room. No allowance is admitted by such a store."""
+        return self._store.eviction_policy != KEEPS_ALL
+
+    async def _watch_settings(self) -> None:
+        """Notice that somebody has changed the settings of the store, or given it a replica."""
+        if self.current is None:
             return
         try:
-            if not await self._store.is_exempt():
-                await self._scripts.end_exemption()
-                self.is_exempt = False
-                log.warning("the store is not exempt any more: its next restart costs an epoch")
+            await self._watch_eviction()
+            await self._watch_exemption()
         except (StoreUnavailable, StoreError) as error:
             log.warning("the store's settings cannot be read", reason=str(error))
+
+    async def _watch_eviction(self) -> None:
+        before, policy = self._store.eviction_policy, await self._store.read_eviction_policy()
+        if policy == before:
+            return
+        if policy == KEEPS_ALL:
+            log.info("allowances are admitted again", maxmemory_policy=policy)
+        else:
+            log.error("allowances are not admitted: the store may evict leases", maxmemory_policy=policy)
+
+    async def _watch_exemption(self) -> None:
+        if self.is_exempt and not await self._store.is_exempt():
+            await self._scripts.end_exemption()
+            self.is_exempt = False
+            log.warning("the store is not exempt any more: its next restart costs an epoch")
 
     async def _again(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)

@@ -34,7 +34,7 @@ from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, Frozen, Life, Scripts
+from regional_agent.store.scripts import Fenced, Frozen, LeaseLost, Life, Scripts
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -179,6 +179,8 @@ class Conversation:
             self._metrics.cut_off.heard()
             self._leasing.reached()
             self._note_reached()
+        except LeaseLost as lost:
+            self._lost_data(life, str(lost))
         except Fenced:
             self._life.doubt()
         except FAILURES as error:
@@ -197,6 +199,13 @@ class Conversation:
         failed_ms = self._leasing.contact.reached(self._clock.monotonic_ms())
         if failed_ms is not None:
             log.info("coordinator reached again", failed_ms=failed_ms)
+
+    def _lost_data(self, life: Life | None, reason: str) -> None:
+        """End the epoch: another is opened, and what this one had outstanding is kept apart for people."""
+        if life is not None and life == self._life.current:
+            self._metrics.epochs.lost.inc()
+            log.error("the store lost data: its epoch is over", epoch=life.epoch, reason=reason)
+            self._life.lost(life)
 
     async def _was_unheard(self, life: Life) -> None:
         """The store knows it for all agents: whoever is answered takes it back there."""
@@ -366,7 +375,7 @@ class Conversation:
                 self._leasing.leased(quota, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
             for lease in reply.leases:
                 if lease.recall_keep is not None and not lease.starts_in_ms:
-                    await self.answer_recall(life, lease.quota, lease.recall_keep)
+                    await self.answer_recall(life, lease.quota, lease.recall_keep, lease.period)
         elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
             # Said by or to a life that is over. What was not booked stays in the store, and is said again.
             self._life.refuted(life)
@@ -376,11 +385,11 @@ class Conversation:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
             self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
 
-    async def answer_recall(self, life: Life, quota: str, keep: int) -> None:
+    async def answer_recall(self, life: Life, quota: str, keep: int, period: str | None = None) -> None:
         """By a signal, or by a reply, for whoever missed that. What is given back is told in the next turn, at once."""
         if self._leasing.gives_back_later(quota):
             return
-        if await self._scripts.give_back(life, quota, keep):
+        if await self._scripts.give_back(life, quota, keep, period=period):
             self.report_now()
 
     def _tell(self, asked: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:

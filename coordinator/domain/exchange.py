@@ -148,6 +148,7 @@ class Work:
     quarantined: list[Quarantined] = field(default_factory=list)
     keys: Sequence[Key] = ()  # the pools it is about, each once: known when its wants are sorted, as are the new ones
     new_keys: Sequence[Key] = ()  # pools and leases that must exist from now on
+    current_keys: Collection[Key] = ()  # those of the periods that wanted quotas are in now
     leases: dict[Key, Lease] = field(default_factory=dict)  # of its epoch, among the books
 
     @property
@@ -177,6 +178,7 @@ class Work:
     def name_keys(self) -> None:
         frozen, wanted = self.incoming.batch.leases, [wanted.key for wanted in self.wanted]
         self.keys = list(dict.fromkeys([*map(key_of, frozen), *wanted]))
+        self.current_keys = {each.key for each in self.wanted if not each.is_ahead}
         if self.is_applied:
             # Of what it was never granted, a region may still have consumed: truth is never refused.
             done = [key_of(lease) for lease in frozen if not is_empty(lease)]
@@ -639,4 +641,5 @@ def _reply(work: Work, books: Books, receipts: Receipts, terms: Terms, now: date
 
 def _lease_reply(work: Work, lease: Lease, books: Books, terms: Terms, now: datetime) -> LeaseReply:
     refusal = work.refusals.get(lease.key) or refusal_of(lease)
-    return lease_reply(lease, books.shelf(lease), terms, refusal, now)
+    is_current = lease.key in work.current_keys
+    return lease_reply(lease, books.shelf(lease), terms, refusal, now, is_current=is_current)

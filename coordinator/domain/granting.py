@@ -51,6 +51,7 @@ class Wanted(NamedTuple):
     want: LeaseWant
     entitlement: Entitlement
     unheard: int = 0  # granted before, of which the region did not know yet when it asked
+    is_ahead: bool = False  # of the period after the current one
 
     @property
     def waiting(self) -> int:
@@ -143,7 +144,7 @@ def sort_wants(wants: Iterable[LeaseWant], offered: Offered) -> tuple[list[Wante
         if offer.ahead:
             # Who waits or holds does so in the period that is; of the next one only the demand is known.
             ahead = LeaseWant(quota=want.quota, demand_milli=want.demand_milli)
-            wanted.append(Wanted(offer.ahead, ahead, offer.entitlement))
+            wanted.append(Wanted(offer.ahead, ahead, offer.entitlement, is_ahead=True))
     return wanted, refused
 
 
@@ -371,7 +372,15 @@ def touch(lease: Lease, terms: Terms, now: datetime) -> None:
 _MAY_SPEND_AGAIN = (LeaseState.ACTIVE, LeaseState.EXPIRED)
 
 
-def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal | None, now: datetime) -> LeaseReply:
+def lease_reply(
+    lease: Lease,
+    shelf: Shelf,
+    terms: Terms,
+    refusal: GrantRefusal | None,
+    now: datetime,
+    *,
+    is_current: bool = False,
+) -> LeaseReply:
     pool, period = shelf.pool, _bounds_of(lease.key.period, now)
     may_spend = shelf.period_is_open and lease.state is LeaseState.ACTIVE
     ends_in_ms = period.ends_in_ms
@@ -392,6 +401,9 @@ def lease_reply(lease: Lease, shelf: Shelf, terms: Terms, refusal: GrantRefusal 
         recall_keep=_recall_keep(lease, shelf, now),
         overdraft=min(lease.overdraft, _part_of(shelf, lease.region)) if lease.state in _MAY_SPEND_AGAIN else 0,
         refusal=refusal,
+        consumed=lease.region_consumed,
+        returned=lease.region_returned,
+        current=is_current,
     )
 
 

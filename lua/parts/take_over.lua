@@ -2,13 +2,22 @@
 --
 -- KEYS  none: the names of a lease and of its lane's dirty set are given
 -- ARGV  none
--- Gives {take_over, displace}, functions of a lease, its quota, the dirty set, and for the first the store's clock
+-- Gives {take_over, displace, switch_to}, functions of a lease, its quota and the dirty set; the first also of the
+--       store's clock, the last of a period and what was used of it
 --
 -- The lease of the next period waits beside the current one, in fields `next:*`. From the moment when it starts, on the
 -- store's clock, it is the current one: whichever script touches the lease next sees to it before anything else.
+--
+-- `switch_to` makes any period the current one, also one that began before the current period did, and one that was
+-- current before: a quota's `period` may change, and be changed back. The totals of the period that is replaced are
+-- kept until they are reported, as at the end of a period.
 
 local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
   'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:overdraft', 'next:starts'}
+
+-- Fields that mean nothing without their period.
+local OF_PERIOD = {'granted', 'overage', 'unallocated', 'expires', 'ends', 'first_minute', 'last_minute', 'last_grant',
+  'overdraft', 'overdrawn', 'owed'}
 
 local over = require('parts/was')
 
@@ -47,4 +56,23 @@ local function displace(lease, quota, dirty)
   redis.call('HDEL', lease, unpack(NEXT))
 end
 
-return {take_over = take_over, displace = displace}
+-- `used`: what the region consumed and returned of a period that this store has no record of.
+local function switch_to(lease, quota, dirty, period, used)
+  if redis.call('HGET', lease, 'next:period') == period then return take_over(lease, quota, dirty, math.huge) end
+  displace(lease, quota, dirty)
+  retire(lease, quota, dirty, '')
+  redis.call('HDEL', lease, unpack(OF_PERIOD))
+  local kept = over.read(lease, period) or {granted = 0, overage = 0, consumed = used.consumed,
+    returned = used.returned, held = 0, holds = 0, overdrawn = 0}
+  redis.call('HDEL', lease, 'was:' .. period)
+  redis.call('HSET', lease, 'period', period)
+  for _, name in ipairs({'granted', 'overage', 'consumed', 'returned', 'held', 'holds'}) do
+    redis.call('HSET', lease, name, string.format('%.0f', kept[name]))
+  end
+  if kept.overdrawn > 0 then -- how much of it is still owed, `settle` finds out
+    redis.call('HSET', lease, 'overdrawn', string.format('%.0f', kept.overdrawn), 'owed',
+      string.format('%.0f', kept.overdrawn))
+  end
+end
+
+return {take_over = take_over, displace = displace, switch_to = switch_to}

@@ -105,6 +105,9 @@ class CellConnection:
     async def is_exempt(self) -> bool:
         return await self._linked().is_exempt()
 
+    async def read_eviction_policy(self) -> str | None:
+        return await self._linked().read_eviction_policy()
+
     def reconnect(self) -> None:
         if self.link is not None:
             self.link.reconnect()

@@ -234,6 +234,7 @@ class Store(Protocol):
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None: ...
     async def read_fingerprint(self) -> str: ...
     async def is_exempt(self) -> bool: ...
+    async def read_eviction_policy(self) -> str | None: ...
     def reconnect(self) -> None: ...
 
 
@@ -314,6 +315,12 @@ class StoreConnection:
             and [settings.get(name.encode()) for name in names] == [b"yes", b"always", b"no"]
         )
 
+    async def read_eviction_policy(self) -> str | None:
+        """Read which keys the store drops when its memory is full. Anybody may change that at any time."""
+        policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
+        self.eviction_policy = policy[1].decode() if policy else None
+        return self.eviction_policy
+
     def reconnect(self) -> None:
         """Leave this connection: it may have outlived its store's place in the topology."""
         self._drop()
@@ -374,8 +381,7 @@ class StoreConnection:
             self._reason = ": it is a node of a Cluster, whose address begins with redis+cluster://"
             raise StoreUnavailable(f"the store at {self.address} is not connected{self._reason}")
         fingerprint = await self.read_fingerprint()
-        policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
-        self.eviction_policy = policy[1].decode() if policy else None
+        await self.read_eviction_policy()
         self.fingerprint = fingerprint
 
     def _new_protocol(self) -> _Protocol:

@@ -31,6 +31,10 @@ class Fenced(Exception):
     """The store lives another life than the caller thought: look at the fence again."""
 
 
+class LeaseLost(Fenced):
+    """The store has forgotten a lease that was used: the epoch is over."""
+
+
 class OperationConflict(Exception):
     """The operation_id was used before, with another body."""
 
@@ -437,12 +441,26 @@ class Scripts:
 
     # --- leasing and reporting ---------------------------------------------------------------------------------------
 
-    async def give_back(self, life: Life, quota: str, keep: int, *, ahead: bool = False) -> int:
-        """What is idle beyond `keep`; `ahead`: and all of the lease that waits for the next period."""
+    async def give_back(
+        self,
+        life: Life,
+        quota: str,
+        keep: int,
+        *,
+        ahead: bool = False,
+        period: str | None = None,
+        most: int | None = None,
+    ) -> int:
+        """Give back what is idle beyond `keep`, at most `most` units; `ahead`: also the lease of the next period.
+
+        `period`: nothing is given back of the current lease unless it is of that period.
+        """
         lease, lines, dirty, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
         names = [self._fence_key, lease, dirty, lines, *holds]
-        rest = "return" if ahead else "keep"
-        units: int = await self._run("give_back", names, life.fingerprint, life.epoch, quota, keep, rest)
+        rest, limit = "return" if ahead else "keep", "" if most is None else most
+        units: int = await self._run(
+            "give_back", names, life.fingerprint, life.epoch, quota, keep, rest, period or "", limit
+        )
         if units < 0:
             raise Fenced
         return units
@@ -463,8 +481,7 @@ class Scripts:
             lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
             names += (lease, lines, *holds)
         answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, ENOUGH_LINES, *quotas)
-        if answer[0] == b"fenced":
-            raise Fenced
+        _check_conversation(answer)
         return Frozen(answer[1].decode(), answer[2], int(answer[3]), dict(zip(quotas, answer[4], strict=True)))
 
     def _lane_keys(self, life: Life, lane: int) -> list[bytes]:
@@ -477,8 +494,8 @@ class Scripts:
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
         names = self._lane_keys(life, lane)
         for lease in leases:
-            key, _, _, *holds = _allowance_keys(lease.quota, life.lanes, life.epoch, life.cell)
-            names += (key, *holds)
+            key, _, _, holds, _ = _allowance_keys(lease.quota, life.lanes, life.epoch, life.cell)
+            names += (key, holds)
         arguments: list[Argument] = [
             life.fingerprint,
             life.epoch,
@@ -489,8 +506,7 @@ class Scripts:
         for lease in leases:
             arguments += _lease_arguments(lease)
         answer = await self._run("settle", names, *arguments)
-        if answer[0] == b"fenced":
-            raise Fenced
+        _check_conversation(answer)
         gained: dict[str, int] = {}
         for lease, units in zip(leases, answer[2:], strict=False):  # an older epoch's reply installs nothing
             gained[lease.quota] = gained.get(lease.quota, 0) + units
@@ -624,6 +640,13 @@ def _number(text: str | None) -> int | None:
     return int(text) if text else None
 
 
+def _check_conversation(answer: Sequence[Any]) -> None:
+    if answer[0] == b"fenced":
+        raise Fenced
+    if answer[0] == b"lost":
+        raise LeaseLost(f"the store has forgotten the lease of {answer[1].decode()}")
+
+
 def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
     return (
         lease.quota,
@@ -637,6 +660,9 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
         lease.last_minute,
         lease.starts_in_ms,
         lease.overdraft,
+        lease.consumed,
+        lease.returned,
+        int(lease.current),
     )
 
 

@@ -12,7 +12,16 @@ from protocol.units import MAX_UNITS
 from regional_agent.domain.hold_ids import HoldId, HoldPart
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Fenced, HoldState, Life, Operation, OperationConflict, RateCharge, Scripts
+from regional_agent.store.scripts import (
+    Fenced,
+    HoldState,
+    LeaseLost,
+    Life,
+    Operation,
+    OperationConflict,
+    RateCharge,
+    Scripts,
+)
 from tests.lua.saying import (
     QUOTA,
     RATE,
@@ -417,31 +426,14 @@ async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
     assert await scripts.lease_fields(life, QUOTA) == {}, "a missing lease means no lease, never zeros"
 
 
-async def test_what_was_held_of_a_lease_that_is_gone_is_forgotten(
-    connection: StoreConnection, scripts: Scripts, life: Life
+@pytest.mark.parametrize("script", ["settle", "freeze"])
+async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
+    connection: StoreConnection, scripts: Scripts, life: Life, script: str
 ) -> None:
+    """Installed anew it would hold less than nothing, and admit more than it was granted."""
     await install(scripts, life, lasting(granted=10))
     await set_aside(scripts, life, 7)
     await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
-    await install(scripts, life, lasting(granted=4, period="2026-12"))
-    await set_aside(scripts, life, 1, name="new")
-    await pass_ms(connection, 60_000)
-    assert (await take(scripts, life, 4)).allowed
-    fields = await scripts.lease_fields(life, QUOTA)
-    assert (fields["held"], fields["holds"]) == ("0", "1")
-
-
-@pytest.mark.parametrize("end", ["commit", "release", "nothing"])
-async def test_what_was_set_aside_of_a_lease_that_was_lost_is_not_given_back_to_another(
-    connection: StoreConnection, scripts: Scripts, life: Life, end: str
-) -> None:
-    """It would hold less than nothing, and admit more than it was granted."""
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7, ttl_ms=60_000)
-    await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
-    await install(scripts, life, lasting(granted=10))
-    if end != "nothing":
-        assert (await tell(scripts, life, hold, end, 5)).outcome is HoldOutcome.UNKNOWN
-    await pass_ms(connection, 61_000)
-    await freeze(scripts, life)
-    assert await totals(scripts, life) == (10, 0, 0)
+    with pytest.raises(LeaseLost):
+        await (freeze(scripts, life) if script == "freeze" else install(scripts, life, lasting(granted=10)))
+    assert await scripts.lease_fields(life, QUOTA) == {}

@@ -4,11 +4,11 @@ import pytest
 from msgspec import structs
 
 from protocol.identifiers import lane_of
-from protocol.messages import MAX_LEASES_PER_EXCHANGE, FrozenLease
+from protocol.messages import MAX_LEASES_PER_EXCHANGE, FrozenLease, LeaseReply
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Life, Scripts
-from tests.lua.saying import QUOTA, available, install, lease_reply, take
+from regional_agent.store.scripts import LeaseLost, Life, Scripts
+from tests.lua.saying import QUOTA, available, install, lease_reply, set_aside, take
 from tests.lua.test_conversation import batch_of, dirty, freeze
 
 pytestmark = pytest.mark.anyio
@@ -216,6 +216,121 @@ async def test_other_periods_are_in_force_and_the_lease_that_waits_goes_back(scr
     assert (await reported(scripts, life))["2026-12"].returned == 10
     await install(scripts, life, structs.replace(AHEAD, granted=12), seq=1)
     assert (await reported(scripts, life))["2026-12"].returned == 12
+
+
+DAY = lease_reply(period="2026-11-30", granted=50, first_minute=40_000, current=True)
+MONTH = lease_reply(granted=100, current=True)
+
+
+async def settled(scripts: Scripts, life: Life, *leases: LeaseReply) -> dict[str, int]:
+    """What a batch that is reported now is answered."""
+    frozen = await freeze(scripts, life)
+    return await install(scripts, life, *leases, seq=frozen.seq)
+
+
+async def test_a_period_that_began_earlier_replaces_the_current_one(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, DAY)
+    await take(scripts, life, 20)
+    assert await settled(scripts, life, MONTH, structs.replace(DAY, current=False)) == {QUOTA: 100}
+    assert (await take(scripts, life, 100)).allowed
+    assert not (await take(scripts, life, 1)).allowed
+    told = await reported(scripts, life)
+    assert {period: (each.consumed, each.returned) for period, each in told.items()} == {
+        "2026-11": (100, 0),
+        "2026-11-30": (20, 30),
+    }
+
+
+async def test_a_period_that_is_current_again_goes_on_with_its_totals(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, MONTH)
+    await take(scripts, life, 60)
+    hold = await set_aside(scripts, life, 10)
+    await settled(scripts, life, DAY)
+    assert (await reported(scripts, life))["2026-11"].returned == 30
+    assert await settled(scripts, life, structs.replace(MONTH, granted=115)) == {QUOTA: 15}
+    await scripts.tell_hold(life.fingerprint, hold, "commit", 4)
+    assert await available(scripts, life) == 15 + 6
+    month = (await reported(scripts, life))["2026-11"]
+    assert (month.consumed, month.returned, sum(line.units for line in month.lines)) == (64, 30, 4)
+    assert (await scripts.lease_fields(life, QUOTA))["held"] == "0"
+
+
+async def test_a_period_that_was_forgotten_goes_on_with_what_its_region_reported(scripts: Scripts, life: Life) -> None:
+    """A coordinator whose clock was ahead had said that it was over."""
+    await install(scripts, life, MONTH)
+    await take(scripts, life, 60)
+    over = structs.replace(MONTH, current=False, ends_in_ms=0, expires_in_ms=0)
+    later = lease_reply(period="2027-01", granted=5, first_minute=100_000, current=True)
+    await settled(scripts, life, over, later)
+    await settled(scripts, life, over, later)
+    assert "was:2026-11" not in await scripts.lease_fields(life, QUOTA)
+    assert await settled(scripts, life, structs.replace(MONTH, granted=110, consumed=60, returned=40)) == {QUOTA: 10}
+    assert await available(scripts, life) == 10
+    told = await reported(scripts, life)
+    assert (told["2026-11"].consumed, told["2026-11"].returned, told["2027-01"].returned) == (60, 40, 5)
+
+
+async def test_a_reply_that_another_overtook_begins_no_lease(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, DAY)
+    for _ in range(2):
+        await settled(scripts, life, DAY)
+    assert await install(scripts, life, MONTH, seq=1) == {QUOTA: 0}
+    assert (await scripts.lease_fields(life, QUOTA))["period"] == "2026-11-30"
+    assert await install(scripts, life, structs.replace(DAY, granted=51), seq=1) == {QUOTA: 1}, "it may raise a total"
+
+
+async def test_a_lease_that_waits_is_the_current_one_as_soon_as_the_coordinator_says_so(
+    scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, NOW, AHEAD)
+    assert await settled(scripts, life, structs.replace(BEGUN, current=True)) == {QUOTA: 10}
+
+
+async def test_a_grant_of_a_period_that_is_not_known_here_goes_back(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, DAY)
+    older = lease_reply(period="2026-10", granted=70, overage=5, consumed=40, returned=10, first_minute=-1)
+    assert await settled(scripts, life, older, DAY) == {QUOTA: 0}
+    told = (await reported(scripts, life))["2026-10"]
+    assert (told.granted, told.overage, told.consumed, told.returned) == (70, 5, 40, 35)
+
+
+async def test_a_lease_that_is_gone_is_not_installed_anew(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    """The ledger knows that it was used, or the store itself that something was to be reported of it."""
+    lane = lane_of(QUOTA, life.lanes)
+    await install(scripts, life, MONTH)
+    await take(scripts, life, 60)
+    await connection.call("DEL", keys.lease(lane, life.epoch, QUOTA))
+    with pytest.raises(LeaseLost):
+        await freeze(scripts, life)
+    with pytest.raises(LeaseLost):
+        await install(scripts, life, MONTH)
+    await connection.call("DEL", keys.lines(lane, life.epoch, QUOTA), keys.dirty(lane, life.epoch))
+    for used in ({"consumed": 60}, {"returned": 1}):
+        with pytest.raises(LeaseLost):
+            await install(scripts, life, structs.replace(MONTH, **used))
+    assert await scripts.lease_fields(life, QUOTA) == {}
+    assert await install(scripts, life, MONTH) == {QUOTA: 100}, "nothing of it was ever used"
+
+
+async def test_of_an_older_epoch_what_is_left_is_reported_though_a_lease_is_gone(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await install(scripts, life, MONTH)
+    await take(scripts, life, 60)
+    await connection.call("HSET", keys.FENCE, "epoch", 8)
+    await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
+    assert await settled(scripts, life, structs.replace(MONTH, consumed=60)) == {}
+
+
+async def test_only_the_lease_of_the_period_that_is_meant_is_given_back(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, MONTH)
+    assert await scripts.give_back(life, QUOTA, 0, period="2026-11-30") == 0
+    assert await scripts.give_back(life, QUOTA, 0, period="2026-11", most=30) == 30
+    assert await scripts.give_back(life, QUOTA, 50, most=30) == 20
 
 
 async def test_a_batch_never_holds_more_leases_than_a_message_may(

@@ -82,8 +82,8 @@ def grants_as_deltas(world: World) -> Iterator[Any]:
     """A reply says what was granted now, and the region adds it to what it had said it has."""
     real = lease_reply
 
-    def only_now(lease: Any, *rest: Any) -> Any:
-        reply = real(lease, *rest)
+    def only_now(lease: Any, *rest: Any, **named: Any) -> Any:
+        reply = real(lease, *rest, **named)
         before = told.get((lease.epoch, lease.key), 0)
         told[lease.epoch, lease.key] = lease.granted
         return msgspec.structs.replace(reply, granted=max(0, lease.granted - before))

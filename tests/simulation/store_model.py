@@ -297,14 +297,16 @@ class StoreModel:
         self._take_over(keys[1], argv[2], keys[2], mono)
         lease, dirty, lines, holds, due = keys[1:]
         Holds(self, mono).sweep(Place(lease, lines, dirty, holds, due, argv[2]))
-        units = self._return(keys[1], argv[2], keys[2], "", int(argv[3]))
+        units = 0
+        if argv[5] in ("", self.hash(keys[1]).get("period")):
+            units = self._return(keys[1], argv[2], keys[2], "", int(argv[3]), int(argv[6] or 2**60))
         if argv[4] == "return":
             units += self._return(keys[1], argv[2], keys[2], NEXT, 0)
         if fence["epoch"] != argv[1] and self.hash(keys[1]):
             self._add(keys[2], argv[2])
         return units
 
-    def _return(self, lease: str, quota: str, dirty: str, prefix: str, keep: int) -> int:
+    def _return(self, lease: str, quota: str, dirty: str, prefix: str, keep: int, most: int = 2**60) -> int:
         f = self.hash(lease)
         granted, overage, consumed, returned, held = _totals(f, prefix)
         units = granted + overage - consumed - returned - held - keep
@@ -552,6 +554,11 @@ class StoreModel:
     def freeze(self, keys: Names, argv: Names) -> list[Any]:
         if self.hash(keys[0]).get("fingerprint") != argv[0]:
             return [b"fenced"]
+        if self.hash(keys[0]).get("epoch") == argv[1]:
+            for i, quota in enumerate(argv[4:]):
+                if self._is_lost(quota, keys[3 + 4 * i], keys[5 + 4 * i], keys[2]):
+                    self._tick(keys[0])
+                    return [b"lost", quota.encode()]
         tick = self._tick(keys[0])
         mono, is_current = str(tick).encode(), self.hash(keys[0]).get("epoch") == argv[1]
         lane = self.hash(keys[1])
@@ -618,6 +625,11 @@ class StoreModel:
         fence, lane = self.hash(keys[0]), keys[1]
         if fence.get("fingerprint") != argv[0]:
             return [b"fenced"]
+        if fence.get("epoch") == argv[1]:
+            for i in range(int(argv[4])):
+                quota, used = argv[5 + 14 * i], int(argv[16 + 14 * i]) + int(argv[17 + 14 * i])
+                if self._is_lost(quota, keys[3 + 2 * i], keys[4 + 2 * i], keys[2], used):
+                    return [b"lost", quota.encode()]
         dropped = argv[2] != "0" and self.hash(lane).get("frozen_seq") == argv[2]
         if dropped:
             self._remove(lane, "frozen", "frozen_seq")
@@ -625,20 +637,20 @@ class StoreModel:
         answer: list[Any] = [b"settled", int(dropped)]
         if fence.get("epoch") != argv[1]:
             for i in range(int(argv[4])):
-                self._hear(keys[3 + 3 * i], argv[5 + 11 * i : 16 + 11 * i])
+                self._hear(keys[3 + 2 * i], argv[5 + 14 * i : 19 + 14 * i])
             return answer
         sent, leases = int(argv[3]), int(argv[4])
         mono = self._tick(keys[0])
         self.heard_at_us = self.now_us
         self._remove(keys[0], "unheard_since", "unheard_at")
         for i in range(leases):
-            reply, acknowledged = argv[5 + 11 * i : 16 + 11 * i], argv[2] if dropped else "0"
-            lease, *of_holds = keys[3 + 3 * i : 6 + 3 * i]
-            if lease not in self.data:  # what was set aside of it is gone with it
-                for each in of_holds:
-                    self._delete(each)
-            answer.append(self._install(lease, keys[2], reply, sent, mono, acknowledged))
+            reply, acknowledged = argv[5 + 14 * i : 19 + 14 * i], argv[2] if dropped else "0"
+            is_late = int(argv[2]) < int(self.hash(lane).get("seq", 0))
+            answer.append(self._install(keys[3 + 2 * i], keys[2], reply, sent, mono, acknowledged, is_late))
         return answer
+
+    def _is_lost(self, quota: str, lease: str, holds: str, dirty: str, used: int = 0) -> bool:
+        return lease not in self.data and bool(used or holds in self.data or quota in self.data.get(dirty, ()))
 
     def _hear(self, key: str, reply: Names) -> None:
         """What an older epoch was given, to be given back."""
@@ -649,15 +661,22 @@ class StoreModel:
                 heard = {prefix + name: str(max(int(f.get(prefix + name, 0)), int(total))) for name, total in given}
                 self._write(key, heard)
 
-    def _install(self, key: str, dirty: str, reply: Names, sent: int, mono: int, acknowledged: str) -> int:
+    def _install(
+        self, key: str, dirty: str, reply: Names, sent: int, mono: int, acknowledged: str, is_late: bool = False
+    ) -> int:
         """`acknowledged`: the number of the batch that was just dropped."""
         quota, period, first = reply[0], reply[1], int(reply[7])
         self._take_over(key, quota, dirty, mono)
         f = self.hash(key)
         if f.get("period") == period:
             return self._grant(key, "", reply, sent)
-        if f"was:{period}" in f or ("period" in f and first < int(f.get("first_minute", 0))):
+        if f"was:{period}" in f:
             self._settle_over(key, dirty, reply, acknowledged)
+            return 0
+        is_older = "period" in f and first < int(f.get("first_minute", 0))
+        if f.get(f"{NEXT}period") != period and (is_late or is_older):
+            if not is_late:
+                self._give_back_unknown(key, dirty, reply)
             return 0
         if f.get(f"{NEXT}period", period) != period:
             if first > int(f[f"{NEXT}first_minute"]):
@@ -673,7 +692,7 @@ class StoreModel:
         return more if self.hash(key).get("period") == period else 0
 
     def _grant(self, key: str, prefix: str, reply: Names, sent: int) -> int:
-        _, period, granted, overage, unallocated, expires_in, ends_in, first, last, _, overdraft = reply
+        _, period, granted, overage, unallocated, expires_in, ends_in, first, last, _, overdraft, *_ = reply
         f = self.hash(key)
         had = {name: int(f.get(prefix + name, 0)) for name in ("granted", "overage", "expires")}
         more = max(0, int(granted) - had["granted"])
@@ -697,6 +716,18 @@ class StoreModel:
         f = self.hash(key)
         if owed := int(f.get("owed", 0)):
             self._write(key, {"owed": str(max(0, min(owed, -_available(f))))})
+
+    def _give_back_unknown(self, key: str, dirty: str, reply: Names) -> None:
+        granted, overage, consumed, returned = (int(reply[i]) for i in (2, 3, 11, 12))
+        if granted + overage > consumed + returned:
+            numbers = {
+                "granted": granted,
+                "overage": overage,
+                "consumed": consumed,
+                "returned": granted + overage - consumed,
+            }
+            write_was(self, key, reply[1], numbers | dict.fromkeys(("told", "held", "holds", "overdrawn"), 0))
+            self._add(dirty, reply[0])
 
     def _settle_over(self, key: str, dirty: str, reply: Names, acknowledged: str) -> None:
         """What is granted late to a period that is over here goes back; once all of it is booked, it is forgotten."""

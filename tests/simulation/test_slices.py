@@ -59,6 +59,8 @@ class Said(NamedTuple):
 class OneLife:
     """A life that does not end, until somebody says so."""
 
+    may_evict = False
+
     def __init__(self, current: Life) -> None:
         self.current: Life | None = current
 
