@@ -46,6 +46,7 @@ from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
 from coordinator.telling import tell_webhooks
 from doors.bodies import install_schemas
+from doors.connections import ConnectionLimits
 from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
 from doors.problems import Problem, install_problems, problem_response
@@ -98,6 +99,11 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
     app.add_middleware(agents.ExchangesAhead, unavailable=_unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
+    app.state.connection_limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        request_timeout_s=settings.request_timeout_ms / 1000,
+        registry=metrics.registry,
+    )
     return app
 
 
@@ -150,10 +156,12 @@ async def _serve(settings: CoordinatorSettings) -> None:
     async def end_streams() -> None:
         hub.close()
 
+    app = create_app(settings, hub=hub)
     await serve(
-        create_app(settings, hub=hub),
+        app,
         host=settings.host,
         port=settings.port,
         max_header_bytes=settings.max_header_bytes,
+        limits=app.state.connection_limits,
         before_shutdown=end_streams,
     )

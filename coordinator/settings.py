@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PostgresDsn, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from doors.connections import MAX_CONNECTIONS
 from doors.settings import Settings
 from protocol.messages import MAX_LANES
 
@@ -26,6 +27,8 @@ class CoordinatorSettings(Settings):
     database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
+    max_connections: int = Field(default=MAX_CONNECTIONS, ge=1, le=1_000_000, examples=[MAX_CONNECTIONS])
+    request_timeout_ms: int = Field(default=10_000, ge=10, le=3_600_000, examples=[10_000])  # for it to arrive
     log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
 
     @field_validator("database_url")

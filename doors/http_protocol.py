@@ -6,6 +6,10 @@ once would reset the connection, and the client might never see why.
 
 The same moment is given to a body that was refused before it had come whole (413): if it ends within that moment, the
 connection can be used again; if not, it is closed.
+
+A request has to arrive: one that stays unfinished is answered 408 and its connection closed, and so is, without an
+answer, a connection on which nothing was ever asked. One timer for each connection sees to it, and only while something
+is awaited. `doors.connections` has the limits.
 """
 
 import asyncio
@@ -14,6 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from doors.connections import SILENT, SLOW, ConnectionLimits
 from doors.problems import MEDIA_TYPE, Problem, problem_document
 from doors.request_ids import new_request_id
 
@@ -24,8 +29,13 @@ class _HeadTooLarge(Exception):
     """Ends the parser's run, from inside one of its callbacks."""
 
 
+class _TwoHosts(Exception):
+    """Ends the parser's run: two Host headers name two servers, and RFC 9112 wants the request refused."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     max_header_bytes: ClassVar[int] = 16_384
+    limits: ClassVar[ConnectionLimits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,6 +46,61 @@ class BoundedProtocol(HttpToolsProtocol):
         self._streamed_bytes = 0  # of this head, by what arrived while it was open
         self._refused = False
         self._linger: asyncio.TimerHandle | None = None
+        self._received_bytes = 0  # by the parser
+        self._has_host = False
+        self._arrival: asyncio.TimerHandle | None = None  # while a request is awaited
+        self._arrival_seen = (0, 0)  # how far it had come when the timer was set
+
+    # --- the number of connections -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_arrival()
+        self.limits.opened(self)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being served, so that closing the connection costs no answer."""
+        return self._is_silent or (self._between_messages and (self.cycle is None or self.cycle.response_complete))
+
+    @property
+    def _is_silent(self) -> bool:
+        """Whether nothing whole was ever asked here."""
+        return self.cycle is None
+
+    def drop(self, reason: str) -> None:
+        self.limits.closed(reason)
+        self.transport.abort()
+
+    # --- the time that a request may take to arrive -----------------------------------------------------------------
+
+    def _await_arrival(self) -> None:
+        if self._arrival is None:
+            self._arrival_seen = self._progress()
+            self._arrival = self.loop.call_later(self.limits.request_timeout_s, self._check_arrival)
+
+    def _progress(self) -> tuple[int, int]:
+        """Return which request is awaited, and how many bytes have come of all."""
+        return self._heads_begun, self._received_bytes
+
+    def _is_awaited(self) -> bool:
+        """Whether a request has begun and is not whole yet, for want of bytes from the client."""
+        return not self._between_messages and not self.flow.read_paused
+
+    def _check_arrival(self) -> None:
+        self._arrival = None
+        if self._refused or self._linger is not None or self.transport.is_closing():
+            return
+        (request, received), (request_then, received_then) = self._progress(), self._arrival_seen
+        gets_on = not self._in_head and received - received_then >= self.limits.min_body_bytes
+        if not self._is_awaited():
+            if self._is_silent:
+                self.drop(SILENT)
+        elif request != request_then or gets_on:
+            self._await_arrival()
+        else:
+            self.limits.closed(SLOW)
+            self._refuse(Problem("request-timeout", "The request did not arrive in time."))
 
     # --- counting ----------------------------------------------------------------------------------------------------
 
@@ -43,7 +108,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         begun_before, between_before = self._heads_begun, self._between_messages
+        self._received_bytes += len(data)
         super().data_received(data)
+        if not self._between_messages:
+            self._await_arrival()
         if self._in_head and not self._refused:
             self._count_streamed(len(data), self._heads_begun - begun_before, between_before)
 
@@ -62,6 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._heads_begun += 1
         self._in_head = True
         self._between_messages = False
+        self._has_host = False
         self._parsed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -70,6 +139,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_parsed(len(name) + len(value) + 4)
+        if len(name) == 4 and name.lower() == b"host":
+            if self._has_host:
+                raise _TwoHosts
+            self._has_host = True
         super().on_header(name, value)
 
     def _count_parsed(self, length: int) -> None:
@@ -148,9 +221,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._linger is not None:
             self._linger.cancel()
+        if self._arrival is not None:
+            self._arrival.cancel()
+        self.limits.lost(self)
         super().connection_lost(exc)
 
 
-def bounded_protocol(max_header_bytes: int, protocol: type[BoundedProtocol] = BoundedProtocol) -> type[BoundedProtocol]:
-    """A class of its own for each bound: uvicorn makes the instances."""
-    return type(protocol.__name__, (protocol,), {"max_header_bytes": max_header_bytes})
+def bounded_protocol(
+    max_header_bytes: int, limits: ConnectionLimits, protocol: type[BoundedProtocol] = BoundedProtocol
+) -> type[BoundedProtocol]:
+    """A class of its own for each server: uvicorn makes the instances."""
+    return type(protocol.__name__, (protocol,), {"max_header_bytes": max_header_bytes, "limits": limits})

@@ -36,11 +36,22 @@ PROBLEMS: dict[str, ProblemKind] = {
     "invalid-json": ProblemKind(400, "Not JSON", "The body is not JSON (RFC 8259) in UTF-8, or nested too deeply."),
     "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
     "forbidden": ProblemKind(403, "Not permitted", "The token is valid, but has not the scope that this takes."),
+    "foreign-origin": ProblemKind(
+        403,
+        "Foreign origin",
+        "The request comes from a web page of another origin. An agent without a service token answers local programs.",
+    ),
+    "misdirected": ProblemKind(
+        421,
+        "Another host's request",
+        "The header Host does not name this agent. Call it by a loopback address or name, or give it a service token.",
+    ),
     "not-found": ProblemKind(404, "Not found", "There is nothing at this path."),
     "hold-unknown": ProblemKind(
         404, "Hold not known", "No such hold was made in this region, or it ended so long ago that it is forgotten."
     ),
     "method-not-allowed": ProblemKind(405, "Method not allowed", "The header Allow names the methods of this path."),
+    "request-timeout": ProblemKind(408, "Request timeout", "The request did not arrive in time. Send it again."),
     "idempotency-key-in-flight": ProblemKind(
         409, "Still being worked on", "The first request with this Idempotency-Key has no answer yet. Ask again."
     ),
@@ -135,6 +146,7 @@ _KIND_OF_STATUS = {
     403: "forbidden",
     404: "not-found",
     405: "method-not-allowed",
+    408: "request-timeout",
     412: "precondition-failed",
     413: "body-too-large",
     415: "unsupported-media-type",

@@ -18,6 +18,7 @@ from doors.request_ids import request_id_of
 
 _ASKED_BY_MACHINES = ("/healthz", "/readyz", "/metrics")  # every few seconds
 _FAULT = 500  # is always worth a line
+MOST_LENGTH_DIGITS = 19  # of a number that a body's length can be
 _CLIENT_GONE = 499  # nginx's word for it: there is no status for an answer that nobody heard
 
 _log = structlog.get_logger("doors.requests")
@@ -125,7 +126,10 @@ class BodyLimit:
 
     def _declares_too_much(self, scope: Scope) -> bool:
         declared = _header(scope, b"content-length")
-        return declared is not None and declared.isdigit() and int(declared) > self._max_body_bytes
+        if declared is None or not declared.isdigit():
+            return False
+        digits = declared.lstrip(b"0")  # of which there may be thousands, which int() refuses to read
+        return len(digits) > MOST_LENGTH_DIGITS or int(digits or b"0") > self._max_body_bytes
 
     def _counted(self, scope: Scope, receive: Receive) -> Receive:
         received_bytes = 0

@@ -25,6 +25,7 @@ import structlog
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
+from doors.connections import ConnectionLimits, within_descriptors
 from doors.http_protocol import BoundedProtocol, bounded_protocol
 
 GRACE_S = 5
@@ -74,6 +75,7 @@ async def serve(
     port: int,
     uds: str | None = None,
     max_header_bytes: int = 16_384,
+    limits: ConnectionLimits | None = None,
     protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
@@ -84,6 +86,7 @@ async def serve(
             listener,
             app,
             max_header_bytes=max_header_bytes,
+            limits=limits,
             protocol=protocol,
             before_shutdown=before_shutdown,
             on_listening=on_listening,
@@ -95,6 +98,7 @@ async def serve_on(
     app: ASGIApp,
     *,
     max_header_bytes: int = 16_384,
+    limits: ConnectionLimits | None = None,
     protocol: type[BoundedProtocol] = BoundedProtocol,
     before_shutdown: Callable[[], Awaitable[None]] | None = None,
     on_listening: Callable[[str], None] | None = None,
@@ -105,7 +109,9 @@ async def serve_on(
     `on_listening` is told the address once the app has started: with port 0 it is the only way to know.
     """
     collect_garbage_rarely()
-    config = _config(app, bounded_protocol(max_header_bytes, protocol))
+    limits = limits or ConnectionLimits()
+    limits.max_connections = within_descriptors(limits.max_connections)
+    config = _config(app, bounded_protocol(max_header_bytes, limits, protocol))
     server = _Server(config, before_shutdown, _announcer(listener.address, on_listening), lame_duck)
     await server.serve([listener.socket])
 

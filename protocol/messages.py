@@ -35,8 +35,12 @@ Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$"
 DimensionValue = Annotated[str, Meta(max_length=256)]
 
 
-class Message(Struct, frozen=True, kw_only=True):
-    """The base of everything that travels between the two services.
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The base of what people and their programs send. A misspelt field must not be a silent default."""
+
+
+class ServiceMessage(Struct, frozen=True, kw_only=True):
+    """The base of what travels between the two services.
 
     Unknown fields are ignored, so that a release can read what the next one says.
     """
@@ -45,7 +49,7 @@ class Message(Struct, frozen=True, kw_only=True):
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 
-class OpenEpoch(Message, frozen=True, omit_defaults=True):
+class OpenEpoch(ServiceMessage, frozen=True, omit_defaults=True):
     nonce: Nonce
     fingerprint: Fingerprint
     previous: Epoch | None = None  # the epoch that this store had before, if it is known
@@ -56,7 +60,7 @@ class OpenEpoch(Message, frozen=True, omit_defaults=True):
     cells: Annotated[int, Meta(ge=1, le=MAX_CELLS)] = 1
 
 
-class RebindEpoch(Message, frozen=True):
+class RebindEpoch(ServiceMessage, frozen=True):
     """A single store that fsyncs every write has restarted, and goes on in its epoch."""
 
     nonce: Nonce  # with which the epoch was opened
@@ -65,7 +69,7 @@ class RebindEpoch(Message, frozen=True):
     seqs: Annotated[list[Units], Meta(max_length=MAX_LANES, description="of each lane, the last number that it has")]
 
 
-class EpochOpened(Message, frozen=True):
+class EpochOpened(ServiceMessage, frozen=True):
     epoch: Epoch
     lanes: Annotated[int, Meta(ge=1, le=MAX_LANES)]
     is_whole: bool = False  # no store has admitted anything in this one's place that it does not know
@@ -74,13 +78,13 @@ class EpochOpened(Message, frozen=True):
 # --- a region's side of an exchange ----------------------------------------------------------------------------------
 
 
-class UsageLine(Message, frozen=True):
+class UsageLine(ServiceMessage, frozen=True):
     minute: Annotated[int, Meta(ge=0, le=2**40, description="minutes since 1970-01-01T00:00Z")]
     dimensions: Annotated[dict[str, DimensionValue], Meta(max_length=16)]
     units: PositiveUnits
 
 
-class FrozenLease(Message, frozen=True):
+class FrozenLease(ServiceMessage, frozen=True):
     """One lease as the store knew it when the batch was frozen."""
 
     quota: QuotaKey
@@ -97,7 +101,7 @@ class FrozenLease(Message, frozen=True):
         return Totals(self.granted, self.overage, self.consumed, self.returned)
 
 
-class FrozenBatch(Message, frozen=True):
+class FrozenBatch(ServiceMessage, frozen=True):
     """The part of an exchange that is booked. One script makes its bytes, once."""
 
     epoch: Epoch
@@ -106,7 +110,7 @@ class FrozenBatch(Message, frozen=True):
     leases: Annotated[list[FrozenLease], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
-class LeaseWant(Message, frozen=True):
+class LeaseWant(ServiceMessage, frozen=True):
     """What a region would like of one quota now. Without a period: of whichever is current."""
 
     quota: QuotaKey
@@ -115,23 +119,23 @@ class LeaseWant(Message, frozen=True):
     waiting: Units = 0  # units of the requests that wait for this very exchange
 
 
-class LiveState(Message, frozen=True):
+class LiveState(ServiceMessage, frozen=True):
     wants: Annotated[list[LeaseWant], Meta(max_length=MAX_LEASES_PER_EXCHANGE)] = []
 
 
-class Exchange(Message, frozen=True):
+class Exchange(ServiceMessage, frozen=True):
     frozen: Annotated[
         str, Meta(min_length=2, max_length=MAX_FROZEN_BYTES, description="a FrozenBatch, as its exact bytes")
     ]
     live: LiveState = field(default_factory=LiveState)
 
 
-class Versions(Message, frozen=True):
+class Versions(ServiceMessage, frozen=True):
     policies: Units = 0
     blocks: Units = 0
 
 
-class ExchangeRequest(Message, frozen=True):
+class ExchangeRequest(ServiceMessage, frozen=True):
     fingerprint: Fingerprint
     versions: Versions
     exchanges: Annotated[list[Exchange], Meta(min_length=1, max_length=MAX_EXCHANGES)]
@@ -140,7 +144,7 @@ class ExchangeRequest(Message, frozen=True):
 # --- the coordinator's side ------------------------------------------------------------------------------------------
 
 
-class LeaseReply(Message, frozen=True):
+class LeaseReply(ServiceMessage, frozen=True):
     """The totals of one lease, and for how long it may be spent, counted from the sending of the request."""
 
     quota: QuotaKey
@@ -164,7 +168,7 @@ class LeaseReply(Message, frozen=True):
     current: bool = False  # the quota was asked for, and this is its period at the moment
 
 
-class WantRefused(Message, frozen=True):
+class WantRefused(ServiceMessage, frozen=True):
     """A want, rate or slot that was not accepted. It leads to no lease and no share."""
 
     quota: Annotated[str, Meta(description="as it was sent, valid or not; empty if none could be read")]
@@ -173,7 +177,7 @@ class WantRefused(Message, frozen=True):
     reason: str | None = None  # likewise: which of its fields is wrong, and why
 
 
-class ExchangeFault(Message, frozen=True):
+class ExchangeFault(ServiceMessage, frozen=True):
     """Why an exchange was refused: the first thing in it that is wrong."""
 
     field: Annotated[str, Meta(description="such as frozen.leases[2].consumed; empty for the exchange as a whole")]
@@ -183,14 +187,14 @@ class ExchangeFault(Message, frozen=True):
     again_in_ms: Milliseconds | None = None
 
 
-class Receipt(Message, frozen=True):
+class Receipt(ServiceMessage, frozen=True):
     """Proof that a batch was booked: where in the ledger, and the lane's chain up to it."""
 
     position: Units
     head: str
 
 
-class ExchangeReply(Message, frozen=True):
+class ExchangeReply(ServiceMessage, frozen=True):
     """The answer to one exchange of a request."""
 
     outcome: ExchangeOutcome
@@ -203,7 +207,7 @@ class ExchangeReply(Message, frozen=True):
     refused: list[WantRefused] = []
 
 
-class ExchangeResponse(Message, frozen=True):
+class ExchangeResponse(ServiceMessage, frozen=True):
     replies: Annotated[
         list[ExchangeReply], Meta(description="one for each exchange of the request, in the order of the request")
     ]
@@ -214,7 +218,7 @@ class ExchangeResponse(Message, frozen=True):
 # --- shares of rates: no ledger, and nothing is frozen ----------------------------------------------------------------
 
 
-class RateReport(Message, frozen=True):
+class RateReport(ServiceMessage, frozen=True):
     """How it stands with one rate in a region's store, in one moment."""
 
     quota: QuotaKey
@@ -224,7 +228,7 @@ class RateReport(Message, frozen=True):
     spent: Units = 0  # since there was a share first
 
 
-class SlotReport(Message, frozen=True):
+class SlotReport(ServiceMessage, frozen=True):
     """How it stands with slots that are shared, in a region's store, in one moment."""
 
     quota: QuotaKey
@@ -235,12 +239,12 @@ class SlotReport(Message, frozen=True):
     lost_ms: Milliseconds = 0  # for so long yet, slots may be in use that the store has forgotten
 
 
-class SharesRequest(Message, frozen=True):
+class SharesRequest(ServiceMessage, frozen=True):
     rates: Annotated[list[RateReport], Meta(max_length=MAX_RATES)] = []
     slots: Annotated[list[SlotReport], Meta(max_length=MAX_RATES)] = []
 
 
-class RateShare(Message, frozen=True):
+class RateShare(ServiceMessage, frozen=True):
     """What the region may use from now on, counted from before it asked."""
 
     quota: QuotaKey
@@ -254,7 +258,7 @@ class RateShare(Message, frozen=True):
     overshoot_milli: Units = 0  # and at most so far; for whoever asks the region
 
 
-class SlotShare(Message, frozen=True):
+class SlotShare(ServiceMessage, frozen=True):
     """How many slots the region may have in use from now on, counted from before it asked."""
 
     quota: QuotaKey
@@ -267,7 +271,7 @@ class SlotShare(Message, frozen=True):
     contended: bool
 
 
-class SharesResponse(Message, frozen=True):
+class SharesResponse(ServiceMessage, frozen=True):
     rates: list[RateShare]
     slots: list[SlotShare] = []
     refused: list[WantRefused] = []
@@ -276,7 +280,7 @@ class SharesResponse(Message, frozen=True):
 # --- signals: hints that never carry truth; what is missed comes with the next exchange -------------------------------
 
 
-class Signal(Message, frozen=True):
+class Signal(ServiceMessage, frozen=True):
     # recall | grant: units came free | fetch: units are there for you, ask | rate: report it | policies | blocks |
     # drain
     kind: str

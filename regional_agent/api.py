@@ -8,9 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from doors.bodies import described, read_body, read_parts, reply
 from doors.metrics import shown
-from doors.problems import Problem
 from doors.request_ids import request_id_of
-from doors.tokens import bearer_token, same_token
 from regional_agent.admission import tell
 from regional_agent.answers import (
     BatchAnswer,
@@ -28,6 +26,7 @@ from regional_agent.answers import (
     hold_answered,
 )
 from regional_agent.batches import Batch, read_piece
+from regional_agent.callers import CallerRules
 from regional_agent.health import Health, HealthStatus
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
@@ -52,15 +51,13 @@ TheRegion = Annotated[Region, Depends(the_region)]
 TheWorkers = Annotated[Workers, Depends(the_workers)]
 
 
-async def ask_for_token(request: Request, region: TheRegion) -> None:
-    """On loopback none is needed; anywhere else the settings insist on one."""
-    expected = region.settings.service_token
-    if expected is not None and not same_token(bearer_token(request), expected.get_secret_value()):
-        headers = {"WWW-Authenticate": "Bearer"}
-        raise Problem("unauthenticated", "this agent asks for a token: Authorization: Bearer <token>", headers=headers)
+async def require_caller(request: Request) -> None:
+    """Refuse callers that may not use this agent."""
+    rules: CallerRules = request.app.state.caller_rules
+    rules.check(request)
 
 
-services = APIRouter(tags=["services"], dependencies=[Depends(ask_for_token)])
+services = APIRouter(tags=["services"], dependencies=[Depends(require_caller)])
 health = APIRouter(tags=["health"])
 
 
@@ -155,6 +152,11 @@ async def readyz(workers: TheWorkers) -> Response:
     return reply(found) if is_ready else reply(found, 503, headers={"Retry-After": "1"})
 
 
-@health.get("/metrics")
+@health.get("/metrics", dependencies=[Depends(require_caller)])
 async def metrics(workers: TheWorkers) -> Response:
     return shown(await workers.metrics())
+
+
+@health.get("/openapi.json", dependencies=[Depends(require_caller)], include_in_schema=False)
+async def openapi_document(request: Request) -> Response:
+    return reply(request.app.openapi())

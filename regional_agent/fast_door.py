@@ -27,11 +27,11 @@ from doors.http_protocol import BoundedProtocol
 from doors.metrics import HttpMetrics
 from doors.problems import Problem
 from doors.request_ids import harmless, new_request_id
-from doors.tokens import same_token, token_in
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import Answered, BatchAnswer, Check, CheckPieces, Verdict, answered
 from regional_agent.asked_before import AskedBefore
 from regional_agent.batches import Batch, asked_of
+from regional_agent.callers import CallerRules
 from regional_agent.domain.remembered import Remembered
 
 CHECK, BATCH = "/v1/check", "/v1/check:batch"
@@ -39,8 +39,9 @@ BEGINNING, END_OF_HEAD = b"POST /v1/check", b"\r\n\r\n"
 MOST_HEADS, LONGEST_REMEMBERED = 1_024, 1_024
 PLAIN_TYPES = (b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8")
 # Headers that may change what is answered. Of each there is at most one, or the request is not plain.
-TELLING = (b"content-type", b"content-length", b"authorization", b"x-request-id", b"connection")
+TELLING = (b"content-type", b"content-length", b"authorization", b"host", b"origin", b"x-request-id", b"connection")
 NEVER_PLAIN = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+MOST_LENGTH_DIGITS = 20  # of Content-Length; more are zeros, or a number that no body has
 FAULT = 500  # is always worth a line
 
 _log = structlog.get_logger("doors.requests")
@@ -64,6 +65,10 @@ class _Headers:
 
     def __init__(self) -> None:
         self.telling: dict[bytes, bytes] | None = {}
+        self.is_whole = False
+
+    def on_headers_complete(self) -> None:
+        self.is_whole = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -86,13 +91,11 @@ _encode = msgspec.json.Encoder().encode
 class FastDoor:
     """What all connections of a process share."""
 
-    def __init__(
-        self, admission: Admits, metrics: HttpMetrics, *, max_body_bytes: int, service_token: str | None = None
-    ) -> None:
+    def __init__(self, admission: Admits, metrics: HttpMetrics, *, max_body_bytes: int, callers: CallerRules) -> None:
         self.admission = admission
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
-        self._service_token = service_token
+        self._callers = callers
         self._heads: Remembered[bytes, Head] = Remembered(MOST_HEADS)
         self._asked: AskedBefore[bytes] = AskedBefore(admission)
         self._dated: list[tuple[bytes, bytes]] = []
@@ -124,17 +127,20 @@ class FastDoor:
         is_plain = (
             path in (CHECK, BATCH)
             and length.isdigit()
+            and len(length) < MOST_LENGTH_DIGITS
             and int(length) <= self._max_body_bytes
             and telling.get(b"content-type", b"").lower() in PLAIN_TYPES
             and telling.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-            and self._is_welcome(telling.get(b"authorization", b""))
+            and self._is_welcome(telling)
         )
         return Head(True, path, int(length), harmless(telling.get(b"x-request-id", b""))) if is_plain else HANDED_ON
 
-    def _is_welcome(self, authorization: bytes) -> bool:
-        if self._service_token is None:
-            return True
-        return same_token(token_in(authorization.decode("latin-1")), self._service_token)
+    def _is_welcome(self, telling: dict[bytes, bytes]) -> bool:
+        authorization, host, origin = (
+            [telling[name].decode("latin-1")] if name in telling else []
+            for name in (b"authorization", b"host", b"origin")
+        )
+        return self._callers.refusal(authorization, host, origin) is None
 
     # --- bodies ------------------------------------------------------------------------------------------------------
 
@@ -191,6 +197,7 @@ class FastProtocol(BoundedProtocol):
         self._head: Head | None = None  # of the request that is being decided
         self._raw = b""  # all of it
         self._started_s = 0.0
+        self._decided = 0  # requests
         self._behind = bytearray()  # what came and is not looked at yet
         self._needed_bytes = 0  # how much of it makes a whole request
         self._answered_at_s = 0.0
@@ -200,6 +207,22 @@ class FastProtocol(BoundedProtocol):
     def has_gone(self) -> bool:
         """Nobody is there any more to hear an answer."""
         return bool(self.transport.is_closing())
+
+    @property
+    def _is_silent(self) -> bool:
+        return super()._is_silent and self._head is None and not self._answered_at_s
+
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and self._head is None
+
+    def _is_awaited(self) -> bool:
+        begun = bool(self._behind) and self._head is None and not self.flow.write_paused
+        return begun or super()._is_awaited()
+
+    def _progress(self) -> tuple[int, int]:
+        request, received = super()._progress()
+        return request + self._decided, received + len(self._behind)
 
     # --- in ----------------------------------------------------------------------------------------------------------
 
@@ -232,17 +255,21 @@ class FastProtocol(BoundedProtocol):
             if len(data) < whole_bytes:
                 self._behind += data
                 self._needed_bytes = whole_bytes
+                self._await_arrival()
                 return
             raw, data = data[:whole_bytes], data[whole_bytes:]
             self._decide(head, raw, raw[end:])
 
     def _head_of(self, data: bytes) -> tuple[Head, int]:
-        """The head that the data begin with, and where it ends. Of half a head more is awaited, within its bound."""
+        """Return the head that the data begin with, and where it ends. Of half a head more is awaited, within its bound
+        and unless it is malformed already: uvicorn refuses that at once.
+        """
         if not (self._is_free() and data.startswith(BEGINNING[: len(data)])):
             return HANDED_ON, 0
         found = data.find(END_OF_HEAD)
         if found < 0:
-            return (HALF, len(data)) if len(data) < self.max_header_bytes else (HANDED_ON, 0)
+            awaits_more = len(data) < self.max_header_bytes and is_begin_of_head(data)
+            return (HALF, len(data)) if awaits_more else (HANDED_ON, 0)
         end = found + len(END_OF_HEAD)
         return (self.door.head(data[:end]), end) if end <= self.max_header_bytes else (HANDED_ON, 0)
 
@@ -266,6 +293,7 @@ class FastProtocol(BoundedProtocol):
 
     def _decide(self, head: Head, raw: bytes, body: bytes) -> None:
         self._head, self._raw, self._started_s = head, raw, perf_counter()
+        self._decided += 1
         if head.path == BATCH:
             self._decide_batch(head, body)
             return
@@ -368,6 +396,16 @@ class FastProtocol(BoundedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._behind.clear()
         super().connection_lost(exc)
+
+
+def is_begin_of_head(data: bytes) -> bool:
+    """Return whether the parser finds nothing wrong with what there is of a head, and misses the rest of it."""
+    headers = _Headers()
+    try:
+        httptools.HttpRequestParser(headers).feed_data(data)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        return False
+    return not headers.is_whole
 
 
 def fast_protocol(door: FastDoor) -> type[FastProtocol]:

@@ -10,6 +10,7 @@ import uvloop
 from fastapi import FastAPI
 
 from doors.bodies import install_schemas
+from doors.connections import ConnectionLimits
 from doors.logs import configure_logging
 from doors.metrics import HttpMetrics
 from doors.problems import install_problems
@@ -19,6 +20,7 @@ from doors.settings import load_settings, variable_of
 from doors.supervisor import Beat, supervise
 from protocol.clock import Clock, SystemClock
 from regional_agent import api
+from regional_agent.callers import CallerRules
 from regional_agent.fast_door import FastDoor, fast_protocol
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
@@ -34,7 +36,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
         async with workers.beating(), region.running(), workers.running():
             yield
 
-    app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.region = region
     app.state.workers = workers
     app.include_router(api.services)
@@ -42,9 +44,14 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     install_problems(app)
     install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
-    token = settings.service_token.get_secret_value() if settings.service_token else None
+    app.state.caller_rules = CallerRules(settings)
     app.state.fast_door = FastDoor(
-        region.admission, metrics, max_body_bytes=settings.max_body_bytes, service_token=token
+        region.admission, metrics, max_body_bytes=settings.max_body_bytes, callers=app.state.caller_rules
+    )
+    app.state.connection_limits = ConnectionLimits(
+        max_connections=settings.max_connections,
+        request_timeout_s=settings.request_timeout_ms / 1000,
+        registry=region.metrics.registry,
     )
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
@@ -78,6 +85,12 @@ def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = 
     app = create_app(settings, worker=worker)
     protocol = fast_protocol(app.state.fast_door)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
-    uvloop.run(
-        serve_on(listener, app, protocol=protocol, max_header_bytes=settings.max_header_bytes, lame_duck=lame_duck)
+    serving = serve_on(
+        listener,
+        app,
+        protocol=protocol,
+        max_header_bytes=settings.max_header_bytes,
+        limits=app.state.connection_limits,
+        lame_duck=lame_duck,
     )
+    uvloop.run(serving)

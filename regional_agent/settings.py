@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from doors.connections import MAX_CONNECTIONS
 from doors.settings import Settings
 from protocol.identifiers import REGION_PATTERN
 from regional_agent.store.cluster import SCHEME, ClusterAddress
@@ -47,6 +48,8 @@ class AgentSettings(Settings):
     journal_max_ms: int = Field(default=15 * 60_000, ge=1000, examples=[900_000])
     max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
+    max_connections: int = Field(default=MAX_CONNECTIONS, ge=1, le=1_000_000, examples=[MAX_CONNECTIONS])
+    request_timeout_ms: int = Field(default=10_000, ge=10, le=3_600_000, examples=[10_000])  # for it to arrive
     log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
 
     @field_validator("store_url")

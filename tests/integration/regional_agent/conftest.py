@@ -221,7 +221,7 @@ async def running(settings: AgentSettings) -> AsyncIterator[Agent]:
     app = create_agent(settings)
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=30) as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as http:
             yield Agent(app.state.region, http)
 
 

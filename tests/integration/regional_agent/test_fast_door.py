@@ -23,7 +23,7 @@ from tests.integration.regional_agent.conftest import EXPORT, Agent, World, unti
 
 pytestmark = pytest.mark.anyio
 
-HEAD = b"POST /v1/check HTTP/1.1\r\nHost: agent\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ROUTES = ("/v1/exports", "/v1/search", "/v1/search/images", "/v1/open", "/v1/reports", "/v1/nowhere")
 TENANTS = {"fast": "tenant-a", "slow": "tenant-b", "many": "tenant-c"}
 TIMES = {"reset_ms", "retry_after_ms"}
@@ -63,7 +63,7 @@ async def opened(world: World, **settings: Any) -> AsyncIterator[Doors]:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
             httpx.AsyncClient(base_url=address, timeout=30) as fast,
-            httpx.AsyncClient(transport=transport, base_url="http://agent", timeout=30) as slow,
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30) as slow,
         ):
             agent = Agent(app.state.region, slow)
             await agent.ready()
@@ -276,7 +276,7 @@ def left(answer: Answer) -> int:
 
 
 async def test_pipelined_requests_are_answered_in_order_whichever_door_each_takes(raw: Raw) -> None:
-    slow = b"GET /healthz HTTP/1.1\r\nHost: agent\r\n\r\n"
+    slow = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     await raw.send(request(asking(), "1") + slow + request(asking(), "2") + request(asking(), "3") + slow)
     await raw.send(request(asking(), "4"))
     answers = [await raw.answer() for _ in range(6)]
