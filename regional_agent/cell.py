@@ -50,6 +50,7 @@ class Cell:
     ) -> None:
         """`number`: None of a single store."""
         self.number = number
+        self._clock = clock
         self.last_words_s = LAST_WORDS_S
         self.store = store
         self.journal = journal
@@ -76,6 +77,24 @@ class Cell:
             clock=clock,
             interval_ms=settings.report_interval_ms,
         )
+
+    def count_set_aside(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        return len(self.leasing.set_aside.items(now_ms)) + len(self.sharing.set_aside.items(now_ms))
+
+    def refusals(self) -> list[str]:
+        """Describe what the coordinator refused and is not offered to it for now, the newest first."""
+        now_ms = self._clock.monotonic_ms()
+        lanes = [
+            f"lane {lane} of epoch {epoch} is refused: {stop.reason}"
+            for (epoch, lane), stop in self.conversation.lanes.stopped.items()
+            if stop.reason
+        ]
+        shares = [
+            f"the share of {each.name} is refused: {each.reason}" for each in self.sharing.set_aside.items(now_ms)
+        ]
+        wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.leasing.set_aside.items(now_ms)]
+        return [*lanes, *reversed(wants), *reversed(shares)]
 
     async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""

@@ -25,10 +25,15 @@ SILENCE_S = 30.0  # the coordinator's heartbeats are far closer than this
 # A connection that nothing was said over. A new one costs a round trip more, which whoever waits for a first unit would
 # wait for, too; leases are renewed twice in that time. The coordinator keeps it for longer, so it is not met closed.
 KEPT_S = 60.0
+ABOUT_CONTENT = frozenset({400, 413, 422})
 
 
 class CoordinatorUnavailable(Exception):
     """The coordinator could not be asked, or could not answer now."""
+
+
+class CoordinatorFailed(CoordinatorUnavailable):
+    """The coordinator answered 500: it has a fault, which may be one with this message alone."""
 
 
 class CoordinatorRefused(Exception):
@@ -39,6 +44,11 @@ class CoordinatorRefused(Exception):
         self.status = status
         self.refusal = refusal  # its name, where it has one
         self.retry_after_s = retry_after_s  # where it says that there is no sense in asking earlier
+
+    @property
+    def is_about_content(self) -> bool:
+        """Something in the message is malformed, or all of it is too large: a part of it may be accepted."""
+        return self.status in ABOUT_CONTENT
 
 
 class CoordinatorClient:
@@ -117,6 +127,8 @@ def _decoded(answer: httpx.Response, type_: type[T]) -> T:
 
 def _raise(answer: httpx.Response) -> None:
     status = answer.status_code
+    if status == httpx.codes.INTERNAL_SERVER_ERROR:
+        raise CoordinatorFailed(f"{status}")
     if status >= httpx.codes.INTERNAL_SERVER_ERROR or status == httpx.codes.TOO_MANY_REQUESTS:
         raise CoordinatorUnavailable(f"{status}")
     raise CoordinatorRefused(status, answer.text[:500], _refusal(answer), _retry_after_s(answer))

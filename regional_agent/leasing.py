@@ -21,6 +21,7 @@ from regional_agent.asking import Answer, Asking
 from regional_agent.domain.contact import CoordinatorContact
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
+from regional_agent.domain.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.store.scripts import PolicyDecision
 
 MOST_KEYS = 10_000
@@ -44,6 +45,7 @@ class Want:
     renew_at_ms: int | None = None  # while there is a lease
     held: int = 0  # units that services have set aside, as far as is known here
     look_at_ms: int = 0  # at what is held
+    postponed_until_ms: int = 0  # its lane pauses
     patience: Patience = field(default_factory=Patience)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     asking: Asking | None = None  # of what is central
@@ -56,9 +58,10 @@ class Want:
     def due_at_ms(self) -> int | None:
         """When to ask for it: for more, or to go on with what there is."""
         if self.wanted:
-            return self.retry_at_ms
+            return max(self.retry_at_ms, self.postponed_until_ms)
         moments = [self.renew_at_ms, self.look_at_ms if self.held else None]
-        return min((moment for moment in moments if moment is not None), default=None)
+        first = min((moment for moment in moments if moment is not None), default=None)
+        return None if first is None else max(first, self.postponed_until_ms)
 
 
 class HotKey(NamedTuple):
@@ -74,6 +77,7 @@ class Leasing:
         self._central: frozenset[str] = frozenset()
         self._is_cut_off = False
         self.contact = CoordinatorContact()
+        self.set_aside = SetAside()  # wants that the coordinator refused as they are
         self.round_trip_ms = 0
         self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
@@ -86,6 +90,8 @@ class Leasing:
         want.demand.note(units, decision.limit)
         now_ms = self._clock.monotonic_ms()
         if want.patience.is_pausing(now_ms) or want.wanted or want.asking is not None:
+            return
+        if self._is_set_aside(quota, now_ms):
             return
         demand_milli = want.demand.per_second_milli(now_ms)
         if decision.available <= low_water(decision.last_grant, demand_milli, self.round_trip_ms):
@@ -109,8 +115,9 @@ class Leasing:
         want.held += units
 
     def may_wait(self, quota: str) -> bool:
-        """True while there is hope: nobody has said lately that nothing is left."""
-        return not self._want(quota).patience.is_pausing(self._clock.monotonic_ms())
+        """True while there is hope: nobody has said lately that nothing is left, or that it is not to be asked for."""
+        now_ms = self._clock.monotonic_ms()
+        return not (self._is_set_aside(quota, now_ms) or self._want(quota).patience.is_pausing(now_ms))
 
     async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
         """Wait for the next news of a quota with these units asked for. False if none came in time."""
@@ -167,7 +174,7 @@ class Leasing:
         want = self._want(quota)
         if want.asking is None:
             return Answer.LOOK if await self.wait(quota, units, timeout_ms) else Answer.TIMED_OUT
-        if self._is_cut_off:
+        if self._is_cut_off or self._is_set_aside(quota, self._clock.monotonic_ms()):
             return Answer.CUT_OFF
         if not again:
             want.retry_at_ms = 0
@@ -289,6 +296,21 @@ class Leasing:
         want.patience.lost(now_ms, ends_in_ms)
         self._tell(want, Answer.LAST_LOOK)
 
+    def refuse(self, quota: str, reason: str) -> None:
+        """The coordinator refused it as it is: it is not asked for again for a while, and who waits is denied."""
+        now_ms = self._clock.monotonic_ms()
+        self.set_aside.add(quota, reason, now_ms)
+        if quota in self._wants:
+            self.refused(quota, SET_ASIDE_MS)
+            self._wants[quota].postponed_until_ms = now_ms + SET_ASIDE_MS
+
+    def postpone(self, quota: str, for_ms: int) -> None:
+        """Its lane pauses: it is asked for afterwards, and who waits goes on waiting."""
+        self._want(quota).postponed_until_ms = self._clock.monotonic_ms() + for_ms
+
+    def _is_set_aside(self, quota: str, now_ms: int) -> bool:
+        return bool(self.set_aside) and self.set_aside.has(quota, now_ms)
+
     def cannot_ask(self, quota: str) -> None:
         """Its lane has stopped, so no exchange will ask for those who wait, either."""
         asking = self._want(quota).asking
@@ -308,6 +330,8 @@ class Leasing:
 
     def fetch(self, quota: str) -> None:
         """People had units brought here: they are asked for, though nobody here has asked for any yet."""
+        if self._is_set_aside(quota, self._clock.monotonic_ms()):
+            return
         self._want(quota).wanted = True
         self.hint(quota)
 
@@ -339,6 +363,7 @@ class Leasing:
         if want is None:
             want = self._wants[quota] = Want(Demand(self._clock.monotonic_ms()))
             want.asking = Asking() if self._is_central(quota) else None
+            want.postponed_until_ms = self.set_aside.until_ms(quota)
             self._evict()
         return want
 

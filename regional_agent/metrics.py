@@ -119,6 +119,21 @@ class HotKeyMetrics:
                 self._keys.labels(key.quota).set(key.demand_milli / 1000)
 
 
+class RefusalMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.items = Counter(
+            "leasehold_refused_items",
+            "Parts of messages that the coordinator refused as they are: a lane's batch, a want, or a share.",
+            ["kind"],
+            registry=registry,
+        )
+        self.set_aside = Gauge(
+            "leasehold_set_aside_items",
+            "Wants and shares that are not offered to the coordinator for now, for it refused them.",
+            registry=registry,
+        )
+
+
 class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -162,6 +177,7 @@ class Metrics:
         self.stopped_lanes = Gauge(
             "leasehold_stopped_lanes", "Lanes that wait for people to look at them.", registry=self.registry
         )
+        self.refusals = RefusalMetrics(self.registry)
         self.unreported_seconds = Gauge(
             "leasehold_unreported_seconds",
             "Age of the oldest usage that may not be booked yet.",

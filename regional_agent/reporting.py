@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -19,6 +20,7 @@ from protocol.clock import Clock
 from protocol.identifiers import lane_of
 from protocol.messages import (
     Exchange,
+    ExchangeFault,
     ExchangeReply,
     ExchangeRequest,
     ExchangeResponse,
@@ -28,8 +30,14 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from regional_agent.booking import JournalBooking
-from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.coordinator_client import (
+    CoordinatorClient,
+    CoordinatorFailed,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+)
 from regional_agent.domain.persistence import LONGEST_PAUSE_MS, Persistence
+from regional_agent.lanes import Lanes
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -42,6 +50,10 @@ T = TypeVar("T")
 MOST_QUOTAS = 100
 MOST_ROUNDS = 10_000
 DRAINED_LOOK_MS = 1_000  # how often a drained region asks whether it is restored
+MOST_CALL_BYTES = 4 * 1024 * 1024  # of frozen batches in one call: the coordinator reads 16 MiB
+# The coordinator answered 500 so often in a row: parts of the message are tried by themselves, then and now and again.
+SUSPICIOUS_FAILURES, TRY_PARTS_EVERY = 2, 8
+PAUSE_AFTER_FAILURE_MS = 30_000  # of a lane that alone is answered so
 OFFER_AGAIN_MS = 30_000  # what another agent left behind, and what was refused, in case people have resolved it
 
 # A batch may be dropped once the coordinator has booked it, now or before; or keeps it for people to judge.
@@ -64,6 +76,12 @@ class Spoken:
     lane: int
     frozen: Frozen
     asked: list[str]
+
+    def with_first_half_of_wants(self) -> "Spoken":
+        return replace(self, asked=self.asked[: len(self.asked) // 2])
+
+
+Culprit = tuple[Spoken, CoordinatorRefused | CoordinatorFailed]
 
 
 class Conversation:
@@ -96,8 +114,8 @@ class Conversation:
         self._older_seen = -1
         self._drains = False
         self._region_look_at_ms: int | None = None  # when to exchange though there is nothing to say
-        self.stopped_lanes: dict[tuple[int, int], ExchangeOutcome] = {}  # by epoch and lane
-        self._resting: set[tuple[int, int]] = set()  # those that are not offered again yet
+        self.lanes = Lanes()
+        self._failures = 0  # in a row, of the coordinator over what it was sent
         self._offered_at_ms = clock.monotonic_ms()
         self.offer_again_ms = OFFER_AGAIN_MS
         self.versions = Versions()
@@ -108,6 +126,11 @@ class Conversation:
         while True:
             await self._pause()
             await self._speak()
+
+    @property
+    def stopped_lanes(self) -> dict[tuple[int, int], ExchangeOutcome]:
+        """By epoch and lane."""
+        return {lane: stop.outcome for lane, stop in self.lanes.stopped.items()}
 
     @property
     def is_pausing(self) -> bool:
@@ -236,7 +259,7 @@ class Conversation:
         for older in await self._scripts.older_epochs(life):
             held = await self._scripts.held(older)
             await self._close(older)
-            if not held and not any(epoch == older.epoch for epoch, _ in self.stopped_lanes):
+            if not held and not self.lanes.has_stopped(older.epoch):
                 await self._scripts.forget_epoch(older)
         if self._drains:
             await self._return_everything(life)
@@ -259,7 +282,14 @@ class Conversation:
             self._offered_at_ms = now_ms
             self._resend = set(range(life.lanes))
             self._older_news += 1
-            self._resting.clear()
+            self.lanes.offer_again(now_ms)
+
+    async def _look_at_stopped_lanes(self, life: Life) -> None:
+        """A lane goes on as soon as any agent of the region had its batch accepted: the store's number tells."""
+        for (epoch, lane), stop in list(self.lanes.stopped.items()):
+            of = life._replace(epoch=epoch, lanes=max(life.lanes, lane + 1))
+            if await self._scripts.frozen_seq(of, lane) != stop.seq:
+                self._goes_on(of, lane)
 
     async def _say_what_is_due(self, life: Life) -> None:
         await self._give_back_what_nobody_took(life)
@@ -267,6 +297,7 @@ class Conversation:
         reports = now_ms >= self._report_at_ms
         if reports:
             self._report_at_ms = now_ms + self._interval_ms
+            await self._look_at_stopped_lanes(life)
         asked = _by_lane(life, self._leasing.due()[:MOST_QUOTAS], quota_of=str)
         await self._exchange(life, asked=asked, reports=reports)
         if reports:
@@ -286,13 +317,19 @@ class Conversation:
         if not spoken:
             return False
         self._resend |= {part.lane for part in spoken}
-        await self._take_in(life, spoken, await self._call(life, spoken))
+        for parts in _calls_of(spoken):
+            await self._deliver(life, parts)
         return True
 
     async def _freeze(self, life: Life, lane: int, asked: list[str]) -> Spoken | None:
-        if (life.epoch, lane) in self._resting:
+        now_ms = self._clock.monotonic_ms()
+        if not self.lanes.is_offered((life.epoch, lane), now_ms):
+            paused_for_ms = self.lanes.paused_for_ms((life.epoch, lane), now_ms)
             for quota in asked:
-                self._leasing.cannot_ask(quota)
+                if paused_for_ms:
+                    self._leasing.postpone(quota, paused_for_ms)
+                else:
+                    self._leasing.cannot_ask(quota)
             return None
         dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
         is_look = self._is_region_look(lane)
@@ -324,6 +361,54 @@ class Conversation:
             self._resend.discard(lane)
         return waits
 
+    async def _deliver(self, life: Life, parts: list[Spoken]) -> None:
+        """Deliver one call. What it is refused for is set aside, and the rest goes on."""
+        doubts_itself = (self._failures + 1) % TRY_PARTS_EVERY == SUSPICIOUS_FAILURES
+        try:
+            culprits = await self._deliver_or_halve(life, parts, doubts_itself=doubts_itself)
+        except CoordinatorFailed:
+            self._failures += 1
+            raise
+        if len(culprits) == len(parts) and isinstance(culprits[0][1], CoordinatorFailed):
+            self._failures += 1
+            raise culprits[0][1]  # all of them fail alike: it is an outage, and none of them is the cause
+        for part, error in culprits:
+            if isinstance(error, CoordinatorFailed):
+                self._pause_lane(life, part, PAUSE_AFTER_FAILURE_MS, str(error))
+            else:
+                self._refused(life, part, ExchangeOutcome.REFUSED, reason=str(error))
+        self._failures = 0
+
+    async def _deliver_or_halve(self, life: Life, parts: list[Spoken], *, doubts_itself: bool) -> list[Culprit]:
+        """Halve a call that is refused as a whole, until a lane stands alone, and then its wants.
+
+        Return the lanes whose batch is refused even alone. A want that is refused alone is set aside. With
+        `doubts_itself` an answer of 500 counts as a refusal: the coordinator may have a fault with this call only.
+        """
+        halve = partial(self._deliver_or_halve, life, doubts_itself=doubts_itself)
+        try:
+            response = await self._call(life, parts)
+        except (CoordinatorRefused, CoordinatorFailed) as error:
+            if not (error.is_about_content if isinstance(error, CoordinatorRefused) else doubts_itself):
+                raise
+            if len(parts) > 1:
+                middle = len(parts) // 2
+                return await halve(parts[:middle]) + await halve(parts[middle:])
+            [part] = parts
+            if not part.asked:
+                return [(part, error)]
+            culprits = await halve([part.with_first_half_of_wants()])
+            if len(part.asked) == 1 and not culprits:
+                self._set_want_aside(part.asked[0], str(error))
+            return culprits
+        await self._take_in(life, parts, response)
+        return []
+
+    def _set_want_aside(self, quota: str, reason: str) -> None:
+        self._metrics.refusals.items.labels("want").inc()
+        log.error("the coordinator refused a want; it is set aside", quota=quota, reason=reason)
+        self._leasing.refuse(quota, reason)
+
     async def _call(self, life: Life, spoken: list[Spoken]) -> ExchangeResponse:
         exchanges = [
             Exchange(
@@ -350,11 +435,8 @@ class Conversation:
     # --- the reply ---------------------------------------------------------------------------------------------------
 
     async def _take_in(self, life: Life, spoken: list[Spoken], response: ExchangeResponse) -> None:
-        replies = {reply.lane: reply for reply in response.replies}
-        for part in spoken:
-            reply = replies.get(part.lane)
-            if reply is not None:
-                await self._settle(life, part, reply)
+        for part, reply in zip(spoken, response.replies, strict=False):  # in the order of the request
+            await self._settle(life, part, reply)
         self.heard_of(response.versions)
         self._drains = self._leasing.contact.is_draining = response.drain
         self._region_look_at_ms = self._clock.monotonic_ms() + DRAINED_LOOK_MS if response.drain else None
@@ -376,6 +458,8 @@ class Conversation:
             for lease in reply.leases:
                 if lease.recall_keep is not None and not lease.starts_in_ms:
                     await self.answer_recall(life, lease.quota, lease.recall_keep, lease.period)
+        elif reply.outcome is ExchangeOutcome.REFUSED:
+            self._refused_by_itself(life, part, reply.fault)
         elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
             # Said by or to a life that is over. What was not booked stays in the store, and is said again.
             self._life.refuted(life)
@@ -394,16 +478,29 @@ class Conversation:
 
     def _tell(self, asked: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
         self._leasing.answered(asked, reply, gained)
+        for each in reply.refused:
+            if each.refusal is GrantRefusal.INVALID:
+                self._set_want_aside(each.quota, each.reason or each.refusal.value)
 
-    def _refused(self, life: Life, part: Spoken, outcome: ExchangeOutcome, expected_seq: int | None = None) -> None:
+    def _refused(
+        self,
+        life: Life,
+        part: Spoken,
+        outcome: ExchangeOutcome,
+        expected_seq: int | None = None,
+        reason: str = "",
+    ) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
         if outcome in EVIDENCE_OF_LOSS and life == self._life.current:
             self._metrics.epochs.lost.inc()
             self._life.lost(life)
             consequence = "the epoch is over"
         else:
-            self._stop_lane(life.epoch, part.lane, outcome)
+            lane, now_ms = (life.epoch, part.lane), self._clock.monotonic_ms()
+            self.lanes.stop(lane, part.frozen.seq, outcome, reason, now_ms)
             consequence = "a lane has stopped"
+        if outcome is ExchangeOutcome.REFUSED:
+            self._metrics.refusals.items.labels("lane").inc()
         log.error(
             consequence,
             epoch=life.epoch,
@@ -411,14 +508,41 @@ class Conversation:
             seq=part.frozen.seq,
             outcome=outcome.value,
             expected_seq=expected_seq,
+            reason=reason,
         )
 
-    def _stop_lane(self, epoch: int, lane: int, outcome: ExchangeOutcome) -> None:
-        self._resting.add((epoch, lane))
-        self.stopped_lanes[epoch, lane] = outcome
+    def _refused_by_itself(self, life: Life, part: Spoken, fault: ExchangeFault | None) -> None:
+        reason = "" if fault is None else f"{fault.field}: {fault.reason}" if fault.field else fault.reason
+        if fault is not None and fault.again_in_ms is not None:
+            self._pause_lane(life, part, fault.again_in_ms, reason)
+        else:
+            self._refused(life, part, ExchangeOutcome.REFUSED, reason=reason or "no reason was given")
+
+    def _pause_lane(self, life: Life, part: Spoken, for_ms: int, reason: str) -> None:
+        """Something else stood in the way, or may have: the same bytes are sent again after a while."""
+        self.lanes.pause((life.epoch, part.lane), self._clock.monotonic_ms(), for_ms)
+        for quota in part.asked:
+            self._leasing.postpone(quota, for_ms)
+        log.warning("a lane pauses", epoch=life.epoch, lane=part.lane, seq=part.frozen.seq, ms=for_ms, reason=reason)
 
     def _goes_on(self, life: Life, lane: int) -> None:
-        self.stopped_lanes.pop((life.epoch, lane), None)
+        if self.lanes.goes_on((life.epoch, lane)):
+            log.info("a stopped lane goes on", epoch=life.epoch, lane=lane)
+            self._leasing.hint(None)
+
+
+def _calls_of(spoken: Sequence[Spoken]) -> list[list[Spoken]]:
+    """Lanes that travel together: as many as one call may be long."""
+    calls: list[list[Spoken]] = []
+    room = 0
+    for part in spoken:
+        size = len(part.frozen.bytes)
+        if not calls or size > room:
+            calls.append([])
+            room = MOST_CALL_BYTES
+        calls[-1].append(part)
+        room -= size
+    return calls
 
 
 def _is_over(reply: ExchangeReply) -> bool:

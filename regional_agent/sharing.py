@@ -13,10 +13,20 @@ from dataclasses import dataclass, field
 import structlog
 
 from protocol.clock import Clock
-from protocol.messages import MAX_RATES, RateShare, SharesRequest, SlotShare
-from protocol.outcomes import DenialReason
+from protocol.messages import (
+    MAX_RATES,
+    RateReport,
+    RateShare,
+    SharesRequest,
+    SharesResponse,
+    SlotReport,
+    SlotShare,
+    WantRefused,
+)
+from protocol.outcomes import DenialReason, GrantRefusal
 from protocol.policy import Rate
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.domain.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.domain.sharing import (
     LOOK_EVERY_MS,
     URGENT_AFTER_MS,
@@ -66,6 +76,7 @@ class Key:
     demand: RateDemand
     in_vain: InVain = field(default_factory=InVain)  # of slots
     due_ms: int | None = None  # when it is spoken of next; None: it need not be
+    refused_until_ms: int = 0  # before that it is not spoken of
     told_ms: int = 0
     told_micro: int = 0  # what was wanted then, in the whole region
     told_here_micro: int = 0  # likewise, of this agent
@@ -116,6 +127,7 @@ class Sharing:
         self._clock = clock
         self._keys: dict[str, Key] = {}
         self._wake = asyncio.Event()
+        self.set_aside = SetAside()  # keys that the coordinator refused as they are
         self.policies: Policies | None = None
         self.heard = 0  # how often a share was more than before: what a smaller one denied is open again
 
@@ -185,9 +197,12 @@ class Sharing:
             quiet = next((key.quota for key in self._keys.values() if key.due_ms is None), next(iter(self._keys)))
             del self._keys[quiet]
         key = self._keys[quota] = Key(quota, shared, RateDemand(now_ms))
+        key.refused_until_ms = self.set_aside.until_ms(quota)
         return key
 
     def _speak_of(self, key: Key, due_ms: int) -> None:
+        if due_ms < key.refused_until_ms:
+            return
         key.due_ms = due_ms if key.due_ms is None else min(due_ms, key.due_ms)
         self._wake.set()
 
@@ -241,7 +256,7 @@ class Sharing:
 
     async def _exchange(self, life: Life, due: dict[str, Key], now_ms: int) -> None:
         rates, slots = await self._report(life, due, now_ms)
-        response = await self._coordinator.shares(SharesRequest(rates=rates.reports, slots=slots.reports))
+        response = await self._ask(rates.reports, slots.reports)
         shared_and_rates = [(due[share.quota].shared, share) for share in response.rates if share.quota in due]
         of_rates = [(safe, share) for safe, share in shared_and_rates if isinstance(safe, Rate)]
         of_slots = [share for share in response.slots if share.quota in due]
@@ -256,8 +271,34 @@ class Sharing:
         self._hear(due, [*(share for _, share in of_rates), *of_slots], now_ms)
         for refused in response.refused:
             if refused.quota in due:
-                due[refused.quota].due_ms = None
-                due[refused.quota].told_ms = now_ms + REFUSED_MS
+                self._refused(due[refused.quota], refused, now_ms)
+
+    async def _ask(self, rates: Sequence[RateReport], slots: Sequence[SlotReport]) -> SharesResponse:
+        """Halve a message that is refused as a whole, until what it is refused for stands alone."""
+        try:
+            return await self._coordinator.shares(SharesRequest(rates=list(rates), slots=list(slots)))
+        except CoordinatorRefused as error:
+            if not error.is_about_content:
+                raise
+            if len(rates) + len(slots) == 1:
+                quota = rates[0].quota if rates else slots[0].quota
+                return SharesResponse(rates=[], refused=[_invalid(quota, str(error))])
+            first = await self._ask(rates[: len(rates) // 2], slots[: (len(slots) + 1) // 2])
+            second = await self._ask(rates[len(rates) // 2 :], slots[(len(slots) + 1) // 2 :])
+            return SharesResponse(
+                rates=first.rates + second.rates,
+                slots=first.slots + second.slots,
+                refused=first.refused + second.refused,
+            )
+
+    def _refused(self, key: Key, refused: WantRefused, now_ms: int) -> None:
+        """It has its safe part, and is not spoken of for a while."""
+        key.due_ms, key.refused_until_ms = None, now_ms + REFUSED_MS
+        if refused.refusal is GrantRefusal.INVALID:
+            key.refused_until_ms = now_ms + SET_ASIDE_MS
+            self.set_aside.add(key.quota, refused.reason or refused.refusal.value, now_ms)
+            self._metrics.refusals.items.labels("share").inc()
+            log.error("the coordinator refused a share; it is set aside", quota=key.quota, reason=refused.reason)
 
     async def _report(self, life: Life, due: dict[str, Key], now_ms: int) -> tuple[RatesReported, SlotsReported]:
         """As the store has them: each in one moment."""
@@ -284,6 +325,10 @@ class Sharing:
             key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms
             if isinstance(share, RateShare) and is_to_confirm(key.had_micro, micro, share.contended):
                 key.due_ms = sent_ms + URGENT_AFTER_MS
+
+
+def _invalid(quota: str, reason: str) -> WantRefused:
+    return WantRefused(quota=quota, refusal=GrantRefusal.INVALID, reason=reason)
 
 
 def _safe(charge: RateCharge) -> Rate:

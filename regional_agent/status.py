@@ -18,6 +18,7 @@ from regional_agent.store.scripts import Life, SlotCharge
 MOST_LEASES = 1000
 MOST_HOT_KEYS = 20
 STORE_S = 0.5  # for all that is read from the store: the rest is answered whether it hangs or not
+MOST_REFUSALS = 20  # that are told in full
 
 
 class LeaseStatus(Struct, frozen=True, kw_only=True):
@@ -135,7 +136,7 @@ async def status_of(region: Region, health: Health) -> Status:
         stopped_lanes=_stopped_lanes(region),
         status=health.status,
         reasons=health.reasons,
-        faults=[reason.text for reason in health.reasons],
+        faults=[*(reason.text for reason in health.reasons), *_refusals(region)],
         incomplete=stored.incomplete,
         leases=stored.leases,
         more_leases=stored.more_leases,
@@ -179,6 +180,13 @@ async def _stored(region: Region) -> _Stored:
         slots=[each for each in slots if each.in_use],
         more_slots=max(0, len(slotted) - MOST_LEASES),
     )
+
+
+def _refusals(region: Region) -> list[str]:
+    """They concern single lanes and keys: the agent is ready all the same."""
+    found = [refusal for cell in region.cells for refusal in cell.refusals()]
+    more = [f"{len(found) - MOST_REFUSALS} more refusals"] if len(found) > MOST_REFUSALS else []
+    return found[:MOST_REFUSALS] + more
 
 
 def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:

@@ -90,12 +90,16 @@ class Weather:
         self.swallows_replies_to: set[str] = set()
         self.swallowed = 0
         self.before_replies_to: dict[str, Callable[[], Awaitable[None]]] = {}
+        # What is answered in place of the coordinator to a path and a body: a status and a body; or None.
+        self.answers_for_it: Callable[[str, bytes], tuple[int, bytes] | None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif self.swallows_requests:
             await _answer_nothing_of_use(send)
+        elif self.answers_for_it is not None and scope["method"] == "POST":
+            await self._answer_or_pass_on(self.answers_for_it, scope, receive, send)
         elif hook := self._hook(scope["path"]):
             await self._app(scope, receive, _after(hook, send))
         elif any(scope["path"].endswith(end) for end in self.swallows_replies_to):
@@ -104,6 +108,25 @@ class Weather:
             await _answer_nothing_of_use(send)
         else:
             await self._app(scope, receive, send)
+
+    async def _answer_or_pass_on(
+        self, answer_of: Callable[[str, bytes], tuple[int, bytes] | None], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        answer = answer_of(scope["path"], body)
+        if answer is not None:
+            await send({"type": "http.response.start", "status": answer[0], "headers": []})
+            await send({"type": "http.response.body", "body": answer[1]})
+            return
+        parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return parts.pop() if parts else await receive()
+
+        await self._app(scope, again, send)
 
     def _hook(self, path: str) -> Callable[[], Awaitable[None]] | None:
         """Each happens once."""

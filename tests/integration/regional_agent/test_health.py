@@ -131,15 +131,15 @@ async def test_a_drained_region_is_not_ready_and_is_again_once_it_is_restored(wo
 
 
 async def test_one_stopped_lane_only_weakens_the_agent(world: World) -> None:
-    agent = await world.agent()
-    life = agent.region.life.current
+    agent = await world.agent(report_interval_ms=60_000)
+    life, lanes = agent.region.life.current, agent.region.conversation.lanes
     assert life is not None
-    agent.region.conversation.stopped_lanes[life.epoch, 0] = ExchangeOutcome.GAP
+    lanes.stop((life.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=0)
     assert await readiness(agent) == (200, "degraded", ["lanes_stopped"])
     for lane in range(life.lanes):
-        agent.region.conversation.stopped_lanes[life.epoch, lane] = ExchangeOutcome.GAP
+        lanes.stop((life.epoch, lane), 1, ExchangeOutcome.GAP, "", now_ms=0)
     assert await readiness(agent) == (503, "not_ready", ["lanes_stopped"])
-    agent.region.conversation.stopped_lanes.clear()
+    lanes.stopped.clear()
 
 
 async def test_an_agent_without_an_epoch_is_not_ready(world: World) -> None:

@@ -1,0 +1,218 @@
+"""A refusal has the size of its cause: one want, one lane or one share is set aside, and everything else goes on."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from protocol.identifiers import lane_of
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.lanes import FIRST_PAUSE_MS
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+from tests.integration.regional_agent.test_conversation import eventually, spent_and_booked
+
+pytestmark = pytest.mark.anyio
+
+LANES = 4
+MALFORMED = b'{"title": "Invalid request"}'
+
+
+def tenants_of_lane(lane: int, count: int, prefix: str = "tenant") -> list[str]:
+    names = (f"{prefix}-{number}" for number in range(1_000))
+    return [name for name in names if lane_of(f"exports:tenant={name}", LANES) == lane][:count]
+
+
+def refusing(is_refused: Callable[[dict[str, Any]], bool], status: int = 422) -> Callable[[str, bytes], Any]:
+    """A coordinator that refuses a whole call if one of its exchanges is of that kind."""
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        if not path.endswith("/exchanges"):
+            return None
+        is_hit = any(is_refused(exchange) for exchange in json.loads(body)["exchanges"])
+        return (status, MALFORMED) if is_hit else None
+
+    return answer
+
+
+def wants(tenant: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda exchange: any(want["quota"].endswith(f"={tenant}") for want in exchange["live"]["wants"])
+
+
+async def check(agent: Agent, tenant: str) -> int:
+    return (await agent.check(EXPORT | {"tenant": tenant})).status_code
+
+
+async def faults(agent: Agent) -> list[str]:
+    found: list[str] = (await agent.http.get("/v1/status")).json()["faults"]
+    return found
+
+
+@pytest.mark.parametrize("status", [413, 422, 500])
+async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World, status: int) -> None:
+    agent = await world.agent()
+    world.weather.answers_for_it = refusing(wants("culprit"), status)
+    others = [name for lane in range(LANES) for name in tenants_of_lane(lane, 3)]
+    asking = asyncio.create_task(check(agent, "culprit"))
+    assert set(await asyncio.gather(*(check(agent, name) for name in others))) == {200}
+    assert await asking == 429
+    await eventually(world.usage, len(others))
+    assert await check(agent, "culprit") == 429
+    [fault] = await faults(agent)
+    assert "exports:tenant=culprit" in fault
+    assert (await agent.http.get("/readyz")).status_code == 200, "it concerns one key"
+    text = (await agent.http.get("/metrics")).text
+    assert 'leasehold_refused_items_total{kind="want"} 1.0' in text
+    assert "leasehold_set_aside_items 1.0" in text
+
+
+async def test_what_is_set_aside_is_not_offered_again(world: World) -> None:
+    agent = await world.agent()
+    offered: list[bytes] = []
+    refuse = refusing(wants("culprit"))
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        if b"culprit" in body:
+            offered.append(body)
+        answered: tuple[int, bytes] | None = refuse(path, body)
+        return answered
+
+    world.weather.answers_for_it = answer
+    assert await check(agent, "culprit") == 429
+    offers = len(offered)
+    agent.region.leasing.hint(None)
+    for number in range(5):
+        assert await check(agent, "culprit") == 429
+        assert await check(agent, f"other-{number}") == 200
+    assert len(offered) == offers
+
+
+async def test_a_want_that_is_refused_by_itself_is_set_aside(world: World) -> None:
+    agent = await world.agent()
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        if not path.endswith("/exchanges") or b"culprit" not in body:
+            return None
+        exchanges = json.loads(body)["exchanges"]
+        replies = []
+        for exchange in exchanges:
+            frozen = json.loads(exchange["frozen"])
+            refused = [
+                {"quota": want["quota"], "refusal": "invalid", "reason": "quota: too long"}
+                for want in exchange["live"]["wants"]
+            ]
+            replies.append({"outcome": "stale", "lane": frozen["lane"], "seq": frozen["seq"]} | {"refused": refused})
+            replies[-1]["outcome"] = "replayed"
+        return 200, json.dumps({"replies": replies, "versions": {"policies": 0, "blocks": 0}}).encode()
+
+    world.weather.answers_for_it = answer
+    assert await check(agent, "culprit") == 429
+    assert any("quota: too long" in fault for fault in await faults(agent))
+
+
+@pytest.mark.parametrize("status", [422, 500])
+async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World, status: int) -> None:
+    agent = await world.agent()
+    life, lane = await spent_and_booked(agent, world)
+    others = tenants_of_lane((lane + 1) % LANES, 3)
+    agent.region.conversation._interval_ms = 60_000
+    assert (await agent.check(cost=2)).status_code == 200
+
+    def is_of_the_lane(exchange: dict[str, Any]) -> bool:
+        frozen = json.loads(exchange["frozen"])
+        return bool(frozen["lane"] == lane and frozen["leases"])
+
+    world.weather.answers_for_it = refusing(is_of_the_lane, status)
+    agent.region.conversation.report_now()
+    for name in others:
+        assert await check(agent, name) == 200
+    agent.region.conversation._interval_ms = 20
+    agent.region.conversation.report_now()
+    await eventually(world.usage, 5 + len(others))
+    lanes = agent.region.conversation.lanes
+    if status == 500:
+        assert lanes.paused_for_ms((life.epoch, lane), agent.region._clock.monotonic_ms()) > 0
+        lanes._paused_until_ms.clear()
+    else:
+        assert agent.region.conversation.stopped_lanes == {(life.epoch, lane): ExchangeOutcome.REFUSED}
+        assert any(f"lane {lane} of epoch {life.epoch} is refused: 422" in fault for fault in await faults(agent))
+        assert 'leasehold_refused_items_total{kind="lane"} 1.0' in (await agent.http.get("/metrics")).text
+        lanes.stopped[life.epoch, lane].offer_at_ms -= FIRST_PAUSE_MS
+        agent.region.conversation.offer_again_ms = 10
+    world.weather.answers_for_it = None
+    await eventually(world.usage, 7 + len(others))
+    await until(lambda: agent.region.conversation.stopped_lanes == {})
+
+
+async def test_an_exchange_that_is_refused_for_a_moment_is_sent_again_and_the_others_are_booked(world: World) -> None:
+    agent = await world.agent()
+    _, lane = await spent_and_booked(agent, world)
+    refusals: list[int] = []
+    fault = {"field": "", "rule": "contention", "reason": "another transaction holds a lock", "again_in_ms": 100}
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        if not path.endswith("/exchanges") or len(refusals) >= 3:
+            return None
+        replies = []
+        for exchange in json.loads(body)["exchanges"]:
+            frozen = json.loads(exchange["frozen"])
+            if frozen["lane"] != lane:
+                return None
+            replies.append({"outcome": "refused", "lane": lane, "seq": frozen["seq"], "fault": fault})
+        refusals.append(lane)
+        return 200, json.dumps({"replies": replies, "versions": {"policies": 0, "blocks": 0}}).encode()
+
+    world.weather.answers_for_it = answer
+    assert (await agent.check(cost=2)).status_code == 200
+    await eventually(world.usage, 7)
+    assert len(refusals) == 3
+    assert agent.region.conversation.stopped_lanes == {}
+
+
+async def test_an_agent_that_did_not_offer_the_batch_knows_that_its_lane_goes_on(world: World) -> None:
+    """Lane state is the region's: another agent's offer was accepted, so nothing has stopped any more."""
+    agents = [await world.agent(name=f"agent-{number}") for number in range(2)]
+    life, lane = await spent_and_booked(agents[0], world)
+    world.weather.answers_for_it = refusing(lambda exchange: bool(json.loads(exchange["frozen"])["leases"]))
+    assert (await agents[0].check(cost=2)).status_code == 200
+    for agent in agents:
+        agent.region.conversation._resend = set(range(LANES))
+        agent.region.conversation.report_now()
+    await until(lambda: all(agent.region.conversation.stopped_lanes for agent in agents))
+    world.weather.answers_for_it = None
+    offering, other = agents
+    offering.region.conversation.lanes.stopped[life.epoch, lane].offer_at_ms = 0
+    offering.region.conversation.offer_again_ms = 10
+    await eventually(world.usage, 7)
+    await until(lambda: other.region.conversation.stopped_lanes == {})
+    assert (await other.http.get("/readyz")).status_code == 200
+    assert (await other.check(cost=1)).status_code == 200
+
+
+async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_are_heard(world: World) -> None:
+    document: dict[str, list[dict[str, Any]]] = {
+        "quotas": [{"name": "pages", "kind": "rate", "limit": "90/second, burst 90", "sharing": "adaptive"}],
+        "policies": [{"name": "page", "match": {"route": "/pages"}, "by": ["tenant"], "quota": "pages"}],
+    }
+    await world.try_out(document)
+    agent = await world.agent()
+
+    def answer(path: str, body: bytes) -> tuple[int, bytes] | None:
+        return (422, MALFORMED) if path.endswith("/shares") and b"culprit" in body else None
+
+    world.weather.answers_for_it = answer
+    sharing = agent.region.sharing
+
+    async def ask() -> None:
+        for tenant in ("culprit", "one", "two"):
+            await agent.check({"tenant": tenant, "route": "/pages"}, cost=20)
+
+    async def is_heard() -> bool:
+        await ask()
+        heard = {name for name, key in sharing._keys.items() if key.expires_ms}
+        return heard == {"pages:tenant=one", "pages:tenant=two"}
+
+    await eventually(is_heard, True)
+    assert any("pages:tenant=culprit" in fault for fault in await faults(agent))
+    assert 'leasehold_refused_items_total{kind="share"} 1.0' in (await agent.http.get("/metrics")).text
