@@ -5,7 +5,8 @@ what the caller gets. `leasehold/client.py` walks through it, once for threads a
 clients cannot differ.
 
 **When the agent cannot be asked** `on_failure` answers: `closed` denies, `open` allows, `raise` leaves it to the
-caller. After some failures in a row nobody is asked for a while; then one call tries, and the others go on without it.
+caller. After it was silent for some calls in a row it is not called for a while; then one call tries, and the others go
+on without it. An agent that answers that it cannot decide, or that takes its time, is not silent.
 
 **A call that was cut off** may have been charged. With an `operation_id` it is sent once more, for the same operation
 is charged once. Without one it is never repeated: the failure mode answers.
@@ -57,6 +58,10 @@ Talk = Generator[Call | Pause, Any, T]  # sent into it: the Response to a Call
 
 class AgentUnavailable(Exception):
     """The agent could not be asked, or could not answer."""
+
+
+class AgentSilent(AgentUnavailable):
+    """The agent could not be reached, or gave no sign of life. Only this counts for the client's circuit breaker."""
 
 
 def go_on(talk: Talk[T], came: "Response | AgentUnavailable | None") -> Call | Pause:
@@ -111,7 +116,9 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Breaker:
-    """The agent's own breaker, for threads. Open after `failures` in a row, for `pause_s`; then one call may try."""
+    """A circuit breaker for threads. It opens after `failures` calls in a row that met an agent without a sign of life,
+    for `pause_s`; then one call may try.
+    """
 
     def __init__(self, failures: int = 5, pause_s: float = 1.0) -> None:
         self._breaker = breakers.Breaker(failures, pause_s * 1000)
@@ -216,15 +223,15 @@ class Asking:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any], repeatable: bool) -> Talk[Response]:
         if not self._breaker.may_call(self._now_s()):
-            raise AgentUnavailable("the agent failed several times in a row, and is left alone for a moment")
+            raise AgentUnavailable("the circuit breaker is open: the agent was silent several times in a row")
         try:
             response: Response = yield Call(method, path, msgspec.json.encode(body), repeatable)
-            if response.status >= 500 and "allowed" not in _problem(response):
-                raise AgentUnavailable(f"the agent answered {response.status}: {_problem(response).get('detail')}")
-        except AgentUnavailable:
+        except AgentSilent:
             self._breaker.failed(self._now_s())
             raise
         self._breaker.succeeded()
+        if response.status >= 500 and "allowed" not in _problem(response):
+            raise AgentUnavailable(f"the agent answered {response.status}: {_problem(response).get('detail')}")
         return response
 
     def _without_agent(self, error: AgentUnavailable) -> Decision:

@@ -40,11 +40,12 @@ from leasehold.asking import (
     go_on,
 )
 from leasehold.holding import AsyncGuarding, Guarding
-from leasehold.wire import AsyncConnections, Connections, address_of
+from leasehold.wire import AsyncConnections, Connections, Patience, address_of
 
 __all__ = ["AgentUnavailable", "AsyncClient", "Breaker", "Client", "Decision", "Denied", "Held", "Refused"]
 
 DEFAULT_URL = "http://127.0.0.1:8411"
+LONGEST_WAIT_MS = 60_000  # for an answer, while the agent gives signs of life
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -70,7 +71,11 @@ def _awaited(talk: Callable[Concatenate[Asking, P], Talk[T]]) -> "Callable[Conca
 
 
 class Client(Guarding):
-    """For threads. Any number of them may share one."""
+    """For threads. Any number of them may share one.
+
+    An agent that gives no sign of life for `timeout_ms` is unavailable. While it is alive a call waits for its answer,
+    as a policy's `wait` asks for, up to `longest_wait_ms`.
+    """
 
     def __init__(
         self,
@@ -78,12 +83,14 @@ class Client(Guarding):
         *,
         token: str | None = None,
         timeout_ms: int = 1000,
+        longest_wait_ms: int = LONGEST_WAIT_MS,
         connections: int = 32,
         on_failure: OnFailure = "closed",
         breaker: Breaker | None = None,
     ) -> None:
         self._asking = Asking(on_failure, breaker or Breaker(), time.monotonic)
-        self._connections = Connections(address_of(url), token, timeout_ms / 1000, connections)
+        patience = Patience(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
+        self._connections = Connections(address_of(url), token, patience, connections)
 
     check = _walked(Asking.check)
     check_batch = _walked(Asking.check_batch)
@@ -132,12 +139,14 @@ class AsyncClient(AsyncGuarding):
         *,
         token: str | None = None,
         timeout_ms: int = 1000,
+        longest_wait_ms: int = LONGEST_WAIT_MS,
         connections: int = 32,
         on_failure: OnFailure = "closed",
         breaker: Breaker | None = None,
     ) -> None:
         self._asking = Asking(on_failure, breaker or Breaker(), time.monotonic)
-        self._connections = AsyncConnections(address_of(url), token, timeout_ms / 1000, connections)
+        patience = Patience(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
+        self._connections = AsyncConnections(address_of(url), token, patience, connections)
 
     check = _awaited(Asking.check)
     check_batch = _awaited(Asking.check_batch)

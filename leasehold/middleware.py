@@ -5,6 +5,10 @@
 `ask` is `Engine.check` (in process) or `AsyncClient.check` (an agent beside the service): the answers are the same. A
 denial is the agent's own: 429, or 503 where a policy fails closed, with the problem document, `Retry-After` and the
 RateLimit headers. A request that is admitted gets the RateLimit headers on its way out.
+
+A WebSocket is asked about when it is opened, as the GET request that it is. If it is denied the handshake is answered
+with the same problem document where the server can do that (the ASGI extension `websocket.http.response`), else it is
+closed before it is accepted, which servers answer with 403.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +32,7 @@ class Ask(Protocol):
 
 def by_route_and_address(scope: Scope) -> Subject:
     """What every request tells of itself. A service knows its tenants; it says so in a function of its own."""
-    subject = {"route": scope["path"], "method": scope["method"]}
+    subject = {"route": scope["path"], "method": scope.get("method", "GET")}  # a WebSocket's handshake is a GET
     return subject | {"ip": scope["client"][0]} if scope.get("client") else subject
 
 
@@ -39,7 +43,7 @@ class Limited:
         self._subject = subject
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        subject = self._subject(scope) if scope["type"] == "http" else None
+        subject = self._subject(scope) if scope["type"] in ("http", "websocket") else None
         if subject is None:  # nobody is asked about it
             await self._app(scope, receive, send)
             return
@@ -48,38 +52,47 @@ class Limited:
         except Refused as refused:
             if refused.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # the question is wrong: the service's own fault
                 raise
-            await _refuse(refused, scope, send)
+            await _refuse(refused, scope, receive, send)
             return
         if decision.allowed:
             await self._app(scope, receive, _passing_on(decision, send))
         else:
-            await _deny(decision, scope, send)
+            await _deny(decision, scope, receive, send)
 
 
 def _passing_on(decision: Decision, send: Send) -> Send:
     async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in ("http.response.start", "websocket.accept"):
             message = {**message, "headers": [*message.get("headers", ()), *_raw(decision.headers)]}
         await send(message)
 
     return sending
 
 
-async def _refuse(refused: Refused, scope: Scope, send: Send) -> None:
-    """Nobody could decide, such as an engine that was started a moment ago and has not heard of its policies."""
+async def _refuse(refused: Refused, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer that no decision could be made, as by an engine that has just started and has no policies yet."""
     document = {**refused.problem, "instance": scope["path"], "request_id": request_id_of(scope)}
-    await _answer(send, refused.status, msgspec.json.encode(document), {"retry-after": "1"})
+    await _answer(scope, receive, send, refused.status, msgspec.json.encode(document), {"retry-after": "1"})
 
 
-async def _deny(decision: Decision, scope: Scope, send: Send) -> None:
+async def _deny(decision: Decision, scope: Scope, receive: Receive, send: Send) -> None:
     denial = denial_of(decision, scope["path"], request_id_of(scope))
-    await _answer(send, denial.status, msgspec.json.encode(denial), decision.headers)
+    await _answer(scope, receive, send, denial.status, msgspec.json.encode(denial), decision.headers)
 
 
-async def _answer(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _answer(
+    scope: Scope, receive: Receive, send: Send, status: int, body: bytes, headers: Mapping[str, str]
+) -> None:
+    kind = "http.response"
+    if scope["type"] == "websocket":
+        await receive()  # the client's wish to connect, which has to be taken before it can be answered
+        if "websocket.http.response" not in (scope.get("extensions") or {}):
+            await send({"type": "websocket.close", "code": 1013})  # try again later
+            return
+        kind = "websocket.http.response"
     own = {"content-type": MEDIA_TYPE, "content-length": str(len(body))}
-    await send({"type": "http.response.start", "status": status, "headers": _raw({**headers, **own})})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": f"{kind}.start", "status": status, "headers": _raw({**headers, **own})})
+    await send({"type": f"{kind}.body", "body": body})
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

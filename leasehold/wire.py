@@ -4,6 +4,10 @@ A call costs tens of microseconds, where a general HTTP client takes hundreds: i
 service. What a connection may do is little on purpose: one request at a time, a body with a length, no redirects, no
 proxies, no cookies. Plain HTTP: the agent is on the same machine, or on the same private network.
 
+An agent may take its time: a policy's `wait` lets a request wait for units. So an answer that does not come within the
+time-out is no failure yet: a second connection asks `/healthz`, and while the agent answers that, or anything else, the
+call goes on waiting, up to `longest_wait_s`.
+
 A connection that the agent closed while it was idle is noticed before it is used where that is possible; else the call
 is sent again on a fresh one only if it may be (`Call.repeatable`).
 """
@@ -19,11 +23,19 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from leasehold.asking import AgentUnavailable, Call, Response
+from leasehold.asking import AgentSilent, AgentUnavailable, Call, Response
 
 IDLE_S = 60.0  # the agent keeps connections for 75
 MAX_BODY_BYTES = 16 * 1024 * 1024
 _CHUNK = 65_536
+_SIGN_OF_LIFE = Call("GET", "/healthz", b"", repeatable=True)
+
+
+class Patience(NamedTuple):
+    """How long an agent may be silent, and how long an answer may take while it is not."""
+
+    silence_s: float
+    longest_wait_s: float
 
 
 class Address(NamedTuple):
@@ -67,7 +79,7 @@ class Reading:
 
     def feed(self, data: bytes) -> None:
         if not data:
-            raise AgentUnavailable("the agent closed the connection before it had answered")
+            raise AgentSilent("the agent closed the connection before it had answered")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -107,31 +119,32 @@ class Idle(NamedTuple):
 class Connections:
     """Any number of threads may call at once; `most` connections are open at the same time, and others wait."""
 
-    def __init__(self, address: Address, token: str | None, timeout_s: float, most: int) -> None:
+    def __init__(self, address: Address, token: str | None, patience: Patience, most: int) -> None:
         self._address = address
         self._token = token
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._places = threading.BoundedSemaphore(most)
         self._idle: list[Idle] = []
+        self._heard_at_s = float("-inf")
 
     def call(self, call: Call) -> Response:
-        deadline_s = time.monotonic() + self._timeout_s
-        if not self._places.acquire(timeout=self._timeout_s):
+        deadline_s = time.monotonic() + self._patience.longest_wait_s
+        if not self._places.acquire(timeout=self._patience.silence_s):
             raise AgentUnavailable("all connections to the agent were busy for the whole time")
         try:
             return self._call(call, deadline_s)
         except OSError as error:
-            raise _unavailable(error) from error
+            raise _silent(error) from error
         finally:
             self._places.release()
 
     def _call(self, call: Call, deadline_s: float) -> Response:
         try:
-            return self._exchange(self._take() or self._connect(deadline_s), call, deadline_s)
-        except (OSError, AgentUnavailable):
+            return self._exchange(self._take() or self._connect(), call, deadline_s)
+        except (OSError, AgentSilent):
             if not call.repeatable:
                 raise
-        return self._exchange(self._connect(deadline_s), call, deadline_s)
+        return self._exchange(self._connect(), call, deadline_s)
 
     def _take(self) -> socket.socket | None:
         while self._idle:
@@ -144,14 +157,14 @@ class Connections:
             idle.connection.close()
         return None
 
-    def _connect(self, deadline_s: float) -> socket.socket:
+    def _connect(self) -> socket.socket:
         if self._address.uds is None:
             address = (self._address.host, self._address.port)
-            connection = socket.create_connection(address, timeout=_left_s(deadline_s))
+            connection = socket.create_connection(address, timeout=self._patience.silence_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_left_s(deadline_s))
+        connection.settimeout(self._patience.silence_s)
         try:
             connection.connect(self._address.uds)
         except OSError:
@@ -162,34 +175,49 @@ class Connections:
     def _exchange(self, connection: socket.socket, call: Call, deadline_s: float) -> Response:
         reading = Reading()
         try:
-            connection.settimeout(_left_s(deadline_s))
+            connection.settimeout(self._patience.silence_s)
             connection.sendall(request_bytes(call, self._address.head, self._token))
             while not reading.is_complete:
-                connection.settimeout(_left_s(deadline_s))
-                reading.feed(connection.recv(_CHUNK))
+                reading.feed(self._receive(connection, deadline_s))
         except BaseException:
             connection.close()
             raise
+        self._heard_at_s = time.monotonic()
         if reading.keeps_alive:
-            self._idle.append(Idle(connection, time.monotonic()))
+            self._idle.append(Idle(connection, self._heard_at_s))
         else:
             connection.close()
         return reading.response()
+
+    def _receive(self, connection: socket.socket, deadline_s: float) -> bytes:
+        """Wait for bytes: as long as the agent gives signs of life, and no longer than the deadline."""
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            connection.settimeout(min(self._patience.silence_s, left_s))
+            try:
+                return connection.recv(_CHUNK)
+            except TimeoutError:
+                self._require_sign_of_life()
+        raise AgentUnavailable("the agent is alive, and did not answer in time")
+
+    def _require_sign_of_life(self) -> None:
+        if time.monotonic() - self._heard_at_s < self._patience.silence_s:
+            return
+        reading = Reading()
+        with self._connect() as connection:
+            connection.sendall(request_bytes(_SIGN_OF_LIFE, self._address.head, None))
+            while not reading.is_complete:
+                reading.feed(connection.recv(_CHUNK))
+        self._heard_at_s = time.monotonic()
 
     def close(self) -> None:
         while self._idle:
             self._idle.pop().connection.close()
 
 
-def _left_s(deadline_s: float) -> float:
-    left_s = deadline_s - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError("the agent did not answer in time")
-    return left_s
-
-
-def _unavailable(error: OSError) -> AgentUnavailable:
-    return AgentUnavailable(str(error) or type(error).__name__)
+def _silent(error: OSError) -> AgentSilent:
+    if isinstance(error, TimeoutError):
+        return AgentSilent("the agent did not answer in time")
+    return AgentSilent(str(error) or type(error).__name__)
 
 
 # --- for event loops --------------------------------------------------------------------------------------------------
@@ -208,26 +236,37 @@ class Stream(NamedTuple):
 class AsyncConnections:
     """The same for one event loop."""
 
-    def __init__(self, address: Address, token: str | None, timeout_s: float, most: int) -> None:
+    def __init__(self, address: Address, token: str | None, patience: Patience, most: int) -> None:
         self._address = address
         self._token = token
-        self._timeout_s = timeout_s
+        self._patience = patience
         self._places = asyncio.BoundedSemaphore(most)
         self._idle: list[Stream] = []
+        self._heard_at_s = float("-inf")
 
     async def call(self, call: Call) -> Response:
         try:
-            async with asyncio.timeout(self._timeout_s), self._places:
-                try:
-                    return await self._exchange(self._take() or await self._connect(), call)
-                except (OSError, AgentUnavailable):
-                    if not call.repeatable:
-                        raise
-                return await self._exchange(await self._connect(), call)
+            async with asyncio.timeout(self._patience.silence_s):
+                await self._places.acquire()
         except TimeoutError:
-            raise AgentUnavailable("the agent did not answer in time") from None
+            raise AgentUnavailable("all connections to the agent were busy for the whole time") from None
+        try:
+            async with asyncio.timeout(self._patience.longest_wait_s) as whole:
+                return await self._call(call)
         except OSError as error:
-            raise _unavailable(error) from error
+            if isinstance(error, TimeoutError) and whole.expired():
+                raise AgentUnavailable("the agent is alive, and did not answer in time") from None
+            raise _silent(error) from error
+        finally:
+            self._places.release()
+
+    async def _call(self, call: Call) -> Response:
+        try:
+            return await self._exchange(self._take() or await self._connect(), call)
+        except (OSError, AgentSilent):
+            if not call.repeatable:
+                raise
+        return await self._exchange(await self._connect(), call)
 
     def _take(self) -> Stream | None:
         while self._idle:
@@ -238,10 +277,11 @@ class AsyncConnections:
         return None
 
     async def _connect(self) -> Stream:
-        if self._address.uds is None:
-            reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
-        else:
-            reader, writer = await asyncio.open_unix_connection(self._address.uds)
+        async with asyncio.timeout(self._patience.silence_s):
+            if self._address.uds is None:
+                reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+            else:
+                reader, writer = await asyncio.open_unix_connection(self._address.uds)
         return Stream(reader, writer, time.monotonic())
 
     async def _exchange(self, stream: Stream, call: Call) -> Response:
@@ -249,15 +289,40 @@ class AsyncConnections:
         try:
             stream.writer.write(request_bytes(call, self._address.head, self._token))
             while not reading.is_complete:
-                reading.feed(await stream.reader.read(_CHUNK))
+                reading.feed(await self._receive(stream))
         except BaseException:
             stream.writer.close()
             raise
+        self._heard_at_s = time.monotonic()
         if reading.keeps_alive:
-            self._idle.append(stream._replace(since_s=time.monotonic()))
+            self._idle.append(stream._replace(since_s=self._heard_at_s))
         else:
             stream.writer.close()
         return reading.response()
+
+    async def _receive(self, stream: Stream) -> bytes:
+        """Wait for bytes as long as the agent gives signs of life."""
+        while True:
+            try:
+                async with asyncio.timeout(self._patience.silence_s) as silence:
+                    return await stream.reader.read(_CHUNK)
+            except TimeoutError:
+                if not silence.expired():
+                    raise
+            await self._require_sign_of_life()
+
+    async def _require_sign_of_life(self) -> None:
+        if time.monotonic() - self._heard_at_s < self._patience.silence_s:
+            return
+        stream, reading = await self._connect(), Reading()
+        try:
+            stream.writer.write(request_bytes(_SIGN_OF_LIFE, self._address.head, None))
+            async with asyncio.timeout(self._patience.silence_s):
+                while not reading.is_complete:
+                    reading.feed(await stream.reader.read(_CHUNK))
+        finally:
+            stream.writer.close()
+        self._heard_at_s = time.monotonic()
 
     async def close(self) -> None:
         while self._idle:

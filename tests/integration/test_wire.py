@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from leasehold.asking import AgentUnavailable, Call, Response
-from leasehold.wire import AsyncConnections, Connections, address_of
+from leasehold.wire import AsyncConnections, Connections, Patience, address_of
 
 ONCE = Call("POST", "/v1/check", b"{}", repeatable=False)
 AGAIN = ONCE._replace(repeatable=True)
@@ -79,11 +79,17 @@ def peer(script: list[Behaviour], path: Path | None = None, answers_from: int = 
 Caller = Callable[[list[Call]], list[Response | str]]
 
 
-def calls(url: str, kind: str, timeout_s: float = 5.0, between: Callable[[], object] = lambda: None) -> Caller:
+def calls(
+    url: str,
+    kind: str,
+    timeout_s: float = 5.0,
+    between: Callable[[], object] = lambda: None,
+    longest_wait_s: float = 30.0,
+) -> Caller:
     """A function that makes calls one after the other over one set of connections."""
 
     def blocking(wanted: list[Call]) -> list[Response | str]:
-        connections = Connections(address_of(url), "secret", timeout_s, 4)
+        connections = Connections(address_of(url), "secret", Patience(timeout_s, longest_wait_s), 4)
         answers: list[Response | str] = []
         for call in wanted:
             try:
@@ -95,7 +101,7 @@ def calls(url: str, kind: str, timeout_s: float = 5.0, between: Callable[[], obj
         return answers
 
     async def awaited(wanted: list[Call]) -> list[Response | str]:
-        connections = AsyncConnections(address_of(url), "secret", timeout_s, 4)
+        connections = AsyncConnections(address_of(url), "secret", Patience(timeout_s, longest_wait_s), 4)
         answers: list[Response | str] = []
         for call in wanted:
             try:
@@ -179,6 +185,24 @@ def test_a_peer_that_stalls_is_given_up_in_time(kind: str) -> None:
 
 
 @both
+def test_a_slow_answer_is_waited_for_while_the_agent_is_alive(kind: str) -> None:
+    """It comes when a second connection has asked whether anybody is there."""
+    with peer([[ANSWER], [LAST_ANSWER]], answers_from=2) as (playing, url):
+        [answer] = calls(url, kind, timeout_s=0.05)([ONCE])
+    assert isinstance(answer, Response)
+    assert playing.connections == 2
+    assert b"GET /healthz " in playing.requests[1]
+
+
+@both
+def test_an_answer_that_never_comes_is_given_up_in_the_end(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200"], [LAST_ANSWER]]) as (playing, url):
+        [answer] = calls(url, kind, timeout_s=0.05, longest_wait_s=0.4)([AGAIN])
+    assert answer == "the agent is alive, and did not answer in time"
+    assert [request.partition(b" ")[0] for request in playing.requests[:2]] == [b"POST", b"GET"]
+
+
+@both
 def test_what_is_no_http_is_no_answer(kind: str) -> None:
     with peer([[b"hello\r\n\r\n"]]) as (_, url):
         [answer] = calls(url, kind)([ONCE])
@@ -203,7 +227,7 @@ def test_an_address_that_leads_nowhere_is_refused_at_once(url: str) -> None:
 
 def test_threads_share_as_many_connections_as_they_may() -> None:
     with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
-        connections = Connections(address_of(url), None, 10.0, most=2)
+        connections = Connections(address_of(url), None, Patience(10.0, 10.0), most=2)
         answers: list[Response] = []
         threads = [threading.Thread(target=lambda: answers.append(connections.call(ONCE))) for _ in range(16)]
         for thread in threads:
@@ -215,7 +239,7 @@ def test_threads_share_as_many_connections_as_they_may() -> None:
 
 
 async def _all_at_once(url: str) -> list[Response]:
-    connections = AsyncConnections(address_of(url), None, 10.0, most=2)
+    connections = AsyncConnections(address_of(url), None, Patience(10.0, 10.0), most=2)
     answers = await asyncio.gather(*(connections.call(ONCE) for _ in range(16)))
     await connections.close()
     return answers
@@ -229,7 +253,7 @@ def test_tasks_share_as_many_connections_as_they_may() -> None:
 
 def test_who_finds_no_connection_free_gives_up_in_time() -> None:
     with peer([[b"HTTP/1.1 200"]]) as (playing, url):
-        connections = Connections(address_of(url), None, 0.2, most=0)
+        connections = Connections(address_of(url), None, Patience(0.2, 0.2), most=0)
         with pytest.raises(AgentUnavailable, match="busy"):
             connections.call(ONCE)
     assert playing.connections == 0

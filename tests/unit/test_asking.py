@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leasehold.asking import (
+    AgentSilent,
     AgentUnavailable,
     Asking,
     Breaker,
@@ -124,16 +125,25 @@ def test_after_failures_in_a_row_nobody_is_asked_until_one_may_try() -> None:
     asked = asking("raise", clock, failures=2, pause_s=1.0)
     for _ in range(2):
         with pytest.raises(AgentUnavailable, match="gone"):
-            outcome(asked.check(SUBJECT), AgentUnavailable("gone"))
-    with pytest.raises(AgentUnavailable, match="left alone"):
+            outcome(asked.check(SUBJECT), AgentSilent("gone"))
+    with pytest.raises(AgentUnavailable, match="circuit breaker is open"):
         outcome(asked.check(SUBJECT))
     clock.now_s += 1.0
     trying = asked.check(SUBJECT)
     next(trying)  # this one tries …
-    with pytest.raises(AgentUnavailable, match="left alone"):
+    with pytest.raises(AgentUnavailable, match="circuit breaker is open"):
         outcome(asked.check(SUBJECT))  # … and the others do without
     with pytest.raises(StopIteration):
         trying.send(response(200, ALLOWED))
+    assert outcome(asked.check(SUBJECT), response(200, ALLOWED)).allowed
+
+
+@pytest.mark.parametrize("answer", [response(503, {"detail": "no policies yet"}), AgentUnavailable("too slow")])
+def test_an_agent_that_gives_signs_of_life_is_called_on(answer: Response | AgentUnavailable) -> None:
+    asked = asking("raise", failures=1)
+    for _ in range(3):
+        with pytest.raises(AgentUnavailable):
+            outcome(asked.check(SUBJECT), answer)
     assert outcome(asked.check(SUBJECT), response(200, ALLOWED)).allowed
 
 

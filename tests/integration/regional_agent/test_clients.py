@@ -20,7 +20,7 @@ OPEN = {"tenant": "acme", "route": "/v1/open"}
 
 @asynccontextmanager
 async def served_agent(world: World, uds: str | None = None) -> AsyncIterator[str]:
-    app = create_app(world.settings("us-east"))
+    app = create_app(world.settings("us-east", uds=uds))
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(app, host="127.0.0.1", port=0, uds=uds, on_listening=listening.set_result))
     try:
@@ -123,6 +123,24 @@ async def test_an_agent_that_went_away_is_what_the_failure_mode_says(world: Worl
         await raising.check(OPEN)
     for client in clients:
         await client.close()
+
+
+async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailable(world: World) -> None:
+    """A reply of the coordinator is late, and the policy lets a first request wait for its units."""
+    async with served_agent(world) as url, AsyncClient(url, timeout_ms=50) as client:
+        late = asyncio.Event()
+
+        async def hold_back() -> None:
+            await late.wait()
+
+        world.weather.before_replies_to["/exchanges"] = hold_back
+        waiting = [asyncio.ensure_future(client.check(EXPORT | {"tenant": f"new-{n}"})) for n in range(8)]
+        await asyncio.sleep(0.2)  # longer than the client's time-out, shorter than the agent's for an exchange
+        assert not any(task.done() for task in waiting)
+        assert (await client.check(OPEN)).degraded is None
+        late.set()
+        decisions = await asyncio.gather(*waiting)
+        assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, None)] * 8
 
 
 async def test_a_wrong_question_is_refused_with_the_field(world: World) -> None:

@@ -1,5 +1,7 @@
 """A service that asks in its own process: the same answers as an agent gives."""
 
+import asyncio
+import json
 import os
 import random
 import subprocess
@@ -12,11 +14,15 @@ from typing import Any
 import anyio
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Scope
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from doors.settings import variable_of
 from leasehold import AsyncClient, Refused
@@ -24,7 +30,7 @@ from leasehold.asking import Subject
 from leasehold.engine import Engine
 from leasehold.middleware import Ask, Limited
 from regional_agent.settings import AgentSettings
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_clients import served_agent
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +47,7 @@ def subject_of(scope: Scope) -> Subject | None:
     if scope["path"] == "/free":
         return None
     tenant = dict(scope["headers"])[b"x-tenant"].decode()
-    return {"tenant": tenant, "route": scope["path"], "method": scope["method"]}
+    return {"tenant": tenant, "route": scope["path"], "method": scope.get("method", "GET")}
 
 
 def service(ask: Ask) -> httpx.AsyncClient:
@@ -143,6 +149,73 @@ async def test_a_wrong_question_is_the_services_own_fault(world: World) -> None:
 
     async with service(ask) as asking:
         assert (await asking.post("/v1/exports", headers={"X-Tenant": "acme"})).status_code == 500
+
+
+# --- WebSockets ------------------------------------------------------------------------------------------------------
+
+
+async def greet(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text("hello")
+    await websocket.close()
+
+
+@asynccontextmanager
+async def served_websockets(ask: Ask) -> AsyncIterator[str]:
+    """A real server on a loopback port, with the middleware in front of a WebSocket route."""
+    app = Limited(Starlette(routes=[WebSocketRoute("/{path:path}", greet)]), ask=ask, subject=subject_of)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, ws="websockets-sansio", log_config=None, lifespan="off"))
+    serving = asyncio.create_task(server.serve())
+    try:
+        await until(lambda: server.started)
+        yield f"ws://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def test_a_websocket_is_asked_about_when_it_is_opened(world: World) -> None:
+    async with engine_of(world) as engine:
+
+        async def ask(subject: Subject) -> Any:
+            return await engine.check(subject, cost=60)
+
+        headers = {"X-Tenant": "acme"}
+        async with served_websockets(ask) as url:
+            async with connect(f"{url}/v1/exports", additional_headers=headers) as websocket:
+                assert await websocket.recv() == "hello"
+                assert websocket.response is not None
+                assert websocket.response.headers["x-ratelimit-remaining"] == "40"
+            with pytest.raises(InvalidStatus) as denied:
+                await connect(f"{url}/v1/exports", additional_headers=headers)
+            assert denied.value.response.status_code == 429
+            document = json.loads(denied.value.response.body or b"")
+            assert (document["type"], document["denied_by"]) == ("/problems/quota-exceeded", "export")
+            async with connect(f"{url}/free", additional_headers=headers) as websocket:
+                assert await websocket.recv() == "hello"
+
+
+async def test_a_server_that_cannot_answer_a_handshake_closes_it(world: World) -> None:
+    async with engine_of(world) as engine:
+
+        async def ask(subject: Subject) -> Any:
+            return await engine.check(subject, cost=101)
+
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "websocket.connect"}
+
+        scope = {"type": "websocket", "path": "/v1/exports", "headers": [], "client": ("127.0.0.1", 1)}
+        await Limited(_never, ask=ask, subject=lambda _: EXPORT)(scope, receive, send)
+        assert [message["type"] for message in sent] == ["websocket.close"]
+
+
+async def _never(*_: Any) -> None:
+    raise AssertionError("a denied handshake reached the service")
 
 
 # --- the examples -----------------------------------------------------------------------------------------------------
