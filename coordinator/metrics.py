@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coordinator.domain.books import Cause, Report
+from coordinator.domain.budget import Budget
 from coordinator.domain.notice import Notice
 from protocol.messages import ExchangeResponse
 
@@ -28,6 +29,12 @@ class Metrics:
             f"{name}refused_items",
             "Exchanges, wants, rates and slots refused by themselves, as malformed or for a fault of their own",
             ["region", "kind", "reason"],
+            registry=registry,
+        )
+        self.over_budget = Counter(
+            f"{name}over_budget",
+            "What was refused, or not kept, because a region used up its budget of a minute",
+            ["region", "budget"],
             registry=registry,
         )
         self.exchange_seconds = Histogram(
@@ -58,6 +65,9 @@ class Metrics:
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )
+
+    def note_over_budget(self, region: str, budget: Budget, refused: int) -> None:
+        self.over_budget.labels(region, budget.value).inc(refused)
 
     def note_overshoots(self, overshoots: Iterable[tuple[str, int, int]]) -> None:
         """Of a quota's keys the one that was worst: there may be very many."""

@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from doors.connections import MAX_CONNECTIONS
 from doors.settings import Settings
 from protocol.messages import MAX_LANES
+from protocol.units import MAX_UNITS
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -24,6 +25,17 @@ class CoordinatorSettings(Settings):
     expire_every_ms: int = Field(default=1_000, ge=10, le=86_400_000, examples=[1_000])
     close_grace_ms: int = Field(default=900_000, ge=0, le=3_024_000_000, examples=[900_000])  # for regions to report
     late_usage_days: int = Field(default=35, ge=0, le=3650, examples=[35])  # later, usage waits for people
+    # One region's usage of a quota beyond its grants, in a period: more than so many times the limit, and so many units
+    # on top, waits in quarantine for people.
+    implausible_limit_factor: int = Field(default=10, ge=0, le=1_000_000, examples=[10])
+    implausible_floor_units: int = Field(default=1_000_000, ge=0, le=MAX_UNITS, examples=[1_000_000])
+    # What one region may make this coordinator keep or look at in a minute: coordinator/budgets.py.
+    new_keys_per_minute: int = Field(default=10_000, ge=1, examples=[10_000])
+    new_periods_per_minute: int = Field(default=60, ge=1, examples=[60])
+    epochs_per_minute: int = Field(default=240, ge=1, examples=[240])
+    journal_epochs_per_minute: int = Field(default=240, ge=1, examples=[240])
+    quarantine_rows_per_minute: int = Field(default=2_000, ge=1, examples=[2_000])
+    quarantine_bytes_per_minute: int = Field(default=4 * 1024 * 1024, ge=1, examples=[4_194_304])
     database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])

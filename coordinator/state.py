@@ -6,11 +6,14 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from coordinator.budgets import Budgets
 from coordinator.callers import Callers
 from coordinator.database.documents import Documents
 from coordinator.database.engine import Database
+from coordinator.domain.budget import Budget
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
+from coordinator.domain.plausibility import ClaimBounds
 from coordinator.gathering import Gathering
 from coordinator.metrics import Metrics
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
@@ -32,18 +35,25 @@ class Coordinator:
     gathering: Gathering = field(init=False)
     callers: Callers = field(init=False)
     refusals: Refusals = field(init=False)
+    budgets: Budgets = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "gathering", Gathering(self._apply))
         object.__setattr__(self, "callers", Callers(self._look_up))
         refusals = Refusals(self.metrics.refused_items, lambda: self.clock.monotonic_ms() / 1000)
         object.__setattr__(self, "refusals", refusals)
+        per_minute = {budget: getattr(self.settings, f"{budget.value}_per_minute") for budget in Budget}
+        budgets = Budgets(per_minute, self.clock.monotonic_ms, self.metrics.note_over_budget)
+        object.__setattr__(self, "budgets", budgets)
 
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         settings, now = self.settings, self.clock.now()
-        terms = Terms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days)
+        claims = ClaimBounds(settings.implausible_limit_factor, settings.implausible_floor_units)
+        terms = Terms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days, claims)
         with self.metrics.exchange_seconds.time():
-            return await self.database.run(lambda c: apply_exchanges(c, self.documents, calls, terms, now))
+            return await self.database.run(
+                lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets)
+            )
 
     async def _look_up(self, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:
         return await self.database.read(lambda c: authenticate(c, token_hashes))

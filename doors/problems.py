@@ -124,6 +124,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     "quota-exceeded": ProblemKind(
         429, "Quota exceeded", "A quota of this subject is spent. `retry_after_ms` says when to ask again."
     ),
+    "over-budget": ProblemKind(
+        429,
+        "Region over budget",
+        "The region has used up a budget of this minute; `budget` names it. Retry-After says when to ask again.",
+    ),
     "blocked": ProblemKind(
         429, "Blocked", "The subject is on the block list; `blocked_by` says by which of its fields. No quota matters."
     ),

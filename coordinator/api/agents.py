@@ -17,6 +17,7 @@ from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import parse_call, parse_shares, refused
 from coordinator.api.polling import a_version, news
 from coordinator.api.queries import Query, number_of
+from coordinator.domain.budget import Budget
 from coordinator.domain.exchange import Call
 from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
@@ -63,17 +64,27 @@ _REFUSED_EPOCHS = {
 # --- epochs and exchanges ---------------------------------------------------------------------------------------------
 
 
-@router.post("/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None}))
+@router.post(
+    "/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None, 429: None})
+)
 async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
     """Opening twice with the same nonce and fingerprint gives the same epoch."""
     body = await read_body(request, OpenEpoch)
     if body.cell >= body.cells:
         raise refused([InvalidParameter("cell", "maximum", f"of {body.cells} cells the last is {body.cells - 1}")])
+    _take_an_epoch(coordinator, region, Budget.JOURNAL_EPOCHS if body.journal else Budget.EPOCHS)
     lanes, now = coordinator.settings.lanes, coordinator.clock.now()
     opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
     if opened is None:
         raise Problem("not-found", "there is no such region")
     return reply(_granted(opened))
+
+
+def _take_an_epoch(coordinator: Coordinator, region: str, budget: Budget) -> None:
+    if not coordinator.budgets.take(region, budget, 1):
+        headers = {"Retry-After": str(coordinator.budgets.retry_after_s(region, budget))}
+        detail = f"The region has opened too many epochs in this minute ({budget.value}). Ask again later."
+        raise Problem("over-budget", detail, headers=headers, extra={"budget": budget.value})
 
 
 @router.post(

@@ -128,7 +128,12 @@ _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "wri
 
 def reconciliation_sheet(found: Reconciliation) -> Sheet:
     faults = {f"fault {n}": f"{each.word}: {each.quota_key}: {each.reason}" for n, each in enumerate(found.findings, 1)}
-    facts: dict[str, Cell] = {"word": found.word.value, "state": found.state, "drift": found.drift, **faults}
+    anomalies = {
+        f"anomaly {n}": f"{each.kind}: {each.quota_key}: {each.units} units: {each.reason}"
+        for n, each in enumerate(found.anomalies, 1)
+    }
+    facts: dict[str, Cell] = {"word": found.word.value, "state": found.state, "drift": found.drift}
+    facts |= faults | anomalies
     columns = ("quota", "region", *_OF_REGION, "region's own total", "drift", "gaps", "chain")
     rows = [
         (

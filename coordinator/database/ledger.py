@@ -13,7 +13,7 @@ catalogue has to be read before, because it says which rows to lock, `confirm_ca
 
 import functools
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
@@ -26,14 +26,14 @@ from coordinator.database.documents import Documents
 from coordinator.database.outbox import tell
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool
 from coordinator.domain.entitlement import Catalogue, calendar_of_key, tenant_of
-from coordinator.domain.exchange import BookedReport, LockedPool, closed_keys, late_pools
+from coordinator.domain.exchange import BookedReport, LockedPool, Overage, closed_keys, late_pools
 from coordinator.domain.rebasing import is_kept
 from coordinator.domain.settlement import EpochState, Lane, QuarantineReason
 from coordinator.domain.webhooks import suspense_events
 from coordinator.outages import DecisionOutdated
 from protocol.identifiers import KEYS_REMEMBERED, parse_quota_key, wider_keys
 from protocol.lease import LeaseState
-from protocol.messages import FrozenBatch, Receipt
+from protocol.messages import FrozenBatch, FrozenLease, Receipt
 from protocol.periods import Calendar, Period, moment_of, period_of
 from protocol.policy import LimitValue, QuotaSpec
 
@@ -182,7 +182,7 @@ async def lock_pools(
 
 async def _count_late(connection: Connection, found: Mapping[Key, LockedPool]) -> None:
     """Of the few that have to do with closed periods. Who books what comes late holds both pools: it stands still."""
-    about = [key for key, (pool, _, closed_at, _) in found.items() if closed_at or pool.carried_in or pool.correction]
+    about = [key for key, (pool, _, closed_at, *_) in found.items() if closed_at or pool.carried_in or pool.correction]
     if about:
         rows = await connection.fetch(_LATE, [key.quota for key in about], [key.period for key in about])
         for key, row in zip(about, rows, strict=True):
@@ -210,7 +210,7 @@ async def _closed_pools(connection: Connection, keys: Collection[Key]) -> dict[K
     rows = await connection.fetch(_CLOSED, [key.period for key in keys])
     closed = {row["id"]: row["closed_at"] for row in rows}
     return {
-        key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period])
+        key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period], is_kept=False)
         for key in keys
         if key.period in closed
     }
@@ -242,6 +242,26 @@ async def _insert_pools(connection: Connection, missing: Collection[Key]) -> Non
         [parse_quota_key(key.quota)[0] for key in keys],
         [tenant_of(key.quota) for key in keys],
     )
+
+
+async def read_known_periods(connection: Connection, periods: Collection[str]) -> set[str]:
+    """Return those of the periods that are in the books, closed ones too."""
+    return {row["id"] for row in await connection.fetch(_KNOWN_PERIODS, list(periods))}
+
+
+async def read_unseen(connection: Connection, quotas: Collection[str]) -> set[str]:
+    """Return those of the quota keys that have no pool in any period."""
+    return {row["quota"] for row in await connection.fetch(_UNSEEN, list(quotas))}
+
+
+async def read_overages(connection: Connection, asked: Collection[Overage]) -> dict[Overage, int]:
+    """Return what these regions have used beyond their grants, of locked pools: of the period, and late for it."""
+    if not asked:
+        return {}
+    names = sorted(asked)
+    columns = [[name.region for name in names], [name.key.quota for name in names], [name.key.period for name in names]]
+    rows = await connection.fetch(_OVERAGES, *columns)
+    return dict(zip(names, (row["overage"] for row in rows), strict=True))
 
 
 async def read_leases(
@@ -584,26 +604,42 @@ async def write_booked(
     return {(epoch, lane): Receipt(position=position, head=heads[epoch, lane]) for _, _, epoch, lane, position in rows}
 
 
-async def write_quarantine(connection: Connection, booked: Sequence[BookedReport], now: datetime) -> None:
-    rows = [(each.report, bad) for each in booked for bad in each.quarantined]
+async def write_quarantine(
+    connection: Connection,
+    booked: Sequence[BookedReport],
+    now: datetime,
+    kept_of: Callable[[str, FrozenLease], str | None],
+) -> None:
+    """Keep evidence for people. `kept_of`: what of a region's evidence is kept, None without a row for it."""
+    rows = [
+        (each.report, bad, kept)
+        for each in booked
+        for bad in each.quarantined
+        if (kept := kept_of(each.report.region, bad.evidence)) is not None
+    ]
     if rows:
         await connection.execute(
             _INSERT_QUARANTINE,
-            [report.epoch for report, _ in rows],
-            [report.lane for report, _ in rows],
-            [report.seq for report, _ in rows],
-            [bad.key.quota for _, bad in rows],
-            [bad.key.period for _, bad in rows],
-            [bad.reason.value for _, bad in rows],
-            [msgspec.json.encode(bad.evidence).decode() for _, bad in rows],
+            [report.epoch for report, *_ in rows],
+            [report.lane for report, *_ in rows],
+            [report.seq for report, *_ in rows],
+            [bad.key.quota for _, bad, _ in rows],
+            [bad.key.period for _, bad, _ in rows],
+            [bad.reason.value for _, bad, _ in rows],
+            [kept for *_, kept in rows],
             now,
         )
 
 
-async def keep_regressed(connection: Connection, batches: Sequence[FrozenBatch], now: datetime) -> None:
-    """Whole, each number of a lane once: it is offered again and again until people have seen to it."""
+async def keep_regressed(
+    connection: Connection, batches: Sequence[FrozenBatch], now: datetime, may_keep: Callable[[FrozenBatch], bool]
+) -> None:
+    """Keep batches whole, each number of a lane once.
+
+    A batch is offered again and again until people have seen to it: one beyond its region's budget is kept later.
+    """
     kept = await _kept_of(connection, batches) if batches else {}
-    new = [batch for batch in batches if _is_new(batch, kept[batch.epoch, batch.lane], now)]
+    new = [batch for batch in batches if _is_new(batch, kept[batch.epoch, batch.lane], now) and may_keep(batch)]
     if new:
         await connection.execute(
             _INSERT_QUARANTINE,
@@ -783,6 +819,18 @@ SELECT (SELECT coalesce(sum(consumed), 0) FROM correction
     (SELECT coalesce(sum(consumed - beyond), 0) FROM correction
         WHERE (correction.quota, correction.charge_period) = (asked.quota, asked.period)) AS late_included
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quota, period, place) ORDER BY place
+"""
+_UNSEEN = """
+SELECT quota FROM unnest($1::text[]) AS asked (quota)
+WHERE NOT EXISTS (SELECT FROM pool WHERE pool.quota = asked.quota)
+"""
+_KNOWN_PERIODS = "SELECT id FROM period WHERE id = ANY ($1::text[])"
+_OVERAGES = """
+SELECT coalesce((SELECT sum(lease.overage) FROM lease
+        WHERE (lease.quota, lease.period, lease.region) = (asked.quota, asked.period, asked.region)), 0)
+    + coalesce((SELECT sum(late.correction) FROM correction AS late
+        WHERE (late.quota, late.charge_period, late.region) = (asked.quota, asked.period, asked.region)), 0) AS overage
+FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS asked (region, quota, period, place) ORDER BY place
 """
 _LOCK_POOLS = f"{_POOLS} FOR SHARE OF period FOR UPDATE OF pool"
 _LOCK_FREE_POOLS = f"{_POOLS} FOR SHARE OF period SKIP LOCKED FOR UPDATE OF pool SKIP LOCKED"

@@ -11,7 +11,7 @@ the rest is a correction from outside: never from what the open period has to sp
 nothing: what was carried, and what was estimated, is written off.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -41,6 +41,7 @@ from coordinator.domain.settlement import Quarantined, QuarantineReason, key_of,
 from protocol.lease import LeaseEvent, after
 from protocol.messages import FrozenLease
 from protocol.periods import Period, period_at, period_of
+from protocol.units import MAX_UNITS
 
 
 def open_key(key: Key, now: datetime) -> Key:
@@ -207,6 +208,11 @@ class Late:
         return max(0, self.lease.granted + self.lease.overage - said)
 
     @property
+    def waiting(self) -> int:
+        """What the books expect to be used yet: usage up to it makes no new overage."""
+        return self.book.carried + self.book.estimated + self.estimated + self.book.written_off + self.written_off
+
+    @property
     def estimated(self) -> int:
         """What closed books have billed as an estimate, and nothing has replaced yet."""
         estimated = self.lease.estimated + sum(past.estimated for past in self.past)
@@ -245,20 +251,31 @@ def late_of(
 
 
 def settle_late(
-    report: Report, frozen_leases: Sequence[FrozenLease], lates: Mapping[Key, Late], late_days: int, now: datetime
+    report: Report,
+    frozen_leases: Sequence[FrozenLease],
+    lates: Mapping[Key, Late],
+    late_days: int,
+    now: datetime,
+    overage_left: MutableMapping[Key, int] | None = None,
 ) -> list[Quarantined]:
     """Of a batch that was judged `applied`: what belongs to closed periods."""
+    overage_left = {} if overage_left is None else overage_left
     quarantined = []
     for frozen in frozen_leases:
         late = lates[key_of(frozen)]
-        reason = _settle(report, frozen, late, now - late.closed_at > timedelta(days=late_days))
+        key, corrected = late.lease.key, late.book.correction
+        is_too_late, most = now - late.closed_at > timedelta(days=late_days), overage_left.get(key, MAX_UNITS)
+        reason = _settle(report, frozen, late, most, is_too_late=is_too_late)
+        overage_left[key] = most - (late.book.correction - corrected)
         late.lease.region_consumed, late.lease.region_returned = late.book.region_consumed, late.book.region_returned
         if reason:
             quarantined.append(Quarantined(late.lease.key, reason, frozen))
     return quarantined
 
 
-def _settle(report: Report, frozen: FrozenLease, late: Late, is_too_late: bool) -> QuarantineReason | None:
+def _settle(
+    report: Report, frozen: FrozenLease, late: Late, most_overage: int, *, is_too_late: bool
+) -> QuarantineReason | None:
     book = late.book
     consumed, returned = frozen.consumed - book.region_consumed, frozen.returned - book.region_returned
     if not (consumed or returned or frozen.lines):
@@ -266,6 +283,8 @@ def _settle(report: Report, frozen: FrozenLease, late: Late, is_too_late: bool) 
     late.has_changed = True
     book.region_consumed, book.region_returned = frozen.consumed, frozen.returned
     reason = _reason(frozen, late, consumed, returned, is_too_late)
+    if reason is None and consumed - late.waiting > most_overage:
+        reason = QuarantineReason.IMPLAUSIBLE
     if reason:
         book.quarantined = True
         return reason

@@ -19,10 +19,12 @@ from copy import copy
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from types import MappingProxyType
 from typing import NamedTuple
 
 from coordinator.domain.allocation import demand_milli_of
 from coordinator.domain.books import Correction, Entry, Key, Lease, Movement, Pool, Report
+from coordinator.domain.budget import Budget, Take
 from coordinator.domain.closing import Late, late_of, open_key, settle_late
 from coordinator.domain.division import Division, Move, by_weight, came_back, division_of, fetched_by
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
@@ -45,17 +47,20 @@ from coordinator.domain.granting import (
     waits,
 )
 from coordinator.domain.notice import Notice
+from coordinator.domain.plausibility import ClaimBounds, reason_to_hold
 from coordinator.domain.proof import next_head
 from coordinator.domain.settlement import (
     EpochState,
     Lane,
     Quarantined,
+    QuarantineReason,
     Verdict,
     is_empty,
     judge_number,
     judge_totals,
     keep,
     key_of,
+    may_become_overage,
     settle,
 )
 from coordinator.domain.webhooks import Event, Used, overdrawn_event, thresholds_reached, used_of
@@ -99,6 +104,7 @@ class LockedPool(NamedTuple):
     period_is_open: bool
     closed_at: datetime | None = None  # None as long as its period is not closed
     moves: int = 0  # so many are open: people bring units of it from region to region
+    is_kept: bool = True  # False of a closed period in which nothing was ever booked for this quota
 
 
 class BookedReport(NamedTuple):
@@ -121,6 +127,7 @@ class Decision(NamedTuple):
     notices: Sequence[Notice]
     pushed: Sequence[Movement] = ()  # grants to those who waited for what came free
     regressed: Sequence[FrozenBatch] = ()  # kept for people: they show that the ledger lost data
+    regions: Mapping[int, str] = MappingProxyType({})  # by epoch, of the regressed
     corrections: Sequence[Correction] = ()  # for what belongs to closed periods
     moves: Sequence[Move] = ()  # that came a step further
     events: Sequence[Event] = ()  # that people asked to be told
@@ -145,6 +152,7 @@ class Work:
     wanted: list[Wanted] = field(default_factory=list)
     refused: list[WantRefused] = field(default_factory=list)
     refusals: dict[Key, GrantRefusal | None] = field(default_factory=dict)
+    held: dict[Key, QuarantineReason] = field(default_factory=dict)  # reports that wait for people, without a lease
     quarantined: list[Quarantined] = field(default_factory=list)
     keys: Sequence[Key] = ()  # the pools it is about, each once: known when its wants are sorted, as are the new ones
     new_keys: Sequence[Key] = ()  # pools and leases that must exist from now on
@@ -184,6 +192,25 @@ class Work:
             done = [key_of(lease) for lease in frozen if not is_empty(lease)]
             self.new_keys = list(dict.fromkeys([*wanted, *done]))
 
+    def refuse(self, quotas: Collection[str], reason: str) -> None:
+        """Refuse what is wanted of these quota keys for now: nothing is locked or made for it."""
+        refused = [each for each in self.wanted if each.key.quota in quotas]
+        if refused:
+            self.wanted = [each for each in self.wanted if each.key.quota not in quotas]
+            names = dict.fromkeys(each.key.quota for each in refused)
+            self.refused += [
+                WantRefused(quota=quota, refusal=GrantRefusal.OVER_BUDGET, reason=reason) for quota in names
+            ]
+            self.name_keys()
+            self.hold({})
+
+    def hold(self, held: Mapping[Key, QuarantineReason]) -> None:
+        """Keep these reports for people: nothing is locked or made for them."""
+        self.held |= {key: held[key] for key in self.new_keys if key in held}
+        if self.held:
+            self.keys = [key for key in self.keys if key not in self.held]
+            self.new_keys = [key for key in self.new_keys if key not in self.held]
+
 
 @dataclass(slots=True)
 class Books:
@@ -205,6 +232,8 @@ class Books:
     pushable: Collection[int] = ()  # epochs that are current and held so, though nobody speaks for them here
     limits: Mapping[str, int] = field(default_factory=dict)  # of the quota keys of which something may be pushed
     demands_milli: Counter[Key] = field(default_factory=Counter)  # of each pool's leases together, once all is booked
+    # By region and pool: how much more overage it may report without people's approval. Only where it may report any.
+    overage_left: dict[str, dict[Key, int]] = field(default_factory=lambda: defaultdict(dict))
 
     def shelf(self, lease: Lease) -> Shelf:
         locked = self.pools[lease.key]
@@ -319,6 +348,93 @@ def late_pools(closed: Iterable[Key], corrections: Iterable[Correction], now: da
 def pools_needed(works: Iterable[Work]) -> set[Key]:
     """Those that must be there, so that what was done or is wanted has a place."""
     return {key for work in works for key in work.new_keys}
+
+
+def keys_without_pool(works: Iterable[Work], pools: Mapping[Key, LockedPool]) -> tuple[set[Key], set[Key]]:
+    """Return the keys that need a pool and have none: those that are wanted, and those that are only reported."""
+    missing = {key for work in works for key in work.new_keys if key not in pools or not pools[key].is_kept}
+    wanted = {each.key for work in works for each in work.wanted} & missing
+    return wanted, missing - wanted
+
+
+def hold_reports(
+    works: Iterable[Work],
+    reported: Iterable[Key],
+    catalogue: Catalogue,
+    known_periods: Collection[str],
+    terms: Terms,
+    now: datetime,
+) -> None:
+    """Keep reports for people that name no quota or no period that they can be booked on."""
+    held = {
+        key: reason
+        for key in reported
+        if (reason := reason_to_hold(catalogue, key, known_periods, terms.late_days, now))
+    }
+    for work in works if held else ():
+        work.hold(held)
+
+
+def keep_within_budgets(
+    works: Sequence[Work], unseen: Collection[str], new_periods: Collection[str], take: Take
+) -> None:
+    """Refuse wants, and keep reports for people, that would make more new keys or periods than their region may.
+
+    `unseen`: the quota keys that have no pool in any period. `new_periods`: those that are not in the books.
+    """
+    for region, own in _by_region(works).items():
+        wanted = {each.key.quota for work in own for each in work.wanted}
+        keys = list(dict.fromkeys(key for work in own for key in work.new_keys))
+        reported = [key for key in keys if key.quota not in wanted]
+        periods = list(dict.fromkeys(key.period for key in reported if key.period in new_periods))
+        no_periods = set(periods[take(region, Budget.NEW_PERIODS, len(periods)) :])
+        quotas = list(dict.fromkeys(key.quota for key in keys if key.quota in unseen))
+        no_quotas = set(quotas[take(region, Budget.NEW_KEYS, len(quotas)) :])
+        held = {key for key in reported if key.quota in no_quotas or key.period in no_periods}
+        for work in own if no_quotas or held else ():
+            work.refuse(no_quotas & wanted, "the region has wanted too many new keys in this minute")
+            work.hold(dict.fromkeys(held, QuarantineReason.OVER_BUDGET))
+
+
+def without_held(works: Iterable[Work], pools: Mapping[Key, LockedPool]) -> dict[Key, LockedPool]:
+    """Leave out what nothing is booked in: that a period of a report that is kept for people is closed."""
+    held = {key for work in works for key in work.held}
+    return {key: locked for key, locked in pools.items() if locked.is_kept or key not in held}
+
+
+def _by_region(works: Iterable[Work]) -> dict[str, list[Work]]:
+    by_region: dict[str, list[Work]] = defaultdict(list)
+    for work in works:
+        by_region[work.report.region].append(work)
+    return by_region
+
+
+class Overage(NamedTuple):
+    """Names a region's overage of one pool."""
+
+    region: str
+    key: Key
+
+
+def overages_in_question(works: Iterable[Work]) -> set[Overage]:
+    """Return where a report may become overage, so that what the region has used beyond its grants must be known."""
+    return {
+        Overage(work.report.region, lease.key)
+        for work in works
+        if work.is_applied
+        for frozen in work.incoming.batch.leases
+        if (lease := work.leases.get(key_of(frozen))) and may_become_overage(frozen, lease)
+    }
+
+
+def bound_overages(
+    books: Books, overages: Mapping[Overage, int], limits: Mapping[str, int], bounds: ClaimBounds
+) -> None:
+    """Note how much more of each a region may report: `overages` is what it has used beyond its grants until now."""
+    for (region, key), overage in overages.items():
+        pool = books.pools[key].pool
+        limit = max(limits.get(key.quota, 0), pool.spendable + pool.extended)
+        books.overage_left[region][key] = max(0, bounds.most_overage(limit) - overage)
 
 
 def epochs_about(works: Iterable[Work]) -> set[int]:
@@ -480,6 +596,7 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
         notices=list(dict.fromkeys([*_notices(works, books, now), *(fetch(lease) for _, lease in pushed)])),
         pushed=[entry for entry, _ in pushed],
         regressed=[work.incoming.batch for work in works if work.shows_a_regressed_ledger],
+        regions={work.report.epoch: work.report.region for work in works if work.shows_a_regressed_ledger},
         corrections=[late.book for late in books.lates.values() if late.has_changed],
         moves=books.changed_moves,
         events=[*(each for key in sorted(moved) for each in _reached(books, key)), *_overdrawn(books)],
@@ -521,17 +638,20 @@ def _settle(work: Work, books: Books, terms: Terms, now: datetime) -> None:
     for lease in leases.values():
         touch(lease, terms, now)
     frozen_leases = work.incoming.batch.leases
+    work.quarantined = [
+        Quarantined(key, work.held[key], frozen) for frozen in frozen_leases if (key := key_of(frozen)) in work.held
+    ]
     own = {key for key in leases if books.divisions[key].is_regional}
+    overage_left = books.overage_left[work.report.region]
     if not books.lates:
-        work.quarantined = settle(work.report, frozen_leases, pools, leases, own)
+        work.quarantined += settle(work.report, frozen_leases, pools, leases, own, overage_left)
         return
     lates = {key: books.lates[lease.epoch, key] for key, lease in leases.items() if (lease.epoch, key) in books.lates}
     open_leases = [each for each in frozen_leases if key_of(each) not in lates]
-    work.quarantined = [
-        *settle(work.report, open_leases, pools, leases, own),
-        *settle_late(
-            work.report, [each for each in frozen_leases if key_of(each) in lates], lates, terms.late_days, now
-        ),
+    late_leases = [each for each in frozen_leases if key_of(each) in lates]
+    work.quarantined += [
+        *settle(work.report, open_leases, pools, leases, own, overage_left),
+        *settle_late(work.report, late_leases, lates, terms.late_days, now, overage_left),
     ]
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple, TypeAlias
 
+from msgspec.structs import replace
+
 from coordinator.domain.allocation import (
     LAST_KEPT_MS,
     Ask,
@@ -33,6 +35,7 @@ from coordinator.domain.division import (
 )
 from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.domain.notice import Notice
+from coordinator.domain.plausibility import ClaimBounds
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
@@ -41,6 +44,7 @@ from protocol.policy import Mode
 
 WAITS_AT_MOST = timedelta(seconds=5)
 BOUNDS_REMEMBERED = 100  # of periods at one moment: all that a gather tells of the same one
+MILLI_A_SECOND = 1_000_000  # thousandths of a unit a second, for one unit a millisecond
 ANSWERING = timedelta(milliseconds=100)  # about as long as a signal and its answer are under way
 
 
@@ -64,6 +68,7 @@ class Terms(NamedTuple):
     lease_ms: int
     refresh_ms: int
     late_days: int = 35  # after its period was closed; what comes later waits for people
+    claims: ClaimBounds = ClaimBounds()
 
     @property
     def margin_ms(self) -> int:
@@ -153,6 +158,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     refusal = _refusal(lease, shelf)
     if refusal:
         return refusal
+    wanted = _bounded(wanted, shelf.pool)
     want, pool = wanted.want, shelf.pool
     _fund(report, wanted, shelf)
     lease.overdraft = max(lease.overdraft, _overdraft_for(lease, shelf))
@@ -166,6 +172,20 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     elif shelf.grantable or any(map(shelf.spare_of, shelf.others)):
         return None
     return GrantRefusal.EXHAUSTED if is_unmet else None
+
+
+def _bounded(wanted: Wanted, pool: Pool) -> Wanted:
+    """Take a want for no more than its quota can give: what is spendable in the period, all of it in a millisecond.
+
+    What is beyond that no limit could serve, and it would outweigh whatever other regions need.
+    """
+    want, entitlement = wanted.want, wanted.entitlement
+    most = max(entitlement.limit + entitlement.extension, pool.spendable + pool.extended)
+    most_milli = most * MILLI_A_SECOND
+    if want.waiting <= most and want.demand_milli <= most_milli:
+        return wanted
+    bounded = replace(want, waiting=min(want.waiting, most), demand_milli=min(want.demand_milli, most_milli))
+    return wanted._replace(want=bounded)
 
 
 def _fund(report: Report, wanted: Wanted, shelf: Shelf) -> None:

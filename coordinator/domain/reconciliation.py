@@ -227,6 +227,23 @@ class Finding(Struct, frozen=True):
     epoch: int | None = None
 
 
+class AnomalyKind(StrEnum):
+    IMPLAUSIBLE = "implausible"  # in quarantine: more than one region may report without people's approval
+    IMPLAUSIBLE_PERIOD = "implausible_period"  # in quarantine: no period of the quota's calendar near now
+    OVER_BUDGET = "over_budget"  # in quarantine: the region had named too many new keys or periods in that minute
+    UNKNOWN_QUOTA = "unknown_quota"  # the limits document in force has no such quota: in quarantine, or booked
+    ABOVE_LIMIT = "above_limit"  # booked: more than twice what could be spent in the period
+    WITHOUT_GRANT = "without_grant"  # booked: by epochs that nothing was granted to
+
+
+class Anomaly(Struct, frozen=True):
+    kind: AnomalyKind
+    quota_key: str
+    region: str | None
+    units: int
+    reason: str
+
+
 class Reconciliation(Struct, frozen=True, kw_only=True):
     period: str
     state: str = "open"
@@ -235,6 +252,7 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     word: Word
     drift: int  # all drifts added up without their signs, so that two never hide each other
     findings: list[Finding]
+    anomalies: list[Anomaly] = []  # that agrees, or waits for people: it does not change the word
     quotas: list[QuotaAccount]
 
 

@@ -4,6 +4,7 @@
     charge         all of it is billed as an estimate
     estimate       a part is billed as an estimate, the rest is given up
     unattributed   a quarantine ends: what the region's totals say is booked, as one line that names no policy
+                   A quarantine of an implausible report may end by a write-off as well: people do not believe it
     rebase         a lane goes on whose ledger lost data (rebasing.py)
 
 Of a lease whose period is closed, what waits is in a correction of an open one (closing.py): there it is ended, and
@@ -75,13 +76,19 @@ class EpochEnd(NamedTuple):
     lost_data: bool
 
 
-def propose(book: Lease | Correction, kind: ResolutionKind, units: int) -> Terms | ResolutionRefusal:
-    """`units` of an estimate; of the others, what they are follows from the book."""
+def propose(
+    book: Lease | Correction, kind: ResolutionKind, units: int, *, is_implausible: bool = False
+) -> Terms | ResolutionRefusal:
+    """`units` of an estimate; of the others, what they are follows from the book.
+
+    `is_implausible`: its quarantine began with a report of more than a region may report without people's approval.
+    """
     waiting = book.to_carry
     if kind is ResolutionKind.UNATTRIBUTED:
         return Terms(kind, waiting, 0) if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
     if book.is_quarantined:
-        return ResolutionRefusal.QUARANTINED
+        dismisses = is_implausible and kind is ResolutionKind.WRITE_OFF
+        return Terms(kind, waiting, 0) if dismisses else ResolutionRefusal.QUARANTINED
     if not waiting:
         return ResolutionRefusal.NOTHING_IN_SUSPENSE
     charged = {ResolutionKind.WRITE_OFF: 0, ResolutionKind.CHARGE: waiting}.get(kind, units)
@@ -90,33 +97,65 @@ def propose(book: Lease | Correction, kind: ResolutionKind, units: int) -> Terms
     return Terms(kind, waiting, charged)
 
 
+def propose_for_held(kind: ResolutionKind) -> Terms | ResolutionRefusal:
+    """Propose how a report ends that is kept without a lease: booked whole, or dismissed."""
+    if kind in (ResolutionKind.UNATTRIBUTED, ResolutionKind.WRITE_OFF):
+        return Terms(kind, 0, 0)
+    return ResolutionRefusal.QUARANTINED
+
+
 def resolve(
-    pool: Pool, lease: Lease, terms: Terms, epoch: EpochEnd, resolution: object, now: datetime
+    pool: Pool,
+    lease: Lease,
+    terms: Terms,
+    epoch: EpochEnd,
+    resolution: object,
+    now: datetime,
+    *,
+    is_implausible: bool = False,
 ) -> Movement | ResolutionRefusal:
-    if refusal := _refusal(lease, terms.kind):
+    if refusal := _refusal(lease, terms.kind, is_implausible=is_implausible):
         return refusal
     entry = movement(lease, "resolved", resolution)
     if terms.kind is ResolutionKind.UNATTRIBUTED:
         _end_quarantine(entry, pool, lease, epoch, now)
-    else:
-        _end_suspense(entry, pool, lease, terms)
+        return entry
+    if lease.is_quarantined:
+        _dismiss_report(lease, epoch)
+    _end_suspense(entry, pool, lease, terms)
     return entry
 
 
-def resolve_late(late: Late, terms: Terms, resolution: object, now: datetime) -> Movement | ResolutionRefusal:
-    if refusal := _refusal(late.book, terms.kind):
+def resolve_late(
+    late: Late, terms: Terms, resolution: object, now: datetime, *, is_implausible: bool = False
+) -> Movement | ResolutionRefusal:
+    if refusal := _refusal(late.book, terms.kind, is_implausible=is_implausible):
         return refusal
     entry = movement(late.book, "resolved", resolution)
     if terms.kind is ResolutionKind.UNATTRIBUTED:
         _end_late_quarantine(entry, late, now)
-    else:
-        _end_suspense(entry, late.pool, late.book, terms)
+        return entry
+    if late.book.quarantined:
+        late.book.quarantined, late.book.region_consumed = False, late.consumed
+    _end_suspense(entry, late.pool, late.book, terms)
     return entry
 
 
-def _refusal(book: Lease | Correction, kind: ResolutionKind) -> ResolutionRefusal | None:
-    """A quarantine ends by what the totals say, and nothing else does."""
+def _dismiss_report(lease: Lease, epoch: EpochEnd) -> None:
+    """End the quarantine of a report that people do not believe: what was booked before it stands, and nothing more.
+
+    The region's next total of this lease disagrees with its lines again, and is quarantined: its store has to begin
+    another epoch first.
+    """
+    _leave_quarantine(lease, epoch)
+    lease.region_consumed = lease.consumed
+
+
+def _refusal(book: Lease | Correction, kind: ResolutionKind, *, is_implausible: bool) -> ResolutionRefusal | None:
+    """A quarantine ends by what the totals say; only an implausible report may be dismissed."""
     if book.is_quarantined == (kind is ResolutionKind.UNATTRIBUTED):
+        return None
+    if book.is_quarantined and is_implausible and kind is ResolutionKind.WRITE_OFF:
         return None
     return ResolutionRefusal.QUARANTINED if book.is_quarantined else ResolutionRefusal.NOT_QUARANTINED
 
@@ -132,14 +171,18 @@ def _end_suspense(entry: Movement, pool: Pool, book: Lease | Correction, terms: 
 
 def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, now: datetime) -> None:
     """The region's totals count from here on. The lease is like one that expired: it returns first what is left."""
-    for event in (LeaseEvent.RESOLVE, *_ends(epoch)):
-        state = after(lease.state, event)
-        assert state is not None
-        lease.state = state
+    _leave_quarantine(lease, epoch)
     book_unattributed(entry, pool, lease, lease.region_consumed - lease.consumed, now)
     if lease.state in RETURNS_COUNT:
         _rebase_returns(entry, pool, lease)
     renew(lease)
+
+
+def _leave_quarantine(lease: Lease, epoch: EpochEnd) -> None:
+    for event in (LeaseEvent.RESOLVE, *_ends(epoch)):
+        state = after(lease.state, event)
+        assert state is not None
+        lease.state = state
 
 
 def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:

@@ -4,7 +4,7 @@ Judged in two steps, since a lane's number says at once what may be read and loc
 bytes, then the totals. Every answer has a name; nothing here raises for what a region may send.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from protocol.lease import RETURNS_COUNT, LeaseEvent, after
 from protocol.messages import ExchangeFault, FrozenBatch, FrozenLease
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import period_of
+from protocol.units import MAX_UNITS
 
 
 class EpochState(StrEnum):
@@ -64,6 +65,16 @@ class QuarantineReason(StrEnum):
     TOO_LATE = "too_late"  # its period was closed longer ago than the contract allows
     EPOCH_RETIRED = "epoch_retired"  # people decided that no more evidence counts, and here is some
     LEDGER_REGRESSED = "ledger_regressed"  # of a whole batch: the ledger had given what it does not know any more
+    IMPLAUSIBLE = "implausible"  # more usage beyond its grants than one region may report without people's approval
+    UNKNOWN_QUOTA = "unknown_quota"  # never granted, and no allowance of the limits document
+    IMPLAUSIBLE_PERIOD = "implausible_period"  # never granted, and no period of the quota's calendar near now
+    OVER_BUDGET = "over_budget"  # never granted, and the region has named too many new keys or periods in this minute
+
+
+# Kept as rows of the quarantine table only: there is no lease, pool or period of such a report.
+WITHOUT_LEASE = frozenset(
+    {QuarantineReason.UNKNOWN_QUOTA, QuarantineReason.IMPLAUSIBLE_PERIOD, QuarantineReason.OVER_BUDGET}
+)
 
 
 class Quarantined(NamedTuple):
@@ -166,17 +177,24 @@ def settle(
     pools: Mapping[Key, Pool],
     leases: Mapping[Key, Lease],
     own: Collection[Key] = (),
+    overage_left: MutableMapping[Key, int] | None = None,
 ) -> list[Quarantined]:
     """Book a batch that was judged `applied`. One bad lease never holds up the others.
 
     `own`: of these pools each region has its own limit, so what nobody holds may be another's, and covers nothing.
+    `overage_left`: how much more the region may use beyond its grants before people must look at it; what is booked
+    as overage is taken off.
     """
+    overage_left = {} if overage_left is None else overage_left
     quarantined = []
     for frozen in frozen_leases:
         lease = leases.get(key_of(frozen))
         if lease is None:
             continue  # never granted to, and nothing happened on it
-        reason = _settle_lease(report, frozen, pools[lease.key], lease, may_cover=lease.key not in own)
+        overage = lease.overage
+        most_overage = overage_left.get(lease.key, MAX_UNITS)
+        reason = _settle_lease(report, frozen, pools[lease.key], lease, most_overage, may_cover=lease.key not in own)
+        overage_left[lease.key] = most_overage - (lease.overage - overage)
         lease.region_consumed, lease.region_returned = frozen.consumed, frozen.returned
         if reason:
             quarantined.append(Quarantined(lease.key, reason, frozen))
@@ -184,7 +202,13 @@ def settle(
 
 
 def _settle_lease(
-    report: Report, frozen: FrozenLease, pool: Pool, lease: Lease, *, may_cover: bool = True
+    report: Report,
+    frozen: FrozenLease,
+    pool: Pool,
+    lease: Lease,
+    most_overage: int = MAX_UNITS,
+    *,
+    may_cover: bool = True,
 ) -> QuarantineReason | None:
     """Afterwards the lease is where its report says, or in quarantine for the reason given."""
     consumed = frozen.consumed - lease.region_consumed
@@ -196,6 +220,8 @@ def _settle_lease(
         renew(lease)  # nothing happened since
         return None
     reason = _disagreement(frozen, lease, consumed, returned)
+    if reason is None and _overage_of(pool, lease, consumed, returned, may_cover=may_cover) > most_overage:
+        reason = QuarantineReason.IMPLAUSIBLE
     if reason:
         _quarantine(report, pool, lease)
         return reason
@@ -228,6 +254,20 @@ def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
     post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
     lease.state, lease.demand_milli, lease.waiting = state, 0, 0
     return entry
+
+
+def may_become_overage(frozen: FrozenLease, lease: Lease) -> bool:
+    """Tell whether a report says more than the lease was given: only then a bound for its overage must be known."""
+    consumed = frozen.consumed - lease.region_consumed
+    returned = frozen.returned - min(lease.returned, lease.region_returned)
+    return consumed + returned > lease.unaccounted
+
+
+def _overage_of(pool: Pool, lease: Lease, consumed: int, returned: int, *, may_cover: bool) -> int:
+    """Return how much overage a report would book: what neither the lease nor unallocated units of its pool cover."""
+    drained = returned if lease.state in RETURNS_COUNT else 0
+    covered = pool.unallocated + drained if may_cover else 0
+    return max(0, consumed + drained - lease.unaccounted - covered)
 
 
 def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:

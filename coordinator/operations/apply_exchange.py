@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from coordinator.budgets import Budgets, without_limits
 from coordinator.database import ledger
 from coordinator.database.connection import Connection
 from coordinator.database.documents import Documents
@@ -19,26 +20,32 @@ from coordinator.database.ledger import LaneName
 from coordinator.database.moves import read_moves, write_moves
 from coordinator.database.notices import notify
 from coordinator.database.outbox import tell
-from coordinator.domain.books import Entry, Report
+from coordinator.domain.books import Entry, Key, Report
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import (
     BookedReport,
     Books,
     Call,
     Decision,
+    LockedPool,
     Receipts,
     Work,
     apart,
     asked_about,
     books_of,
+    bound_overages,
     decide,
     divided_keys,
     divisions_of,
     epochs_about,
+    hold_reports,
     judge,
+    keep_within_budgets,
+    keys_without_pool,
     limits_of,
     lost,
     moved_keys,
+    overages_in_question,
     pools_about,
     pools_needed,
     pushed_of,
@@ -46,6 +53,7 @@ from coordinator.domain.exchange import (
     respond,
     sort,
     waiting_epochs,
+    without_held,
     works_of,
 )
 from coordinator.domain.granting import Terms
@@ -64,26 +72,40 @@ class Applied(NamedTuple):
 
 
 async def apply_exchange(
-    connection: Connection, documents: Documents, call: Call, terms: Terms, now: datetime
+    connection: Connection,
+    documents: Documents,
+    call: Call,
+    terms: Terms,
+    now: datetime,
+    budgets: Budgets | None = None,
 ) -> Applied:
-    (applied,) = await apply_exchanges(connection, documents, [call], terms, now)
+    (applied,) = await apply_exchanges(connection, documents, [call], terms, now, budgets)
     return applied
 
 
 async def apply_exchanges(
-    connection: Connection, documents: Documents, calls: Sequence[Call], terms: Terms, now: datetime
+    connection: Connection,
+    documents: Documents,
+    calls: Sequence[Call],
+    terms: Terms,
+    now: datetime,
+    budgets: Budgets | None = None,
 ) -> list[Applied]:
     """Several calls in one transaction, no lane in two of them; each has its own answer."""
+    budgets = budgets or without_limits()
     by_call = [works_of(call) for call in calls]
     works = [work for each in by_call for work in each]
     catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
-    books, version = await _lock_books(connection, works, catalogue, now)
+    pools = await _lock_pools(connection, documents, works, terms, budgets, now)
+    books, version = await _lock_books(connection, works, pools, catalogue, now)
     if version is not None:
         asked = asked_about(works) | apart(works, catalogue)
         catalogue = await ledger.confirm_catalogue(connection, documents, catalogue, version, asked, now)
-    books.limits = await _limits(connection, documents, works, books, catalogue, now)
+    books.limits = await _limits(connection, documents, works, books, catalogue, terms, now)
     decision = decide(works, books, terms, now)
-    receipts = await _write(connection, decision, now) | await ledger.read_receipts(connection, replayed(works))
+    receipts = await _write(connection, decision, budgets, now) | await ledger.read_receipts(
+        connection, replayed(works)
+    )
     booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
     applied = [
         _applied(call, works, books, catalogue, receipts, booked, terms, now)
@@ -125,11 +147,37 @@ async def _lock_lanes_and_read_catalogue(
     return catalogue
 
 
+async def _lock_pools(
+    connection: Connection,
+    documents: Documents,
+    works: Sequence[Work],
+    terms: Terms,
+    budgets: Budgets,
+    now: datetime,
+) -> dict[Key, LockedPool]:
+    """Lock the pools that there are, and make those that are wanted or that a plausible report needs."""
+    pools = await ledger.lock_pools(connection, pools_about(works, now), ())
+    wanted, reported = keys_without_pool(works, pools)
+    known_periods = set[str]()
+    if reported:
+        in_force = await ledger.read_catalogue(connection, documents, {key.quota for key in reported}, now)
+        known_periods = await ledger.read_known_periods(connection, {key.period for key in reported})
+        hold_reports(works, reported, in_force, known_periods, terms, now)
+    if wanted or reported:
+        unseen = await ledger.read_unseen(connection, {key.quota for key in wanted | reported})
+        new_periods = {key.period for key in reported} - known_periods
+        keep_within_budgets(works, unseen, new_periods, budgets.take)
+    needed = pools_needed(works)
+    pools = without_held(works, pools)
+    if missing := needed - pools.keys():
+        pools |= await ledger.lock_pools(connection, missing, missing)
+    return pools
+
+
 async def _lock_books(
-    connection: Connection, works: Sequence[Work], catalogue: Catalogue, now: datetime
+    connection: Connection, works: Sequence[Work], pools: Mapping[Key, LockedPool], catalogue: Catalogue, now: datetime
 ) -> tuple[Books, int | None]:
     """Return also the catalogue's version behind the locks, unless nothing was locked."""
-    pools = await ledger.lock_pools(connection, pools_about(works, now), pools_needed(works))
     epochs = epochs_about(works)
     pools, corrections = await ledger.lock_late(connection, pools, epochs, now)
     divisions = divisions_of(catalogue, pools, await read_moves(connection, moved_keys(pools)))
@@ -146,19 +194,31 @@ async def _limits(
     works: Sequence[Work],
     books: Books,
     catalogue: Catalogue,
+    terms: Terms,
     now: datetime,
 ) -> Mapping[str, int]:
-    """Of what may be pushed. Whoever gives back mostly asks for it as well: then its limit is known by now."""
-    pushed = pushed_of(books)
-    if pushed - asked_about(works):
-        catalogue = await ledger.read_catalogue(connection, documents, pushed, now)
-    return limits_of(catalogue, pushed)
+    """Return the limits of what may be pushed, and bound what may become overage.
+
+    A region that returns units mostly wants some as well: then the limit was read before.
+    """
+    overages = overages_in_question(works)
+    about = pushed_of(books) | {overage.key.quota for overage in overages}
+    if about - asked_about(works):
+        catalogue = await ledger.read_catalogue(connection, documents, about, now)
+    limits = limits_of(catalogue, about)
+    bound_overages(books, await ledger.read_overages(connection, overages), limits, terms.claims)
+    return limits
 
 
-async def _write(connection: Connection, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
+async def _write(
+    connection: Connection, decision: Decision, budgets: Budgets, now: datetime
+) -> dict[tuple[int, int], Receipt]:
     """Everything is decided: from here on only the database can fail, and then nothing was."""
     booked = decision.booked
-    await ledger.keep_regressed(connection, decision.regressed, now)
+    regions = decision.regions
+    await ledger.keep_regressed(
+        connection, decision.regressed, now, lambda batch: budgets.may_keep(regions[batch.epoch], batch)
+    )
     if not booked:
         return {}
     await ledger.insert_leases(connection, decision.new_leases, decision.states)
@@ -168,7 +228,7 @@ async def _write(connection: Connection, decision: Decision, now: datetime) -> d
     receipts = await ledger.write_booked(
         connection, booked, decision.pools, decision.leases, decision.states, entries, now
     )
-    await ledger.write_quarantine(connection, booked, now)
+    await ledger.write_quarantine(connection, booked, now, budgets.kept_of)
     await tell(connection, decision.events, now)
     await notify(connection, decision.notices)
     return receipts

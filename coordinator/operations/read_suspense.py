@@ -38,7 +38,7 @@ class KeptEvidence(msgspec.Struct, frozen=True):
     evidence: Any
     recorded_at: datetime
     is_open: bool  # the lease is still in quarantine, the lane is still behind
-    proposal: Resolution | None  # of a lane
+    proposal: Resolution | None  # of the lane, or of the lease
 
 
 class LeaseName(NamedTuple):
@@ -98,18 +98,24 @@ FROM waiting LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolu
 WHERE (waiting.period, waiting.quota, waiting.epoch) > ($1, $2, $3)
 ORDER BY waiting.period, waiting.quota, waiting.epoch LIMIT $4
 """
-_QUARANTINE = """
-SELECT epoch, lane, seq, quota, period, reason, evidence::text AS evidence, recorded_at,
-    CASE quota WHEN '' THEN
+IS_OPEN = """CASE quota WHEN '' THEN
         (SELECT last_seq < seq FROM lane WHERE (lane.epoch, lane.lane) = (quarantine.epoch, quarantine.lane))
-    ELSE EXISTS (SELECT FROM lease WHERE state = 'quarantined'
+    ELSE reason IN ('unknown_quota', 'implausible_period', 'over_budget') AND NOT EXISTS (
+            SELECT FROM resolution AS ended WHERE (ended.epoch, ended.quota, ended.period)
+                = (quarantine.epoch, quarantine.quota, quarantine.period) AND approved_at >= recorded_at)
+        OR EXISTS (SELECT FROM lease WHERE state = 'quarantined'
             AND (lease.epoch, lease.quota, lease.period) = (quarantine.epoch, quarantine.quota, quarantine.period))
         OR coalesce((SELECT quarantined FROM correction AS late WHERE (late.epoch, late.quota, late.charge_period)
             = (quarantine.epoch, quarantine.quota, quarantine.period) ORDER BY late.period DESC LIMIT 1), false)
-    END AS is_open,
+    END"""
+_QUARANTINE = f"""
+SELECT epoch, lane, seq, quota, period, reason, evidence::text AS evidence, recorded_at,
+    {IS_OPEN} AS is_open,
     (SELECT to_json(resolution)::text FROM resolution
-        WHERE (resolution.epoch, resolution.lane, resolution.seq)
-            = (quarantine.epoch, quarantine.lane, quarantine.seq) AND approved_at IS NULL) AS proposal
+        WHERE approved_at IS NULL AND resolution.epoch = quarantine.epoch
+            AND ((resolution.lane, resolution.seq) = (quarantine.lane, quarantine.seq)
+                OR (resolution.quota, resolution.period) = (quarantine.quota, quarantine.period))
+        LIMIT 1) AS proposal
 FROM quarantine WHERE (epoch, lane, seq, quota, period) > ($1, $2, $3, $4, $5)
 ORDER BY epoch, lane, seq, quota, period LIMIT $6
-"""
+"""  # noqa: S608 - the expression is that above

@@ -12,12 +12,14 @@ import asyncpg
 from msgspec import structs
 
 from coordinator.database.connection import Connection
+from coordinator.domain.anomalies import QUARANTINED_AS, Quarantinings, find_anomalies
 from coordinator.domain.reconciliation import (
     CORRECTION,
     LEASE,
     POOL,
     Adjusted,
     AdjustmentRow,
+    Anomaly,
     Books,
     CorrectionRow,
     LaneRow,
@@ -31,6 +33,7 @@ from coordinator.domain.reconciliation import (
 )
 from coordinator.domain.trial_balance import TrialBalance, trial_balance
 from coordinator.operations.read_periods import read_period
+from coordinator.operations.read_suspense import IS_OPEN
 from protocol.lease import LeaseState
 
 PATIENCE_S = 600.0  # ten million lines are minutes' work where others are at work, too
@@ -51,8 +54,20 @@ async def reconcile_period(connection: Connection, period: str, now: datetime) -
     found = await read_period(connection, period)
     if found is None:
         return None
-    agreed = reconcile(period, await read_books(connection, period), now)
-    return structs.replace(agreed, state=found.state, closed_at=found.closed_at, closed_by=found.closed_by)
+    books = await read_books(connection, period)
+    return structs.replace(
+        reconcile(period, books, now),
+        state=found.state,
+        closed_at=found.closed_at,
+        closed_by=found.closed_by,
+        anomalies=await _anomalies(connection, period, books),
+    )
+
+
+async def _anomalies(connection: Connection, period: str, books: Books) -> list[Anomaly]:
+    known_quotas: list[str] = await connection.fetchval(_KNOWN_QUOTAS)
+    rows = await connection.fetch(_QUARANTINED, period, list(QUARANTINED_AS))
+    return find_anomalies(books, frozenset(known_quotas), [Quarantinings(*row.values()) for row in rows])
 
 
 async def balance_period(connection: Connection, period: str, now: datetime) -> TrialBalance | None:
@@ -140,6 +155,15 @@ def _correction(row: asyncpg.Record) -> CorrectionRow:
     )
 
 
+_KNOWN_QUOTAS = """
+SELECT ARRAY(SELECT quota ->> 'name' FROM jsonb_array_elements((
+    SELECT document -> 'quotas' FROM limits_version ORDER BY version DESC LIMIT 1)) AS quota)
+"""
+_QUARANTINED = f"""
+SELECT quota, region, reason, count(*), max((evidence ->> 'consumed')::numeric)
+FROM quarantine JOIN region_epoch USING (epoch)
+WHERE quarantine.period = $1 AND reason = ANY ($2::text[]) AND {IS_OPEN} GROUP BY quota, region, reason
+"""  # noqa: S608 - the expression is ours
 _POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
 _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)

@@ -24,11 +24,13 @@ from coordinator.domain.resolution import (
     ResolutionRefusal,
     Terms,
     propose,
+    propose_for_held,
     resolve,
     resolve_late,
 )
-from coordinator.domain.settlement import EpochState, Lane
+from coordinator.domain.settlement import WITHOUT_LEASE, EpochState, Lane, QuarantineReason
 from coordinator.operations.rebase_lane import kept_seq, lock_lane, rebase_lane
+from protocol.lease import LeaseState
 
 
 class Resolution(msgspec.Struct, frozen=True):
@@ -69,7 +71,17 @@ class _About(NamedTuple):
     seq: int | None = None
 
 
-Found: TypeAlias = Lane | LockedLease | Late
+class HeldReport(NamedTuple):
+    """A report without a lease, kept in rows: it names no quota or no period that it could be booked on."""
+
+    key: Key
+    epoch: int
+    region: str
+    end: EpochEnd
+    consumed: int  # the largest total that the region reported
+
+
+Found: TypeAlias = Lane | LockedLease | Late | HeldReport
 
 
 async def propose_resolution(
@@ -81,10 +93,13 @@ async def propose_resolution(
     if isinstance(found, Lane):
         about = _About(lane=found.lane, seq=await kept_seq(connection, found))
         terms = Terms(proposal.kind, 0, 0) if about.seq else ResolutionRefusal.NOT_REGRESSED
+    elif isinstance(found, HeldReport):
+        about, terms = _About(*found.key), propose_for_held(proposal.kind)
     else:
         about = _About(*found.lease.key)
         book = found.book if isinstance(found, Late) else found.lease
-        terms = propose(book, proposal.kind, proposal.units)
+        is_implausible = await _is_implausible(connection, proposal.epoch, found.lease.key)
+        terms = propose(book, proposal.kind, proposal.units, is_implausible=is_implausible)
     if isinstance(terms, ResolutionRefusal):
         return terms
     row = await connection.fetchrow(
@@ -125,6 +140,10 @@ async def _carry_out(
     if isinstance(found, Lane):
         assert resolution.seq is not None
         return await rebase_lane(connection, found, resolution.seq, resolution.id, now)
+    if isinstance(found, HeldReport):
+        if resolution.kind is ResolutionKind.WRITE_OFF:
+            return None  # nothing was booked, and nothing will be
+        found = await _open_books(connection, found, now)
     if isinstance(found, Late):
         entry = await _resolve_late(connection, resolution, found, now)
     else:
@@ -140,7 +159,8 @@ async def _resolve(
 ) -> Movement | ResolutionRefusal:
     (pool, *_), lease, epoch = found
     state = lease.state
-    entry = resolve(pool, lease, _terms(resolution), epoch, resolution.id, now)
+    is_implausible = await _is_implausible(connection, lease.epoch, lease.key)
+    entry = resolve(pool, lease, _terms(resolution), epoch, resolution.id, now, is_implausible=is_implausible)
     if not isinstance(entry, ResolutionRefusal):
         await ledger.write_books(connection, [pool], [lease], {(lease.epoch, lease.key): state})
     return entry
@@ -149,7 +169,8 @@ async def _resolve(
 async def _resolve_late(
     connection: Connection, resolution: Resolution, found: Late, now: datetime
 ) -> Movement | ResolutionRefusal:
-    entry = resolve_late(found, _terms(resolution), resolution.id, now)
+    is_implausible = await _is_implausible(connection, found.lease.epoch, found.lease.key)
+    entry = resolve_late(found, _terms(resolution), resolution.id, now, is_implausible=is_implausible)
     if not isinstance(entry, ResolutionRefusal):
         await ledger.write_books(connection, [found.pool], [], {})
         await ledger.write_corrections(connection, [found.book])
@@ -166,7 +187,35 @@ async def _lock(connection: Connection, epoch: int, about: Key | int, now: datet
     return await _lock_lease(connection, epoch, about, now)
 
 
-async def _lock_lease(connection: Connection, epoch: int, key: Key, now: datetime) -> LockedLease | Late | None:
+async def _is_implausible(connection: Connection, epoch: int, key: Key) -> bool:
+    found: bool = await connection.fetchval(_IMPLAUSIBLE, epoch, *key, QuarantineReason.IMPLAUSIBLE.value)
+    return found
+
+
+async def _held_report(connection: Connection, epoch: int, key: Key, region: str, end: EpochEnd) -> HeldReport | None:
+    consumed = await connection.fetchval(_HELD, epoch, *key, sorted(WITHOUT_LEASE))
+    return None if consumed is None else HeldReport(key, epoch, region, end, consumed)
+
+
+async def _open_books(connection: Connection, held: HeldReport, now: datetime) -> LockedLease | Late:
+    """Make what a held report is booked on, as people have approved: its period, pool and a lease in quarantine."""
+    locked = (await ledger.lock_pools(connection, [held.key], [held.key]))[held.key]
+    state = LeaseState.QUARANTINED
+    lease = Lease(held.key, held.epoch, held.region, now, now, state, region_consumed=held.consumed)
+    if not locked.closed_at:
+        await ledger.insert_leases(connection, [lease], {(lease.epoch, lease.key): state})
+        return LockedLease(locked, lease, held.end)
+    pools, corrections = await ledger.lock_late(connection, {lease.key: locked}, [lease.epoch], now)
+    open_pools = {key: each.pool for key, each in pools.items() if not each.closed_at}
+    known = lease, locked.closed_at, corrections, open_pools, now
+    late = late_of(*known, closed=locked.pool, returns_count=not held.end.lost_data)
+    late.book.quarantined, late.book.region_consumed = True, held.consumed
+    return late
+
+
+async def _lock_lease(
+    connection: Connection, epoch: int, key: Key, now: datetime
+) -> LockedLease | Late | HeldReport | None:
     """In the ledger's order, and waiting: the epoch shared, then the pool, under which its leases stand still."""
     row = await connection.fetchrow(_SHARE_EPOCH, epoch)
     if row is None:
@@ -179,8 +228,11 @@ async def _lock_lease(connection: Connection, epoch: int, key: Key, now: datetim
         # Of work that was done without a lease in a closed month there is only the correction.
         lease = lease or Lease(key, epoch, row["region"], now, now)
         closed = locked or LockedPool(Pool(key), period_is_open=False, closed_at=closed_at)
-        return await _lock_late(connection, lease, closed, end, now)
-    return LockedLease(locked, lease, end) if locked and lease else None
+        late = await _lock_late(connection, lease, closed, end, now)
+        return late or await _held_report(connection, epoch, key, row["region"], end)
+    if locked and lease:
+        return LockedLease(locked, lease, end)
+    return await _held_report(connection, epoch, key, row["region"], end)
 
 
 async def _lock_late(
@@ -210,6 +262,13 @@ async def _record(connection: Connection, by: Actor, action: Action, resolution:
 
 
 _SHARE_EPOCH = "SELECT region, state, lost_data FROM region_epoch WHERE epoch = $1 FOR SHARE"
+_IMPLAUSIBLE = """
+SELECT EXISTS (SELECT FROM quarantine WHERE (epoch, quota, period, reason) = ($1, $2, $3, $4))
+"""
+_HELD = """
+SELECT max((evidence ->> 'consumed')::numeric) FROM quarantine
+WHERE (epoch, quota, period) = ($1, $2, $3) AND reason = ANY ($4::text[])
+"""
 _CLOSED_AT = "SELECT closed_at FROM period WHERE id = $1"
 _FIELDS = """id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at,
     approved_by, approved_at"""

@@ -55,6 +55,9 @@ def show_(name: Period, as_json: Json = False, url: Url = DEFAULT_URL) -> None:
     typer.echo(f"its accounts: {books['word']}")
     for fault in books["findings"]:
         typer.echo(f"  {fault['word']}: {fault['quota_key']} {fault['region'] or ''}: {fault['reason']}")
+    for anomaly in books.get("anomalies", ()):
+        where = f"{anomaly['quota_key']} {anomaly['region'] or ''}"
+        typer.echo(f"  {anomaly['kind']}: {where}: {anomaly['units']} units: {anomaly['reason']}")
     show(["quota", *SUMS], [[each["quota_key"], *(str(each[name]) for name in SUMS)] for each in books["quotas"]])
     waiting = [_waiting(quota, region) for quota in books["quotas"] for region in quota["regions"]]
     if rows := [row for row in waiting if row[2:4] != ["0", "0"]]:

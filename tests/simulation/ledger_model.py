@@ -872,7 +872,7 @@ class LedgerModel:
         catalogue = self.catalogue(asked | deciding.apart(works, self.catalogue(asked, now)), now)
         deciding.sort(works, catalogue, terms, now)
         transaction = Transaction()
-        pools = self._lock_pools(deciding.pools_about(works, now), deciding.pools_needed(works), transaction)
+        pools = self._lock_plausible_pools(works, terms, transaction, now)
         epochs = deciding.epochs_about(works)
         pools, corrections = self._lock_late(pools, epochs, now, transaction)
         moves = self._open_moves(deciding.moved_keys(pools))
@@ -883,7 +883,10 @@ class LedgerModel:
         stopped = {name[0] for name in self.regressed()}
         books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
         pushed = deciding.pushed_of(books)
-        books.limits = deciding.limits_of(self.catalogue(pushed, now), pushed)
+        overages = deciding.overages_in_question(works)
+        about = pushed | {overage.key.quota for overage in overages}
+        books.limits = deciding.limits_of(self.catalogue(about, now), about)
+        deciding.bound_overages(books, {each: self._overage(each) for each in overages}, books.limits, terms.claims)
         for work in works:
             for wanted in work.wanted:
                 transaction.asked[wanted.key, work.call.region] += wanted.waiting
@@ -897,6 +900,30 @@ class LedgerModel:
             deciding.respond(call, each, books, catalogue, receipts, terms, now)
             for call, each in zip(calls, by_call, strict=True)
         ], transaction
+
+    def _lock_plausible_pools(
+        self, works: Sequence[Work], terms: Terms, transaction: Transaction, now: datetime
+    ) -> dict[Key, LockedPool]:
+        pools = self._lock_pools(deciding.pools_about(works, now), (), transaction)
+        _, reported = deciding.keys_without_pool(works, pools)
+        known_periods = {key.period for key in self.pools} | self.rows["period"].keys()
+        in_force = self.catalogue({key.quota for key in reported}, now)
+        deciding.hold_reports(works, reported, in_force, known_periods, terms, now)
+        needed = deciding.pools_needed(works)
+        pools = deciding.without_held(works, pools)
+        missing = needed - pools.keys()
+        return pools | self._lock_pools(missing, missing, transaction)
+
+    def _overage(self, asked: deciding.Overage) -> int:
+        region, key = asked
+        leases = (each.overage for each in self.leases.values() if (each.region, each.key) == asked)
+        late = self.corrections.values()
+        corrections = (
+            each.correction
+            for each in late
+            if (each.region, each.key.quota, each.charge_period) == (region, key.quota, key.period)
+        )
+        return sum(leases) + sum(corrections)
 
     def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
         names = [(work.report.epoch, work.report.lane, work.report.region) for work in works]
@@ -935,7 +962,8 @@ class LedgerModel:
                 transaction.writes[Name("pool", key)] = Pool(key)
         found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
         locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
-        gone = {key: self._locked(Pool(key)) for key in {*keys, *must_exist} - locked.keys()}
+        missing = {*keys, *must_exist} - locked.keys()
+        gone = {key: self._locked(Pool(key))._replace(is_kept=False) for key in missing}
         return locked | {key: each for key, each in gone.items() if each.closed_at}
 
     def _locked(self, pool: Pool) -> LockedPool:

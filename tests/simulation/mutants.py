@@ -106,7 +106,7 @@ def returns_as_deltas(world: World) -> Iterator[Any]:
     """What a region says it returned is taken for new each time."""
     real = settlement._settle_lease
 
-    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, **own: Any) -> Any:
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, *_: Any, **own: Any) -> Any:
         again = msgspec.structs.replace(frozen, returned=lease.returned + frozen.returned)
         return real(report, again, pool, lease)
 
@@ -332,7 +332,7 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
     """A lease that ran out is good again, with what nobody accounted for, as soon as its region is back."""
     real = settlement._settle_lease
 
-    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, **own: Any) -> Any:
+    def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, *_: Any, **own: Any) -> Any:
         reason = real(report, frozen, pool, lease)
         if lease.state is LeaseState.EXPIRED:
             post(report, pool, lease, Account.SUSPENSE, Account.UNALLOCATED, lease.suspense, Cause.RETURNED)

@@ -30,7 +30,9 @@ assert IN_ALL > 2**63
 @pytest.fixture
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock = StandingClock()
-    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=4)
+    settings = CoordinatorSettings(
+        database_url=SecretStr(restricted(database)), database_pool_size=4, implausible_floor_units=MAX_UNITS
+    )
     app = create_app(settings, clock)
     async with app.router.lifespan_context(app), connected(database) as owner:
         stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
