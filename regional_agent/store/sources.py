@@ -10,18 +10,23 @@ file is Lua as it stands.
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 LUA = Path(__file__).parent.parent.parent / "lua"
 _REQUIRED = re.compile(r"require\('([a-z_/]+)(/\*)?'\)")
+ReadFile = Callable[[Path], str]
+
+
+def read_file(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @functools.cache
 def sources() -> Mapping[str, bytes]:
     """Every script by its name. Read once: a process runs what it began with, in all of its cells."""
-    return MappingProxyType({path.stem: _joined(path).encode() for path in sorted(LUA.glob("*.lua"))})
+    return assemble_scripts(read_file)
 
 
 @functools.cache
@@ -30,18 +35,26 @@ def digests() -> Mapping[str, str]:
     return MappingProxyType({name: hashlib.sha1(source).hexdigest() for name, source in sources().items()})  # noqa: S324
 
 
-def _joined(path: Path) -> str:
-    return _REQUIRED.sub(_replacement, path.read_text(encoding="utf-8"))
+def assemble_scripts(read: ReadFile) -> Mapping[str, bytes]:
+    """Assemble every script from files as `read` gives them: tests give some of them changed."""
+    return MappingProxyType({path.stem: join_parts(read(path), read).encode() for path in sorted(LUA.glob("*.lua"))})
 
 
-def _replacement(required: re.Match[str]) -> str:
+def join_parts(text: str, read: ReadFile = read_file) -> str:
+    """Replace each `require` of a text by the file that it names."""
+    return _REQUIRED.sub(lambda required: _replacement(required, read), text)
+
+
+def _replacement(required: re.Match[str], read: ReadFile) -> str:
     name, is_directory = required.groups()
-    return _one_of(LUA / name) if is_directory else f"(function()\n{_joined(LUA / f'{name}.lua')}end)()"
+    if is_directory:
+        return _one_of(LUA / name, read)
+    return f"(function()\n{join_parts(read(LUA / f'{name}.lua'), read)}end)()"
 
 
-def _one_of(directory: Path) -> str:
+def _one_of(directory: Path, read: ReadFile) -> str:
     branches = (
-        f"if name == '{path.stem}' then return (function(...)\n{_joined(path)}end)(...) end\n"
+        f"if name == '{path.stem}' then return (function(...)\n{join_parts(read(path), read)}end)(...) end\n"
         for path in sorted(directory.glob("*.lua"))
     )
     return f"(function(name, ...)\n{''.join(branches)}end)"

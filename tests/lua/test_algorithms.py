@@ -1,7 +1,7 @@
 """Each algorithm of a rate on a real store against what it promises: never more, never less, and when to ask again.
 
 The oracle of an algorithm is its promise, written down over the list of all that was admitted, in exact fractions; it
-keeps no state. The store runs the real scripts on the test's clock (test_model.py shows how).
+keeps no state. The store runs the real scripts on the test's clock (wire.py shows how).
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, RateWant, Request, Scripts
 from tests.conftest import Server
 from tests.lua.saying import RATE, give_share, guard
-from tests.lua.test_model import Wire, at_once
-from tests.simulation.store_model import ModelConnection, StoreModel
+from tests.lua.wire import Wire, at_once
+from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
 ALGORITHMS = sorted(RateAlgorithm)
 LIFE = Life("life-1", 7, 4)
@@ -56,11 +56,11 @@ class Clocked:
         return at_once(self.scripts.check(LIFE, mode, [charge])).policies[0]
 
 
-class Straight(ModelConnection):
+class Straight(LocalConnection):
     """Every command goes to the real store."""
 
     def __init__(self, wire: Wire) -> None:
-        super().__init__(StoreModel())
+        super().__init__(ScriptedStore())
         self.fingerprint, self._wire = "real", wire
 
     async def _ask(self, *arguments: Argument) -> Reply:

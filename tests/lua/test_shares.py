@@ -17,7 +17,7 @@ from regional_agent.store.scripts import RateWant
 from tests.conftest import Server
 from tests.lua.saying import RATE
 from tests.lua.test_algorithms import LIFE, STEADY, Clocked, limit_of
-from tests.lua.test_model import at_once
+from tests.lua.wire import at_once
 
 AGENT = "one"
 EXPIRES_MS = 8_000

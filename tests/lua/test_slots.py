@@ -36,7 +36,7 @@ from regional_agent.store.scripts import (
 from tests.conftest import Server
 from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_algorithms import LIFE, Clocked, Straight
-from tests.lua.test_model import at_once
+from tests.lua.wire import at_once
 
 REPORTS = quota_key("reports", [("tenant", "acme")])
 TTL_MS, REMEMBERED_MS = 60_000, 600_000

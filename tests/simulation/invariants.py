@@ -276,9 +276,9 @@ def what_is_lost_returns_nothing(world: World, watch: Watch) -> Iterator[str]:
 def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
     """As long as it lives with its data, no total in it goes back."""
     for name, machine in world.machines.items():
-        for key in machine.model.data:
+        for key in machine.store.data:
             if ":lease:" in key:
-                f = machine.model.hash(key)
+                f = machine.store.hash(key)
                 totals = tuple(int(f.get(total, 0)) for total in ("granted", "overage", "consumed", "returned"))
                 about = (name, machine.restarts, key, f.get("period"))
                 if any(new < old for new, old in zip(totals, watch.kept.get(about, totals), strict=True)):
@@ -292,9 +292,9 @@ def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
     The fence may be a moment behind that clock: it is written when a millisecond has passed.
     """
     for name, machine in world.machines.items():
-        mono = int(machine.model.hash("lh:fence").get("mono", 0))
-        for key in [key for key in machine.model.data if ":lease:" in key]:
-            f, about = machine.model.hash(key), (name, machine.restarts, key)
+        mono = int(machine.store.hash("lh:fence").get("mono", 0))
+        for key in [key for key in machine.store.data if ":lease:" in key]:
+            f, about = machine.store.hash(key), (name, machine.restarts, key)
             period, starts = watch.waiting.pop(about, ("", 0))
             has_begun = mono + WRITTEN_EVERY_US > starts or (
                 period and period_of(period).starts_at <= world.clock.now()
@@ -347,7 +347,7 @@ def _cells(world: World, region: str) -> list[Any]:
 
 
 def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterator[str]:
-    store = world.machines[region].model
+    store = world.machines[region].store
     for (number, key), lease in world.ledger.leases.items():
         is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
         period = period_of(key.period)
@@ -534,7 +534,7 @@ def both_sides_agree(world: World, _: Watch) -> Iterator[str]:
     for name, machine in world.machines.items():
         if name in world.lost_regions or name in world.lossy_regions:
             continue
-        fence = machine.model.hash("lh:fence")
+        fence = machine.store.hash("lh:fence")
         for key, lease in _current(world, name, fence.get("epoch")):
             yield from _differs(machine, key, lease)
 
@@ -546,9 +546,9 @@ def _current(world: World, region: str, epoch: str | None) -> Iterator[tuple[Key
 
 
 def _differs(machine: Any, key: Key, lease: Lease) -> Iterator[str]:
-    for name in machine.model.data:
+    for name in machine.store.data:
         if f":lease:{lease.epoch}:" in name and name.endswith(key.quota):
-            kept = machine.model.hash(name)
+            kept = machine.store.hash(name)
             prefix = next((each for each in ("", "next:") if kept.get(f"{each}period") == key.period), None)
             if prefix is None:
                 return
@@ -567,7 +567,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
     if world.ledger_lost or world.unseen:
         return
     for name, machine in world.machines.items():
-        epoch = machine.model.hash("lh:fence").get("epoch", "0")
+        epoch = machine.store.hash("lh:fence").get("epoch", "0")
         if name in world.lost_regions or name in world.lossy_regions:
             continue
         for (number, key), lease in world.ledger.leases.items():
@@ -587,7 +587,7 @@ def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str
     for name, machine in world.machines.items():
         if name in world.lost_regions or name in world.lossy_regions:
             continue
-        for key, lease in _current(world, name, machine.model.hash("lh:fence").get("epoch")):
+        for key, lease in _current(world, name, machine.store.hash("lh:fence").get("epoch")):
             catalogue = world.ledger.catalogue([key.quota], world.clock.now())
             is_central = catalogue.mode_of(key.quota) is Mode.CENTRAL
             if is_central and lease.outstanding and not is_over(key.period, world.clock.now()):
@@ -627,7 +627,7 @@ def a_ledger_that_lost_data_is_noticed(world: World, _: Watch) -> Iterator[str]:
     repaired = {world.ledger.epochs[number].region for number, _, _ in world.rebased}
     excused = world.coordinators.alarmed | repaired | world.lossy_regions | world.lost_regions
     for region, told in world.told_and_lost.items():
-        current = world.machines[region].model.hash("lh:fence").get("epoch")
+        current = world.machines[region].store.hash("lh:fence").get("epoch")
         forgotten = {name for name in told - world.ledger.rows["receipt"].keys() if str(name[0]) == current}
         if forgotten and region not in excused:
             yield f"{region} has receipts for {sorted(forgotten)}, the ledger has not, and nobody noticed"
@@ -637,7 +637,7 @@ def lanes_go_on(world: World, _: Watch) -> Iterator[str]:
     """Once people have approved it, a lane that showed the ledger to have lost data is spoken in again."""
     for epoch, lane, seq in world.ledger.regressed():
         region = world.ledger.epochs[epoch].region
-        is_current = world.machines[region].model.hash("lh:fence").get("epoch") == str(epoch)
+        is_current = world.machines[region].store.hash("lh:fence").get("epoch") == str(epoch)
         if is_current and region not in world.lost_regions:
             yield f"lane {lane} of epoch {epoch} of {region} stands before {seq}"
 

@@ -35,13 +35,11 @@ from regional_agent.journal import Journal
 from regional_agent.life import LifeKeeper
 from regional_agent.reporting import Conversation
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Scripts
-from tests.simulation import ledger_model, store_model
+from tests.simulation import ledger_model
 from tests.simulation.disks import VirtualSegment
-from tests.simulation.holds_model import Holds, Part, read_was, write_was
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.lua_edits import edit_lua
 from tests.simulation.network import Coordinators
-from tests.simulation.store_model import StoreModel
 from tests.simulation.world import World
 
 Mutant = Callable[[World], contextlib.AbstractContextManager[None]]
@@ -90,15 +88,10 @@ def grants_as_deltas(world: World) -> Iterator[Any]:
 
     told: dict[Any, int] = {}
     yield patch.object(exchange_module, "lease_reply", only_now)
-    install = StoreModel._install
-
-    def added(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
-        quota, period, granted, *rest = reply
-        f = self.hash(key)
-        had = int(f.get("granted", 0)) if f.get("period") == period else 0
-        return install(self, key, dirty, [quota, period, str(had + int(granted)), *rest], *others)
-
-    yield patch.object(StoreModel, "_install", added)
+    yield edit_lua(
+        world,
+        ("settle", "granted, overage = tonumber(ARGV[at + 2]),", "granted, overage = ARGV[at + 2] + (f[1] or 0),"),
+    )
 
 
 @mutant
@@ -116,23 +109,20 @@ def returns_as_deltas(world: World) -> Iterator[Any]:
 @mutant
 def tell_before_stop(world: World) -> Iterator[Any]:
     """What is given back may still be spent until the coordinator's receipt is in."""
-    allowance, settle = StoreModel._allowance, StoreModel.settle
-
-    def still_there(self: StoreModel, names: Any, *rest: Any) -> Any:
-        state = allowance(self, names, *rest)
-        f = self.hash(names[0])
-        state["available"] += int(f.get("returned", 0)) - int(f.get("stopped", 0))
-        return state
-
-    def stop(self: StoreModel, keys: Any, argv: Any) -> Any:
-        answer = settle(self, keys, argv)
-        for key in keys[3:]:
-            if ":lease:" in key and self.hash(key):
-                self._write(key, {"stopped": self.hash(key).get("returned", "0")})
-        return answer
-
-    yield patch.object(StoreModel, "_allowance", still_there)
-    yield patch.object(StoreModel, "settle", stop)
+    yield edit_lua(
+        world,
+        (
+            "algorithms/allowance",
+            "- consumed - number(f[5]) - number(f[6])",
+            "- consumed - number(redis.call('HGET', KEYS[key], 'stopped')) - number(f[6])",
+        ),
+        (
+            "settle",
+            "answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[at_of(i)], at_of(i))",
+            "local key = KEYS[2 * i + 2]\nanswer[#answer + 1] = install(key, ARGV[at_of(i)], at_of(i))\n"
+            "redis.call('HSET', key, 'stopped', redis.call('HGET', key, 'returned') or 0)",
+        ),
+    )
 
 
 @mutant
@@ -170,26 +160,21 @@ def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
 @mutant
 def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
     """What an epoch that is over gives back is reckoned from its last report, which was before its end."""
-    freeze, give_back = StoreModel.freeze, StoreModel.give_back
-    read: dict[Any, int] = {}
-
-    def look(self: StoreModel, keys: Any, argv: Any) -> Any:
-        for lease in keys[3::2]:
-            read[id(self), lease] = int(self.hash(lease).get("consumed", 0))
-        return freeze(self, keys, argv)
-
-    def give_what_was_left(self: StoreModel, keys: Any, argv: Any) -> Any:
-        f, before = self.hash(keys[1]), read.get((id(self), keys[1]), 0)
-        if self.hash(keys[0]).get("epoch") == argv[1] or "granted" not in f:
-            return give_back(self, keys, argv)
-        since = int(f.get("consumed", 0)) - before
-        self._write(keys[1], {"consumed": str(before)})
-        units = give_back(self, keys, argv)
-        self._write(keys[1], {"consumed": str(before + since)})
-        return units
-
-    yield patch.object(StoreModel, "freeze", look)
-    yield patch.object(StoreModel, "give_back", give_what_was_left)
+    yield edit_lua(
+        world,
+        (
+            "freeze",
+            "local by_period, line_fields, line_periods",
+            "local read = redis.call('HGET', lease, 'consumed')\n"
+            "if read then redis.call('HSET', lease, 'read', read) end\n"
+            "local by_period, line_fields, line_periods",
+        ),
+        (
+            "give_back",
+            "prefix .. 'overage', prefix .. 'consumed'",
+            "prefix .. 'overage', fence[2] ~= ARGV[2] and prefix == '' and 'read' or prefix .. 'consumed'",
+        ),
+    )
 
 
 @mutant
@@ -201,13 +186,15 @@ def uncommitted_state_across_a_fail_over(world: World) -> Iterator[Any]:
 @mutant
 def period_missing_from_a_message(world: World) -> Iterator[Any]:
     """The store takes a lease of the next period for more of the one it has."""
-    real = StoreModel._install
-
-    def install(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
-        quota, period, *rest = reply
-        return real(self, key, dirty, [quota, self.hash(key).get("period", period), *rest], *others)
-
-    yield patch.object(StoreModel, "_install", install)
+    yield edit_lua(
+        world,
+        (
+            "settle",
+            "local period, is_current = ARGV[at + 1],",
+            "ARGV[at + 1] = redis.call('HGET', key, 'period') or ARGV[at + 1]\n"
+            "local period, is_current = ARGV[at + 1],",
+        ),
+    )
 
 
 # --- those of the issue -----------------------------------------------------------------------------------------------
@@ -216,15 +203,15 @@ def period_missing_from_a_message(world: World) -> Iterator[Any]:
 @mutant
 def fingerprint_not_checked(world: World) -> Iterator[Any]:
     """A store that has an epoch keeps it, whichever life it lives; the coordinator does not compare either."""
-    begin_life = StoreModel.begin_life
-
-    def keep(self: StoreModel, keys: Any, argv: Any) -> Any:
-        if self.hash(keys[0]).get("epoch"):
-            self._write(keys[0], {"fingerprint": argv[0]})
-        return begin_life(self, keys, argv)
-
     real = judge_number
-    yield patch.object(StoreModel, "begin_life", keep)
+    yield edit_lua(
+        world,
+        (
+            "begin_life",
+            "local was = fence()",
+            "if fence()[3] then redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1]) end\nlocal was = fence()",
+        ),
+    )
     yield patch.object(
         exchange_module,
         "judge_number",
@@ -235,16 +222,12 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
 @mutant
 def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
     """A new life keeps the nonce of the one before, and the coordinator knows it again."""
-    begin_life = StoreModel.begin_life
-
-    def keep(self: StoreModel, keys: Any, argv: Any) -> Any:
-        return begin_life(self, keys, [argv[0], self.hash(keys[0]).get("nonce", argv[1]), *argv[2:]])
 
     def again(number: int, epoch: Any, region: str, request: Any) -> EpochOpened:
         world.ledger.epochs[number] = epoch._replace(fingerprint=request.fingerprint)
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    yield patch.object(StoreModel, "begin_life", keep)
+    yield edit_lua(world, ("begin_life", "'nonce', ARGV[2])", "'nonce', was[2] or ARGV[2])"))
     yield patch.object(LedgerModel, "again", staticmethod(again))
 
 
@@ -269,16 +252,17 @@ def live_fields_in_the_hash(world: World) -> Iterator[Any]:
 @mutant
 def two_batches_in_flight(world: World) -> Iterator[Any]:
     """A lane freezes a new batch while one waits for its receipt."""
-    real = StoreModel.freeze
-
-    def freeze(self: StoreModel, keys: Any, argv: Any) -> Any:
-        lane = self.hash(keys[1])
-        if "frozen" in lane and argv[4:]:
-            self._write(keys[1], {"seq": lane["frozen_seq"]})
-            self._remove(keys[1], "frozen", "frozen_seq")
-        return real(self, keys, argv)
-
-    yield patch.object(StoreModel, "freeze", freeze)
+    yield edit_lua(
+        world,
+        (
+            "freeze",
+            "if lane[2] then return",
+            "if lane[2] and #ARGV >= 5 then\n"
+            "lane[1] = lane[3]\n"
+            "redis.call('HSET', KEYS[2], 'seq', lane[3])\n"
+            "elseif lane[2] then return",
+        ),
+    )
 
 
 @mutant
@@ -345,14 +329,7 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
 @mutant
 def expiry_counted_from_the_reply(world: World) -> Iterator[Any]:
     """The region counts from when it heard, not from when it asked."""
-    real = Scripts.settle
-
-    async def settle(self: Scripts, life: Any, lane: int, sent_mono_us: int, reply: Any) -> Any:
-        machine = self._store._machine  # type: ignore[attr-defined]  # every connection here is a virtual one
-        machine.tick()
-        return await real(self, life, lane, machine.model._tick("lh:fence"), reply)
-
-    yield patch.object(Scripts, "settle", settle)
+    yield edit_lua(world, ("settle", "cut_off.forget()", "cut_off.forget()\nsent = mono"))
 
 
 @mutant
@@ -372,14 +349,14 @@ def commit_after_the_reply(world: World) -> Iterator[Any]:
 @mutant
 def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
     """What a region has consumed is forgotten when nobody asked for a while."""
-    real = StoreModel._write
-
-    def write(self: StoreModel, key: str, fields: Any) -> None:
-        real(self, key, fields)
-        if ":lease:" in key or ":lines:" in key:
-            self._expire(key, 3_000)
-
-    yield patch.object(StoreModel, "_write", write)
+    yield edit_lua(
+        world,
+        (
+            "algorithms/allowance",
+            "redis.call('HINCRBY', KEYS[key], 'consumed', text)",
+            "redis.call('HINCRBY', KEYS[key], 'consumed', text)\nredis.call('PEXPIRE', KEYS[key], 3000)",
+        ),
+    )
 
 
 @mutant
@@ -432,15 +409,11 @@ def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
 @mutant
 def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
     """A late reply takes back what a newer one gave."""
-    real = StoreModel._install
-
-    def install(self: StoreModel, key: str, dirty: str, reply: Any, *others: Any) -> int:
-        f = self.hash(key)
-        if f.get("period") == reply[1]:
-            self._write(key, {"granted": "0", "overage": "0"})
-        return real(self, key, dirty, reply, *others)
-
-    yield patch.object(StoreModel, "_install", install)
+    yield edit_lua(
+        world,
+        ("settle", "whole(math.max(granted, tonumber(f[1] or 0)))", "whole(granted)"),
+        ("settle", "whole(math.max(overage, tonumber(f[2] or 0)))", "whole(overage)"),
+    )
 
 
 @mutant
@@ -482,12 +455,11 @@ def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
 @mutant
 def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
     """A lease ahead is spent a little before its period begins."""
-    real = StoreModel._take_over
-
-    def early(self: StoreModel, lease: str, quota: str, dirty: str, mono: float) -> None:
-        real(self, lease, quota, dirty, mono + 1_000_000)
-
-    yield patch.object(StoreModel, "_take_over", early)
+    yield edit_lua(
+        world,
+        ("parts/take_over", "mono < tonumber(starts)", "mono + 1000000 < tonumber(starts)"),
+        ("algorithms/allowance", "mono >= tonumber(f[13])", "mono + 1000000 >= tonumber(f[13])"),
+    )
 
 
 @mutant
@@ -500,25 +472,27 @@ def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
 @mutant
 def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
     """Whatever batch was booked, the store forgets the periods that are over."""
-    real = StoreModel._settle_over
-
-    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
-        if acknowledged != "0":
-            self._remove(key, f"was:{reply[1]}")
-        real(self, key, dirty, reply, acknowledged)
-
-    yield patch.object(StoreModel, "_settle_over", settle_over)
+    yield edit_lua(
+        world,
+        (
+            "settle",
+            "if f[5] then",
+            "if f[5] and dropped == 1 then redis.call('HDEL', key, 'was:' .. period)\nelseif f[5] then",
+        ),
+    )
 
 
 @mutant
 def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
     """What is granted to a period that is over in the store goes back to nobody."""
-    real = StoreModel._settle_over
-
-    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
-        real(self, key, dirty, [*reply[:2], "0", "0", *reply[4:]], acknowledged)
-
-    yield patch.object(StoreModel, "_settle_over", settle_over)
+    yield edit_lua(
+        world,
+        (
+            "settle",
+            "granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)",
+            "granted, overage = was.granted, was.overage",
+        ),
+    )
 
 
 @mutant
@@ -657,107 +631,81 @@ WORK_IS_HELD = ("burst", "later", "store_restarts", "kill_agent", "start_agent")
 @drawn_from(*WORK_IS_HELD)
 def held_units_are_admitted_as_well(world: World) -> Iterator[Any]:
     """What a service has set aside is left for others."""
-    real = store_model._available
-    yield patch.object(store_model, "_available", lambda lease: real(lease) + int(lease.get("held", 0)))
+    yield edit_lua(
+        world, ("algorithms/allowance", "- consumed - number(f[5]) - number(f[6])", "- consumed - number(f[5])")
+    )
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def held_units_are_given_back(world: World) -> Iterator[Any]:
     """A recall, or the end of the period, takes what a service has set aside."""
-    give_back, retire = StoreModel._return, StoreModel._retire
-
-    def not_held(self: StoreModel, lease: str, prefix: str, then: Callable[[], Any]) -> Any:
-        held = self.hash(lease).get(f"{prefix}held")
-        if held is None:
-            return then()
-        self._write(lease, {f"{prefix}held": "0"})
-        answer = then()
-        self._write(lease, {f"{prefix}held": held})
-        return answer
-
-    def give_all_back(self: StoreModel, lease: str, quota: str, dirty: str, prefix: str, keep: int) -> Any:
-        return not_held(self, lease, prefix, lambda: give_back(self, lease, quota, dirty, prefix, keep))
-
-    def retire_all(self: StoreModel, lease: str, quota: str, dirty: str, prefix: str) -> Any:
-        return not_held(self, lease, prefix, lambda: retire(self, lease, quota, dirty, prefix))
-
-    yield patch.object(StoreModel, "_return", give_all_back)
-    yield patch.object(StoreModel, "_retire", retire_all)
+    yield edit_lua(
+        world,
+        ("give_back", "- number(f[5]) - keep", "- keep"),
+        ("parts/take_over", "- was.consumed - was.held)", "- was.consumed)"),
+    )
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def a_hold_that_ran_out_is_committed_as_if_it_were_open(world: World) -> Iterator[Any]:
     """Its units were free again, and come out of what is held once more."""
-    real = Holds.finish
-
-    def finish(self: Holds, part: Part, state: str, units: int) -> None:
-        part.state = "open" if part.state == "lapsed" else part.state
-        real(self, part, state, units)
-
-    yield patch.object(Holds, "finish", finish)
+    yield edit_lua(
+        world,
+        (
+            "parts/holds",
+            "local held = part.state == 'open' and",
+            "local held = (part.state == 'open' or part.state == 'lapsed') and",
+        ),
+    )
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def a_hold_ends_twice(world: World) -> Iterator[Any]:
     """Whatever it was told, it can be told once more."""
-    real = Holds.finish
-
-    def finish(self: Holds, part: Part, state: str, units: int) -> None:
-        real(self, part, state, units)
-        part.state = "open"
-        self._write(part)
-
-    yield patch.object(Holds, "finish", finish)
+    yield edit_lua(
+        world,
+        (
+            "parts/holds",
+            "part.state, part.committed, part.due = state, units, mono + ENDED_US\n    write(part)",
+            "part.state, part.committed, part.due = state, units, mono + ENDED_US\n    write(part)\n"
+            "part.state = 'open'\nwrite(part)",
+        ),
+    )
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def what_a_commit_says_beyond_its_hold_is_forgotten(world: World) -> Iterator[Any]:
     """Work that came out larger than it was thought to be is booked as large as it was thought to be."""
-    real = Holds.book
-
-    def book(self: Holds, part: Part, held: int, consumed: int, holds: int) -> None:
-        real(self, part, held, min(consumed, -held) if held < 0 else consumed, holds)
-
-    yield patch.object(Holds, "book", book)
+    yield edit_lua(
+        world, ("parts/holds", "math.max(0, units - paid)", "math.max(0, math.min(units, part.units) - paid)")
+    )
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def what_was_charged_is_committed_once_more(world: World) -> Iterator[Any]:
     """A commit that comes after its hold was charged is booked as a whole."""
-    real = Holds.finish
-
-    def finish(self: Holds, part: Part, state: str, units: int) -> None:
-        if part.state == "charged":
-            self.book(part, 0, min(units, part.units), 0)
-        real(self, part, state, units)
-
-    yield patch.object(Holds, "finish", finish)
+    yield edit_lua(world, ("parts/holds", "local paid = part.state == 'charged' and part.units or 0", "local paid = 0"))
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD, "period_closed")
 def a_hold_never_runs_out(world: World) -> Iterator[Any]:
     """What a service has set aside, and says nothing more of, stays so."""
-    yield patch.object(Holds, "sweep", lambda self, place: None)
+    yield edit_lua(world, ("parts/holds", "if due and tonumber(due) <= mono then", "if false then"))
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD, "store_usurped")
 def a_period_is_forgotten_with_its_holds(world: World) -> Iterator[Any]:
     """Once its totals are booked nothing of it is kept, though a commit to a hold of it may come."""
-    real = StoreModel._settle_over
-
-    def settle_over(self: StoreModel, key: str, dirty: str, reply: Any, acknowledged: str) -> None:
-        if was := read_was(self, key, reply[1]):
-            write_was(self, key, reply[1], was | {"holds": 0})
-        real(self, key, dirty, reply, acknowledged)
-
-    yield patch.object(StoreModel, "_settle_over", settle_over)
+    yield edit_lua(
+        world, ("settle", "if is_booked and has_ended and was.holds == 0 then", "if is_booked and has_ended then")
+    )
 
 
 # --- what people divide -----------------------------------------------------------------------------------------------
@@ -992,22 +940,17 @@ CUT_OFF = ("partition", "burst", "limit", "later", "store_loses_a_moment")
 @drawn_from(*CUT_OFF)
 def an_overdraft_has_no_end(world: World) -> Iterator[Any]:
     """What a region owes is not taken from what it may overdraw."""
-    real = StoreModel._draw
-
-    def draw(self: StoreModel, states: Any) -> None:
-        leases = [state["lease"] for state in states if "lease" in state]
-        real(self, states)
-        for lease in leases:
-            self._remove(lease, "owed")
-
-    yield patch.object(StoreModel, "_draw", lambda self, states: draw(self, list(states)))
+    yield edit_lua(world, ("algorithms/allowance", "redis.call('HINCRBY', state.lease, 'owed', text)", ""))
 
 
 @mutant
 @drawn_from(*CUT_OFF)
 def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
     """Cut off or not."""
-    yield patch.object(StoreModel, "is_cut_off", lambda self, mono: True)
+    yield edit_lua(
+        world,
+        ("parts/cut_off", "return not is_old(f[2], mono) and mono - tonumber(f[1]) >= CUT_OFF_US", "return true"),
+    )
 
 
 @mutant

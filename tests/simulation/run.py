@@ -58,6 +58,7 @@ def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: An
     asyncio.set_event_loop(None)
     try:
         world = World(seed, loop)
+        loop.set_exception_handler(lambda _, about: world.note_unhandled(about))
         with world.composed(), reached(world) as cells, mutant(world) if mutant else nullcontext():
             try:
                 return loop.run_until_complete(_Run(world, steps, chosen, mutant is None).result(cells))

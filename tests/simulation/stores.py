@@ -1,4 +1,4 @@
-"""The machine that a region's store runs on: the model of its scripts, a clock that is not to be trusted, a network.
+"""The machine that a region's store runs on: the store itself, a clock that is not to be trusted, a network.
 
 Connections are the real `StoreConnection`, with a virtual wire below it. Here is also the ground truth: what a store's
 script admitted is noted the moment it does, outside of the store, so that no loss of the store's data loses it.
@@ -8,7 +8,6 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from regional_agent.store.connection import (
     StoreUnavailable,
     _Call,
 )
-from tests.simulation.store_model import StoreModel
+from tests.simulation.scripted_store import ScriptedStore
 from tests.simulation.virtual_time import VirtualClock
 
 
@@ -61,7 +60,7 @@ class Machine:
     lives: int = 1
     restarts: int = 0
     hang_ups: int = 0
-    model: StoreModel = field(init=False)
+    store: ScriptedStore = field(init=False)
     wires: list["Wire"] = field(default_factory=list)
     admitting_epoch: int = 0
     jumped_back: bool = False
@@ -71,18 +70,18 @@ class Machine:
     denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.model = StoreModel(f"{self.region}-1", f"{self.region}-replid-1")
-        self.model.note, self.model.note_denial = self._admitted, self._denied
-        self.model.note_work = self._worked
+        self.store = ScriptedStore(f"{self.region}-1", f"{self.region}-replid-1")
+        self.store.note, self.store.note_denial = self._admitted, self._denied
+        self.store.note_work = self._worked
         self.tick()
 
     def tick(self) -> None:
         drift_us = self.clock.run_us() * self.drift_ppm // 1_000_000
-        self.model.now_us = self.clock.us() + drift_us + self.offset_us
+        self.store.now_us = self.clock.us() + drift_us + self.offset_us
 
     def execute(self, arguments: tuple[Argument, ...]) -> Any:
         self.tick()
-        return self.model.execute(*arguments)
+        return self.store.execute(*arguments)
 
     def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
         """An admission, as the script tells it the moment it happens."""
@@ -111,30 +110,29 @@ class Machine:
     # --- what may happen to it ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Any:
-        return {key: copy(value) for key, value in self.model.data.items()}, dict(self.model.forgets_at_us)
+        return self.store.snapshot()
 
     def restart(self, snapshot: Any | None, *, is_another_life: bool) -> None:
         """With all of its data, or as it was at a snapshot. A restart is another life, unless nobody can tell."""
         self.restarts += 1
         if snapshot is not None:
-            self.model.data = {key: copy(value) for key, value in snapshot[0].items()}
-            self.model.forgets_at_us = dict(snapshot[1])
+            self.store.restore(snapshot)
         if is_another_life:
             self.lives += 1
-            self.model.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
+            self.store.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
         self.hang_up()
 
     def fail_over(self, snapshot: Any) -> None:
         """The address leads to a replica, which may be behind. The machine that was left stands as it was."""
         data, forgets_at_us = self.snapshot()
-        self.left = Left(data, forgets_at_us, self.model.run_id, self.model.replid)
+        self.left = Left(data, forgets_at_us, self.store.run_id, self.store.replid)
         self.restart(snapshot, is_another_life=True)
 
     def fail_back(self) -> None:
         """To the machine that was left, before it heard of anything: it is in the life that it was in."""
         if self.left is not None:
             self.restart((self.left.data, self.left.forgets_at_us), is_another_life=False)
-            self.model.restart(self.left.run_id, self.left.replid)
+            self.store.restart(self.left.run_id, self.left.replid)
             self.left = None
 
     def hang_up(self) -> None:

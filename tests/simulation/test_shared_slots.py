@@ -32,8 +32,8 @@ from regional_agent.store.scripts import (
     SlotWant,
     part_of,
 )
-from tests.lua.test_model import at_once
-from tests.simulation.store_model import ModelConnection, StoreModel
+from tests.lua.wire import at_once
+from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
 NAMES = ("a", "b", "c")
 QUOTA = "reports:tenant=acme"
@@ -41,13 +41,13 @@ LIMIT, TTL_MS = 6, 60_000
 BEGIN_US = 1_000_000_000_000_000
 
 
-class Direct(ModelConnection):
-    def __init__(self, model: StoreModel) -> None:
-        super().__init__(model)
+class Direct(LocalConnection):
+    def __init__(self, store: ScriptedStore) -> None:
+        super().__init__(store)
         self.fingerprint = "direct"
 
     async def _ask(self, *arguments: Argument) -> Any:
-        return self.model.execute(*arguments)
+        return self.store.execute(*arguments)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
         on_reply(at_once(self._ask(*arguments)))
@@ -63,13 +63,13 @@ class Worker:
 @dataclass
 class Region:
     safe: int
-    model: StoreModel = field(default_factory=StoreModel)
+    store: ScriptedStore = field(default_factory=ScriptedStore)
     epoch: int = 0
     workers: list[Worker] = field(default_factory=list)
     asked: int = 0
 
     def __post_init__(self) -> None:
-        self.begin(self.model, is_whole=True)
+        self.begin(self.store, is_whole=True)
 
     @property
     def life(self) -> Life:
@@ -79,11 +79,11 @@ class Region:
     def slots(self) -> SlotCharge:
         return SlotCharge(QUOTA, 1, LIMIT, TTL_MS, safe=self.safe)
 
-    def begin(self, model: StoreModel, *, is_whole: bool) -> None:
+    def begin(self, store: ScriptedStore, *, is_whole: bool) -> None:
         """Another epoch: in a store that has forgotten what was taken, or in one that has not."""
         self.epoch += 1
-        model.now_us = self.model.now_us
-        self.model, self.scripts = model, Scripts(Direct(model))
+        store.now_us = self.store.now_us
+        self.store, self.scripts = store, Scripts(Direct(store))
         at_once(self.scripts.begin_life(self.life.fingerprint, f"nonce-{self.epoch}"))
         names = (self.life.fingerprint, f"nonce-{self.epoch}", self.epoch, 1)
         at_once(self.scripts.adopt_epoch(*names, is_whole=is_whole))
@@ -130,7 +130,7 @@ class World:
     def pass_time(self, elapsed_ms: int) -> None:
         self.now_ms += elapsed_ms
         for region in self.regions.values():
-            region.model.now_us = BEGIN_US + self.now_ms * 1000
+            region.store.now_us = BEGIN_US + self.now_ms * 1000
 
     def take(self, name: str, units: int = 1) -> bool:
         decision = self.regions[name].take(units)
@@ -259,7 +259,7 @@ def test_what_a_lost_store_had_in_use_stays_reserved_until_all_of_it_ran_out() -
     world = World()
     world.talk_all(4, a=6)
     assert world.take_all("a") == LIMIT
-    world.regions["a"].begin(StoreModel(), is_whole=False)
+    world.regions["a"].begin(ScriptedStore(), is_whole=False)
     for _ in range(TTL_MS // 1000 - 20):
         world.talk_all(1, a=6, b=6, c=6)
         assert world.limits() == [0, 0, 0]
@@ -270,7 +270,7 @@ def test_what_a_lost_store_had_in_use_stays_reserved_until_all_of_it_ran_out() -
 def test_a_lost_store_that_is_alone_gets_its_safe_share_when_others_can_have_it_no_more() -> None:
     world = World()
     assert world.take_all("b") == 2
-    world.regions["b"].begin(StoreModel(), is_whole=False)
+    world.regions["b"].begin(ScriptedStore(), is_whole=False)
     assert world.limits() == [2, 0, 2]
     world.pass_time(KEPT_MS + TTL_MS)
     assert world.limits() == [2, 2, 2]
@@ -280,7 +280,7 @@ def test_a_store_that_kept_its_data_keeps_its_share() -> None:
     world = World()
     world.talk_all(4, a=6)
     region = world.regions["b"]
-    region.begin(region.model, is_whole=True)
+    region.begin(region.store, is_whole=True)
     assert world.limits() == [6, 0, 0]
 
 
@@ -304,7 +304,7 @@ def test_what_was_forgotten_with_a_store_that_was_lost_as_well_is_not_taken_for_
     world.talk_all(4, a=6)
     assert world.take_all("a") == LIMIT
     world.shared = Shared(world.now_ms, world.now_ms)
-    world.regions["a"].begin(StoreModel(), is_whole=False)
+    world.regions["a"].begin(ScriptedStore(), is_whole=False)
     for _ in range(TTL_MS // 1000):
         world.talk_all(1, a=6, b=6, c=6)
         for name in NAMES:
@@ -332,7 +332,7 @@ def test_a_reply_that_is_doubled_or_late_gives_nothing() -> None:
 def test_a_report_of_an_epoch_before_says_nothing() -> None:
     world = World()
     world.report("a", 6)
-    world.regions["a"].begin(world.regions["a"].model, is_whole=True)
+    world.regions["a"].begin(world.regions["a"].store, is_whole=True)
     world.talk("a")
     world.decide(0)
     assert world.shared.holdings["a"].demand_micro == 0
@@ -430,18 +430,18 @@ class SharedSlots(RuleBasedStateMachine):
     @rule(name=names, is_whole=st.booleans())
     def another_life(self, name: str, is_whole: bool) -> None:
         region = self.world.regions[name]
-        region.begin(region.model if is_whole else StoreModel(), is_whole=is_whole)
+        region.begin(region.store if is_whole else ScriptedStore(), is_whole=is_whole)
 
     @rule(name=names)
     def older_state(self, name: str) -> None:
         """A store that goes back to what it was a little before."""
         region = self.world.regions[name]
-        snapshot = region.model.snapshot()
+        snapshot = region.store.snapshot()
         self.world.pass_time(1000)
         self.world.talk(name, 6)
         self.world.take_all(name)
-        region.model.restore(snapshot)
-        region.begin(region.model, is_whole=False)
+        region.store.restore(snapshot)
+        region.begin(region.store, is_whole=False)
 
     @rule()
     def forget(self) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -9,6 +10,8 @@ from tests.simulation.coverage import unreached, wrongly_impossible
 from tests.simulation.faults import REGIONS, Event, draw
 from tests.simulation.mutants import CUT_OFF, DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
+from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.world import World
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "16"))
 STEPS = 120
@@ -127,3 +130,11 @@ def test_what_was_not_reached_is_named() -> None:
     assert "ExchangeOutcome.RETIRED" in missing["outcomes"]
     assert "ExchangeOutcome.APPLIED" not in missing["outcomes"]
     assert "ACTIVE / GRANT" not in missing["cells"]
+
+
+def test_each_mutant_finds_the_code_that_it_changes() -> None:
+    """A text of Lua that is not there exactly once, or a name that is gone, would leave its guard untried."""
+    with closing(VirtualLoop()) as loop:
+        for mutant in MUTANTS.values():
+            with mutant(World(0, loop)):
+                pass

@@ -1,6 +1,6 @@
 """Slices against the same agent without them: the same requests at the same moments, on virtual time, over a wire.
 
-The store is the model that test_model.py holds against the real one.
+The store is the one of scripted_store.py, which runs the real scripts.
 """
 
 import asyncio

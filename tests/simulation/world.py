@@ -41,7 +41,6 @@ from tests.simulation.faults import LEDGER_LOSSES, REGIONS, Event
 from tests.simulation.ledger_model import Adjustment, Epoch, LedgerModel, Name, Transaction
 from tests.simulation.limits import Limits
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
-from tests.simulation.store_model import CUT_OFF_US
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
@@ -49,6 +48,7 @@ TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 LANES = 2
 ROUTES = ("/exports", "/mails", "/both")
 RECALLED_EVERY_S = 30
+CUT_OFF_US = 5_000_000
 ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
@@ -185,9 +185,9 @@ class World:
     def _machine(self, name: str) -> Machine:
         machine = Machine(name, self.clock, self.chance(f"machine {name}"), self._admitted)
         machine.note_work = self._worked
-        machine.model.note_overdrawn = lambda lease, _period, units: self._overdrew(machine, lease, units)
+        machine.store.note_overdrawn = lambda lease, _period, units: self._overdrew(machine, lease, units)
         machine.drift_ppm = self.random.choice([0, 0, 20_000, -20_000])
-        machine.model.is_exempt = self.random.random() < 0.5
+        machine.store.is_exempt = self.random.random() < 0.5
         return machine
 
     def _written(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
@@ -197,6 +197,11 @@ class World:
     def _bug(self, what: str, error: BaseException) -> None:
         self.bugs.append(f"{what}: {type(error).__name__}: {error}")
 
+    def note_unhandled(self, about: dict[str, Any]) -> None:
+        """Note what the loop could only report: above all an error of the simulation itself."""
+        if error := about.get("exception"):
+            self._bug(str(about.get("message")), error)
+
     def _admitted(self, admission: Admission) -> None:
         self._worked(admission)
         self.admissions.append(admission)
@@ -204,7 +209,7 @@ class World:
 
     def _overdrew(self, machine: Machine, lease: str, units: int) -> None:
         """Whoever was answered within the last five seconds is not cut off; a clock that jumps makes them shorter."""
-        heard_at_us, now_us = machine.model.heard_at_us, machine.model.now_us
+        heard_at_us, now_us = machine.store.heard_at_us, machine.store.now_us
         self.coordinators.outcomes["overdrawn"] += units
         if not machine.jumped_back and heard_at_us is not None and 0 <= now_us - heard_at_us < CUT_OFF_US:
             self.overdrawn_while_heard.append(f"{units} of {lease}, {now_us - heard_at_us} us after an answer")
@@ -299,7 +304,7 @@ class World:
         stopped = agent.real.cells[0].conversation.stopped_lanes
         if life is None or stopped or not machine.is_up:
             return
-        for key, value in machine.model.data.items():
+        for key, value in machine.store.data.items():
             if f":dirty:{life.epoch}" in key and value:
                 self.unreported_after_stop.append(f"{agent.name} left {key} unreported")
 
@@ -514,9 +519,9 @@ def _restart(world: World, event: Event) -> None:
     snapshot: Any = None
     if event.kind in ("store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"):
         snapshot = world.snapshots.get((event.region, event.step - event.number), ({}, {}))
-        if machine.model.is_exempt and event.kind == "store_loses_a_moment":
+        if machine.store.is_exempt and event.kind == "store_loses_a_moment":
             snapshot = None  # every write was on disk
-        if machine.model.is_exempt and event.kind == "store_rolls_back":  # somebody put a backup there
+        if machine.store.is_exempt and event.kind == "store_rolls_back":  # somebody put a backup there
             world.unseen |= not _is_told(world, snapshot[0])
     elif event.kind == "store_loses_all":
         snapshot = ({}, {})
@@ -530,7 +535,7 @@ def _restart(world: World, event: Event) -> None:
 
 def _fail_over(world: World, event: Event) -> None:
     snapshot = world.snapshots.get((event.region, event.step - event.number))
-    is_exempt = world.machines[event.region].model.is_exempt  # it has no replica
+    is_exempt = world.machines[event.region].store.is_exempt  # it has no replica
     if snapshot is not None and event.region not in world.lost_regions and not is_exempt:
         world.lossy_regions.add(event.region)
         world.machines[event.region].fail_over(snapshot)
@@ -610,11 +615,11 @@ def _forget(part: str) -> Any:
 
     def forget(world: World, event: Event) -> None:
         machine = world.machines[event.region]
-        if keys := sorted(key for key in machine.model.data if part in key):
+        if keys := sorted(key for key in machine.store.data if part in key):
             world.lossy_regions.add(event.region)
             world.unseen = True
             machine.restarts += 1  # its totals are none of those before
-            del machine.model.data[keys[event.number % len(keys)]]
+            del machine.store.data[keys[event.number % len(keys)]]
 
     return forget
 
@@ -643,10 +648,10 @@ def _ledger_fails_over(world: World, event: Event) -> None:
 
 def _told_and_lost(world: World, region: str) -> set[ReportName]:
     """What the region's store has receipts for, in its epoch, and the ledger is behind."""
-    model = world.machines[region].model
-    epoch = int(model.hash("lh:fence").get("epoch", 0))
+    store = world.machines[region].store
+    epoch = int(store.hash("lh:fence").get("epoch", 0))
     booked = {lane: row.last_seq for (number, lane), row in world.ledger.lane_rows.items() if number == epoch}
-    told = {lane: int(model.hash(f"lh:{{{lane}}}:lane:{epoch}").get("seq", 0)) for lane in range(LANES)}
+    told = {lane: int(store.hash(f"lh:{{{lane}}}:lane:{epoch}").get("seq", 0)) for lane in range(LANES)}
     return {(epoch, lane, seq) for lane, last in told.items() for seq in range(booked.get(lane, 0) + 1, last + 1)}
 
 

@@ -7,7 +7,7 @@ import pytest
 from protocol.messages import EpochOpened, OpenEpoch, RebindEpoch
 from regional_agent.life import LifeKeeper
 from regional_agent.store.scripts import Scripts
-from tests.simulation.store_model import ModelConnection, StoreModel
+from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
 pytestmark = pytest.mark.anyio
 
@@ -15,14 +15,14 @@ pytestmark = pytest.mark.anyio
 class Coordinator:
     """Its store restarts while it is asked for the first time."""
 
-    def __init__(self, store: ModelConnection) -> None:
+    def __init__(self, store: LocalConnection) -> None:
         self._store = store
         self.opened = 0
 
     async def open_epoch(self, _: OpenEpoch) -> EpochOpened:
         self.opened += 1
         if self.opened == 1:
-            self._store.model.restart("run-2", "replid-2")
+            self._store.store.restart("run-2", "replid-2")
             self._store.lose()
             await self._store.connect()
         return EpochOpened(epoch=6 + self.opened, lanes=2)
@@ -42,7 +42,7 @@ async def test_what_was_found_out_of_a_life_that_is_over_by_then_is_not_believed
         assert keeper.current is not None
         believed.append(keeper.current.fingerprint == store.fingerprint)
 
-    store = ModelConnection(StoreModel(), on_connected=doubt)
+    store = LocalConnection(ScriptedStore(), on_connected=doubt)
     keeper = LifeKeeper(store, Scripts(store), Coordinator(store), on_established=note)  # type: ignore[arg-type]
     await store.connect()
     running = asyncio.create_task(keeper.run())

@@ -1,0 +1,112 @@
+"""A real store without an event loop, whose scripts go by the time that a test says.
+
+`redis.call('TIME')` reads a key that the test writes. What the scripts have the store forget is forgotten centuries
+later, so that no machine's own clock has a say in it: the test says when.
+"""
+
+import hashlib
+import re
+import socket
+import struct
+from collections.abc import Coroutine, Iterable
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeVar
+
+import hiredis
+
+from leasehold import embedded
+from regional_agent.store.connection import Argument, StoreError
+from regional_agent.store.sources import sources
+from tests.conftest import Server
+
+T = TypeVar("T")
+
+NOW, READ_NOW = b"redis.call('TIME')", b"redis.call('HMGET', 'clock', 's', 'us')"
+FAR_MS = 10**13
+# How the scripts say that something is to be forgotten, and ask when it will be.
+FORGETTING = (
+    (rb"'PX', (.*)\)$", rb"'PXAT', string.format('%%.0f', (\1) + %d))" % FAR_MS),
+    (
+        rb"redis\.call\('PEXPIRE', ([\w.]+), (.*)\)$",
+        rb"redis.call('PEXPIREAT', \1, string.format('%%.0f', (\2) + %d))" % FAR_MS,
+    ),
+    (rb"redis\.call\('PTTL', (\w+)\)", rb"(redis.call('PEXPIRETIME', \1) - %d)" % FAR_MS),
+)
+
+
+def on_the_tests_time(source: bytes) -> bytes:
+    """Rewrite a script so that its clock is the test's, in its decisions and in what it has the store forget."""
+    source = source.replace(NOW, READ_NOW)
+    for said, meant in FORGETTING:
+        source = re.sub(said, meant, source, flags=re.MULTILINE)
+    return source
+
+
+class Wire:
+    """One connection to an empty store, with all scripts loaded."""
+
+    def __init__(self, server: Server) -> None:
+        self._socket = socket.create_connection((embedded.LOOPBACK, server.port), timeout=10)
+        self._reader = hiredis.Reader(replyError=StoreError)
+        self.ask("AUTH", server.password)
+        self.ask("FLUSHALL")
+        self.sha: dict[str, str] = {}
+        for source in sources().values():
+            loaded: bytes = self.ask("SCRIPT", "LOAD", on_the_tests_time(source))
+            self.sha[hashlib.sha1(source).hexdigest()] = loaded.decode()
+
+    def ask(self, *arguments: Argument) -> Any:
+        self._socket.sendall(hiredis.pack_command(arguments))  # type: ignore[arg-type]
+        while (reply := self._reader.gets()) is False:
+            self._reader.feed(self._socket.recv(65536))
+        if isinstance(reply, StoreError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def set_time(self, now_us: int) -> None:
+        self.ask("HSET", "clock", "s", now_us // 1_000_000, "us", now_us % 1_000_000)
+
+    def forgets_in_ms(self, key: bytes) -> int:
+        """Give a key's time to live as it was last written; below zero for a key that is kept."""
+        at_ms: int = self.ask("PEXPIRETIME", key)
+        return at_ms - FAR_MS
+
+    def names(self) -> set[bytes]:
+        return {name for name in self.ask("KEYS", "*") if name != b"clock"}
+
+    def state(self, key: bytes) -> Any:
+        """Read a key's whole value, of whatever type it is."""
+        kind = self.ask("TYPE", key)
+        if kind == b"hash":
+            return as_pairs(self.ask("HGETALL", key))
+        if kind == b"set":
+            return set(self.ask("SMEMBERS", key))
+        if kind == b"zset":
+            return as_pairs(self.ask("ZRANGE", key, 0, -1, "WITHSCORES"))
+        if kind == b"list":
+            return self.ask("LRANGE", key, 0, -1)
+        return self.ask("GET", key)
+
+
+def as_pairs(flat: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def by_moment(log: Iterable[bytes]) -> list[tuple[float, float]]:
+    """Read a sliding log's entries, those of one moment as one."""
+    entries = (struct.unpack("<dd", entry) for entry in log)
+    return [(at, sum(units for _, units in same)) for at, same in groupby(entries, itemgetter(0))]
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run what never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it waited")
