@@ -1,8 +1,11 @@
 """A journal's way into the ledger: through the same exchange as everything else, in an epoch of its own.
 
 The segment's name opens the epoch, and its batches are the same each time they are told, so it is booked once, however
-often its agent dies on the way. The store that was away is not needed for it. If it is there, what was admitted without
-it is first put out of its reach: else its leases would admit the same units again.
+often its agent dies on the way. If the store is there, what was admitted without it is first put out of its reach: else
+its leases would admit the same units again.
+
+Operations that name themselves may have been charged by the store all the same, so it is asked before they are booked:
+a segment that has any waits for the store. After as long as the store would have known them, it is booked unasked.
 """
 
 import msgspec
@@ -12,11 +15,11 @@ from protocol.clock import Clock
 from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch, Versions
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused
-from regional_agent.domain.journal import Read, batches
+from regional_agent.domain.journal import OperationIdentity, Read, batches
 from regional_agent.domain.local_allowances import LocalAllowances
 from regional_agent.journal import Journal, Segment, units_of
 from regional_agent.store.guard import Guard
-from regional_agent.store.scripts import Life, Scripts
+from regional_agent.store.scripts import Life, Operation, OperationClaim, Scripts
 
 log = structlog.get_logger()
 
@@ -44,6 +47,7 @@ class JournalBooking:
         self._look_again_at_ms = clock.monotonic_ms() + OFFER_AGAIN_MS
         self._stopped: set[str] = set()  # segments whose units the store does not have any more
         self._again_at_ms: dict[str, int] = {}  # those that were refused: they stay on disk, for people
+        self._waits_since_ms: dict[str, int] = {}  # segments whose operations the store has not been asked about
 
     async def book(self, life: Life | None) -> None:
         """All that is sealed; and what is not, once the store decides again."""
@@ -63,7 +67,9 @@ class JournalBooking:
         await self.book(life)
 
     async def _book(self, segment: Segment, life: Life | None) -> None:
-        content = await segment.content()
+        content = await self._decided(segment, life)
+        if content is None:
+            return
         try:
             refusal = await self._tell_all(segment, content, life)
         except CoordinatorRefused as refused:
@@ -72,11 +78,43 @@ class JournalBooking:
             self._again_at_ms[segment.name] = self._clock.monotonic_ms() + OFFER_AGAIN_MS
             log.error("a journal is refused", segment=segment.name, reason=refusal)
             return
-        if life is not None:
-            await self._remember(content, life)
+        self._waits_since_ms.pop(segment.name, None)
         if self._journal.drop(segment, content):
-            for entry in content.entries:
+            for entry in content.admitted:
                 self._allowances.take_back(entry.quota, entry.units)
+
+    async def _decided(self, segment: Segment, life: Life | None) -> Read | None:
+        """Return the segment once it is certain, and on disk, what of it is booked. None: the store is to be asked."""
+        content = await segment.content()
+        if content.is_decided:
+            return content
+        now_ms = self._clock.monotonic_ms()
+        since_ms = self._waits_since_ms.setdefault(segment.name, now_ms)
+        is_forgotten = now_ms - since_ms > max(each.remembered_ms for each in content.operations)
+        if life is None and not is_forgotten:
+            return None
+        charged = [] if life is None else await self._charged_by_store(segment, content, life)
+        try:
+            return await self._journal.decide(segment, charged)
+        except OSError as error:
+            self._again_at_ms[segment.name] = now_ms + OFFER_AGAIN_MS
+            log.error("a journal waits for its disk", segment=segment.name, reason=str(error))
+            return None
+
+    async def _charged_by_store(self, segment: Segment, content: Read, life: Life) -> list[OperationIdentity]:
+        """Claim all operations of the segment. Return those that a script, or another journal, has charged."""
+        operations = content.operations
+        claims = await self._scripts.claim_operations(
+            life, segment.name, [Operation(each.digest, each.body, each.remembered_ms) for each in operations]
+        )
+        told = dict(zip((each.identity for each in operations), claims, strict=True))
+        charged = [identity for identity, claim in told.items() if claim is OperationClaim.CHARGED]
+        misused = sum(claim is OperationClaim.ANOTHER_BODY for claim in claims)
+        if charged:
+            log.info("operations of a journal were charged before", segment=segment.name, operations=len(charged))
+        if misused:
+            log.warning("operation ids were used for something else before", segment=segment.name, operations=misused)
+        return charged
 
     async def _tell_all(self, segment: Segment, content: Read, life: Life | None) -> str | None:
         """Gives why it was refused."""
@@ -104,19 +142,8 @@ class JournalBooking:
         if segment.name in self._stopped:
             return
         for (quota, period), units in _by_lease(content).items():
-            await self._put_out_of_reach(life, quota, period, units)
+            await self._scripts.give_back(life, quota, 0, period=period, most=units)
         self._stopped.add(segment.name)
-
-    async def _put_out_of_reach(self, life: Life, quota: str, period: str, units: int) -> None:
-        fields = await self._scripts.lease_fields(life, quota)
-        if fields.get("period") == period:
-            numbers = (int(fields.get(name, 0)) for name in ("consumed", "returned", "held"))
-            available = int(fields["granted"]) + int(fields.get("overage", 0)) - sum(numbers)
-            await self._scripts.give_back(life, quota, max(0, available - units))
-
-    async def _remember(self, content: Read, life: Life) -> None:
-        for known in content.operations:
-            await self._scripts.remember_operation(life, known.digest, known.body, known.remembered_ms)
 
 
 def _by_lease(content: Read) -> dict[tuple[str, str], int]:

@@ -126,6 +126,7 @@ class Cell:
         self.slicing.close()
         self.guard.close()
         await self._last_words(return_unspent=return_unspent)
+        self.journal.release()
 
     async def _last_words(self, *, return_unspent: bool) -> None:
         """Who returns everything waits for what is held, until its holds have ended or run out."""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Protocol
 
 import structlog
+from msgspec.structs import replace
 
 from protocol.clock import Clock
-from regional_agent.domain.journal import Entry, Known, Read, Record, packed, read, summed
+from regional_agent.domain.journal import Entry, Known, OperationIdentity, Read, Record, packed, read, summed
 from regional_agent.domain.remembered import Remembered
 from regional_agent.metrics import JournalMetrics
 
@@ -42,6 +43,9 @@ class Segment(Protocol):
         """The same, at once: before there is anybody to wait for."""
 
     def remove(self, *, keep_a_copy: bool) -> None: ...
+
+    def release(self) -> None:
+        """Leave it to the next agent of the directory."""
 
 
 class Disk(Protocol):
@@ -121,8 +125,9 @@ class Journal:
             self._writer = None
 
     async def _flush(self, waiting: Sequence[tuple[list[Entry], Known | None, OnKept]]) -> bool:
-        entries = summed(entry for entries, _, _ in waiting for entry in entries)
-        data = packed(Record(entries, [operation for _, operation, _ in waiting if operation is not None]))
+        entries = summed(entry for entries, operation, _ in waiting if operation is None for entry in entries)
+        operations = [replace(operation, entries=entries) for entries, operation, _ in waiting if operation is not None]
+        data = packed(Record(entries, operations))
         try:
             await self._append(data)
         except OSError as error:
@@ -161,6 +166,12 @@ class Journal:
             self.sealed.append(self._segment)
             self._segment = None
 
+    async def decide(self, segment: Segment, charged: Sequence[OperationIdentity]) -> Read:
+        """Write down which operations of a sealed segment the store has charged. Raises OSError."""
+        self._metrics.charged.inc(len(charged))
+        await segment.append(packed(Record([], [], list(charged))))
+        return await segment.content()
+
     async def settle(self) -> None:
         """Wait for what is being written: the agent leaves."""
         while self._writer is not None:
@@ -170,11 +181,18 @@ class Journal:
     def drop(self, segment: Segment, content: Read) -> bool:
         """All of it is booked. True if it was admitted in this life."""
         self.sealed.remove(segment)
-        self._metrics.booked.inc(units_of(content))
+        self._metrics.booked.inc(sum(entry.units for entry in content.admitted))
         if content.damaged:
             log.error("records of a journal are damaged", segment=segment.name, records=content.damaged)
         segment.remove(keep_a_copy=content.damaged > 0)
         return segment.name not in self._left
+
+    def release(self) -> None:
+        """Leave what is not booked to the next agent: this one has left."""
+        for segment in self.sealed:
+            log.warning("a journal stays on disk for the next agent of its directory", segment=segment.name)
+            segment.release()
+        self.sealed.clear()
 
 
 def units_of(content: Read) -> int:
@@ -220,6 +238,9 @@ class FileSegment:
             self._path.rename(self._path.with_suffix(DAMAGED))
         else:
             self._path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
         os.close(self._file)
 
 
@@ -249,6 +270,11 @@ class JournalDirectory:
         return FileSegment(path, file, 0)
 
 
+def end_of_records(raw: bytes) -> int:
+    """Return where the next record begins: in place of one that was torn when its writer was killed."""
+    return raw.rfind(b"\n") + 1
+
+
 def _taken_over(path: Path) -> FileSegment | None:
     """None if another agent lives that writes to it, or has just booked it."""
     try:
@@ -258,7 +284,7 @@ def _taken_over(path: Path) -> FileSegment | None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(file), path.stat()):
-            return FileSegment(path, file, os.fstat(file).st_size)
+            return FileSegment(path, file, end_of_records(path.read_bytes()))
     except (BlockingIOError, FileNotFoundError):
         pass
     os.close(file)

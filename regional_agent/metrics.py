@@ -56,6 +56,11 @@ class JournalMetrics:
             "leasehold_journal_units", "Units of allowances admitted without the store.", registry=registry
         )
         self.booked = Counter("leasehold_journal_booked_units", "Of these, units that are booked.", registry=registry)
+        self.charged = Counter(
+            "leasehold_journal_operations_charged_by_store",
+            "Operations of the journal that were not booked from it, for the store had charged them.",
+            registry=registry,
+        )
         self.flushes = Counter(
             "leasehold_journal_flushes", "Times that the journal was written and flushed.", registry=registry
         )

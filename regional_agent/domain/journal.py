@@ -5,6 +5,10 @@ that opens it. So it does not matter how often it is told, nor whether the store
 
 A record is a line: the checksum of its text, and the text. Records do not depend on each other, so a damaged one costs
 itself and no other. The last one may be torn, for its writer was killed: then nobody was answered.
+
+An operation that names itself may have been charged by the store as well: the store was asked first, gave no answer in
+time, and executed the script later. So before a segment is booked the store is asked, and what it has charged is
+written down in the segment (`decided`). Only from then on is it certain what is booked, and the same each time.
 """
 
 import zlib
@@ -20,6 +24,9 @@ from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 
 MOST_LEASES = 400  # a message carries 500
 _CHECKSUM_BYTES = 8
+
+
+OperationIdentity = tuple[str, str]  # an operation's digest and body
 
 
 class Entry(Struct, array_like=True, frozen=True):
@@ -38,13 +45,19 @@ class Known(Struct, array_like=True, frozen=True):
     digest: str
     body: str
     remembered_ms: int
+    entries: list[Entry] = []  # what was admitted of it
+
+    @property
+    def identity(self) -> OperationIdentity:
+        return self.digest, self.body
 
 
 class Record(Struct, array_like=True, frozen=True):
-    """What was admitted together."""
+    """What was admitted together; or which operations of the segment the store had charged by itself."""
 
     entries: list[Entry]
     operations: list[Known]
+    decided: list[OperationIdentity] | None = None
 
 
 class Read(NamedTuple):
@@ -53,11 +66,38 @@ class Read(NamedTuple):
 
     @property
     def entries(self) -> Iterator[Entry]:
-        return (entry for record in self.records for entry in record.entries)
+        """Yield what is to be booked: of each operation once, and nothing of those that the store has charged."""
+        charged = self.charged
+        yield from (entry for record in self.records for entry in record.entries)
+        for operation in self.operations:
+            if operation.identity not in charged:
+                yield from operation.entries
 
     @property
-    def operations(self) -> Iterator[Known]:
-        return (operation for record in self.records for operation in record.operations)
+    def admitted(self) -> Iterator[Entry]:
+        """Yield everything that was admitted, also what is not to be booked."""
+        for record in self.records:
+            yield from record.entries
+            for operation in record.operations:
+                yield from operation.entries
+
+    @property
+    def operations(self) -> list[Known]:
+        """Return each operation once, however often it was admitted."""
+        first: dict[OperationIdentity, Known] = {}
+        for record in self.records:
+            for operation in record.operations:
+                first.setdefault(operation.identity, operation)
+        return list(first.values())
+
+    @property
+    def charged(self) -> set[OperationIdentity]:
+        return {identity for record in self.records for identity in record.decided or ()}
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is certain what is to be booked."""
+        return not self.operations or any(record.decided is not None for record in self.records)
 
 
 _encode = msgspec.json.Encoder().encode

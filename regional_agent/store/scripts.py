@@ -5,6 +5,7 @@ lua/ has the scripts; the header of each is its contract.
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import digests, sources
 
 ENOUGH_LINES = 1000
+MOST_CLAIMS = 500  # operations in one call
 PROBE_KEPT_MS = 60_000
 SHADOW = "shadow:"  # before an algorithm's name: it is decided, and never refuses
 KEYS_KEPT = 65_536  # names of keys that are remembered, for those that are asked for again and again
@@ -165,6 +167,12 @@ class Operation(NamedTuple):
     digest: str  # of its id, within its tenant
     body: str  # digest of what was asked
     remembered_ms: int
+
+
+class OperationClaim(StrEnum):
+    CLAIMED = "claimed"
+    CHARGED = "charged"  # a script has executed it, or another journal has claimed it
+    ANOTHER_BODY = "another_body"  # its id was used for something else
 
 
 class Request(NamedTuple):
@@ -412,10 +420,23 @@ class Scripts:
         """A write: a store without memory, or that may not write to its disk, answers reads."""
         self._store.send(("SET", self._probe_key, "1", "PX", PROBE_KEPT_MS), on_reply)
 
-    async def remember_operation(self, life: Life, digest: str, body: str, remembered_ms: int) -> None:
-        """It was admitted without the store. What it would be answered is told anew."""
-        name = keys.operation(_tag(digest, life.lanes, life.cell), digest)
-        await self._store.call("SET", name, body, "PX", remembered_ms, "NX")
+    async def claim_operations(
+        self, life: Life, claimant: str, operations: Sequence[Operation]
+    ) -> list[OperationClaim]:
+        """Claim operations that were admitted without the store. Give for each whether it was charged by the store."""
+        claims: list[OperationClaim] = []
+        for begin in range(0, len(operations), MOST_CLAIMS):
+            some = operations[begin : begin + MOST_CLAIMS]
+            names = [self._fence_key]
+            arguments: list[Argument] = [life.fingerprint, claimant]
+            for each in some:
+                names.append(keys.operation(_tag(each.digest, life.lanes, life.cell), each.digest))
+                arguments += (each.body, each.remembered_ms)
+            answer = await self._run("claim_operations", names, *arguments)
+            if answer[0] == b"fenced":
+                raise Fenced
+            claims += [OperationClaim(claim.decode()) for claim in answer[1:]]
+        return claims
 
     async def operation_left_ms(self, life: Life, digest: str) -> int:
         """For how much longer it is remembered; below zero if it is not."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from regional_agent.domain.journal import Read, read
+from regional_agent.journal import end_of_records
 
 FLUSH_S = 0.003
 
@@ -30,7 +31,8 @@ class VirtualDisk:
         return units
 
     def write(self, name: str, data: bytes) -> None:
-        self.files[name] += data
+        whole = self.files[name]
+        self.files[name] = whole[: end_of_records(whole)] + data
         self.everything[name] = self.files[name]
 
 
@@ -59,6 +61,9 @@ class VirtualSegment:
         if self._may_act():
             assert not keep_a_copy, "this disk damages nothing that was flushed"
             del self._disk.files[self.name]
+
+    def release(self) -> None:
+        """Its agent is gone by then, which is what others look at."""
 
 
 class VirtualDirectory:

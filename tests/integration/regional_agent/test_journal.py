@@ -20,6 +20,7 @@ from leasehold.processes import spawn
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.journal import read
 from regional_agent.journal import JournalDirectory
+from regional_agent.store.scripts import AllowanceCharge
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import Agent, World, until
 from tests.integration.regional_agent.test_failures import FAILURES, Store, a_small_disk, a_store, fill
@@ -110,7 +111,7 @@ async def stalled(agent: Agent, its_store: Store) -> int:
         answer = await agent.check(OPEN)
         assert (answer.status_code, answer.json()["degraded"]) == (503, "closed"), "it may have been spent"
         asked += 1
-    assert asked == FAILURES
+    assert asked <= FAILURES, "a look at the store that the agent makes by itself may be one of them"
     return asked
 
 
@@ -158,6 +159,29 @@ async def test_what_was_admitted_without_the_store_is_out_of_its_reach_afterward
     other = await world.agent("eu-west")
     answers = [await each.check(OPEN) for each in (agent, other) for _ in range(60)]
     assert sum(answer.status_code == 200 for answer in answers) <= 100 - (1 + asked + 40)
+
+
+async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_it(
+    world: World, its_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All units of the journal are, whatever the store admits in the same moment."""
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    assert (await agent.check(OPEN, cost=90, mode="peek")).status_code == 200
+    await stalled(agent, its_store)
+    assert (await agent.check(OPEN, cost=40)).status_code == 200
+    scripts, life = agent.region.scripts, agent.region.life.current
+    assert life is not None
+    give_back, returned = scripts.give_back, list[int]()
+
+    async def after_a_check(*arguments: Any, **named: Any) -> int:
+        await scripts.check(life, "enforce", [AllowanceCharge("exports:tenant=acme", 5, 100, '{"policy":"open"}')])
+        returned.append(await give_back(*arguments, **named))
+        return returned[-1]
+
+    monkeypatch.setattr(scripts, "give_back", after_a_check)
+    its_store.go_on()
+    await until(lambda: not list((tmp_path / "journal").iterdir()))
+    assert returned[0] == 40
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -1,5 +1,7 @@
 """What is in a journal after its writer was killed in the middle, or its disk was."""
 
+import zlib
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +16,9 @@ entries = st.builds(
     st.sampled_from(['{"degraded":"open","policy":"export"}', '{"degraded":"local","policy":"a\\nb"}']),
     st.integers(1, 2**40),
 )
-operations = st.builds(Known, st.text(max_size=8), st.text(max_size=8), st.integers(1, 10**9))
+operations = st.builds(
+    Known, st.text(max_size=8), st.text(max_size=8), st.integers(1, 10**9), st.lists(entries, max_size=2)
+)
 records = st.builds(Record, st.lists(entries, min_size=1, max_size=4), st.lists(operations, max_size=2))
 
 
@@ -49,6 +53,28 @@ def test_batches_tell_every_unit_once_and_the_same_each_time(told: list[Entry], 
         mine = [entry for entry in told if (entry.quota, entry.period) == (lease.quota, lease.period)]
         assert lease.consumed == sum(entry.units for entry in mine)
     assert sum(lease.consumed for lease in leases) == sum(entry.units for entry in told)
+
+
+@given(st.lists(records, min_size=1, max_size=5), st.data())
+def test_an_operation_is_booked_once_and_not_if_the_store_has_charged_it(
+    written: list[Record], data: st.DataObject
+) -> None:
+    once = {operation.identity: operation for record in reversed(written) for operation in reversed(record.operations)}
+    content = read(b"".join(map(packed, written)))
+    assert content.is_decided == (not once)
+    charged = data.draw(st.lists(st.sampled_from(sorted(once)), unique=True) if once else st.just([]))
+    decided = read(b"".join(map(packed, [*written, Record([], [], list(charged))])))
+    assert decided.is_decided
+    unnamed = sum(entry.units for record in written for entry in record.entries)
+    booked = sum(entry.units for name, each in once.items() if name not in charged for entry in each.entries)
+    assert sum(entry.units for entry in decided.entries) == unnamed + booked
+    assert list(decided.admitted) == list(content.admitted)
+
+
+def test_a_record_of_a_release_before_is_read() -> None:
+    raw = b'[[["exports","2026-11",29000000,"{}",5]],[["digest","body",1000]]]'
+    content = read(b"%08x %s\n" % (zlib.crc32(raw), raw))
+    assert (content.damaged, sum(entry.units for entry in content.entries)) == (0, 5)
 
 
 def test_a_lane_with_many_leases_is_told_in_several_numbers() -> None:

@@ -1,0 +1,25 @@
+-- Claim operations that were admitted without the store: from now on no script charges them.
+--
+-- KEYS  1 the fence   then the record of each operation in turn
+-- ARGV  1 fingerprint   2 who claims them   then, for each operation in turn: hash of its body, its time, ms
+-- Gives {'fenced'} | {'told', for each operation: claimed | charged | another_body …}
+--
+-- An operation is claimed once, and the same claimant gets the same answer again. It is `charged` if a script has
+-- executed it, or if another claimant has it. A script that finds a claim charges nothing, as if it had executed the operation
+-- before; so it makes no difference whether a call that was given up is executed before or after this.
+
+if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
+
+local claimant = ARGV[2]
+
+local function claim(record, body, remembered_ms)
+  local known = redis.call('GET', record)
+  if known == body .. claimant then return 'claimed' end
+  if known then return string.sub(known, 1, #body) == body and 'charged' or 'another_body' end
+  redis.call('SET', record, body .. claimant, 'PX', remembered_ms)
+  return 'claimed'
+end
+
+local answer = {'told'}
+for i = 2, #KEYS do answer[i] = claim(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i]) end
+return answer

@@ -1,0 +1,105 @@
+"""A retry with the same operation_id that meets the open breaker is charged once, whatever the store did meanwhile."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regional_agent.domain.breaker import BreakerState
+from tests.integration.regional_agent.conftest import Agent, World, until
+from tests.integration.regional_agent.test_failures import FAILURES, Store
+from tests.integration.regional_agent.test_journal import DOCUMENT, OPEN, all_is_booked, its_store, settings
+
+pytestmark = pytest.mark.anyio
+
+__all__ = ["its_store"]
+
+ROUNDS, OPERATIONS = 3, FAILURES + 3
+UNLIMITED: dict[str, Any] = DOCUMENT | {
+    "quotas": [{**quota, "limit": 100_000} if "period" in quota else quota for quota in DOCUMENT["quotas"]]
+}
+
+
+async def an_agent(world: World, its_store: Store, journal: Path) -> Agent:
+    agent = await world.agent(**settings(its_store, journal, decision_timeout_ms=100))
+    await until(lambda: agent.region.life.current is not None)
+    return agent
+
+
+async def decides(agents: list[Agent]) -> None:
+    """Until each is answered by its store; a peek consumes nothing and asks for units."""
+    for agent in agents:
+        for _ in range(2_000):
+            answer = await agent.check(OPEN, cost=50, mode="peek")
+            if answer.status_code == 200 and answer.json()["degraded"] is None:
+                break
+            await asyncio.sleep(0.01)
+        else:
+            raise AssertionError(answer.text)
+
+
+async def ask(agent: Agent, names: list[str]) -> list[int]:
+    return [(await agent.check(OPEN, operation_id=name)).status_code for name in names]
+
+
+async def test_what_was_given_up_and_admitted_again_is_booked_once(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """The scripts of the first tries lie in the store's socket and are executed when it goes on."""
+    assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
+    agent = await an_agent(world, its_store, tmp_path / "journal")
+    for turn in range(ROUNDS):
+        await decides([agent])
+        names = [f"{turn}/{number}" for number in range(OPERATIONS)]
+        its_store.stall()
+        assert 503 in await ask(agent, names)
+        assert await ask(agent, names) == [200] * OPERATIONS
+        its_store.go_on()
+        await all_is_booked(world, (turn + 1) * OPERATIONS, quota="exports")
+        await until(lambda: not list((tmp_path / "journal").iterdir()))
+    charged = agent.region.metrics.registry.get_sample_value("leasehold_journal_operations_charged_by_store_total")
+    assert charged
+    assert ROUNDS <= charged <= ROUNDS * FAILURES
+    assert (await world.quota())["overage"] == 0
+
+
+async def test_two_agents_that_admit_the_same_operations_book_them_once(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """A load balancer sends the retries to the other agent, whose breaker is open as well."""
+    assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
+    agents = [await an_agent(world, its_store, tmp_path / name) for name in ("one", "two")]
+    for turn in range(ROUNDS):
+        await decides(agents)
+        names = [f"{turn}/{number}" for number in range(OPERATIONS)]
+        its_store.stall()
+        for agent in agents:
+            await ask(agent, names)
+        await until(lambda: all(agent.region.guard.state is not BreakerState.CLOSED for agent in agents))
+        for agent in agents:
+            assert await ask(agent, names) == [200] * OPERATIONS
+        its_store.go_on()
+        await all_is_booked(world, (turn + 1) * OPERATIONS, quota="exports")
+        await until(lambda: not [*(tmp_path / "one").iterdir(), *(tmp_path / "two").iterdir()])
+    await all_is_booked(world, ROUNDS * OPERATIONS, quota="exports")
+
+
+async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to_the_next(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
+    journal = tmp_path / "journal"
+    agent = await an_agent(world, its_store, journal)
+    agent.region.last_words_s = 0.2
+    await decides([agent])
+    names = [f"{number}" for number in range(OPERATIONS)]
+    its_store.stall()
+    await ask(agent, names)
+    assert await ask(agent, names) == [200] * OPERATIONS
+    await world.agents.aclose()
+    assert list(journal.iterdir()), "the store may have charged some of them"
+    its_store.go_on()
+    await an_agent(world, its_store, journal)
+    await until(lambda: not list(journal.iterdir()))
+    await all_is_booked(world, OPERATIONS, quota="exports")

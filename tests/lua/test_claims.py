@@ -1,0 +1,61 @@
+"""Operations that were admitted without the store are claimed before they are booked."""
+
+import pytest
+
+from regional_agent.store.connection import StoreConnection
+from regional_agent.store.scripts import Fenced, Life, Operation, OperationClaim, OperationConflict, Scripts
+from tests.lua.saying import available, install, lease_reply, take
+
+pytestmark = pytest.mark.anyio
+
+OURS, THEIRS = "a" * 32, "b" * 32
+ONCE = Operation("once", "body", 60_000)
+
+
+async def test_what_a_script_has_executed_is_charged(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=10))
+    await take(scripts, life, 3, operation=ONCE)
+    fresh = Operation("fresh", "body", 60_000)
+    assert await scripts.claim_operations(life, OURS, [ONCE, fresh]) == [OperationClaim.CHARGED, OperationClaim.CLAIMED]
+
+
+async def test_a_script_that_is_executed_after_the_claim_charges_nothing(scripts: Scripts, life: Life) -> None:
+    """It lay in a socket of the store, and its agent had given it up."""
+    await install(scripts, life, lease_reply(granted=10))
+    await scripts.claim_operations(life, OURS, [ONCE])
+    decision = await take(scripts, life, 3, operation=ONCE)
+    assert (decision.allowed, decision.replayed) == (True, True)
+    assert await available(scripts, life) == 10
+    with pytest.raises(OperationConflict):
+        await take(scripts, life, 4, operation=ONCE._replace(body="other"))
+
+
+async def test_a_claim_is_the_same_each_time_and_only_one_journal_has_it(scripts: Scripts, life: Life) -> None:
+    for _ in range(2):
+        assert await scripts.claim_operations(life, OURS, [ONCE]) == [OperationClaim.CLAIMED]
+    assert await scripts.claim_operations(life, THEIRS, [ONCE]) == [OperationClaim.CHARGED]
+
+
+async def test_an_id_that_was_used_for_something_else_is_no_charge_of_this(scripts: Scripts, life: Life) -> None:
+    await install(scripts, life, lease_reply(granted=10))
+    await take(scripts, life, 3, operation=ONCE)
+    other = ONCE._replace(body="other")
+    assert await scripts.claim_operations(life, OURS, [other]) == [OperationClaim.ANOTHER_BODY]
+
+
+async def test_a_claim_is_forgotten_with_the_window_of_its_operation(
+    connection: StoreConnection, scripts: Scripts, life: Life
+) -> None:
+    await scripts.claim_operations(life, OURS, [ONCE])
+    assert 0 < await scripts.operation_left_ms(life, "once") <= 60_000
+
+
+async def test_any_number_is_claimed_in_calls_of_a_few_hundred(scripts: Scripts, life: Life) -> None:
+    many = [Operation(f"operation {number}", "body", 60_000) for number in range(1_201)]
+    assert await scripts.claim_operations(life, OURS, many) == [OperationClaim.CLAIMED] * 1_201
+
+
+async def test_in_another_life_nothing_is_claimed(scripts: Scripts, life: Life) -> None:
+    with pytest.raises(Fenced):
+        await scripts.claim_operations(life._replace(fingerprint="another"), OURS, [ONCE])
+    assert await scripts.operation_left_ms(life, "once") < 0
