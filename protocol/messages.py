@@ -32,7 +32,9 @@ Lane = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
 Epoch = Annotated[int, Meta(ge=1, le=2**53 - 1)]
 Fingerprint = Annotated[str, Meta(min_length=1, max_length=256, description="one life of a store")]
 Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$")]
+DimensionName = Annotated[str, Meta(max_length=64)]
 DimensionValue = Annotated[str, Meta(max_length=256)]
+MAX_DIMENSIONS_LENGTH = 2048  # of a line: characters of all names and values
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +82,7 @@ class EpochOpened(ServiceMessage, frozen=True):
 
 class UsageLine(ServiceMessage, frozen=True):
     minute: Annotated[int, Meta(ge=0, le=2**40, description="minutes since 1970-01-01T00:00Z")]
-    dimensions: Annotated[dict[str, DimensionValue], Meta(max_length=16)]
+    dimensions: Annotated[dict[DimensionName, DimensionValue], Meta(max_length=16)]
     units: PositiveUnits
 
 

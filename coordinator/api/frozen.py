@@ -9,7 +9,7 @@ fingerprint, or has too many items. Then each item is decoded by itself, and a m
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -20,6 +20,7 @@ from doors.bodies import decode, decode_parts
 from doors.problems import InvalidParameter, Problem
 from protocol.identifiers import parse_quota_key
 from protocol.messages import (
+    MAX_DIMENSIONS_LENGTH,
     MAX_EXCHANGES,
     MAX_FROZEN_BYTES,
     MAX_LEASES_PER_EXCHANGE,
@@ -48,6 +49,7 @@ from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 
 LONGEST_REASON = 256
+ALWAYS_SHORT = 6  # so many dimensions of the longest names and values are within MAX_DIMENSIONS_LENGTH
 TWICE = "it is named twice"
 
 Item = TypeVar("Item", LeaseWant, RateReport, SlotReport)
@@ -170,6 +172,14 @@ def _faults_of_lease(where: str, lease: FrozenLease) -> Iterator[InvalidParamete
         yield InvalidParameter(f"{where}.overage", "sum", f"granted and overage make over {MAX_UNITS}")
     if lease.consumed + lease.returned > MAX_UNITS:
         yield InvalidParameter(f"{where}.returned", "sum", f"consumed and returned make over {MAX_UNITS}")
+    for place, line in enumerate(lease.lines):
+        if len(line.dimensions) > ALWAYS_SHORT and _length_of(line.dimensions) > MAX_DIMENSIONS_LENGTH:
+            reason = f"names and values have over {MAX_DIMENSIONS_LENGTH} characters"
+            yield InvalidParameter(f"{where}.lines[{place}].dimensions", "max_length", reason)
+
+
+def _length_of(dimensions: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in dimensions.items())
 
 
 def _fault_of_key(quota: str) -> str:

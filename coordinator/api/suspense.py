@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from coordinator.api.auth import actor_of, require
 from coordinator.api.idempotency import PeoplesRoute
-from coordinator.api.queries import PAGE, Query, number_of, with_query
+from coordinator.api.queries import FLAG, PAGE, Query, a_flag, number_of, with_query
 from coordinator.domain.books import Key
 from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
 from coordinator.operations.authenticate import Caller
@@ -20,6 +20,7 @@ from coordinator.operations.read_suspense import (
     LeaseName,
     SuspendedLease,
     read_quarantine,
+    read_quarantine_with_evidence,
     read_suspense,
 )
 from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
@@ -87,16 +88,22 @@ async def get_suspense(request: Request, coordinator: TheCoordinator, _: Reader)
     return reply(SuspenseList(rows[: page.size], page.links(rows, lambda row: _text(row.period, row.quota, row.epoch))))
 
 
-@router.get("/v1/quarantine", **with_query(described(answers={200: QuarantineList}), PAGE))
+_EVIDENCE = {"evidence": ("true: also what was reported, whole; a page then ends after 4 MiB of it", FLAG)}
+
+
+@router.get("/v1/quarantine", **with_query(described(answers={200: QuarantineList}), _EVIDENCE | PAGE))
 async def get_quarantine(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
-    """Evidence that was not booked, whole. Nothing of it is ever dropped."""
+    """List reports that were not booked, and wait for people or have ended."""
     query = Query(request)
-    page = query.page("quarantine")
+    with_evidence = query.one("evidence", a_flag, default=False)
+    page = query.page("quarantine", with_evidence)
     after = query.one("page_after", lambda _: _name(page.cursor.after, EvidenceName), EvidenceName())
     query.checked()
-    rows = await coordinator.database.read(lambda c: read_quarantine(c, after, page.size + 1))
-    links = page.links(rows, lambda row: _text(row.epoch, row.lane, row.seq, row.quota, row.period))
-    return reply(QuarantineList(rows[: page.size], links))
+    read = read_quarantine_with_evidence if with_evidence else read_quarantine
+    rows, has_more = await coordinator.database.run(lambda c: read(c, after, page.size), snapshot=True)
+    last = rows[-1] if has_more else None
+    next_ = page.next(after=_text(last.epoch, last.lane, last.seq, last.quota, last.period)) if last else None
+    return reply(QuarantineList(list(rows), {"next": next_}))
 
 
 def _text(*name: object) -> str:

@@ -3,6 +3,7 @@
 Of a lease whose period is closed its correction waits, in an open period.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.operations.resolve_suspense import Resolution
+
+MOST_EVIDENCE_BYTES = 4 * 1024 * 1024  # of one page
+EVIDENCE_PREFETCH = 2
 
 
 class SuspendedLease(msgspec.Struct, frozen=True):
@@ -35,10 +39,11 @@ class KeptEvidence(msgspec.Struct, frozen=True):
     quota: str  # empty, as the period: of a whole batch, which shows that the ledger lost data
     period: str
     reason: str
-    evidence: Any
+    stored_bytes: int  # of the evidence, as the database has it: compressed
     recorded_at: datetime
     is_open: bool  # the lease is still in quarantine, the lane is still behind
     proposal: Resolution | None  # of the lane, or of the lease
+    evidence: Any = None  # the lease or the batch as it was reported, if it was asked for
 
 
 class LeaseName(NamedTuple):
@@ -65,15 +70,35 @@ def _suspended(row: dict[str, Any]) -> SuspendedLease:
     return SuspendedLease(**row, proposal=proposal and msgspec.json.decode(proposal, type=Resolution))
 
 
-async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> list[KeptEvidence]:
-    rows = await connection.fetch(_QUARANTINE, *after, count)
-    return [_kept(dict(row)) for row in rows]
+class QuarantinePage(NamedTuple):
+    rows: Sequence[KeptEvidence]
+    has_more: bool
+
+
+async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
+    """Read at most so many rows without their evidence, which may be large."""
+    rows = await connection.fetch(_quarantine("NULL"), *after, count + 1)
+    return QuarantinePage([_kept(dict(row)) for row in rows[:count]], len(rows) > count)
+
+
+async def read_quarantine_with_evidence(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
+    """Read at most so many rows with their evidence: no more than MOST_EVIDENCE_BYTES in all, and at least one row.
+
+    In a transaction: the rows come one after the other, so that no more of them is in memory than is returned.
+    """
+    kept, size = list[KeptEvidence](), 0
+    async for row in connection.cursor(_quarantine("evidence::text"), *after, count + 1, prefetch=EVIDENCE_PREFETCH):
+        size += len(row["evidence"])
+        if len(kept) == count or (kept and size > MOST_EVIDENCE_BYTES):
+            return QuarantinePage(kept, has_more=True)
+        kept.append(_kept(dict(row)))
+    return QuarantinePage(kept, has_more=False)
 
 
 def _kept(row: dict[str, Any]) -> KeptEvidence:
-    evidence, proposal = msgspec.json.decode(row.pop("evidence")), row.pop("proposal")
+    evidence, proposal = row.pop("evidence"), row.pop("proposal")
     proposed = proposal and msgspec.json.decode(proposal, type=Resolution)
-    return KeptEvidence(**row, evidence=evidence, proposal=proposed)
+    return KeptEvidence(**row, evidence=evidence and msgspec.json.decode(evidence), proposal=proposed)
 
 
 _SUSPENSE = """
@@ -108,8 +133,12 @@ IS_OPEN = """CASE quota WHEN '' THEN
         OR coalesce((SELECT quarantined FROM correction AS late WHERE (late.epoch, late.quota, late.charge_period)
             = (quarantine.epoch, quarantine.quota, quarantine.period) ORDER BY late.period DESC LIMIT 1), false)
     END"""
-_QUARANTINE = f"""
-SELECT epoch, lane, seq, quota, period, reason, evidence::text AS evidence, recorded_at,
+
+
+def _quarantine(evidence: str) -> str:
+    return f"""
+SELECT epoch, lane, seq, quota, period, reason, pg_column_size(evidence) AS stored_bytes, {evidence} AS evidence,
+    recorded_at,
     {IS_OPEN} AS is_open,
     (SELECT to_json(resolution)::text FROM resolution
         WHERE approved_at IS NULL AND resolution.epoch = quarantine.epoch

@@ -751,7 +751,7 @@ async def test_what_was_kept_late_ends_with_one_line_that_names_no_policy(
     assert booked == said["consumed"] - 7
     found = await correction(stand)
     assert {name: found[name] for name in ("carried", "written_off", "correction") if name in found} == left
-    kept = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    kept = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert [row["is_open"] for row in kept] == [False]
     await is_proven(stand)
 

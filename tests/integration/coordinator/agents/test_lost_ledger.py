@@ -102,7 +102,7 @@ async def test_it_is_kept_and_seen_and_nothing_is_granted(stand: Stand, behind: 
     for _ in range(2):
         reply = await offered(behind)
         assert (reply.outcome, reply.expected_seq, reply.leases, reply.receipt) == (ExchangeOutcome.GAP, 3, [], None)
-    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     lane = lane_of(EXPORTS, behind.lanes)
     assert (kept["epoch"], kept["lane"], kept["seq"], kept["quota"]) == (behind.epoch, lane, 6, "")
     assert (kept["reason"], kept["is_open"]) == ("ledger_regressed", True)
@@ -123,7 +123,7 @@ async def test_people_let_the_lane_go_on_and_the_batch_keeps_its_lines(stand: St
     assert (mine["granted"], mine["consumed"], mine["returned"], mine["outstanding"]) == (45, 24, 7, 14)
     usage = await stand.owner.fetch("SELECT units, dimensions ->> 'policy' FROM transfer WHERE cause = 'usage'")
     assert sorted(map(tuple, usage)) == [(3, "export"), (6, "export"), (15, "unattributed")]
-    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert kept["is_open"] is False
     region = (await (await stand.client("quota:read")).get("/v1/regions/us-east")).json()
     assert region["regressed_lanes"] == 0
@@ -223,7 +223,7 @@ async def test_it_is_approved_by_another_and_once(stand: Stand, behind: Agent) -
     assert (refused.status_code, refused.json()["refusal"]) == (409, "same_person")
     new = await proposed(stand, behind)
     assert (await approved(stand, old)).status_code == 404, "another has taken its place"
-    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    (kept,) = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert kept["proposal"]["id"] == new["id"]
     first, again = await approved(stand, new), await approved(stand, new)
     assert first.json() == again.json()

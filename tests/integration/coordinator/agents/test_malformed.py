@@ -43,6 +43,14 @@ async def test_a_revoked_token_is_refused_at_once(stand: Stand, agent: Agent) ->
     assert (await agent.post(exchange(agent.frozen(2)))).status_code == 401
 
 
+SEVEN_LONGEST = {f"{number}".zfill(64): "v" * 256 for number in range(7)}
+
+
+def with_dimensions(dimensions: dict[str, str]) -> dict[str, Any]:
+    reported = lease(consumed=1)
+    return reported | {"lines": [reported["lines"][0] | {"dimensions": dimensions}]}
+
+
 # Other fields of the batch, its leases, and the field that the refusal names.
 MALFORMED: list[tuple[dict[str, Any], list[Any], str, str]] = [
     ({}, [lease(granted=-1)], "frozen.leases[0].granted", "minimum"),
@@ -51,6 +59,8 @@ MALFORMED: list[tuple[dict[str, Any], list[Any], str, str]] = [
     ({}, [lease(consumed=2**53 - 1, returned=1)], "frozen.leases[0].returned", "sum"),
     ({}, [lease(consumed=1.5, units=1)], "frozen.leases[0].consumed", "type"),
     ({}, [lease(consumed=1, units=-1)], "frozen.leases[0].lines[0].units", "minimum"),
+    ({}, [with_dimensions({"n" * 65: "v"})], "frozen.leases[0].lines[0].dimensions", "max_length"),
+    ({}, [with_dimensions(SEVEN_LONGEST)], "frozen.leases[0].lines[0].dimensions", "max_length"),
     ({}, [lease("exports")], "frozen.leases[0].quota", "quota_key"),
     ({}, [lease("exports:tenant=" + "a" * 512)], "frozen.leases[0].quota", "max_length"),
     ({}, [lease(period="2026-13")], "frozen.leases[0].period", "period"),

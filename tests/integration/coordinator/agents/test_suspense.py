@@ -111,7 +111,7 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
 ) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, units=5))
-    kept = (await (await stand.client("usage:read")).get("/v1/quarantine")).json()["data"]
+    kept = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert [(row["reason"], row["evidence"]["consumed"], row["is_open"]) for row in kept] == [
         ("lines_disagree", 7, True)
     ]
