@@ -83,13 +83,16 @@ class Engine(AsyncGuarding):
         """Set units aside for work whose cost is not known yet. Raises Denied where there are not as many."""
         asked = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
         try:
+            self.region.holds.require_key()
             verdict = await self.region.admission.hold(_read(asked, Hold))
+        except Problem as problem:
+            raise _refused(problem) from None
         except REFUSALS as error:
             raise _refused(problem_of(error)) from None
         if not verdict.answer.allowed:
             raise Denied(_decision(verdict))
         held = verdict.held(ttl_ms)
-        return Held(str(held.id), units, held.ttl_ms)
+        return Held(self.region.holds.seal.seal(held.id), units, held.ttl_ms)
 
     async def commit(self, hold: Held, units: int) -> None:
         """So many were used. Repeating it changes nothing; another number is refused."""

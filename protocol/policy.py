@@ -229,6 +229,7 @@ class PolicyBundle(Struct, frozen=True, kw_only=True):
     weight: Units
     total_weight: PositiveUnits
     overrides: list[OverrideTerm] = []  # of those that reach a key alike, the last in force counts
+    hold_key: bytes = b""  # of the region: its agents seal the ids of holds with it
 
 
 class Fault(NamedTuple):

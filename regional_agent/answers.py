@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from doors.problems import MEDIA_TYPE, PROBLEMS
 from protocol.blocks import BlockField
 from protocol.units import PositiveUnits, Units
-from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.domain.hold_ids import HoldId, HoldSeal, HoldTerms
 
 MAX_BATCH = 1000
 MOST_HOLD_MS = 24 * 3600 * 1000
@@ -176,14 +176,14 @@ class Answered(NamedTuple):
 _encode = msgspec.json.Encoder().encode
 
 
-def hold_answered(verdict: Verdict, hold: Hold, path: str, request_id: str) -> Answered:
+def hold_answered(verdict: Verdict, hold: Hold, path: str, request_id: str, seal: HoldSeal) -> Answered:
     """A denial is that of a check."""
     answer = verdict.answer
     if not answer.allowed:
         return answered(verdict, path, request_id)
     held = verdict.held(hold.ttl_ms)
     told = HoldAnswer(
-        hold_id=str(held.id),
+        hold_id=seal.seal(held.id),
         units=hold.units,
         expires_in_ms=held.ttl_ms,
         degraded=answer.degraded,

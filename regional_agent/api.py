@@ -92,11 +92,12 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
 async def hold(request: Request, region: TheRegion) -> Response:
     """Set units aside for work whose cost is not known yet."""
     wanted = await read_body(request, Hold)
+    region.holds.require_key()
     try:
         verdict = await region.admission.hold(wanted)
     except REFUSALS as refusal:
         raise problem_of(refusal) from None
-    told = hold_answered(verdict, wanted, request.url.path, request_id_of(request.scope))
+    told = hold_answered(verdict, wanted, request.url.path, request_id_of(request.scope), region.holds.seal)
     return Response(told.body, told.status, told.headers, told.media_type)
 
 

@@ -12,7 +12,7 @@ from doors.problems import InvalidParameter, Problem
 from protocol.outcomes import HoldOutcome
 from regional_agent.answers import HoldStatus
 from regional_agent.cell import Cell
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.domain.hold_ids import HoldId, HoldSeal, NoHoldKey
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import HoldState
@@ -21,14 +21,15 @@ log = structlog.get_logger()
 
 
 class Holds:
-    def __init__(self, cell_of: Callable[[str], Cell], metrics: Metrics) -> None:
+    def __init__(self, cell_of: Callable[[str], Cell], seal: HoldSeal, metrics: Metrics) -> None:
         """`cell_of`: where a quota lies."""
         self._cell_of = cell_of
+        self.seal = seal
         self._metrics = metrics
 
     async def tell(self, hold_id: str, action: str, amount: int = 0) -> HoldStatus:
         """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be."""
-        hold = _parsed(hold_id)
+        hold = self._opened(hold_id)
         if not hold.by_cell:
             return HoldStatus(hold_id=hold_id, state="nothing_held", units=0, committed=0, expires_in_ms=0)
         told = await self._ask_store(hold, action, amount)
@@ -42,6 +43,21 @@ class Holds:
             committed=told.committed,
             expires_in_ms=told.expires_in_ms,
         )
+
+    def _opened(self, hold_id: str) -> HoldId:
+        try:
+            return self.seal.open(hold_id)
+        except ValueError:
+            raise _unknown() from None
+        except NoHoldKey:
+            raise _no_key() from None
+
+    def require_key(self) -> None:
+        """Raise a Problem while no id could be sealed, before anything is set aside."""
+        try:
+            _ = self.seal.cipher
+        except NoHoldKey:
+            raise _no_key() from None
 
     async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
         """Each cell that something is set aside in. Said again, those that know it already change nothing."""
@@ -77,11 +93,8 @@ def told_of(told: Sequence[tuple[HoldId, HoldState]]) -> HoldState:
     return next((state for state in known if state.outcome is not HoldOutcome.DONE), known[0])
 
 
-def _parsed(hold_id: str) -> HoldId:
-    try:
-        return HoldId.parse(hold_id)
-    except ValueError:
-        raise _unknown() from None
+def _no_key() -> Problem:
+    return Problem("not-ready", "the agent has not received the region's policies yet", headers={"Retry-After": "1"})
 
 
 def _unknown() -> Problem:

@@ -20,6 +20,7 @@ from regional_agent.cell import Cell
 from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.cells import CELLS, cell_of
+from regional_agent.domain.hold_ids import HoldSeal
 from regional_agent.feeds import Feed
 from regional_agent.health import HealthWatch
 from regional_agent.hearing import SignalListener
@@ -50,7 +51,7 @@ class Region:
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = SpreadAdmission(self.cells, self.metrics)
         self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else self._spread
-        self.holds = Holds(self.cell_of, self.metrics)
+        self.holds = Holds(self.cell_of, HoldSeal(), self.metrics)
         self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
             "policies",
@@ -130,6 +131,8 @@ class Region:
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         policies = Policies(bundle, age_ms)
+        if bundle.hold_key:
+            self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:
             cell.admission.policies = cell.sharing.policies = policies
             cell.slicing.give_back_all()

@@ -20,7 +20,7 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
     Overrides that will come are in it, too: a burst that was announced begins in a region that is cut off as well.
     """
     version: int = await connection.fetchval("SELECT version FROM policy_version")
-    weight, total = await connection.fetchrow(_WEIGHTS, region) or (0, 0)
+    weight, total, hold_key = await connection.fetchrow(_REGION, region) or (0, 0, b"")
     overrides = await connection.fetch(_OVERRIDES, now)
     document = (await read_limits(connection)).document
     return PolicyBundle(
@@ -30,6 +30,7 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
         began_at=await _began_at(connection, document),
         weight=weight,
         total_weight=max(total, 1),
+        hold_key=hold_key,
         overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
     )
 
@@ -41,9 +42,11 @@ async def _began_at(connection: Connection, document: LimitsDocument) -> dict[st
     return {row["tenant"]: row["began_at"] for row in await connection.fetch(_BEGAN_AT)}
 
 
-_WEIGHTS = """
-SELECT coalesce(sum(weight) FILTER (WHERE name = $1), 0), coalesce(sum(weight), 0)
-FROM region WHERE status = 'active'
+_REGION = """
+SELECT coalesce(sum(weight) FILTER (WHERE name = $1 AND status = 'active'), 0),
+    coalesce(sum(weight) FILTER (WHERE status = 'active'), 0),
+    (SELECT hold_key FROM region WHERE name = $1)
+FROM region
 """
 _SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
 _BEGAN_AT = "SELECT tenant, began_at FROM subscription ORDER BY tenant"

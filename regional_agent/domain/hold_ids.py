@@ -1,8 +1,9 @@
 """A hold's id: it names the epoch and the leases that units were set aside of.
 
-So whoever is told of a hold finds what to book it on without asking anybody, long after the period or the epoch is
-over. To services it is a text without spaces, and no more: `name.epoch.lanes.parts`. Of a hold over several cells of a
-Cluster it names what was set aside in each of them: `…~…`.
+So an agent finds what to book a hold on without asking anybody, long after the period or the epoch is over. In the
+store it is the text `name.epoch.lanes.parts`; of a hold over several cells of a Cluster it names what was set aside in
+each of them: `…~…`. Services get it sealed with the region's key (`HoldSeal`): it tells them nothing of tenants and
+quotas, and they can neither change it nor make one.
 """
 
 import binascii
@@ -11,6 +12,9 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 LONGEST = 8_192  # it has to fit into a request line
 NAME_BYTES = 16
@@ -78,10 +82,42 @@ class HoldTerms(NamedTuple):
     ttl_ms: int
 
 
+class NoHoldKey(Exception):
+    """The region's key has not arrived yet. It comes with the first policies, or from the state directory."""
+
+
+class HoldSeal:
+    """Encrypts and authenticates the ids that services get. The same id is sealed to the same text each time."""
+
+    def __init__(self) -> None:
+        self._cipher: AESSIV | None = None
+
+    def use(self, key: bytes) -> None:
+        self._cipher = AESSIV(key)
+
+    @property
+    def cipher(self) -> AESSIV:
+        if self._cipher is None:
+            raise NoHoldKey
+        return self._cipher
+
+    def seal(self, hold: HoldId) -> str:
+        return _text(self.cipher.encrypt(str(hold).encode(), None))
+
+    def open(self, text: str) -> HoldId:
+        """Raise ValueError for a text that this region's agents have not made."""
+        if len(text) > 2 * LONGEST:
+            raise ValueError("not the id of a hold")
+        try:
+            return HoldId.parse(self.cipher.decrypt(_raw(text), None).decode())
+        except InvalidTag:
+            raise ValueError("not the id of a hold") from None
+
+
 def _parts(packed: str) -> Iterator[HoldPart]:
     try:
-        text = urlsafe_b64decode(packed + "=" * (-len(packed) % 4)).decode()
-    except (binascii.Error, UnicodeDecodeError):
+        text = _raw(packed).decode()
+    except UnicodeDecodeError:
         raise ValueError("not the id of a hold") from None
     for line in text.split("\n") if text else ():
         algorithm, _, quota = line.partition(" ")
@@ -90,3 +126,13 @@ def _parts(packed: str) -> Iterator[HoldPart]:
 
 def _text(raw: bytes) -> str:
     return urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _raw(text: str) -> bytes:
+    try:
+        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (binascii.Error, ValueError):
+        raise ValueError("not the id of a hold") from None
+    if _text(raw) != text:  # Python overlooks characters that do not belong there
+        raise ValueError("not the id of a hold")
+    return raw

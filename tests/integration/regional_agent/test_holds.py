@@ -1,12 +1,14 @@
 """Holds, with everything real behind them: reserved here, and billed for what was used."""
 
 import asyncio
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from regional_agent.domain.hold_ids import HoldSeal
 from regional_agent.store import keys
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
 
@@ -184,10 +186,35 @@ async def test_bad_words_about_a_hold_are_named(agent: Agent, action: str, body:
 @pytest.mark.parametrize("strange", ["none", "a.b.c.d", "AAAAAAAAAAAAAAAAAAAAAA.1.1.!", "A" * 9_000])
 async def test_what_is_no_hold_is_not_known(agent: Agent, strange: str) -> None:
     hold_id = await held(agent)
-    name, epoch, rest = hold_id.split(".", 2)
-    for text in (strange, f"{'A' * 22}.{epoch}.{rest}", f"{name}.{int(epoch) + 1}.{rest}"):
+    inner = agent.whole.holds.seal.open(hold_id)
+    elsewhere = HoldSeal()
+    elsewhere.use(b"another region's key" + bytes(12))
+    for text in (strange, str(inner), hold_id[:-1], f"{hold_id}A", elsewhere.seal(inner)):
         answer = await say(agent, text, "commit", units=1)
         assert (answer.status_code, answer.json()["type"]) == (404, "/problems/hold-unknown")
+
+
+async def test_an_id_tells_nothing_and_cannot_be_changed(agent: Agent) -> None:
+    hold_id = await held(agent)
+    inner = agent.whole.holds.seal.open(hold_id)
+    assert any("tenant=acme" in part.quota for part in inner.parts)
+    raw = urlsafe_b64decode(hold_id + "=" * (-len(hold_id) % 4))
+    assert b"acme" not in raw
+    for index in range(0, len(raw), 7):
+        changed = raw[:index] + bytes([raw[index] ^ 1]) + raw[index + 1 :]
+        text = urlsafe_b64encode(changed).decode().rstrip("=")
+        assert (await say(agent, text, "extend", ttl_ms=90_000)).status_code == 404
+    assert (await agent.http.get(f"/v1/holds/{hold_id}")).json()["state"] == "open"
+
+
+async def test_nothing_is_set_aside_while_no_id_can_be_sealed(agent: Agent) -> None:
+    hold_id = await held(agent, 5)
+    seal, agent.whole.holds.seal = agent.whole.holds.seal, HoldSeal()
+    assert (await hold(agent)).status_code == 503
+    assert (await say(agent, hold_id, "commit", units=1)).status_code == 503
+    agent.whole.holds.seal = seal
+    [lease] = (await agent.http.get("/v1/status")).json()["leases"]
+    assert lease["held"] == 5
 
 
 async def test_where_nothing_is_limited_nothing_is_held_and_the_id_says_so(agent: Agent) -> None:

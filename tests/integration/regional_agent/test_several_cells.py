@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from regional_agent.domain.cells import cell_of
-from regional_agent.domain.hold_ids import HoldId
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.scripts import HoldState
 from tests.integration.regional_agent.clusters import Nodes, a_cluster
@@ -296,7 +295,7 @@ async def test_a_hold_over_several_cells_is_one_hold(limited: World, agent: Agen
     assert [answer.status_code for answer in made] == [201, 201]
     first, again = (answer.json() for answer in made)
     assert first["hold_id"] == again["hold_id"]
-    assert len(HoldId.parse(first["hold_id"]).by_cell) == 3
+    assert len(agent.whole.holds.seal.open(first["hold_id"]).by_cell) == 3
     path = f"/v1/holds/{first['hold_id']}"
     assert (await agent.http.get(path)).json()["state"] == "open"
     assert (await agent.check(subject("/all"), cost=34)).status_code == 429, "it is set aside in all of them"
