@@ -5,6 +5,8 @@ failover, a migration or an outage, is its own affair.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 import tenacity
@@ -26,7 +28,7 @@ from regional_agent.slicing import Slicing
 from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.gathering import Gatherer
 from regional_agent.store.guard import Guard
-from regional_agent.store.scripts import Fenced, HoldState, Operation, Scripts
+from regional_agent.store.scripts import Fenced, HoldState, KnownOperation, Life, Operation, Scripts
 from regional_agent.without_store import WithoutStore
 
 log = structlog.get_logger()
@@ -34,7 +36,6 @@ log = structlog.get_logger()
 LAST_WORDS_S = 6.0  # for each time that they are said
 HELD_PAUSE_S = 0.2
 RETRY_S = 0.2
-AT_LEAST_MS = 1_000
 
 
 class Cell:
@@ -98,14 +99,9 @@ class Cell:
 
     async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
-        life = self.life.current
-        if life is None:
-            raise StoreUnavailable("the region has no epoch yet")
-        try:
+        life = self._current_life()
+        with self._doubting():
             told = await self.scripts.tell_hold(life.fingerprint, hold, action, amount)
-        except Fenced:
-            self.life.doubt()
-            raise StoreUnavailable("the region's store began another life; ask again") from None
         if hold.epoch != life.epoch:
             self.conversation.look_back_again()
         for part in hold.parts:
@@ -113,12 +109,32 @@ class Cell:
                 self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
         return told
 
-    async def knows(self, operation: Operation) -> bool:
-        """For a while yet. Raises likewise."""
-        life = self.life.current
-        if life is None:
+    async def find_operation(self, operation: Operation) -> KnownOperation | None:
+        """Read what is known of an operation over several cells. May raise OperationConflict."""
+        life = self._current_life()
+        with self._doubting():
+            return await self.scripts.find_operation(life, operation)
+
+    async def replace_operation(
+        self, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
+    ) -> bool:
+        """Write down how far the operation has come. False: another request has written something else."""
+        life = self._current_life()
+        with self._doubting():
+            return await self.scripts.replace_operation(life, operation, before, hold, is_concluded=is_concluded)
+
+    def _current_life(self) -> Life:
+        if self.life.current is None:
             raise StoreUnavailable("the region has no epoch yet")
-        return await self.scripts.operation_left_ms(life, operation.digest) > AT_LEAST_MS
+        return self.life.current
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        try:
+            yield
+        except Fenced:
+            self.life.doubt()
+            raise StoreUnavailable("the region's store began another life; ask again") from None
 
     async def leave(self, *, return_unspent: bool) -> None:
         """The loops have ended: nothing more is decided, and what was spent is told."""

@@ -6,11 +6,14 @@ agent that dies has set aside runs out by itself; no total is ever lowered. The 
 everything is booked, and never before.
 
 Of an operation the cell where it is known, its home, sets aside last, and writes down with it what all the others did.
-So whoever comes with it again either finds nothing, or all that is needed to go on.
+So a retry either finds nothing, or all that is needed to go on. When everything is spent, that is written down as well.
+If something ran out before (its agent died), or a cell has lost it, only that is set aside anew: what was spent of the
+operation in other cells stays spent.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import compress
 from time import perf_counter
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies, digest
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import AllowanceCharge, Charge, Operation, OperationConflict, Request
+from regional_agent.store.scripts import AllowanceCharge, Charge, KnownOperation, Operation, OperationConflict, Request
 from regional_agent.without_store import STRICTEST_FIRST, closed
 
 log = structlog.get_logger()
@@ -133,8 +136,9 @@ class Spanning:
 
     async def decide(self) -> Verdict:
         """Raises StoreUnavailable or StoreError if it is not known what came of it."""
-        if self._home is not None and await self._home.cell.knows(self._operation()):
-            return await self._go_on(await self._take(self._home, ()))
+        known = None if self._home is None else await self._home.cell.find_operation(self._operation())
+        if known is not None:
+            return await self._go_on(known)
         peeks = await self._each(self._steps, self._peek)
         if self._asked.request.mode == "peek" or not _all_agree(peeks):
             return self._merged(peeks)
@@ -142,7 +146,8 @@ class Spanning:
         if not _all_agree(taken):
             return await self._give_up(peeks, taken)
         if self._home is None:
-            return await self._conclude(taken, _ids(taken))
+            await self._conclude(_ids(taken))
+            return self._merged(taken)
         return await self._conclude_at(self._home, peeks, taken)
 
     async def _take_but_home(self, peeks: Told) -> dict[Step, Verdict]:
@@ -159,12 +164,13 @@ class Spanning:
         if verdict.answer.degraded:  # it may be known, and is said again: so what is set aside is left to run out
             raise StoreUnavailable("the cell where the operation is known went away")
         if verdict.hold is not None and verdict.hold.id.others != beside:
-            await self._release(taken)  # somebody was quicker with the same operation
-            return await self._go_on(verdict)
+            await self._release(taken)  # another request with the same operation was quicker
+            return await self._go_on(KnownOperation(verdict.hold, is_concluded=False))
         taken[home] = verdict
         if verdict.hold is None:
             return await self._give_up(peeks, taken)
-        return await self._conclude(taken, [verdict.hold.id])
+        await self._conclude([verdict.hold.id])
+        return self._merged(taken)
 
     # --- what a cell is asked ----------------------------------------------------------------------------------------
 
@@ -232,33 +238,67 @@ class Spanning:
         tellings = (self._cell(each).tell_hold(each, "release") for hold in _ids(taken) for each in hold.by_cell)
         await asyncio.gather(*tellings, return_exceptions=True)
 
-    async def _conclude(self, taken: Told, holds: Iterable[HoldId]) -> Verdict:
-        if not self._holds:
-            await self._spend(holds, {HoldOutcome.DONE})
-        return self._merged(taken)
+    async def _conclude(self, holds: Sequence[HoldId]) -> None:
+        """Spend all that is set aside. Raises StoreUnavailable if it is not known whether all of it was."""
+        if self._holds:
+            return
+        if await self._spend(holds):
+            raise StoreUnavailable("what was set aside in one of several cells has run out")
+        if self._home is not None:
+            await self._note_concluded(self._home, holds[0])
 
-    async def _go_on(self, home: Verdict) -> Verdict:
-        """The operation is known: whatever is set aside for it is spent, and its policies are told as they are."""
-        if home.hold is None:
-            raise StoreUnavailable("the store went away over an operation that is known")
-        if not self._holds:
-            # What is not known any more was spent so long ago that it is forgotten.
-            await self._spend([home.hold.id], {HoldOutcome.DONE, HoldOutcome.UNKNOWN})
+    async def _note_concluded(self, home: Step, hold: HoldId) -> None:
+        """Write down that all is spent. Where that fails, a retry finds it out in each cell."""
+        with suppress(StoreUnavailable, StoreError):
+            await home.cell.replace_operation(self._operation(), hold, hold, is_concluded=True)
+
+    async def _go_on(self, known: KnownOperation) -> Verdict:
+        """Finish an operation that was decided before, and tell its policies as they are now."""
+        assert self._home is not None
+        if not self._holds and not known.is_concluded:
+            missing = await self._spend([known.hold.id])
+            if missing:
+                return await self._take_again(self._home, known, missing)
+            await self._note_concluded(self._home, known.hold.id)
+        return await self._admitted(known.hold)
+
+    async def _admitted(self, hold: HoldTerms) -> Verdict:
+        return self._merged(await self._each(self._steps, self._peek), admitted=hold)
+
+    async def _take_again(self, home: Step, known: KnownOperation, missing: Sequence[HoldId]) -> Verdict:
+        """Set aside anew what ran out before it was spent, or was lost; the record names it before it is spent."""
+        cells = set(map(_cell_of, missing))
         peeks = await self._each(self._steps, self._peek)
-        return self._merged(peeks, admitted=home.hold)
+        told = {step: each if step.number in cells else _as_admitted(each) for step, each in peeks.items()}
+        if not _all_agree(told):
+            return self._merged(told)
+        taken = await self._each([step for step in self._steps if step.number in cells], self._set_aside)
+        if not _all_agree(taken) or any(each.answer.degraded for each in taken.values()):
+            return await self._give_up(told, taken)
+        hold = _with_new_parts(known.hold.id, _ids(taken))
+        operation = self._operation()
+        if not await home.cell.replace_operation(operation, known.hold.id, hold, is_concluded=False):
+            await self._release(taken)
+            raise StoreUnavailable("another request with the same operation is being decided")
+        await self._conclude([hold])
+        return await self._admitted(known.hold._replace(id=hold))
 
-    async def _spend(self, holds: Iterable[HoldId], fine: set[HoldOutcome]) -> None:
-        """Where one of them fails the caller hears that nobody knows, and may come with its operation again."""
-        tellings = [self._cell(each).tell_hold(each, "spend") for hold in holds for each in hold.by_cell]
-        for told in await asyncio.gather(*tellings, return_exceptions=True):
+    async def _spend(self, holds: Iterable[HoldId]) -> list[HoldId]:
+        """Spend what is set aside in each cell. Return what could not be spent: it ran out, or its cell has lost it."""
+        parts = [each for hold in holds for each in hold.by_cell]
+        outcomes = await asyncio.gather(
+            *(self._cell(each).tell_hold(each, "spend") for each in parts), return_exceptions=True
+        )
+        missing = []
+        for part, told in zip(parts, outcomes, strict=True):
             if isinstance(told, BaseException):
                 raise told
-            if told.outcome not in fine:
-                raise StoreUnavailable(f"what was set aside in one of several cells is {told.state or 'not known'}")
+            if told.outcome is not HoldOutcome.DONE:
+                missing.append(part)
+        return missing
 
     def _cell(self, hold: HoldId) -> Cell:
-        number = cell_of(hold.parts[0].quota)
-        return next(step.cell for step in self._steps if step.number == number)
+        return next(step.cell for step in self._steps if step.number == _cell_of(hold))
 
     def _merged(self, told: Told, admitted: HoldTerms | None = None) -> Verdict:
         """What each cell says of its policies, in the order of the request."""
@@ -312,6 +352,24 @@ def _all_agree(told: Told) -> bool:
 
 def _ids(taken: Told) -> tuple[HoldId, ...]:
     return tuple(each.hold.id for each in taken.values() if each.hold is not None)
+
+
+def _cell_of(hold: HoldId) -> int:
+    return cell_of(hold.parts[0].quota)
+
+
+def _with_new_parts(hold: HoldId, taken: Iterable[HoldId]) -> HoldId:
+    """Return a hold whose parts in some cells are replaced by what was set aside there anew."""
+    new = {_cell_of(each): each for each in taken if each.parts}
+    home, *others = (
+        new.get(_cell_of(each), each) if each.parts else each for each in (hold._replace(others=()), *hold.others)
+    )
+    return home._replace(others=tuple(others))
+
+
+def _as_admitted(verdict: Verdict) -> Verdict:
+    answer = answer_of(True, verdict.answer.degraded, list(map(_allowed, verdict.answer.policies)))
+    return Verdict(answer, verdict.windows_s, verdict.hold)
 
 
 def _released(charge: Charge) -> Charge:

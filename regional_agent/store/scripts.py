@@ -175,6 +175,13 @@ class OperationClaim(StrEnum):
     ANOTHER_BODY = "another_body"  # its id was used for something else
 
 
+class KnownOperation(NamedTuple):
+    """An operation over several cells that was decided before."""
+
+    hold: HoldTerms
+    is_concluded: bool  # all that was set aside for it has been spent
+
+
 class Request(NamedTuple):
     """All that one request asks of the store: it is decided as a whole."""
 
@@ -430,7 +437,7 @@ class Scripts:
             names = [self._fence_key]
             arguments: list[Argument] = [life.fingerprint, claimant]
             for each in some:
-                names.append(keys.operation(_tag(each.digest, life.lanes, life.cell), each.digest))
+                names.append(self._operation_key(life, each.digest))
                 arguments += (each.body, each.remembered_ms)
             answer = await self._run("claim_operations", names, *arguments)
             if answer[0] == b"fenced":
@@ -440,7 +447,34 @@ class Scripts:
 
     async def operation_left_ms(self, life: Life, digest: str) -> int:
         """For how much longer it is remembered; below zero if it is not."""
-        return int(await self._store.call("PTTL", keys.operation(_tag(digest, life.lanes, life.cell), digest)))
+        return int(await self._store.call("PTTL", self._operation_key(life, digest)))
+
+    async def find_operation(self, life: Life, operation: Operation) -> KnownOperation | None:
+        """Read what is known of an operation over several cells. Raises Fenced or OperationConflict."""
+        names = [self._fence_key, self._operation_key(life, operation.digest)]
+        answer = await self._run("find_operation", names, life.fingerprint, operation.body)
+        if answer[0] == b"fenced":
+            raise Fenced
+        if answer[0] == b"another_body":
+            raise OperationConflict
+        if answer[0] == b"unknown":
+            return None
+        _, is_concluded, left_ms, hold = answer
+        return KnownOperation(HoldTerms(HoldId.parse(hold.decode()), left_ms), bool(is_concluded))
+
+    async def replace_operation(
+        self, life: Life, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
+    ) -> bool:
+        """Write down what is set aside for it by now, or that all of it is spent. False: the record is another."""
+        names = [self._fence_key, self._operation_key(life, operation.digest)]
+        arguments = (life.fingerprint, operation.body, str(before), str(hold), int(is_concluded))
+        replaced: int = await self._run("replace_operation", names, *arguments)
+        if replaced < 0:
+            raise Fenced
+        return bool(replaced)
+
+    def _operation_key(self, life: Life, digest: str) -> bytes:
+        return keys.operation(_tag(digest, life.lanes, life.cell), digest)
 
     # --- holds -------------------------------------------------------------------------------------------------------
 

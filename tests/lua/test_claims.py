@@ -2,9 +2,10 @@
 
 import pytest
 
+from regional_agent.domain.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Fenced, Life, Operation, OperationClaim, OperationConflict, Scripts
-from tests.lua.saying import available, install, lease_reply, take
+from tests.lua.saying import available, install, lease_reply, set_aside, take
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +60,38 @@ async def test_in_another_life_nothing_is_claimed(scripts: Scripts, life: Life) 
     with pytest.raises(Fenced):
         await scripts.claim_operations(life._replace(fingerprint="another"), OURS, [ONCE])
     assert await scripts.operation_left_ms(life, "once") < 0
+
+
+async def remembered(scripts: Scripts, life: Life) -> HoldId:
+    await install(scripts, life, lease_reply(granted=10))
+    return await set_aside(scripts, life, 3, name="once")
+
+
+async def test_what_is_known_of_an_operation_is_found_and_replaced(scripts: Scripts, life: Life) -> None:
+    hold = await remembered(scripts, life)
+    known = await scripts.find_operation(life, ONCE)
+    assert known is not None
+    assert (known.hold.id, known.is_concluded, 0 < known.hold.ttl_ms <= 60_000) == (hold, False, True)
+    other = hold._replace(others=(HoldId.fresh(7, 4, hold.parts),))
+    assert await scripts.replace_operation(life, ONCE, hold, other, is_concluded=False)
+    assert not await scripts.replace_operation(life, ONCE, hold, hold, is_concluded=False), "it is another by now"
+    assert await scripts.replace_operation(life, ONCE, other, other, is_concluded=True)
+    known = await scripts.find_operation(life, ONCE)
+    assert known is not None
+    assert (known.hold.id, known.is_concluded) == (other, True)
+    assert 0 < await scripts.operation_left_ms(life, "once") <= 3_600_000
+
+
+async def test_an_operation_that_is_not_known_or_has_another_body_is_not_replaced(scripts: Scripts, life: Life) -> None:
+    hold = HoldId.fresh(7, 4, ())
+    assert await scripts.find_operation(life, ONCE) is None
+    assert not await scripts.replace_operation(life, ONCE, hold, hold, is_concluded=True)
+    hold = await remembered(scripts, life)
+    with pytest.raises(OperationConflict):
+        await scripts.find_operation(life, ONCE._replace(body="other"))
+    assert not await scripts.replace_operation(life, ONCE._replace(body="other"), hold, hold, is_concluded=True)
+    stranger = life._replace(fingerprint="another")
+    with pytest.raises(Fenced):
+        await scripts.find_operation(stranger, ONCE)
+    with pytest.raises(Fenced):
+        await scripts.replace_operation(stranger, ONCE, hold, hold, is_concluded=True)

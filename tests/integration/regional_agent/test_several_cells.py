@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from regional_agent.cell import Cell
 from regional_agent.domain.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.scripts import HoldState
@@ -229,6 +230,72 @@ async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_
     for each in (other, agent, other):
         assert (await each.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 200
     assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
+    """An operation is recorded, and its agent dies before one of its cells has spent what is set aside there."""
+    last = agent.whole.cells[cells_of(SUBJECT)[1]]
+    spends = last.scripts.tell_hold
+
+    async def dies(*_: Any) -> HoldState:
+        raise StoreUnavailable("the agent dies here")
+
+    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    assert (await agent.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 503
+    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    return last
+
+
+async def test_an_operation_whose_agent_died_can_be_repeated_after_what_was_set_aside_has_run_out(
+    limited: World, agent: Agent
+) -> None:
+    """Only in the cells that have not spent it, and once."""
+    await ready(agent, subject("/all"), units=40)
+    await dies_before_the_last_cell_spends(agent)
+    for number in cells_of(SUBJECT):
+        await agent.whole.cells[number].store.call("HINCRBY", f"lh:{{{number}}}:fence", "mono", 60_001_000)
+    await ready(agent, subject("/all"), units=35)
+    for _ in range(3):
+        answer = await agent.check(subject("/all"), cost=5, operation_id="o-1")
+        assert answer.status_code == 200, answer.text
+    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def test_what_a_cell_has_lost_of_an_operation_is_taken_there_again(limited: World, agent: Agent) -> None:
+    """That nothing is known of it there is no proof that it was spent."""
+    await ready(agent, subject("/all"), units=40)
+    last = await dies_before_the_last_cell_spends(agent)
+    lost = [name for name in await names_of(last) if b":holds:" in name or b":due:" in name]
+    assert lost
+    await last.store.call("DEL", *lost)
+    for _ in range(3):
+        answer = await agent.check(subject("/all"), cost=5, operation_id="o-1")
+        assert answer.status_code == 200, answer.text
+    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def test_an_operation_whose_record_vanishes_after_it_was_read_is_charged_in_all_cells(
+    limited: World, agent: Agent
+) -> None:
+    await ready(agent, subject("/all"), units=40)
+    await dies_before_the_last_cell_spends(agent)
+    cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
+    [home] = [cell for cell in cells if any(b":op:" in name for name in await names_of(cell))]
+    [record] = [name for name in await names_of(home) if b":op:" in name]
+    finds = home.find_operation
+
+    async def vanishes(operation: Any) -> Any:
+        known = await finds(operation)
+        await home.store.call("DEL", record)
+        return known
+
+    home.find_operation = vanishes  # type: ignore[method-assign]
+    assert (await agent.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 200
+    assert await booked(limited, agent) == {"team": 5, "person": 5, "key": 5}
+
+
+async def names_of(cell: Cell) -> list[bytes]:
+    return [name for name in await cell.store.call("KEYS", "*") if b"{%d}" % (cell.number or 0) in name]
 
 
 async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: World, agent: Agent) -> None:
