@@ -20,7 +20,7 @@ class CoordinatorSettings(Settings):
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"])
     port: int = Field(default=8400, ge=0, le=65535, examples=[8400])
     lanes: int = Field(default=4, ge=1, le=MAX_LANES, examples=[4])  # of epochs that are opened from now on
-    lease_ms: int = Field(default=60_000, ge=1_000, le=86_400_000, examples=[60_000])
+    lease_ms: int = Field(default=120_000, ge=1_000, le=86_400_000, examples=[120_000])
     refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])
     expire_every_ms: int = Field(default=1_000, ge=10, le=86_400_000, examples=[1_000])
     close_grace_ms: int = Field(default=900_000, ge=0, le=3_024_000_000, examples=[900_000])  # for regions to report

@@ -117,7 +117,8 @@ class Rate(NamedTuple):
 
 
 HARD, SOFT = "hard", "soft"  # caps of an allowance
-DEFAULT_HORIZON = "10s"
+DEFAULT_HORIZON = "auto"  # by the period: see `horizon_ms_of`
+SHORTEST_DEFAULT_HORIZON_MS, LONGEST_DEFAULT_HORIZON_MS = 10_000, 120_000
 ALL = "all"  # of what is left, goes over
 LimitValue = int | str
 Thresholds = Annotated[list[int | str], Meta(max_length=MAX_THRESHOLDS)]
@@ -254,6 +255,27 @@ def parse_duration_ms(text: str) -> int:
     if not found:
         raise ValueError(f"{text!r} is not a duration; write it as 500ms, 10s, 5m, 1h or 1d")
     return int(found[1]) * _MILLISECONDS[found[2]]
+
+
+def horizon_ms_of(quota: QuotaSpec) -> int:
+    """Return for how long a region's lease is to last at its demand: what the quota says, else a 1,440th of its period.
+
+    So regions survive a short outage of the coordinator where units are bought for long, and an hour's units are not
+    stranded in regions that hardly need them. A lease of a month is refilled while a minute's demand is left.
+    """
+    if quota.horizon != DEFAULT_HORIZON:
+        return parse_duration_ms(quota.horizon)
+    period_ms = _USUAL_PERIOD_MS[PeriodKind(str(quota.period))]
+    return min(max(period_ms // 1_440, SHORTEST_DEFAULT_HORIZON_MS), LONGEST_DEFAULT_HORIZON_MS)
+
+
+_DAY_MS = 86_400_000
+_USUAL_PERIOD_MS = {
+    PeriodKind.HOUR: _DAY_MS // 24,
+    PeriodKind.DAY: _DAY_MS,
+    PeriodKind.MONTH: 30 * _DAY_MS,
+    PeriodKind.ANNIVERSARY: 30 * _DAY_MS,
+}
 
 
 def parse_rate(text: LimitValue, algorithm: str = RateAlgorithm.TOKEN_BUCKET) -> Rate:
@@ -492,7 +514,8 @@ def _faults_of_allowance(document: LimitsDocument, where: str, quota: QuotaSpec)
         yield Fault(f"{where}.time_zone", "zone", reason)
     yield from _faults_of_cap(f"{where}.cap", quota.cap)
     yield from _unknown(f"{where}.durability", quota.durability, ("exact",))
-    yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
+    if quota.horizon != DEFAULT_HORIZON:
+        yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
     yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
     yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
 

@@ -61,6 +61,7 @@ ACKNOWLEDGED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutco
 # The store has forgotten what it told: its epoch is over, and another is opened.
 EVIDENCE_OF_LOSS = {ExchangeOutcome.CONFLICT, ExchangeOutcome.STORE_REGRESSED}
 # There will be no more, but what there is may be spent.
+RENEWED_WITHIN_MS = 30_000  # a lease that is not used: whatever is left of its time then, it has to outlast an outage
 SPENDABLE = (None, GrantRefusal.EXHAUSTED, GrantRefusal.TOTAL_TOO_LARGE)
 FAILURES = (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError)
 
@@ -559,11 +560,13 @@ def answered_by(reply: ExchangeReply, asked: Sequence[str], gained: Mapping[str,
 def renewal_of(leases: Sequence[LeaseReply]) -> int | None:
     """When a quota's leases are asked for again, counted from the request that these answer.
 
-    Half-way to where one ends with nothing after it; never for what is over or has nothing left to lose.
+    Half-way to where one ends with nothing after it, and within RENEWED_WITHIN_MS: so an idle lease outlasts an outage as
+    well. Never for what is over or has nothing left to lose.
     """
     good = [lease for lease in leases if not lease.final and lease.refusal in SPENDABLE]
     continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}
-    ends = {lease.ends_in_ms if lease.refusal else lease.expires_in_ms for lease in good} - continued
+    ends = {lease.ends_in_ms if lease.refusal else min(lease.expires_in_ms, 2 * RENEWED_WITHIN_MS) for lease in good}
+    ends -= continued
     return min(ends) // 2 if ends else None
 
 

@@ -21,6 +21,7 @@ from coordinator.domain.exchange import Call, Incoming, LockedPool
 from coordinator.domain.granting import Terms
 from coordinator.domain.notice import Notice
 from coordinator.domain.settlement import EpochState, Lane, expire
+from coordinator.settings import CoordinatorSettings
 from protocol.messages import (
     ExchangeReply,
     ExchangeResponse,
@@ -32,7 +33,8 @@ from protocol.messages import (
     UsageLine,
 )
 from protocol.outcomes import ExchangeOutcome
-from protocol.policy import QuotaKind, QuotaSpec
+from protocol.policy import DEFAULT_HORIZON, QuotaKind, QuotaSpec
+from protocol.units import MAX_UNITS
 from regional_agent.domain.persistence import Persistence
 from regional_agent.leasing import Leasing
 from regional_agent.reporting import ACKNOWLEDGED, answered_by, renewal_of
@@ -41,14 +43,16 @@ from regional_agent.store.scripts import PolicyDecision
 QUOTA = "units:tenant=acme"
 REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise
 EXPIRY_EVERY_MS = 1_000
-TERMS = Terms(lease_ms=60_000, refresh_ms=5_000)
+TERMS = Terms(CoordinatorSettings.model_fields["lease_ms"].default, refresh_ms=5_000)
 
 
 class Coordinator:
     """One lane for each region, whose epoch is its number and one."""
 
-    def __init__(self, trace: Trace, horizon: str, network: Network, tell: Callable[[Notice], None]) -> None:
-        spec = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=trace.limit, period="hour", horizon=horizon)
+    def __init__(
+        self, trace: Trace, period: str, horizon: str, network: Network, tell: Callable[[Notice], None]
+    ) -> None:
+        spec = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=trace.limit, period=period, horizon=horizon)
         self._regions = [name_of(region) for region in range(trace.regions)]
         self._catalogue = Catalogue(
             1, {"units": spec}, None, {}, {name: RegionShare("active", 1) for name in self._regions}
@@ -179,7 +183,7 @@ class Region:
     def arrive(self, units: int, tick: int) -> None:
         taken = self.store.spend(units, self._network.now_ms)
         self._score.admit(self.number, taken)
-        decision = PolicyDecision(0, 0, 0, 0, 0, self.store.available, self.store.last_grant, 0)
+        decision = PolicyDecision(0, MAX_UNITS, 0, 0, 0, self.store.available, self.store.last_grant, 0)
         self.leasing.note(QUOTA, units, decision)
         if taken < units:
             if self.leasing.may_wait(QUOTA):
@@ -290,9 +294,9 @@ class Leased:
 
     name = "Leasehold"
 
-    def __init__(self, trace: Trace, score: Score, horizon: str = "10s") -> None:
+    def __init__(self, trace: Trace, score: Score, period: str = "hour", horizon: str = DEFAULT_HORIZON) -> None:
         self.network = Network(trace, self.name)
-        self.coordinator = Coordinator(trace, horizon, self.network, self._signal)
+        self.coordinator = Coordinator(trace, period, horizon, self.network, self._signal)
         self.regions = [Region(number, self.network, score, self._ask) for number in range(trace.regions)]
         self.asking = 0
         self.stranded = 0  # units of the region that is cut off, when it is

@@ -181,14 +181,14 @@ def horizons(seeds: Sequence[int]) -> Sequence[Case]:
     cases = []
     for name, shape in HORIZON_SHAPES.items():
         made = [trace(name, shape, seed) for seed in seeds]
-        for horizon in ("10s", "120s"):
-            runs = [_cut_off(each, horizon) for each in made]
+        for period in ("hour", "day", "month"):
+            runs = [_cut_off(each, period) for each in made]
             columns = {
                 "stranded with the region, % of the limit": figure([each.stranded for each in runs], 3),
                 "that lasts, s": figure([each.lasts_s for each in runs], 1),
                 "denied there, % of the requests while it is cut off": figure([each.denied for each in runs], 1),
             }
-            cases.append(Case(f"{name}, {horizon}", columns))
+            cases.append(Case(f"{name}, by the {period}", columns))
     return cases
 
 
@@ -198,10 +198,10 @@ class CutOff(NamedTuple):
     denied: float
 
 
-def _cut_off(made: Trace, horizon: str) -> CutOff:
+def _cut_off(made: Trace, period: str) -> CutOff:
     score, cut = Score(made), made.cut
     assert cut is not None
-    ours = Leased(made, score, horizon)
+    ours = Leased(made, score, period)
     play_on(made, score, ours)
     ticks = range(cut.from_ms // TICK_MS, cut.to_ms // TICK_MS)
     asked = sum(units for tick in ticks for region, units in made.ticks[tick] if region == cut.region)

@@ -19,8 +19,8 @@ from protocol.policy import (
     QuotaSpec,
     Sharing,
     extension_of,
+    horizon_ms_of,
     limit_of,
-    parse_duration_ms,
     parse_rate,
     sharing_of,
     slot_ttl_ms,
@@ -115,8 +115,9 @@ def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefu
     is_overridden = override_of_key(catalogue, quota_key) is not None
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
-    horizon_ms = parse_duration_ms(spec.horizon)
-    return Entitlement(calendar, limit, horizon_ms, is_overridden, written, extension_of(spec), Mode(spec.mode))
+    return Entitlement(
+        calendar, limit, horizon_ms_of(spec), is_overridden, written, extension_of(spec), Mode(spec.mode)
+    )
 
 
 def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:

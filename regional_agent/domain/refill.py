@@ -13,7 +13,15 @@ LONGEST_PAUSE_MS = 30_000
 RETRY_MS = 250
 
 
+# A grant that lasts for longer than this is refilled at its half: it is asked for rarely anyway, and what is left has
+# to outlast an outage of the coordinator. A month's grant lasts for 120 s, so a minute's demand is always left of it.
+LONG_GRANT_MS = 30_000
+
+
 def low_water(last_grant: int, demand_milli: int, round_trip_ms: int) -> int:
+    """Return at how many units left of a lease more is asked for."""
+    if 1_000_000 * last_grant >= demand_milli * LONG_GRANT_MS:
+        return last_grant // 2
     spent_meanwhile = demand_milli * (1.5 * round_trip_ms + 550) / 1_000_000
     return int(min(last_grant / 2, max(spent_meanwhile, last_grant / 4)))
 

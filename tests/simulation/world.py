@@ -78,7 +78,7 @@ ALL_LEASED = Modes()
 def document(limit: int, modes: Modes = ALL_LEASED) -> LimitsDocument:
     cap: object = {"overdraft": OVERDRAFT} if limit % 2 and modes.exports is Mode.LEASED else "hard"
     carried = None if modes.exports is Mode.REGIONAL else CARRIED_OVER[limit % len(CARRIED_OVER)]
-    horizon = "10s" if modes.exports is Mode.CENTRAL else "2s"
+    horizon = "auto" if modes.exports is Mode.CENTRAL else "2s"
     quotas = [
         {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": horizon}
         | {"mode": modes.exports, "cap": cap}

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.allocation import rates
 from benchmarks.allocation.leased import Leased
 from benchmarks.allocation.others import Chunks, StaticSplit
-from benchmarks.allocation.run import play
-from benchmarks.allocation.score import jain, omniscient
+from benchmarks.allocation.run import play, play_on
+from benchmarks.allocation.score import Score, jain, omniscient
 from benchmarks.allocation.traces import SHAPES, Shape, diurnal, flash, on_off, rotating, trace, zipf
 
 LIMIT = 40_000  # for eight seconds
@@ -47,6 +47,32 @@ def test_a_seed_says_all(name: str) -> None:
     made = trace(name, SMALL[name], 1)
     assert made == trace(name, SMALL[name], 1)
     assert play(made, Leased) == play(made, Leased)
+
+
+OUTAGE = Shape(3, zipf, 10_000_000, 170, cut_s=(100, 160), cut_region=0, speed=0.02)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_month_survives_a_minute_without_the_coordinator(seed: int) -> None:
+    """All regions but one are reached; that one is asked for as much as before, and 99 % of the limit are free."""
+    score, most = play_outage(seed, "month")
+    assert sum(score.wrong_by_second[0]) == 0
+    assert most <= 9 * OUTAGE.limit // 100
+
+
+def test_an_hour_does_not_strand_as_much(seed: int = 1) -> None:
+    score, stranded_by_hour = play_outage(seed, "hour")
+    assert sum(score.wrong_by_second[0]) > 0
+    assert 4 * stranded_by_hour < play_outage(seed, "month")[1]
+
+
+def play_outage(seed: int, period: str) -> tuple[Score, int]:
+    """Return what was denied, and the units that were in the region when it was cut off."""
+    made = trace("outage", OUTAGE, seed)
+    score = Score(made)
+    limiter = Leased(made, score, period)
+    play_on(made, score, limiter)
+    return score, limiter.stranded
 
 
 def test_what_others_do_is_worse_where_it_should_be() -> None:

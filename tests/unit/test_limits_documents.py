@@ -9,9 +9,12 @@ from doors.problems import Problem
 from protocol.policy import (
     LimitsDocument,
     Portion,
+    QuotaKind,
+    QuotaSpec,
     StoreFailure,
     carried_over,
     extension_of,
+    horizon_ms_of,
     overdraft_of,
     thresholds_of,
 )
@@ -377,3 +380,19 @@ def test_numbers_in_base_sixty_are_text() -> None:
 def test_a_fraction() -> None:
     text = GOOD.replace("on_store_failure: open", "on_store_failure: local\n    local_fraction: 0.25")
     assert read(text).policies[0].local_fraction == 0.25
+
+
+@pytest.mark.parametrize(
+    ("period", "horizon", "expected_ms"),
+    [
+        ("hour", "auto", 10_000),
+        ("day", "auto", 60_000),
+        ("month", "auto", 120_000),
+        ("anniversary", "auto", 120_000),
+        ("hour", "120s", 120_000),
+        ("month", "0s", 0),
+    ],
+)
+def test_the_horizon_follows_the_period_unless_the_quota_says_it(period: str, horizon: str, expected_ms: int) -> None:
+    quota = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=1, period=period, horizon=horizon)
+    assert horizon_ms_of(quota) == expected_ms

@@ -17,7 +17,10 @@ def test_the_low_water_mark_is_never_above_half_of_the_last_grant(grant: int, de
 @pytest.mark.parametrize(
     ("grant", "demand_milli", "round_trip_ms", "expected"),
     [
-        (100, 0, 0, 25),  # quiet: a quarter
+        (100, 0, 0, 50),  # quiet: it lasts for long, so half
+        (120_000, 1_000_000, 100, 60_000),  # a month's grant: a minute is always left
+        (30_000, 1_000_000, 100, 15_000),
+        (29_999, 1_000_000, 100, 7_499),  # a grant for less than half a minute: a quarter
         (1000, 500_000, 100, 350),  # 500 a second for 0.7 s
         (100, 500_000, 100, 50),  # would be 350: half is the most
         (0, 500_000, 100, 0),

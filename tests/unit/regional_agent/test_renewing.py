@@ -30,8 +30,10 @@ EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
     ("leases", "renewal_in_ms"),
     [
         ([NOW], 30_000),
+        ([told(expires=120_000)], 30_000),  # soon enough that most of its time is left
+        ([told(expires=20_000)], 10_000),
         ([LAST], 10_000),
-        ([LAST, AHEAD], 35_000),  # where the one ends the other goes on
+        ([LAST, AHEAD], 30_000),  # where the one ends the other goes on
         ([NOW, AHEAD], 30_000),  # what expires before the other begins is not continued by it
         ([FINAL, NOW], 30_000),
         ([EXHAUSTED], 450_000),  # nothing comes before the period is over

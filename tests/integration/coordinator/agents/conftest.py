@@ -28,6 +28,7 @@ from tests.integration.coordinator.standing import NOON, StandingClock, connecte
 
 PERIOD = "2026-11"
 NEVER_MS = 86_400_000
+LEASE_MS = 60_000
 EXPORTS = "exports:tenant=acme"
 MAILS = "mails:tenant=acme"
 API = "api:tenant=acme"
@@ -188,7 +189,7 @@ class Stand:
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock, hub = StandingClock(), SignalHub()
     settings = CoordinatorSettings(
-        database_url=SecretStr(restricted(database)), database_pool_size=8, expire_every_ms=NEVER_MS
+        database_url=SecretStr(restricted(database)), database_pool_size=8, expire_every_ms=NEVER_MS, lease_ms=LEASE_MS
     )
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app):

@@ -61,7 +61,8 @@ async def sealed(stand: Stand) -> None:
 @pytest.fixture
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock = StandingClock()
-    app = create_app(CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=4), clock)
+    url = SecretStr(restricted(database))
+    app = create_app(CoordinatorSettings(database_url=url, database_pool_size=4, lease_ms=60_000), clock)
     async with app.router.lifespan_context(app), connected(database) as owner:
         stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
         yield stand
