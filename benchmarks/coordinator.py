@@ -36,8 +36,11 @@ from pydantic import SecretStr
 from benchmarks.frame import FEWEST_TURNS, Fact, Lines, Load, Row, compare, facts, row
 from benchmarks.load import http_is_whole
 from coordinator.api.frozen import parse_call
+from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.domain.usage import Dimension, UsageQuestion
+from coordinator.health import HealthWatch
+from coordinator.job_failures import JobFailures
 from coordinator.metrics import Metrics
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.open_epoch import open_epoch
@@ -279,7 +282,9 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
             open_database(url, 8) as database,
         ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
-            coordinator = Coordinator(settings, SystemClock(), database, SignalHub(), Metrics())
+            clock, metrics = ComparedClock(SystemClock(), 0), Metrics()
+            health = HealthWatch(url, clock, metrics, JobFailures(), clock_warn_ms=settings.clock_warn_ms)
+            coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health)
             collect_garbage_rarely()  # as a coordinator does
             yield Bench(url, owner, coordinator, [one, another], seconds)
         await owner.close()

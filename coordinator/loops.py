@@ -5,8 +5,8 @@ does the work and moves the row on, all before the lock is let go; the others sk
 and when a coordinator dies in the middle its lock dies with it, and another one finds the job due. What a job does must
 be safe to repeat: the work may have been committed where the moving on was not.
 
-A job that fails is tried again shortly, by whoever is there. It is logged and counted each time; only the end of
-the coordinator ends a loop.
+A job that fails is tried again shortly, by whoever is there. Each failure is counted, and logged when the job begins to
+fail and when it works again (`job_failures.py`); only the end of the coordinator ends a loop.
 """
 
 import asyncio
@@ -16,10 +16,9 @@ from contextlib import asynccontextmanager
 from time import monotonic
 from typing import NamedTuple
 
-import structlog
-
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, open_database
+from coordinator.job_failures import JobFailures
 from coordinator.metrics import Metrics
 
 FIRST_LOOK_S = 1.0  # coordinators that start together do not all look at once
@@ -27,7 +26,9 @@ LOOKS_PER_TICK = 10  # how often a job that is due and not done is looked at aga
 GRACE_S = 5.0
 CONNECTIONS_PER_JOB = 3  # the one that holds the row, and what the work needs
 
-_log = structlog.get_logger(__name__)
+
+class JobTookTooLong(RuntimeError):
+    """The work was ended, so that other coordinators can try it."""
 
 
 class Job(NamedTuple):
@@ -38,10 +39,13 @@ class Job(NamedTuple):
 
 
 @asynccontextmanager
-async def running(url: str, jobs: Sequence[Job], metrics: Metrics) -> AsyncIterator[None]:
+async def running(
+    url: str, jobs: Sequence[Job], metrics: Metrics, failures: JobFailures | None = None
+) -> AsyncIterator[None]:
     """Until the end of the block. On connections of their own, so that requests never wait for them."""
+    failures = failures or JobFailures()
     async with open_database(url, CONNECTIONS_PER_JOB * max(1, len(jobs))) as database:
-        tasks = [asyncio.create_task(_loop(job, database, metrics), name=job.name) for job in jobs]
+        tasks = [asyncio.create_task(_loop(job, database, metrics, failures), name=job.name) for job in jobs]
         try:
             yield
         finally:
@@ -50,22 +54,24 @@ async def running(url: str, jobs: Sequence[Job], metrics: Metrics) -> AsyncItera
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _loop(job: Job, database: Database, metrics: Metrics) -> None:
+async def _loop(job: Job, database: Database, metrics: Metrics, failures: JobFailures) -> None:
     pause_s = min(FIRST_LOOK_S, job.every_s)
     while True:
         await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-        pause_s = await _look(job, database, metrics)
+        pause_s = await _look(job, database, metrics, failures)
 
 
-async def _look(job: Job, database: Database, metrics: Metrics) -> float:
+async def _look(job: Job, database: Database, metrics: Metrics, failures: JobFailures) -> float:
     """Does the job if it is due. The seconds until it is worth while to look again."""
     started = monotonic()
     try:
         done = await tick(job, database)
     except Exception as error:  # whatever it was, the next tick is another chance
         metrics.job_failures.labels(job.name).inc()
-        _log.exception("job_failed", job=job.name, error=type(error).__name__)
+        failures.failed(job.name, error)
         return job.every_s / LOOKS_PER_TICK
+    if done.is_done or done.due_in_s > 0:  # here, or by another coordinator
+        failures.worked(job.name)
     if done.is_done:
         metrics.job_runs.labels(job.name).inc()
         metrics.job_seconds.labels(job.name).observe(monotonic() - started)
@@ -84,9 +90,19 @@ async def tick(job: Job, database: Database) -> Tick:
         await connection.execute(_ALLOW_TO_WAIT, str(round(1000 * (job.at_most_s + GRACE_S))))
         if await connection.fetchval(_CLAIM, job.name) is None:
             return Tick(False, await _due_in_s(job, connection))
-        async with asyncio.timeout(job.at_most_s):
-            await job.run(database)
+        await _run_in_time(job, database)
         return Tick(True, await connection.fetchval(_MOVE_ON, job.name, job.every_s))
+
+
+async def _run_in_time(job: Job, database: Database) -> None:
+    """What the work itself reports as a time-out is an outage of the database; its own slowness is not."""
+    try:
+        async with asyncio.timeout(job.at_most_s) as limit:
+            await job.run(database)
+    except TimeoutError as error:
+        if limit.expired():
+            raise JobTookTooLong(f"it was ended after {job.at_most_s:g} s") from error
+        raise
 
 
 async def _due_in_s(job: Job, connection: Connection) -> float:

@@ -24,9 +24,12 @@ from coordinator.api import (
     suspense,
     webhooks,
 )
+from coordinator.clock import ComparedClock
 from coordinator.database.documents import Documents
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
+from coordinator.health import HealthWatch
+from coordinator.job_failures import JobFailures
 from coordinator.loops import Job, running
 from coordinator.metrics import Metrics
 from coordinator.operations.close_period import go_on_closing
@@ -36,11 +39,12 @@ from coordinator.operations.find_drift import find_drift
 from coordinator.operations.first_answers import forget
 from coordinator.operations.follow_rebalances import follow_rebalances
 from coordinator.operations.make_exports import do_exports, forget_exports
+from coordinator.operations.readiness import measure
 from coordinator.operations.recall import recall_suspense
 from coordinator.operations.seal import seal
 from coordinator.operations.share_rates import forget_quiet_rates
 from coordinator.operations.verifications import do_verifications
-from coordinator.outages import DatabaseUnavailable
+from coordinator.outages import ClockNotTrusted, DatabaseUnavailable
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
@@ -76,8 +80,8 @@ ROUTERS = (
 def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: SignalHub | None = None) -> FastAPI:
     """The whole coordinator as an app. Its lifespan holds the connections; whoever serves it closes the hub first."""
     hub = SignalHub() if hub is None else hub  # an empty one is false
-    clock = clock or SystemClock()
-    metrics = Metrics()
+    clock = ComparedClock(clock or SystemClock(), settings.clock_limit_ms)
+    metrics, failures = Metrics(), JobFailures()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -85,9 +89,10 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         async with (
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
-            running(url, jobs(settings, clock), metrics),
+            _watching(HealthWatch(url, clock, metrics, failures, clock_warn_ms=settings.clock_warn_ms)) as health,
+            running(url, jobs(settings, clock), metrics, failures),
         ):
-            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics)
+            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
             yield
             hub.close()
 
@@ -121,15 +126,32 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
         Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
         Job("tell", 1, lambda database: tell_webhooks(database, clock), at_most_s=120),
+        Job("measure", 30, lambda database: database.run(lambda c: measure(c, clock.now()))),
         Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
         Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),
         Job("verify", 1, lambda database: do_verifications(database, clock), at_most_s=3600),
     ]
 
 
-async def _unavailable(request: Request, _: Exception) -> Response:
+async def _unavailable(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClockNotTrusted):
+        return problem_response(Problem("clock-not-trusted", str(error), headers={"Retry-After": "1"}), request)
     detail = "the ledger cannot be reached now; nothing was changed that a repetition would not find"
     return problem_response(Problem("database-unavailable", detail, headers={"Retry-After": "1"}), request)
+
+
+@asynccontextmanager
+async def _watching(health: HealthWatch) -> AsyncIterator[HealthWatch]:
+    """Look once before anything is served: without a comparison of the clocks nothing is decided."""
+    await health.look()
+    task = asyncio.create_task(health.run())
+    try:
+        yield health
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await health.close()
 
 
 @asynccontextmanager

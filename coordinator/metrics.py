@@ -1,13 +1,15 @@
 """What a coordinator counts. One registry for each app, so that two in one process do not add up."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coordinator.domain.books import Cause, Report
 from coordinator.domain.budget import Budget
 from coordinator.domain.notice import Notice
+from coordinator.operations.readiness import Measured
 from protocol.messages import ExchangeResponse
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -65,6 +67,46 @@ class Metrics:
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )
+        about = "When the units and the lanes and stores of regions were measured, by one coordinator for all"
+        self.measured_at = Gauge(f"{name}figures_timestamp_seconds", about, registry=registry)
+        self.ready = Gauge(
+            f"{name}ready", "1: it can do its work, as /readyz says; also while degraded", registry=registry
+        )
+        about = "1: why the coordinator is degraded or not ready"
+        self.health_reasons = Gauge(f"{name}health_reason", about, ["code", "severity"], registry=registry)
+        about = "How far the clock is ahead of the database's, as far as a round trip does not explain it"
+        self.clock_difference = Gauge(f"{name}clock_difference_seconds", about, registry=registry)
+        about = "When a region was last heard, by any coordinator"
+        self.heard_at = Gauge(f"{name}region_last_heard_timestamp_seconds", about, ["region"], registry=registry)
+        about = "1: the region was not heard for a minute"
+        self.silent = Gauge(f"{name}region_silent", about, ["region"], registry=registry)
+
+    def show_measured(self, measured: Measured) -> None:
+        """Replace what was measured before; the quotas and regions of then may be gone."""
+        if measured.figures is None or measured.measured_at is None:
+            return
+        for gauge in (self.units, self.regressed_lanes, self.contested_regions):
+            gauge.clear()
+        for quota, account, units in measured.figures.units:
+            self.units.labels(quota, account).set(units)
+        for name, region in measured.figures.regions.items():
+            self.regressed_lanes.labels(name).set(region.regressed_lanes)
+            self.contested_regions.labels(name).set(region.contested)
+        self.measured_at.set(measured.measured_at.timestamp())
+
+    def show_silent_regions(self, heard_at: Mapping[str, datetime], silent: Collection[str]) -> None:
+        self.heard_at.clear()
+        self.silent.clear()
+        for name, moment in heard_at.items():
+            self.heard_at.labels(name).set(moment.timestamp())
+            self.silent.labels(name).set(name in silent)
+
+    def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:
+        """`severities`: by the code of a reason."""
+        self.ready.set(is_ready)
+        self.health_reasons.clear()
+        for code, severity in severities.items():
+            self.health_reasons.labels(code, severity).set(1)
 
     def note_over_budget(self, region: str, budget: Budget, refused: int) -> None:
         self.over_budget.labels(region, budget.value).inc(refused)

@@ -5,5 +5,9 @@ class DatabaseUnavailable(RuntimeError):
     """Postgres cannot be asked now. What was being done may be repeated: every operation is safe to repeat."""
 
 
+class ClockNotTrusted(DatabaseUnavailable):
+    """This coordinator's clock differs from the database's, so it decides nothing that depends on the time."""
+
+
 class DecisionOutdated(RuntimeError):
     """What a transaction had read before it held its locks has changed since. It has to begin again from its start."""

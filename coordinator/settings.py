@@ -36,6 +36,8 @@ class CoordinatorSettings(Settings):
     journal_epochs_per_minute: int = Field(default=240, ge=1, examples=[240])
     quarantine_rows_per_minute: int = Field(default=2_000, ge=1, examples=[2_000])
     quarantine_bytes_per_minute: int = Field(default=4 * 1024 * 1024, ge=1, examples=[4_194_304])
+    clock_warn_ms: int = Field(default=1_000, ge=1, le=86_400_000, examples=[1_000])  # differs from the database's
+    clock_limit_ms: int = Field(default=5_000, ge=0, le=86_400_000, examples=[5_000])  # 0: is not compared
     database_pool_size: int = Field(default=8, ge=1, le=1000, examples=[8])
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024, examples=[16_777_216])
     max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])

@@ -15,6 +15,7 @@ from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.plausibility import ClaimBounds
 from coordinator.gathering import Gathering
+from coordinator.health import HealthWatch
 from coordinator.metrics import Metrics
 from coordinator.operations.apply_exchange import Applied, apply_exchanges
 from coordinator.operations.authenticate import Caller, authenticate
@@ -31,6 +32,7 @@ class Coordinator:
     database: Database
     hub: SignalHub
     metrics: Metrics
+    health: HealthWatch
     documents: Documents = field(default_factory=Documents)
     gathering: Gathering = field(init=False)
     callers: Callers = field(init=False)

@@ -142,6 +142,11 @@ PROBLEMS: dict[str, ProblemKind] = {
         503, "Store unavailable", "The region's store does not answer, and the policy fails closed."
     ),
     "not-ready": ProblemKind(503, "Not ready", "This process cannot do its work yet, or cannot do it now."),
+    "clock-not-trusted": ProblemKind(
+        503,
+        "Clock not trusted",
+        "This coordinator's clock differs from the database's. Ask another, or correct the clock.",
+    ),
     "database-unavailable": ProblemKind(503, "Database unavailable", "Postgres does not answer. Ask again."),
 }
 

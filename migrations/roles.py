@@ -60,6 +60,9 @@ PRIVILEGES: Mapping[str, str] = {
     "first_answer": "SELECT, INSERT, DELETE",
     # what comes late for a closed period
     "correction": "SELECT, INSERT",
+    # health that coordinators share
+    "measurement": "SELECT, INSERT",
+    "region_heard": "SELECT, INSERT",
     # how people divide a quota over the regions
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
@@ -91,6 +94,8 @@ CHANGES: Mapping[str, str] = {
     "block": "reason created_at created_by valid_until",
     "block_version": "version",
     "first_answer": "asked claim claimed_at status headers body",
+    "measurement": "figures measured_at",
+    "region_heard": "heard_at",
     "region_setting": "weight floor ceiling changed_at changed_by",
     "rebalance": "state ended_at returned reason",
     "rebalance_move": "returned regranted reason ended_at",

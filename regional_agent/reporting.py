@@ -560,8 +560,8 @@ def answered_by(reply: ExchangeReply, asked: Sequence[str], gained: Mapping[str,
 def renewal_of(leases: Sequence[LeaseReply]) -> int | None:
     """When a quota's leases are asked for again, counted from the request that these answer.
 
-    Half-way to where one ends with nothing after it, and within RENEWED_WITHIN_MS: so an idle lease outlasts an outage as
-    well. Never for what is over or has nothing left to lose.
+    Half-way to where one ends with nothing after it, and within RENEWED_WITHIN_MS, so that an idle lease outlasts an
+    outage as well. Never for what is over or has nothing left to lose.
     """
     good = [lease for lease in leases if not lease.final and lease.refusal in SPENDABLE]
     continued = {lease.starts_in_ms for lease in good if lease.starts_in_ms}

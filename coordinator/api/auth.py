@@ -22,6 +22,8 @@ async def caller_of(request: Request, coordinator: TheCoordinator) -> Caller:
     if found is None:
         detail = "the token is not known" if token else "this needs a token: Authorization: Bearer <token>"
         raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
+    if found.region is not None:
+        coordinator.health.note_heard(found.region)
     return found
 
 

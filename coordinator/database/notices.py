@@ -29,16 +29,26 @@ async def notify(connection: Connection, notices: Sequence[Notice]) -> None:
 
 
 async def listen(url: str, deliver: Callable[[str], None]) -> None:
-    """Hands every notice on, for ever; connects again when the connection is lost."""
+    """Hand every notice on, for ever, and connect again when the connection is lost. An outage is logged once."""
+    failures = 0
+
+    def connected() -> None:
+        nonlocal failures
+        if failures:
+            _log.info("signals received again", failures=failures)
+        failures = 0
+
     while True:
         try:
-            await _listen_once(url, deliver)
+            await _listen_once(url, deliver, connected)
         except OUTAGE as error:
-            _log.warning("signals_interrupted", error=type(error).__name__)
+            failures += 1
+            if failures == 1:
+                _log.warning("signals interrupted", error=type(error).__name__)
         await asyncio.sleep(RECONNECT_AFTER_S)
 
 
-async def _listen_once(url: str, deliver: Callable[[str], None]) -> None:
+async def _listen_once(url: str, deliver: Callable[[str], None], connected: Callable[[], None]) -> None:
     connection = await asyncpg.connect(
         url, timeout=CONNECT_TIMEOUT_S, server_settings={"application_name": "leasehold-coordinator-signals"}
     )
@@ -46,6 +56,7 @@ async def _listen_once(url: str, deliver: Callable[[str], None]) -> None:
     connection.add_termination_listener(lambda _: ended.set())
     try:
         await connection.add_listener(CHANNEL, lambda *notice: deliver(str(notice[-1])))
+        connected()
         for notice in PERHAPS_MISSED:
             deliver(notice)
         await ended.wait()

@@ -24,7 +24,7 @@ Name = Annotated[str, typer.Argument(metavar="REGION")]
 
 @region.command(name="list")
 def list_(as_json: Json = False, url: Url = DEFAULT_URL) -> None:
-    """List them: weight, status, and the epoch of each."""
+    """List them: weight, status, the epoch of each, and when each was last heard."""
     with asking(url, "quota:read") as client:
         rows = every(client, "/v1/regions")
     echo_json(rows) if as_json else _show(rows)
@@ -53,10 +53,11 @@ def put(
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    show(["region", "weight", "status", "epoch", "faults"], [_row(each) for each in rows])
+    show(["region", "weight", "status", "epoch", "last heard", "faults"], [_row(each) for each in rows])
 
 
 def _row(each: dict[str, Any]) -> list[str]:
     faults = ["two stores answer under its name"] if each["contested"] else []
     faults += [f"{each['regressed_lanes']} lanes stand"] if each["regressed_lanes"] else []
-    return [each["name"], str(each["weight"]), each["status"], str(each["epoch"] or ""), ", ".join(faults)]
+    heard = each.get("last_heard_at") or "never"
+    return [each["name"], str(each["weight"]), each["status"], str(each["epoch"] or ""), heard, ", ".join(faults)]

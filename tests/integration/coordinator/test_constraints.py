@@ -253,6 +253,12 @@ TRIALS: dict[str, Trial] = {
     "block_field_check": wrong("block", field="'route'"),
     "block_value_check": wrong("block", value="''"),
     "block_reason_check": wrong("block", reason="''"),
+    "measurement_only_row_check": Trial(
+        "measurement", ["INSERT INTO measurement (only_row, figures, measured_at) VALUES (false, '{}', now())"]
+    ),
+    "region_heard_pkey": Trial("region_heard", [row("region"), *["INSERT INTO region_heard VALUES ('r', now())"] * 2]),
+    "region_heard_region_fkey": Trial("region_heard", ["INSERT INTO region_heard VALUES ('nowhere', now())"]),
+    "measurement_pkey": Trial("measurement", ["INSERT INTO measurement VALUES (true, '{}', now())"] * 2),
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
     ),
@@ -598,6 +604,8 @@ MAY = {
     "limits_version": "ar",
     "period": "arw",
     "policy_version": "rw",
+    "measurement": "arw",
+    "region_heard": "arw",
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
@@ -639,6 +647,8 @@ FIXED = {
     "block_version": {"only_row"},
     "first_answer": {"caller", "key"},
     "policy_version": {"only_row"},
+    "measurement": {"only_row"},
+    "region_heard": {"region"},
     "job": {"name"},
     "verification": {"id", "asked_by", "asked_at"},
     "export": {"id", "period", "tenant", "format", "seal", "is_final", "asked_by", "asked_at"},

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from coordinator.database.engine import Database, open_database
-from coordinator.loops import Job, running, tick
+from coordinator.loops import Job, JobTookTooLong, running, tick
 from coordinator.metrics import Metrics
 from tests.conftest import free_port
 from tests.integration.coordinator.standing import connected
@@ -130,7 +130,7 @@ async def test_a_job_that_hangs_is_ended_so_that_others_may_try(database: str) -
     counting = Counting()
     counting.go_on.clear()
     async with open_database(database, 2) as here:
-        with pytest.raises(TimeoutError):
+        with pytest.raises(JobTookTooLong):
             await tick_when_free(counting.job("here", at_most_s=0.01), here)
         counting.go_on.set()
         await tick_when_free(counting.job("here"), here)

@@ -78,7 +78,9 @@ async def admitted(agents: list[Agent], units: int) -> None:
 async def test_each_period_has_exactly_its_limit_and_its_statement(world: World, database: str) -> None:
     await limit(world)
     clock, hub = MovableClock(), SignalHub()
-    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), lease_ms=10_000, close_grace_ms=0)
+    settings = CoordinatorSettings(
+        database_url=SecretStr(restricted(database)), lease_ms=10_000, close_grace_ms=0, clock_limit_ms=0
+    )
     async with serving(create_app(settings, clock, hub), hub) as url:
         agents = [await world.agent(region, coordinator_url=url) for region in ("us-east", "eu-west")]
         await admitted(agents, LIMIT)

@@ -39,7 +39,7 @@ class ShortlyBefore(SystemClock):
 @asynccontextmanager
 async def coordinator(database: str, clock: ShortlyBefore) -> AsyncIterator[tuple[Weather, str]]:
     hub = SignalHub()
-    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), lease_ms=10_000)
+    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), lease_ms=10_000, clock_limit_ms=0)
     weather = Weather(create_app(settings, clock, hub))
     async with serving(weather, hub) as url:
         yield weather, url

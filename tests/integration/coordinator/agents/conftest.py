@@ -17,6 +17,7 @@ from coordinator.database.connection import Connection
 from coordinator.main import create_app
 from coordinator.operations.issue_token import issue_token
 from coordinator.operations.put_limits import put_limits
+from coordinator.operations.readiness import measure
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.identifiers import lane_of
@@ -156,6 +157,15 @@ class Stand:
         async with self.owner.transaction():
             await put_limits(self.owner, document, lambda _: True, None, NOON)
 
+    async def metrics(self) -> str:
+        """What /metrics shows once the figures were measured, and read by this coordinator."""
+        async with self.owner.transaction():
+            await measure(self.owner, self.clock.now())
+        health = self.app.state.coordinator.health
+        await health.look()
+        await health.share_and_read()
+        return (await (await self.client()).get("/metrics")).text
+
     async def one(self, sql: str, *arguments: Any) -> Any:
         return await self.owner.fetchval(sql, *arguments)
 
@@ -189,7 +199,11 @@ class Stand:
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock, hub = StandingClock(), SignalHub()
     settings = CoordinatorSettings(
-        database_url=SecretStr(restricted(database)), database_pool_size=8, expire_every_ms=NEVER_MS, lease_ms=LEASE_MS
+        database_url=SecretStr(restricted(database)),
+        database_pool_size=8,
+        expire_every_ms=NEVER_MS,
+        lease_ms=LEASE_MS,
+        clock_limit_ms=0,  # the test's clock stands still
     )
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app):

@@ -106,7 +106,7 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stan
     reader = await stand.client("quota:read")
     region = (await reader.get("/v1/regions/us-east")).json()
     assert (region["contested"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
-    metrics = (await (await stand.client()).get("/metrics")).text
+    metrics = await stand.metrics()
     assert 'leasehold_coordinator_contested_regions{region="us-east"} 1.0' in metrics
     stand.clock.time += LATELY
     assert (await reader.get("/v1/regions/us-east")).json()["contested"] is False

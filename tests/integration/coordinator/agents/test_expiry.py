@@ -91,7 +91,7 @@ async def test_a_grant_whose_reply_was_lost_comes_back_too(stand: Stand, agent: 
 async def test_a_coordinator_does_it_by_itself(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     stand.clock.move(seconds=70)
-    settings = CoordinatorSettings(database_url=SecretStr(stand.url), expire_every_ms=20)
+    settings = CoordinatorSettings(database_url=SecretStr(stand.url), expire_every_ms=20, clock_limit_ms=0)
     await stand.owner.execute("DELETE FROM job WHERE name = 'expire'")
     app = create_app(settings, stand.clock)
     async with app.router.lifespan_context(app), asyncio.timeout(20):

@@ -49,19 +49,20 @@ async def test_a_line_of_a_report_is_booked_once(stand: Stand, agent: Agent) -> 
 async def test_the_schema_and_the_code_know_each_other(stand: Stand, agent: Agent) -> None:
     scripts = ScriptDirectory.from_config(alembic_config())
     assert known_revisions() == [script.revision for script in scripts.walk_revisions()][::-1]
-    assert (await agent.client.get("/readyz")).json() == {"status": "ready"}
+    assert (await agent.client.get("/readyz")).json() == {"status": "ready", "reasons": []}
     assert is_behind(None)
     assert not is_behind("9999")  # a newer schema than this code: it runs on that, too
     await stand.owner.execute("DROP TABLE alembic_version")
     answer = await agent.client.get("/readyz")
-    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/not-ready")
+    assert (answer.status_code, answer.json()["status"]) == (503, "not_ready")
+    assert [reason["code"] for reason in answer.json()["reasons"]] == ["schema_behind"]
 
 
-async def test_metrics_count_what_was_booked(agent: Agent) -> None:
+async def test_metrics_count_what_was_booked(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7))
     await agent.say(2, lease(granted=10, consumed=7))
-    shown = (await agent.client.get("/metrics")).text.splitlines()
+    shown = (await stand.metrics()).splitlines()
     prefix = "leasehold_coordinator_"
     for line in (
         'exchanges_total{outcome="applied"} 2.0',

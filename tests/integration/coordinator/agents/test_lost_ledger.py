@@ -109,7 +109,7 @@ async def test_it_is_kept_and_seen_and_nothing_is_granted(stand: Stand, behind: 
     assert [(each["granted"], each["overage"]) for each in kept["evidence"]["leases"]] == [(40, 0)]
     region = (await (await stand.client("quota:read")).get("/v1/regions/us-east")).json()
     assert region["regressed_lanes"] == 1
-    metrics = (await (await stand.client()).get("/metrics")).text
+    metrics = await stand.metrics()
     assert 'leasehold_coordinator_regressed_lanes{region="us-east"} 1.0' in metrics
     assert await stand.transfers() == [("funded", 1000), ("grant", 10), ("usage", 3)]
 

@@ -64,8 +64,11 @@ async def test_an_outage_is_503_and_is_over_when_it_is_over(stand: Stand, agent:
         answer = await agent.post(exchange(agent.frozen(2, lease(granted=10, consumed=7))))
         ready = await agent.client.get("/readyz")
         await rename(server, f"{name}_away", name)
+    assert answer.json()["type"] == "/problems/database-unavailable"
+    assert ready.json()["status"] == "not_ready"
+    assert [reason["code"] for reason in ready.json()["reasons"]] == ["database_unavailable"]
     for refused in (answer, ready):
-        assert (refused.status_code, refused.json()["type"]) == (503, "/problems/database-unavailable")
+        assert refused.status_code == 503
         assert int(refused.headers["Retry-After"]) > 0
         assert "password" not in refused.text
     reply = await agent.say(2, lease(granted=10, consumed=7))

@@ -62,7 +62,9 @@ async def sealed(stand: Stand) -> None:
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock = StandingClock()
     url = SecretStr(restricted(database))
-    app = create_app(CoordinatorSettings(database_url=url, database_pool_size=4, lease_ms=60_000), clock)
+    app = create_app(
+        CoordinatorSettings(database_url=url, database_pool_size=4, lease_ms=60_000, clock_limit_ms=0), clock
+    )
     async with app.router.lifespan_context(app), connected(database) as owner:
         stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
         yield stand

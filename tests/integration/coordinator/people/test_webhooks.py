@@ -305,7 +305,7 @@ async def test_thresholds_of_its_own_are_told_once_by_several_coordinators(
     await registered(admin, receiver.url)
     await limited(admin, thresholds=[10, 900])
     await region.use(ACME, NOVEMBER, [Used(AT, 10)])
-    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=2)
+    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), database_pool_size=2, clock_limit_ms=0)
     app = create_app(settings, stand.clock)
     async with app.router.lifespan_context(app):
         token = region.client.headers["Authorization"]

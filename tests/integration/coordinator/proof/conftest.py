@@ -58,7 +58,9 @@ async def standing(url: str) -> AsyncIterator[Stand]:
     async with connected(url) as owner:
         await put_off(owner, "seal")  # here it is done by hand
     clock = StandingClock()
-    app = create_app(CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4, lease_ms=60_000), clock)
+    app = create_app(
+        CoordinatorSettings(database_url=SecretStr(url), database_pool_size=4, lease_ms=60_000, clock_limit_ms=0), clock
+    )
     async with app.router.lifespan_context(app), connected(url) as owner:
         stand = Stand(httpx.ASGITransport(app, raise_app_exceptions=False), owner, clock)
         yield stand
