@@ -78,7 +78,7 @@ CHANGES: Mapping[str, str] = {
         consumed written_off adjustment credited extended beyond unused_in unused_out moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
-    "policy_version": "version",
+    "policy_version": "version stamp",
     "subscription": "plan changed_at",
     "rate_share": "state reported_at",
     "job": "due_at",
@@ -92,7 +92,7 @@ CHANGES: Mapping[str, str] = {
     "webhook": "paused secret previous_secret previous_until",
     "delivery": "attempts next_at delivered_at dead_at status error",
     "block": "reason created_at created_by valid_until",
-    "block_version": "version",
+    "block_version": "version stamp",
     "first_answer": "asked claim claimed_at status headers body",
     "measurement": "figures measured_at",
     "region_heard": "heard_at",

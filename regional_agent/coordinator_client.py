@@ -54,6 +54,7 @@ class CoordinatorRefused(Exception):
 class CoordinatorClient:
     def __init__(self, url: str, token: str, region: str) -> None:
         self._region = f"/v1/regions/{region}"
+        self._tags: dict[str, str] = {}  # of what each feed answered last
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -88,11 +89,17 @@ class CoordinatorClient:
 
     async def _newer(self, path: str, since: int | None, type_: type[T]) -> T | None:
         params = {} if since is None else {"since": since}
+        known = self._tags.get(path) if since is not None else None  # a version number comes again after a restore
+        headers = {"If-None-Match": known} if known else {}
         try:
-            answer = await self._http.get(path, params=params, timeout=LONG_POLL_S)
+            answer = await self._http.get(path, params=params, headers=headers, timeout=LONG_POLL_S)
         except httpx.HTTPError as error:
             raise CoordinatorUnavailable(f"{type(error).__name__}: {error}") from error
-        return None if answer.status_code == httpx.codes.NOT_MODIFIED else _decoded(answer, type_)
+        if answer.status_code == httpx.codes.NOT_MODIFIED:
+            return None
+        content = _decoded(answer, type_)
+        self._tags[path] = answer.headers.get("ETag", "")
+        return content
 
     async def signals(self) -> AsyncIterator[Signal]:
         """Hints as they come. Ends, or raises, when the stream does."""

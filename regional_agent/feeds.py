@@ -93,6 +93,8 @@ class Feed(Generic[T]):
             self._come_of_age()
         else:
             self._hear(news, age_ms=0)
+            if news.version < (self._version or 0):  # the ledger lost data: numbers that were heard of come again
+                self._nudged = 0
             self._version = news.version
             self._save(news)
 

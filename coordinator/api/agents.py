@@ -15,8 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from coordinator.api.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import parse_call, parse_shares, refused
-from coordinator.api.polling import a_version, news
+from coordinator.api.polling import a_version, has_it, news
 from coordinator.api.queries import Query, number_of
+from coordinator.database.catalogue import catalogue_tag
+from coordinator.database.connection import Connection
 from coordinator.domain.budget import Budget
 from coordinator.domain.exchange import Call
 from coordinator.operations.apply_exchange import Applied
@@ -221,15 +223,20 @@ async def policies(request: Request, region: SpokenFor, coordinator: TheCoordina
     since = query.one("since", a_version, None)
     query.checked()
     with coordinator.hub.subscribe(region) as subscription:
-        bundle = await _bundle(coordinator, region)
-        if bundle.version == since:
+        bundle, tag = await _bundle(coordinator, region)
+        if has_it(request, since, bundle.version, tag):
             await news(subscription, "policies")
-            bundle = await _bundle(coordinator, region)
-    if bundle.version == since:
+            bundle, tag = await _bundle(coordinator, region)
+    if has_it(request, since, bundle.version, tag):
         return Response(status_code=304)
-    return unless_known(request, reply(bundle), f'"{region}-{bundle.version}"')
+    return unless_known(request, reply(bundle), tag)
 
 
-async def _bundle(coordinator: Coordinator, region: str) -> PolicyBundle:
+async def _bundle(coordinator: Coordinator, region: str) -> tuple[PolicyBundle, str]:
+    """Return it with its ETag."""
     now = coordinator.clock.now()
-    return await coordinator.database.run(lambda c: policy_bundle(c, region, now), snapshot=True)
+
+    async def read(connection: Connection) -> tuple[PolicyBundle, str]:
+        return await policy_bundle(connection, region, now), f'"{region}-{await catalogue_tag(connection)}"'
+
+    return await coordinator.database.run(read, snapshot=True)

@@ -10,8 +10,10 @@ from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import refused
 from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.inputs import Moment, Reason, faults_of_end, faults_of_reason
-from coordinator.api.polling import a_version, news
+from coordinator.api.polling import a_version, has_it, news
 from coordinator.api.queries import INTEGER, Query, with_query
+from coordinator.database.blocks import blocks_tag
+from coordinator.database.connection import Connection
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.delete_block import delete_block
 from coordinator.operations.put_block import Wanted, put_block
@@ -54,18 +56,23 @@ async def list_blocks(request: Request, coordinator: TheCoordinator, caller: Rea
     since = query.one("since", a_version, None)
     query.checked()
     with coordinator.hub.subscribe(caller.region or "") as subscription:
-        blocks = await _blocks(coordinator)
-        if blocks.version == since:
+        blocks, tag = await _blocks(coordinator)
+        if has_it(request, since, blocks.version, tag):
             await news(subscription, "blocks")
-            blocks = await _blocks(coordinator)
-    if blocks.version == since:
+            blocks, tag = await _blocks(coordinator)
+    if has_it(request, since, blocks.version, tag):
         return Response(status_code=304)
-    return unless_known(request, reply(blocks), f'"blocks-{blocks.version}"')
+    return unless_known(request, reply(blocks), tag)
 
 
-async def _blocks(coordinator: Coordinator) -> Blocks:
+async def _blocks(coordinator: Coordinator) -> tuple[Blocks, str]:
+    """Return them with their ETag."""
     now = coordinator.clock.now()
-    return await coordinator.database.run(lambda c: read_blocks(c, now), snapshot=True)
+
+    async def read(connection: Connection) -> tuple[Blocks, str]:
+        return await read_blocks(connection, now), f'"blocks-{await blocks_tag(connection)}"'
+
+    return await coordinator.database.run(read, snapshot=True)
 
 
 @router.post("/v1/blocks", **described(body=BlockBody, answers={201: Block, 200: Block, 409: None}))

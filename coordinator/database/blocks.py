@@ -13,5 +13,14 @@ async def lock_blocks(connection: Connection) -> None:
 
 async def advance_blocks(connection: Connection) -> None:
     """Every agent hears of it when this transaction commits."""
-    version: int = await connection.fetchval("UPDATE block_version SET version = version + 1 RETURNING version")
+    version: int = await connection.fetchval(_ADVANCE)
     await notify(connection, [Notice(Signal(kind="blocks", version=version))])
+
+
+async def blocks_tag(connection: Connection) -> str:
+    """Return what names the list's state: a version number alone comes again after a restore."""
+    version, stamp = await connection.fetchrow("SELECT version, stamp FROM block_version") or (0, "")
+    return f"{version}-{stamp}"
+
+
+_ADVANCE = "UPDATE block_version SET version = version + 1, stamp = gen_random_uuid() RETURNING version"

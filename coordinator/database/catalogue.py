@@ -18,6 +18,15 @@ async def lock_catalogue(connection: Connection) -> int:
 
 async def advance_catalogue(connection: Connection) -> int:
     """The next version, of which every agent hears when this transaction commits."""
-    version: int = await connection.fetchval("UPDATE policy_version SET version = version + 1 RETURNING version")
+    version: int = await connection.fetchval(_ADVANCE)
     await notify(connection, [Notice(Signal(kind="policies", version=version))])
     return version
+
+
+async def catalogue_tag(connection: Connection) -> str:
+    """Return what names the catalogue's state: a version number alone comes again after a restore."""
+    version, stamp = await connection.fetchrow("SELECT version, stamp FROM policy_version") or (0, "")
+    return f"{version}-{stamp}"
+
+
+_ADVANCE = "UPDATE policy_version SET version = version + 1, stamp = gen_random_uuid() RETURNING version"

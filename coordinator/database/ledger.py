@@ -128,11 +128,11 @@ async def _catalogue(
     connection: Connection, documents: Documents, row: asyncpg.Record | None, quotas: Collection[str]
 ) -> Catalogue:
     assert row is not None
-    specs, default_plan = await documents.at(connection, row["document_version"])
+    specs, default_plan = await documents.at(connection, row["document_version"], row["applied_at"])
     began_at = msgspec.json.decode(row["began_at"], type=dict[str, datetime])
     plans = msgspec.json.decode(row["plans"], type=dict[str, str])
     overrides = msgspec.json.decode(row["overrides"], type=dict[str, LimitValue])
-    regions, settings = await documents.regions_at(connection, row["version"])
+    regions, settings = await documents.regions_at(connection, row["version"], row["stamp"])
     calendars = _in_zones(specs, began_at, quotas)
     return Catalogue(
         row["version"],
@@ -783,8 +783,9 @@ ORDER BY lane.epoch, lane.lane FOR SHARE OF region_epoch FOR UPDATE OF lane
 
 _LOCK_LANES = _locking_lanes(1, 2, 3)
 _IN_FORCE = """
-SELECT version,
+SELECT version, stamp,
     coalesce((SELECT max(version) FROM limits_version), 0) AS document_version,
+    (SELECT applied_at FROM limits_version ORDER BY limits_version.version DESC LIMIT 1) AS applied_at,
     coalesce((SELECT json_object_agg(tenant, plan) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text
         AS plans,
     coalesce((SELECT json_object_agg(tenant, began_at) FROM subscription WHERE tenant = ANY ($1::text[])), '{}')::text

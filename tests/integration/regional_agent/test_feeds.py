@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.coordinator.standing import connected
 from tests.integration.regional_agent.conftest import EXPORT, REGIONS, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio
@@ -179,3 +180,29 @@ async def test_an_agent_that_heard_of_no_blocks_is_not_ready(world: World) -> No
         answer: httpx.Response = await agent.http.get("/readyz")
         assert answer.status_code == 503
         assert "no block list has been heard yet" in [each["text"] for each in answer.json()["reasons"]]
+
+
+# --- version numbers that come again, after a restore of the database -------------------------------------------------
+
+
+async def test_an_agent_follows_blocks_whose_number_comes_again(world: World) -> None:
+    agent = await world.agent()
+    await made(world, "/v1/blocks", field="tenant", value="acme")
+    await comes_true(lambda: is_blocked(agent, EXPORT))
+    async with connected(world.database) as owner, owner.transaction():
+        await owner.execute("DELETE FROM block")
+        await owner.execute("UPDATE block_version SET version = version - 1")
+    await made(world, "/v1/blocks", field="tenant", value="another")
+    await comes_true(lambda: _is_let_in(agent, EXPORT))
+    await comes_true(lambda: is_blocked(agent, EXPORT | {"tenant": "another"}))
+
+
+async def test_an_agent_follows_policies_whose_number_comes_again(world: World) -> None:
+    agent = await world.agent()
+    await made(world, "/v1/overrides", quota="api", subject={"tenant": "acme"}, limit="3/hour, burst 90")
+    await comes_true(lambda: _burst_is(agent, 30))
+    async with connected(world.database) as owner, owner.transaction():
+        await owner.execute("DELETE FROM limit_override")
+        await owner.execute("UPDATE policy_version SET version = version - 1")
+    await made(world, "/v1/overrides", quota="api", subject={"tenant": "acme"}, limit="3/hour, burst 60")
+    await comes_true(lambda: _burst_is(agent, 20))

@@ -4,15 +4,20 @@ from typing import Any
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 
 from coordinator.domain.rebasing import KEPT_AGAIN
 from coordinator.operations.expire_leases import expire_leases
+from coordinator.operations.put_limits import put_limits
+from coordinator.operations.put_region import put_region
 from coordinator.operations.verify import verify
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
+from protocol.policy import LimitsDocument
 from tests.integration.coordinator.agents.conftest import (
+    DOCUMENT,
     EXPORTS,
     MAILS,
     PERIOD,
@@ -308,3 +313,50 @@ async def test_a_resolution_is_of_a_lease_or_of_a_lane(stand: Stand, agent: Agen
     await proposed(stand, agent)
     with pytest.raises((asyncpg.CheckViolationError, asyncpg.ForeignKeyViolationError), match="resolution_"):
         await stand.owner.execute(sql)
+
+
+# --- version numbers that come again ----------------------------------------------------------------------------------
+
+
+async def forget_limits(stand: Stand, since: int) -> None:
+    """As a restore from a backup does: the database is what it was at that version."""
+    async with stand.owner.transaction():
+        await stand.owner.execute("SET LOCAL session_replication_role = replica")
+        await stand.owner.execute("DELETE FROM limits_version WHERE version > $1", since)
+        await stand.owner.execute("UPDATE policy_version SET version = $1", since)
+
+
+async def test_a_running_coordinator_follows_a_document_whose_number_comes_again(stand: Stand, agent: Agent) -> None:
+    before = await stand.one("SELECT version FROM policy_version")
+    await stand.limit([{"name": "exports", "kind": "allowance", "limit": 900, "period": "month"}])
+    assert leased(await agent.say(1, wants=[want(waiting=10)])).limit == 900
+    lost = (await agent.client.get("/v1/policies")).headers["ETag"]
+    await forget_limits(stand, before)
+    stand.clock.move(seconds=1)
+    document = msgspec.convert(
+        DOCUMENT | {"quotas": [{"name": "exports", "kind": "allowance", "limit": 50, "period": "month"}]},
+        LimitsDocument,
+    )
+    async with stand.owner.transaction():
+        await put_limits(stand.owner, document, lambda _: True, None, stand.clock.now())
+    version = await stand.one("SELECT version FROM policy_version")
+    assert version == before + 1, "the number has to come again"
+    reply = await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=900)])
+    assert (leased(reply).limit, leased(reply).granted) == (50, 50)
+    answer = await agent.client.get(f"/v1/policies?since={version}", headers={"If-None-Match": lost})
+    assert answer.status_code == 200
+    assert answer.json()["document"]["quotas"][0]["limit"] == 50
+    assert answer.headers["ETag"] != lost
+
+
+async def test_a_running_coordinator_follows_regions_whose_number_comes_again(stand: Stand, agent: Agent) -> None:
+    before = await stand.one("SELECT version FROM policy_version")
+    async with stand.owner.transaction():
+        await put_region(stand.owner, "us-east", 5, None, None, stand.clock.now())
+    await agent.say(1, wants=[want(waiting=10)])
+    await forget_limits(stand, before)
+    async with stand.owner.transaction():
+        await put_region(stand.owner, "us-east", 1, "draining", None, stand.clock.now())
+    assert await stand.one("SELECT version FROM policy_version") == before + 1
+    reply = await agent.say(2, lease(granted=10, consumed=1), wants=[want(waiting=900)])
+    assert [each.refusal for each in reply.refused] == [GrantRefusal.REGION_NOT_ACTIVE]
