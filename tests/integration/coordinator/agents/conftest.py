@@ -37,7 +37,7 @@ DOCUMENT: dict[str, Any] = {
     "plans": {"free": {}, "pro": {}},
     "default_plan": "free",
     "quotas": [
-        {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month"},
+        {"name": "exports", "kind": "allowance", "limit": 1000, "period": "month", "horizon": "10s"},
         {"name": "mails", "kind": "allowance", "limit": {"pro": 50}, "period": "month"},
         {"name": "api", "kind": "rate", "limit": "100/second, burst 200"},
     ],

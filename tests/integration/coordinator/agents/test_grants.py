@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 def allowance(limit: int, name: str = "exports", period: str = "month") -> dict[str, object]:
-    return {"name": name, "kind": "allowance", "limit": limit, "period": period}
+    return {"name": name, "kind": "allowance", "limit": limit, "period": period, "horizon": "10s"}
 
 
 async def test_a_lease_says_for_how_long_and_of_what(agent: Agent) -> None:
