@@ -18,7 +18,7 @@ MIDNIGHT = datetime(2026, 11, 30, 23, tzinfo=UTC)  # in Berlin
 
 
 def exports(limit: int = 1000, **more: str) -> dict[str, Any]:
-    return {"name": "exports", "kind": "allowance", "limit": limit} | more
+    return {"name": "exports", "kind": "allowance", "limit": limit, "horizon": "10s"} | more
 
 
 def of(period: str, **totals: Any) -> dict[str, Any]:

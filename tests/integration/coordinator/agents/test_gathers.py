@@ -20,7 +20,8 @@ pytestmark = pytest.mark.anyio
 
 
 async def scarce(stand: Stand, limit: int) -> None:
-    await stand.limit([{"name": "exports", "kind": "allowance", "limit": limit, "period": "month"}])
+    exports = {"name": "exports", "kind": "allowance", "limit": limit, "period": "month", "horizon": "10s"}
+    await stand.limit([exports])
 
 
 async def several(stand: Stand, count: int) -> list[Agent]:
