@@ -67,6 +67,9 @@ class Metrics:
         self.units = Gauge(
             f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
         )
+        self._add_health(registry, name)
+
+    def _add_health(self, registry: CollectorRegistry, name: str) -> None:
         about = "When the units and the lanes and stores of regions were measured, by one coordinator for all"
         self.measured_at = Gauge(f"{name}figures_timestamp_seconds", about, registry=registry)
         self.ready = Gauge(

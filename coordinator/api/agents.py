@@ -17,13 +17,11 @@ from coordinator.api.conditions import unless_known
 from coordinator.api.frozen import parse_call, parse_shares, refused
 from coordinator.api.polling import a_version, has_it, news
 from coordinator.api.queries import Query, number_of
-from coordinator.database.catalogue import catalogue_tag
-from coordinator.database.connection import Connection
 from coordinator.domain.budget import Budget
 from coordinator.domain.exchange import Call
 from coordinator.operations.apply_exchange import Applied
 from coordinator.operations.open_epoch import fence_lost, open_epoch
-from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.operations.policy_bundle import tagged_policy_bundle
 from coordinator.operations.rebind_epoch import rebind_epoch
 from coordinator.operations.share_rates import share_rates
 from coordinator.outages import DatabaseUnavailable
@@ -235,8 +233,4 @@ async def policies(request: Request, region: SpokenFor, coordinator: TheCoordina
 async def _bundle(coordinator: Coordinator, region: str) -> tuple[PolicyBundle, str]:
     """Return it with its ETag."""
     now = coordinator.clock.now()
-
-    async def read(connection: Connection) -> tuple[PolicyBundle, str]:
-        return await policy_bundle(connection, region, now), f'"{region}-{await catalogue_tag(connection)}"'
-
-    return await coordinator.database.run(read, snapshot=True)
+    return await coordinator.database.run(lambda c: tagged_policy_bundle(c, region, now), snapshot=True)

@@ -12,12 +12,10 @@ from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.inputs import Moment, Reason, faults_of_end, faults_of_reason
 from coordinator.api.polling import a_version, has_it, news
 from coordinator.api.queries import INTEGER, Query, with_query
-from coordinator.database.blocks import blocks_tag
-from coordinator.database.connection import Connection
 from coordinator.operations.authenticate import Caller
 from coordinator.operations.delete_block import delete_block
 from coordinator.operations.put_block import Wanted, put_block
-from coordinator.operations.read_blocks import Block, Blocks, read_blocks
+from coordinator.operations.read_blocks import Block, Blocks, tagged_blocks
 from coordinator.state import Coordinator, TheCoordinator
 from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
@@ -68,11 +66,7 @@ async def list_blocks(request: Request, coordinator: TheCoordinator, caller: Rea
 async def _blocks(coordinator: Coordinator) -> tuple[Blocks, str]:
     """Return them with their ETag."""
     now = coordinator.clock.now()
-
-    async def read(connection: Connection) -> tuple[Blocks, str]:
-        return await read_blocks(connection, now), f'"blocks-{await blocks_tag(connection)}"'
-
-    return await coordinator.database.run(read, snapshot=True)
+    return await coordinator.database.run(lambda c: tagged_blocks(c, now), snapshot=True)
 
 
 @router.post("/v1/blocks", **described(body=BlockBody, answers={201: Block, 200: Block, 409: None}))

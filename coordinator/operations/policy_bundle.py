@@ -9,6 +9,7 @@ from datetime import datetime
 
 import msgspec
 
+from coordinator.database.catalogue import catalogue_tag
 from coordinator.database.connection import Connection
 from coordinator.operations.read_limits import read_limits
 from protocol.policy import LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
@@ -33,6 +34,11 @@ async def policy_bundle(connection: Connection, region: str, now: datetime) -> P
         hold_key=hold_key,
         overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
     )
+
+
+async def tagged_policy_bundle(connection: Connection, region: str, now: datetime) -> tuple[PolicyBundle, str]:
+    """Return the bundle with its ETag."""
+    return await policy_bundle(connection, region, now), f'"{region}-{await catalogue_tag(connection)}"'
 
 
 async def _began_at(connection: Connection, document: LimitsDocument) -> dict[str, datetime]:

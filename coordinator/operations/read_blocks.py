@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 import asyncpg
 from msgspec import Struct
 
+from coordinator.database.blocks import blocks_tag
 from coordinator.database.connection import Connection
 from protocol.blocks import BlockedValue, BlockField
 
@@ -30,6 +31,11 @@ async def read_blocks(connection: Connection, now: datetime) -> Blocks:
     version: int = await connection.fetchval("SELECT version FROM block_version")
     rows = await connection.fetch(f"{_BLOCKS} WHERE valid_until IS NULL OR valid_until > $1 ORDER BY field, value", now)
     return Blocks(version=version, data=[_block(row, now) for row in rows])
+
+
+async def tagged_blocks(connection: Connection, now: datetime) -> tuple[Blocks, str]:
+    """Return the list with its ETag."""
+    return await read_blocks(connection, now), f'"blocks-{await blocks_tag(connection)}"'
 
 
 async def read_block(connection: Connection, field: BlockField, value: str, now: datetime) -> Block | None:

@@ -5,8 +5,8 @@ The release before advances the numbers and leaves the stamps: a number and a st
 
 from migrations.statements import execute
 
-revision = "0032"
-down_revision = "0031"
+revision = "0033"
+down_revision = "0032"
 
 STAMPS = "".join(
     f"""

@@ -5,8 +5,8 @@ The release before runs on this schema as it is: it neither reads nor writes the
 
 from migrations.statements import execute
 
-revision = "0031"
-down_revision = "0030"
+revision = "0032"
+down_revision = "0031"
 
 MEASUREMENT = """
 CREATE TABLE measurement (
