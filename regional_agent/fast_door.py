@@ -399,13 +399,13 @@ class FastProtocol(BoundedProtocol):
 
 
 def is_begin_of_head(data: bytes) -> bool:
-    """Return whether the parser finds nothing wrong with what there is of a head, and misses the rest of it."""
+    """Return whether what there is of a head can still become a plain one."""
     headers = _Headers()
     try:
         httptools.HttpRequestParser(headers).feed_data(data)
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         return False
-    return not headers.is_whole
+    return not headers.is_whole and headers.telling is not None
 
 
 def fast_protocol(door: FastDoor) -> type[FastProtocol]:

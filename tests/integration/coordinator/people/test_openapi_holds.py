@@ -4,7 +4,6 @@ A short look by default; LEASEHOLD_FUZZ_EXAMPLES is how many calls of each opera
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,18 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import requests
-import schemathesis
 from fastapi import FastAPI
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.core.result import Ok
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 from structlog.testing import capture_logs
 
 from coordinator.domain.scopes import SCOPES
@@ -32,6 +20,7 @@ from coordinator.operations.issue_token import issue_token
 from tests.integration.coordinator.people.conftest import Stand
 from tests.integration.coordinator.people.test_statements import region
 from tests.integration.coordinator.standing import served
+from tests.integration.openapi_calls import EXAMPLES, call_in_any_shape, operations_of
 
 __all__ = ["region"]
 pytestmark = [
@@ -43,7 +32,6 @@ pytestmark = [
 
 PATHS: dict[str, dict[str, Any]] = msgspec.json.decode(document())["paths"]
 OPERATIONS = [f"{method.upper()} {path}" for path in PATHS for method in PATHS[path] if path.startswith("/v1/")]
-EXAMPLES = int(os.environ.get("LEASEHOLD_FUZZ_EXAMPLES", "4"))
 REGION = "region:eu-west"
 CLOSED = (401, 403)
 # They answer when there is news, or never end: the tests of streams and of long polls are for them.
@@ -52,15 +40,6 @@ SHOWN_TO_WHO_ADJUSTS = {
     f"GET /v1/{each}" for each in ("adjustments", "adjustments/{adjustment}", "suspense", "quarantine")
 }
 ADJUSTS = ["usage:read", "adjust:propose", "adjust:approve", "admin"]
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-FEW = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
 
 async def test_no_call_of_any_shape_is_answered_otherwise(stand: Stand) -> None:
@@ -81,9 +60,7 @@ class Fuzz:
         self._session.trust_env = False
 
     def everything(self) -> list[str]:
-        schema = schemathesis.openapi.from_dict(msgspec.json.decode(document()))
-        found: list[Any] = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
-        return [self._operation(each) for each in found if each.path.startswith("/v1/")]
+        return [self._operation(each) for each in operations_of(document())]
 
     def _operation(self, operation: Any) -> str:
         name = f"{operation.method.upper()} {operation.path}"
@@ -118,11 +95,14 @@ class Fuzz:
         return {"Authorization": f"Bearer {self._tokens[scope]}"} if scope else {"Authorization": ""}
 
     def _try(self, operation: Any, scope: str | None, *, must_be_closed: bool) -> None:
-        @FEW if not must_be_closed else settings(FEW, max_examples=1)
-        @given(case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in GenerationMode]))
-        def once(case: Any) -> None:
-            answer = case.call(base_url=self._url, session=self._session, headers=self._headers(scope), timeout=30)
+        def check(answer: requests.Response) -> None:
             assert not must_be_closed or answer.status_code in CLOSED, (operation.label, scope, answer.status_code)
-            case.validate_response(answer, checks=CHECKS)
 
-        once()
+        call_in_any_shape(
+            operation,
+            self._url,
+            self._session,
+            headers=self._headers(scope),
+            examples=1 if must_be_closed else EXAMPLES,
+            check=check,
+        )
