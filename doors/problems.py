@@ -129,6 +129,22 @@ PROBLEMS: dict[str, ProblemKind] = {
         "Region over budget",
         "The region has used up a budget of this minute; `budget` names it. Retry-After says when to ask again.",
     ),
+    "cost-above-limit": ProblemKind(
+        429, "Cost above the limit", "This cost can never pass: it is above the limit, or above the burst of the rate."
+    ),
+    "no-lease": ProblemKind(
+        429,
+        "No units in this region now",
+        "The region has no lease with enough units, and has asked the coordinator for some. Ask again.",
+    ),
+    "cut-off": ProblemKind(
+        429,
+        "Cut off from the coordinator",
+        "The region cannot ask for more units, and its lease is spent or expired. The limit may not be used up.",
+    ),
+    "region-drained": ProblemKind(
+        429, "Region drained", "People have drained this region: it admits nothing. Send the request to another one."
+    ),
     "blocked": ProblemKind(
         429, "Blocked", "The subject is on the block list; `blocked_by` says by which of its fields. No quota matters."
     ),
@@ -140,6 +156,11 @@ PROBLEMS: dict[str, ProblemKind] = {
     ),
     "store-unavailable": ProblemKind(
         503, "Store unavailable", "The region's store does not answer, and the policy fails closed."
+    ),
+    "coordinator-unavailable": ProblemKind(
+        503,
+        "Coordinator unavailable",
+        "Each request of this quota asks the coordinator, which does not answer, and the policy fails closed.",
     ),
     "not-ready": ProblemKind(503, "Not ready", "This process cannot do its work yet, or cannot do it now."),
     "clock-not-trusted": ProblemKind(

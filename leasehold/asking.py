@@ -20,8 +20,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from regional_agent.answers import BatchAnswer, CheckAnswer, PolicyAnswer
+from regional_agent.answers import BatchAnswer, CheckAnswer, PolicyAnswer, cause_of_denial
 from regional_agent.domain import breaker as breakers
+from regional_agent.domain.denial_causes import DenialCause
 
 T = TypeVar("T")
 Subject = Mapping[str, str]
@@ -82,7 +83,10 @@ class Denied(Exception):
     """What a guarded function, or a hold that was not granted, raises."""
 
     def __init__(self, decision: "Decision") -> None:
-        super().__init__(f"denied by {decision.denied_by!r}; ask again in {decision.retry_after_ms} ms")
+        retry_ms = decision.retry_after_ms
+        when = "it can never pass" if retry_ms is None else f"ask again in {retry_ms} ms"
+        reason = "" if decision.reason is None else f" ({decision.reason})"
+        super().__init__(f"denied by {decision.denied_by!r}{reason}; {when}")
         self.decision = decision
 
 
@@ -91,8 +95,13 @@ class Decision(CheckAnswer, frozen=True, kw_only=True):
 
     policies: list[PolicyAnswer] = msgspec.field(default_factory=list)
     denied_by: str | None = None
-    retry_after_ms: int = 0
+    retry_after_ms: int | None = 0  # None where it can never pass
     headers: Mapping[str, str] = {}  # to pass on: RateLimit, X-RateLimit-…, Retry-After
+
+    @property
+    def reason(self) -> DenialCause | None:
+        """Why the policy in `denied_by` denies: limit, no_lease, cut_off, drained, expired, never or store."""
+        return cause_of_denial(self)
 
 
 def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
@@ -176,12 +185,17 @@ class Asking:
     def wait(
         self, subject: Subject, *, patience_s: float, cost: int | None = None, operation_id: str | None = None
     ) -> Talk[Decision]:
-        """Check until it is allowed, as often as the denials say, for as long as `patience_s`. The last answer."""
+        """Check until it is allowed, as often as the denials say, for as long as `patience_s`. Return the last answer.
+
+        A request that can never pass is not asked for again.
+        """
         deadline_s, attempt = self._now_s() + patience_s, 0
         while True:
             decision = yield from self.check(subject, cost=cost, operation_id=operation_id)
+            if decision.allowed or decision.retry_after_ms is None:
+                return decision
             pause_s = pause_before_next(decision.retry_after_ms, attempt, random.random())  # noqa: S311 - it spreads a herd
-            if decision.allowed or self._now_s() + pause_s > deadline_s:
+            if self._now_s() + pause_s > deadline_s:
                 return decision
             yield Pause(pause_s)
             attempt += 1

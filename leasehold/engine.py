@@ -31,6 +31,7 @@ from regional_agent.answers import (
     HoldCommit,
     HoldExtension,
     Verdict,
+    Window,
     headers_of,
     retry_after_header,
 )
@@ -130,13 +131,13 @@ class Engine(AsyncGuarding):
 class _Headers(Mapping[str, str]):
     """Put into words when somebody looks: most who ask want to know one thing only."""
 
-    def __init__(self, answer: CheckAnswer, windows_s: Sequence[int]) -> None:
+    def __init__(self, answer: CheckAnswer, windows: Sequence[Window]) -> None:
         self._answer = answer
-        self._windows_s = windows_s
+        self._windows = windows
 
     @cached_property
     def _told(self) -> Mapping[str, str]:
-        headers = headers_of(self._answer.policies, self._windows_s)
+        headers = headers_of(self._answer.policies, self._windows)
         if not self._answer.allowed:
             headers |= retry_after_header(self._answer.retry_after_ms, random.random())  # noqa: S311 - it spreads a herd
         return {name.lower(): value for name, value in headers.items()}
@@ -155,7 +156,7 @@ class _Headers(Mapping[str, str]):
 
 
 def _decision(verdict: Verdict) -> Decision:
-    return decision_of(verdict.answer, _Headers(verdict.answer, verdict.windows_s))
+    return decision_of(verdict.answer, _Headers(verdict.answer, verdict.windows))
 
 
 def _refused(problem: Problem) -> Refused:

@@ -16,10 +16,12 @@ from msgspec.structs import replace
 
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
+from protocol.periods import calendar_of, period_at
 from protocol.policy import SLICED, QuotaKind
-from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, answer_of
+from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, Window, answer_of
 from regional_agent.asking import MAY_LOOK, Answer
 from regional_agent.blocks import Blocked, Blocks
+from regional_agent.domain.denial_causes import RETRY_MS, DenialCause, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.domain.denials import Denials
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.domain.modes import LOOKS
@@ -47,7 +49,7 @@ from regional_agent.store.scripts import (
     SlotCharge,
     part_of,
 )
-from regional_agent.without_store import RETRY_WHEN_DEGRADED_MS, WithoutStore
+from regional_agent.without_store import WithoutStore
 
 log = structlog.get_logger()
 
@@ -75,7 +77,7 @@ class Asked(NamedTuple):
     subject: Subject
     demanded: list[Demanded]
     request: Request
-    windows_s: list[int]
+    windows: list[Window]
     blocked: Blocked | None = None  # then nothing else is known of it
     hold_ms: int | None = None  # of a hold: how long it shall last
     beside: tuple[HoldId, ...] = ()  # what is set aside for it in other cells
@@ -164,8 +166,8 @@ class Admission:
         demanded = self.policies.demand(subject, check.cost)
         charges = tuple(each.charge for each in demanded)
         operation = _operation(check, subject, demanded)
-        windows_s = [_window_s(each) for each in demanded]
-        return Asked(subject, demanded, Request(check.mode, charges, operation), windows_s)
+        windows = [_window(each) for each in demanded]
+        return Asked(subject, demanded, Request(check.mode, charges, operation), windows)
 
     def asked_to_hold(self, hold: Hold) -> Asked:
         asked = self._asked(Check(subject=hold.subject, operation_id=hold.operation_id))
@@ -333,8 +335,9 @@ class Admission:
             self._without_store.decide(
                 asked.demanded,
                 asked.request,
-                lambda answer: pending.tell(_verdict_of(asked, answer)),
+                lambda answer: pending.tell(self._without_store_verdict(asked, answer)),
                 may_be_spent=isinstance(decision, NoAnswer) or _is_about(decision),
+                cause=DenialCause.CUT_OFF if isinstance(decision, NotAsked) else DenialCause.STORE,
             )
         else:
             pending.tell(decision)
@@ -430,6 +433,11 @@ class Admission:
                 self._sharing.note_slots(charge, policy)
         self._without_store.note(asked.demanded, decision)
 
+    def _without_store_verdict(self, asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
+        if isinstance(answer, CheckAnswer) and not asked.is_step:
+            self._metrics.checks.note(answer.policies)
+        return _verdict_of(asked, answer)
+
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
         if len(asked.demanded) == 1:
             answers = [self._policy_answer(asked.demanded[0], decision.policies[0])]
@@ -437,35 +445,60 @@ class Admission:
             answers = list(map(self._policy_answer, asked.demanded, decision.policies))
         if not asked.is_step:
             self._metrics.checks.note(answers)
-        return Verdict(answer_of(decision.allowed, None, answers), asked.windows_s, decision.hold)
+        return Verdict(answer_of(decision.allowed, None, answers), asked.windows, decision.hold)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
-        compiled, is_allowed = each.policy, policy.code == 0
+        if policy.code:
+            return self._policy_denial(each, policy)
+        compiled = each.policy
         return PolicyAnswer(
             policy=compiled.name,
             quota=compiled.quota_name,
             kind=compiled.kind,
-            allowed=is_allowed,
+            allowed=True,
             limit=policy.limit,
             remaining=policy.remaining,
             reset_ms=policy.reset_ms,
-            retry_after_ms=0 if is_allowed else self._retry_after_ms(each, policy),
+            retry_after_ms=0,
             delay_ms=policy.delay_ms,
             shadow=compiled.is_shadow,
         )
 
-    def _retry_after_ms(self, each: Demanded, policy: PolicyDecision) -> int:
-        """Of one that is denied: an allowance that is used up comes back with its period, but units that are elsewhere
-        may come any moment.
+    def _policy_denial(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
+        compiled, charge = each.policy, each.charge
+        is_allowance = isinstance(charge, AllowanceCharge)
+        cause = cause_of(policy.reason, self._leasing.outlook(charge.quota) if is_allowance else LeaseOutlook())
+        certain_ms, reset_ms = policy.retry_after_ms, policy.reset_ms
+        if is_allowance and not reset_ms:  # no lease says when the period ends
+            reset_ms = self._period_ends_in_ms(each)
+            certain_ms = certain_ms or reset_ms
+        if isinstance(charge, SlotCharge):
+            certain_ms = min(certain_ms, RETRY_MS)  # mostly a slot is given back before it runs out
+        return PolicyAnswer(
+            policy=compiled.name,
+            quota=compiled.quota_name,
+            kind=compiled.kind,
+            allowed=False,
+            limit=policy.limit,
+            remaining=_left_here(policy, cause) if is_allowance else policy.remaining,
+            reset_ms=reset_ms,
+            retry_after_ms=retry_after_ms(cause, certain_ms),
+            reason=cause,
+            shadow=compiled.is_shadow,
+        )
 
-        So may a slot, though only who is gone loses it at a time that is known.
-        """
-        if isinstance(each.charge, SlotCharge):
-            return min(policy.retry_after_ms, RETRY_WHEN_DEGRADED_MS)
-        if not isinstance(each.charge, AllowanceCharge):
-            return policy.retry_after_ms
-        final = policy.reason == DenialReason.COST_ABOVE_LIMIT or self._leasing.is_exhausted(each.charge.quota)
-        return policy.retry_after_ms if final and policy.retry_after_ms else RETRY_WHEN_DEGRADED_MS
+    def _period_ends_in_ms(self, each: Demanded) -> int:
+        """Return when the period ends by this machine's calendar: the coordinator has not said it yet."""
+        now = self._clock.now()
+        period = period_at(calendar_of(each.policy.quota, each.began_at), now)
+        return max(1, int((period.ends_at - now).total_seconds() * 1000))
+
+
+def _left_here(policy: PolicyDecision, cause: DenialCause) -> int:
+    """Return what a denied allowance has left for smaller costs: units that are elsewhere do not help this region."""
+    if cause is DenialCause.NEVER:
+        return policy.remaining
+    return 0 if policy.reason == DenialReason.LEASE_EXPIRED else max(0, min(policy.remaining, policy.available))
 
 
 async def verdict_on(admission: Admits, asked: Asked) -> Verdict:
@@ -547,7 +580,7 @@ def _has_gone(on_verdict: OnVerdict) -> bool:
 
 
 def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
-    return answer if isinstance(answer, Exception) else Verdict(answer, asked.windows_s)
+    return answer if isinstance(answer, Exception) else Verdict(answer, asked.windows)
 
 
 def _is_about(decision: Exception) -> bool:
@@ -597,9 +630,10 @@ def _operation(check: Check, subject: dict[str, str], demanded: list[Demanded]) 
 MEETS_NO_POLICY = Verdict(answer_of(True, None, []), [])
 
 
-def _window_s(each: Demanded) -> int:
-    if isinstance(each.charge, RateCharge) and each.charge.window_ms:
-        return each.charge.window_ms // 1000
-    if isinstance(each.charge, RateCharge) and each.charge.rate_micro:
-        return max(1, each.charge.burst * 1_000_000 // each.charge.rate_micro)
-    return each.policy.window_s
+def _window(each: Demanded) -> Window:
+    charge = each.charge
+    if isinstance(charge, RateCharge) and charge.window_ms:
+        return Window(charge.window_ms // 1000)
+    if isinstance(charge, RateCharge) and charge.rate_micro:
+        return Window(max(1, charge.burst * 1_000_000 // charge.rate_micro), refills=True)
+    return Window(each.policy.window_s)

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from doors.problems import MEDIA_TYPE, PROBLEMS
 from protocol.blocks import BlockField
 from protocol.units import PositiveUnits, Units
+from regional_agent.domain.denial_causes import DenialCause
 from regional_agent.domain.hold_ids import HoldId, HoldSeal, HoldTerms
 
 MAX_BATCH = 1000
@@ -22,6 +23,7 @@ SubjectValue = Annotated[str, Meta(min_length=1, max_length=256)]
 HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
 OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
 Mode = Literal["enforce", "peek", "adjust"]
+FailureMode = Literal["open", "closed", "local"]
 
 
 class Subject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -92,26 +94,28 @@ class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
     limit: int
     remaining: int
     reset_ms: int
-    retry_after_ms: int
+    retry_after_ms: int | None  # the first moment at which it may pass; null where it never can
+    reason: DenialCause | None = None  # why it is denied
+    degraded: FailureMode | None = None  # the failure mode that answered in place of the store
     delay_ms: int = 0  # of a leaky bucket: how long to wait before the work is begun
     shadow: bool = False  # what it says is counted, and stops nobody
 
 
 class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
     allowed: bool
-    degraded: Literal["open", "closed", "local"] | None
+    degraded: FailureMode | None
     policies: list[PolicyAnswer]
     denied_by: str | None
-    retry_after_ms: int
+    retry_after_ms: int | None
     blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
 
 
 def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
-    """Denied by the policy that is asked again last."""
+    """Denied by the policy that may pass last, or never."""
     if allowed:
         return CheckAnswer(allowed=True, degraded=degraded, policies=policies, denied_by=None, retry_after_ms=0)  # type: ignore[arg-type]
     denials = [policy for policy in policies if not (policy.allowed or policy.shadow)]
-    last = max(denials, key=lambda policy: policy.retry_after_ms, default=None)
+    last = max(denials, key=_passes_last, default=None)
     return CheckAnswer(
         allowed=allowed,
         degraded=degraded,  # type: ignore[arg-type]  # the modes of StoreFailure
@@ -119,6 +123,10 @@ def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer])
         denied_by=None if last is None else last.policy,
         retry_after_ms=0 if last is None else last.retry_after_ms,
     )
+
+
+def _passes_last(policy: PolicyAnswer) -> tuple[bool, int]:
+    return policy.retry_after_ms is None, policy.retry_after_ms or 0
 
 
 class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -139,7 +147,7 @@ class HoldAnswer(Struct, frozen=True, kw_only=True):
     hold_id: str
     units: int
     expires_in_ms: int
-    degraded: Literal["open", "closed", "local"] | None
+    degraded: FailureMode | None
     policies: list[PolicyAnswer]
 
 
@@ -154,11 +162,18 @@ class Denial(CheckAnswer, frozen=True, kw_only=True):
     request_id: str
 
 
+class Window(NamedTuple):
+    """What the headers say of a policy's time."""
+
+    seconds: int
+    refills: bool = False  # its units come back one by one, and not all at once
+
+
 class Verdict(Struct, frozen=True, gc=False):
-    """The answer, and for each of its policies the length of its window for the headers."""
+    """The answer, and the window of each of its policies for the headers."""
 
     answer: CheckAnswer
-    windows_s: Sequence[int]
+    windows: Sequence[Window]
     hold: HoldTerms | None = None  # where units were set aside
 
     def held(self, ttl_ms: int) -> HoldTerms:
@@ -189,12 +204,12 @@ def hold_answered(verdict: Verdict, hold: Hold, path: str, request_id: str, seal
         degraded=answer.degraded,
         policies=answer.policies,
     )
-    return Answered(201, "application/json", headers_of(answer.policies, verdict.windows_s), _encode(told))
+    return Answered(201, "application/json", headers_of(answer.policies, verdict.windows), _encode(told))
 
 
 def answered(verdict: Verdict, path: str, request_id: str) -> Answered:
     answer = verdict.answer
-    headers = headers_of(answer.policies, verdict.windows_s)
+    headers = headers_of(answer.policies, verdict.windows)
     if answer.allowed:
         return Answered(200, "application/json", headers, _encode(answer))
     headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
@@ -228,32 +243,69 @@ def status_of_answer(answer: CheckAnswer) -> int:
 def _slug_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return "blocked"
-    return "store-unavailable" if answer.degraded == "closed" else "quota-exceeded"
+    cause = cause_of_denial(answer)
+    if answer.degraded == "closed":
+        return "coordinator-unavailable" if cause is DenialCause.CUT_OFF else "store-unavailable"
+    return _SLUGS.get(cause, "quota-exceeded")
+
+
+_SLUGS: Mapping[DenialCause | None, str] = {
+    DenialCause.NO_LEASE: "no-lease",
+    DenialCause.EXPIRED: "no-lease",
+    DenialCause.CUT_OFF: "cut-off",
+    DenialCause.DRAINED: "region-drained",
+    DenialCause.NEVER: "cost-above-limit",
+}
+_SAYS: Mapping[DenialCause | None, str] = {
+    DenialCause.LIMIT: "its limit is used up",
+    DenialCause.NO_LEASE: "this region holds no units of it now, and has asked the coordinator for some",
+    DenialCause.EXPIRED: "this region's lease has expired and is being renewed",
+    DenialCause.CUT_OFF: "this region is cut off from the coordinator, and its lease is spent or expired",
+    DenialCause.DRAINED: "this region is drained: send the request to another one",
+    DenialCause.NEVER: "its cost is above what the limit ever allows at once",
+    DenialCause.STORE: "the region's store cannot be asked, and what may pass without it is used up",
+}
+
+
+def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
+    """Return the reason of the policy that denies."""
+    return next((each.reason for each in answer.policies if each.policy == answer.denied_by and each.reason), None)
 
 
 def _detail_of_denial(answer: CheckAnswer) -> str:
     if answer.blocked_by is not None:
         return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
+    cause = cause_of_denial(answer)
     if answer.degraded == "closed":
-        return f"policy {answer.denied_by!r} fails closed, and the region's store cannot be asked"
-    return f"policy {answer.denied_by!r} denies this request; ask again in {_seconds(answer.retry_after_ms)} s"
+        whom = (
+            "the coordinator, which decides each request of it,"
+            if cause is DenialCause.CUT_OFF
+            else "the region's store"
+        )
+        return f"policy {answer.denied_by!r} fails closed, and {whom} cannot be asked"
+    when = "" if answer.retry_after_ms is None else f"; ask again in {_seconds(answer.retry_after_ms)} s"
+    return f"policy {answer.denied_by!r} denies this request: {_SAYS.get(cause, _SAYS[DenialCause.LIMIT])}{when}"
 
 
 # Structured fields (RFC 9651) know no larger integers.
 MOST_IN_A_HEADER = 999_999_999_999_999
 
 
-def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> dict[str, str]:
-    """RateLimit by the current draft (-11) for every policy that is enforced, and the X- set for the tightest."""
-    enforced = [pair for pair in zip(policies, windows_s, strict=True) if not pair[0].shadow]
+def headers_of(policies: Sequence[PolicyAnswer], windows: Sequence[Window]) -> dict[str, str]:
+    """RateLimit by the current draft (-11) for every policy that is enforced, and the X- set for the tightest.
+
+    A policy that let the request pass without counting it (`open`) has no figures to tell.
+    """
+    pairs = zip(policies, windows, strict=True)
+    enforced = [pair for pair in pairs if not pair[0].shadow and not (pair[0].allowed and pair[0].degraded == "open")]
     if not enforced:
         return {}
     quotas = [
-        f'"{each.policy}";q={min(each.limit, MOST_IN_A_HEADER)}{_window(each.kind, window)}'
+        f'"{each.policy}";q={min(each.limit, MOST_IN_A_HEADER)}{_window(each.kind, window.seconds)}'
         for each, window in enforced
     ]
     left = [
-        f'"{each.policy}";r={min(each.remaining, MOST_IN_A_HEADER)};t={_seconds(each.reset_ms)}' for each, _ in enforced
+        f'"{each.policy}";r={min(each.remaining, MOST_IN_A_HEADER)}{_more(each, window)}' for each, window in enforced
     ]
     tightest, _ = enforced[0] if len(enforced) == 1 else min(enforced, key=_room)
     return {
@@ -265,7 +317,19 @@ def headers_of(policies: Sequence[PolicyAnswer], windows_s: Sequence[int]) -> di
     }
 
 
-def _room(pair: tuple[PolicyAnswer, int]) -> tuple[bool, int]:
+def _more(answer: PolicyAnswer, window: Window) -> str:
+    """Return `t`, the time until more quota is there, where that is known. Retry-After is never earlier."""
+    if not answer.allowed:
+        return "" if answer.retry_after_ms is None else f";t={_seconds(answer.retry_after_ms)}"
+    if answer.kind == "concurrency":
+        return ""  # a slot comes back when its holder says so
+    missing = answer.limit - answer.remaining
+    if window.refills and missing > 1:
+        return f";t={_seconds(-(-answer.reset_ms // missing))}"
+    return f";t={_seconds(answer.reset_ms)}"
+
+
+def _room(pair: tuple[PolicyAnswer, Window]) -> tuple[bool, int]:
     return pair[0].allowed, pair[0].remaining
 
 
@@ -276,8 +340,13 @@ def _window(kind: str, window_s: int) -> str:
     return f";w={window_s}" if window_s else ""
 
 
-def retry_after_header(retry_after_ms: int, jitter: float) -> Mapping[str, str]:
-    """Whole seconds, never earlier than the exact time, and up to a tenth (at most a minute) later: no herd returns."""
+def retry_after_header(retry_after_ms: int | None, jitter: float) -> Mapping[str, str]:
+    """Whole seconds, never earlier than the exact time, and up to a tenth (at most a minute) later: no herd returns.
+
+    A request that can never pass has no such header.
+    """
+    if retry_after_ms is None:
+        return {}
     spread_ms = min(retry_after_ms // 10 + 1000, 60_000)
     return {"Retry-After": str(_seconds(retry_after_ms + int(jitter * spread_ms)))}
 

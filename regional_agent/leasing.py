@@ -20,6 +20,7 @@ from protocol.units import MAX_UNITS
 from regional_agent.asking import Answer, Asking
 from regional_agent.domain.contact import CoordinatorContact
 from regional_agent.domain.demand import Demand
+from regional_agent.domain.denial_causes import LeaseOutlook
 from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
 from regional_agent.domain.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.store.scripts import PolicyDecision
@@ -28,6 +29,8 @@ MOST_KEYS = 10_000
 # A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
 # another: who waits goes on waiting.
 HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
+# Nothing will be granted before the period ends, unless a limit is raised.
+USED_UP = (GrantRefusal.EXHAUSTED, GrantRefusal.NO_LIMIT, GrantRefusal.TOTAL_TOO_LARGE)
 UNANSWERED_MS = 1_000  # until nobody waits any more: for so long, a message that was lost is said again
 LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
 
@@ -40,6 +43,7 @@ class Want:
     waiting: int = 0
     wanted: bool = False
     exhausted_until_ms: int = 0  # nothing will come back by itself before that
+    refusal: GrantRefusal | None = None  # why the coordinator granted nothing when it last refused
     retry_at_ms: int = 0
     asked_at_ms: int | None = None  # while there is no answer
     renew_at_ms: int | None = None  # while there is a lease
@@ -115,9 +119,13 @@ class Leasing:
         want.held += units
 
     def may_wait(self, quota: str) -> bool:
-        """True while there is hope: nobody has said lately that nothing is left, or that it is not to be asked for."""
+        """Return whether more units may come.
+
+        Not while the region is cut off, was told that nothing is left, or has set the quota aside.
+        """
         now_ms = self._clock.monotonic_ms()
-        return not (self._is_set_aside(quota, now_ms) or self._want(quota).patience.is_pausing(now_ms))
+        is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(quota, now_ms)
+        return not (is_hopeless or self._want(quota).patience.is_pausing(now_ms))
 
     async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
         """Wait for the next news of a quota with these units asked for. False if none came in time."""
@@ -219,6 +227,8 @@ class Leasing:
         for want in self._wants.values():
             if want.asking is not None:
                 want.asking.tell_all(Answer.CUT_OFF)
+            elif want.waiting and self.contact.is_lost(self._clock.monotonic_ms()):
+                self._tell(want)
 
     def reached(self) -> None:
         """Again: who lost hope for want of an answer asks at once, and not when its pause is over."""
@@ -264,9 +274,11 @@ class Leasing:
         refused = {each.quota: LONGEST_PAUSE_MS for each in reply.refused if each.refusal not in HOPEFUL}
         current = current_leases(reply.leases)
         refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
+        why = {each.quota: each.refusal for each in current}
+        why |= {each.quota: each.refusal for each in reply.refused}
         for quota in asked:
             if gained.get(quota, 0) == 0 and quota in refused:
-                self.refused(quota, refused[quota])
+                self.refused(quota, refused[quota], why[quota])
             else:
                 self.granted(quota, gained.get(quota, 0))
 
@@ -288,11 +300,13 @@ class Leasing:
             want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
         self._tell(want, Answer.LOOK)
 
-    def refused(self, quota: str, ends_in_ms: int = LONGEST_PAUSE_MS) -> None:
+    def refused(
+        self, quota: str, ends_in_ms: int = LONGEST_PAUSE_MS, why: GrantRefusal | None = GrantRefusal.EXHAUSTED
+    ) -> None:
         """Nothing is left, and nothing will come back before the period ends: whoever waits is denied."""
         want, now_ms = self._want(quota), self._clock.monotonic_ms()
         want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
-        want.look_at_ms = now_ms + self.look_at_held_ms
+        want.look_at_ms, want.refusal = now_ms + self.look_at_held_ms, why
         want.patience.lost(now_ms, ends_in_ms)
         self._tell(want, Answer.LAST_LOOK)
 
@@ -316,7 +330,7 @@ class Leasing:
         asking = self._want(quota).asking
         if asking is not None:
             asking.send()
-        self.refused(quota)
+        self.refused(quota, why=None)
 
     def hint(self, quota: str | None) -> None:
         """The coordinator says that units came free (or, without a quota, that limits changed): ask again at once."""
@@ -335,8 +349,14 @@ class Leasing:
         self._want(quota).wanted = True
         self.hint(quota)
 
-    def is_exhausted(self, quota: str) -> bool:
-        return self._clock.monotonic_ms() < self._want(quota).exhausted_until_ms
+    def outlook(self, quota: str) -> LeaseOutlook:
+        """Return why there may be no units of a quota here."""
+        want, now_ms = self._want(quota), self._clock.monotonic_ms()
+        return LeaseOutlook(
+            is_exhausted=want.refusal in USED_UP and now_ms < want.exhausted_until_ms,
+            is_cut_off=self.contact.is_lost(now_ms),
+            is_draining=self.contact.is_draining,
+        )
 
     def demand_milli(self, quota: str) -> int:
         return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())

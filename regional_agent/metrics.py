@@ -26,22 +26,23 @@ ANSWERS = ("allowed", "denied", "shadow_allowed", "shadow_denied")
 
 class CheckCounts(Collector):
     def __init__(self) -> None:
-        self.counts: dict[str, defaultdict[str, int]] = {answer: defaultdict(int) for answer in ANSWERS}
+        self.counts: dict[str, defaultdict[tuple[str, str], int]] = {answer: defaultdict(int) for answer in ANSWERS}
         self.seconds = Durations(CHECK_BUCKETS_S)
 
     def note(self, answers: Iterable[PolicyAnswer]) -> None:
         for each in answers:
-            self.counts[ANSWERS[2 * each.shadow + (not each.allowed)]][each.policy] += 1
+            self.counts[ANSWERS[2 * each.shadow + (not each.allowed)]][each.policy, each.reason or ""] += 1
 
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         checks = CounterMetricFamily(
             "leasehold_checks",
-            "Requests decided, by policy and answer; shadow_…: what one in shadow would have answered.",
-            labels=("policy", "answer"),
+            "Requests decided, by policy, answer and the reason of a denial; shadow_…: what one in shadow would have"
+            " answered.",
+            labels=("policy", "answer", "reason"),
         )
         for answer, counts in self.counts.items():
-            for policy, count in counts.items():
-                checks.add_metric((policy, answer), count)
+            for (policy, reason), count in counts.items():
+                checks.add_metric((policy, answer, reason), count)
         yield checks
         seconds = HistogramMetricFamily(
             "leasehold_check_seconds", "Time to decide one request, waiting for a last unit included.", labels=()

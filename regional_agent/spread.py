@@ -112,7 +112,7 @@ class SpreadAdmission:
             outcome = await Spanning(asked, steps).decide()
         except (StoreUnavailable, StoreError) as error:
             log.warning("a request over several cells is denied", reason=str(error))
-            outcome = Verdict(closed(asked.demanded), asked.windows_s)
+            outcome = Verdict(closed(asked.demanded), asked.windows)
         except OperationConflict as error:
             outcome = error
         except Exception as error:
@@ -207,7 +207,7 @@ class Spanning:
         asked = self._asked._replace(
             demanded=[self._asked.demanded[place] for place in step.places],
             request=request,
-            windows_s=[self._asked.windows_s[place] for place in step.places],
+            windows=[self._asked.windows[place] for place in step.places],
             hold_ms=hold_ms,
             beside=beside,
             is_step=True,
@@ -317,7 +317,7 @@ class Spanning:
         degraded = next((mode.value for mode in STRICTEST_FIRST if mode.value in modes), None)
         is_allowed = admitted is not None or _all_agree(told)
         hold = (admitted or self._held(told)) if self._holds and is_allowed else None
-        return Verdict(answer_of(is_allowed, degraded, policies), self._asked.windows_s, hold)
+        return Verdict(answer_of(is_allowed, degraded, policies), self._asked.windows, hold)
 
     def _held(self, told: Told) -> HoldTerms | None:
         """The home's, which names all of them, for as long as the first of them lasts."""
@@ -336,7 +336,7 @@ def without_strangers(asked: Asked) -> Asked:
     return asked._replace(
         demanded=list(compress(asked.demanded, kept)),
         request=asked.request._replace(charges=tuple(compress(asked.request.charges, kept))),
-        windows_s=list(compress(asked.windows_s, kept)),
+        windows=list(compress(asked.windows, kept)),
     )
 
 
@@ -369,7 +369,7 @@ def _with_new_parts(hold: HoldId, taken: Iterable[HoldId]) -> HoldId:
 
 def _as_admitted(verdict: Verdict) -> Verdict:
     answer = answer_of(True, verdict.answer.degraded, list(map(_allowed, verdict.answer.policies)))
-    return Verdict(answer, verdict.windows_s, verdict.hold)
+    return Verdict(answer, verdict.windows, verdict.hold)
 
 
 def _released(charge: Charge) -> Charge:
@@ -378,4 +378,4 @@ def _released(charge: Charge) -> Charge:
 
 
 def _allowed(answer: PolicyAnswer) -> PolicyAnswer:
-    return msgspec.structs.replace(answer, allowed=True, retry_after_ms=0)
+    return msgspec.structs.replace(answer, allowed=True, retry_after_ms=0, reason=None)

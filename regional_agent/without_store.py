@@ -15,6 +15,8 @@ from protocol.clock import Clock
 from protocol.periods import calendar_of, period_at
 from protocol.policy import PolicySpec, StoreFailure
 from regional_agent.answers import CheckAnswer, PolicyAnswer, answer_of
+from regional_agent.domain.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
+from regional_agent.domain.denial_causes import DenialCause
 from regional_agent.domain.journal import Entry, Known
 from regional_agent.domain.local_allowances import Ask as AllowanceAsk
 from regional_agent.domain.local_allowances import LocalAllowances
@@ -25,7 +27,6 @@ from regional_agent.metrics import Metrics
 from regional_agent.policies import Demanded
 from regional_agent.store.scripts import AllowanceCharge, Decision, OperationConflict, RateCharge, Request
 
-RETRY_WHEN_DEGRADED_MS = 1000
 STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
 
 OnAnswer = Callable[[CheckAnswer | Exception], None]
@@ -49,16 +50,22 @@ class WithoutStore:
                 self.allowances.note(each.charge.quota, policy.available, until_ms)
 
     def decide(
-        self, demanded: Sequence[Demanded], request: Request, on_answer: OnAnswer, *, may_be_spent: bool
+        self,
+        demanded: Sequence[Demanded],
+        request: Request,
+        on_answer: OnAnswer,
+        *,
+        may_be_spent: bool,
+        cause: DenialCause = DenialCause.STORE,
     ) -> None:
-        """At once, or when the journal's disk has it."""
+        """At once, or when the journal's disk has it. `cause` is what a denial says."""
         for each in demanded:
             spec = each.policy.spec
             self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
         mode = _strictest(demanded)
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
         if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode in SETS_ASIDE)):
-            on_answer(closed(demanded))
+            on_answer(closed(demanded, cause))
             return
         answers = self._answers(demanded, request.mode)
         answer = answer_of(not _is_denied(answers), mode, answers)
@@ -102,6 +109,7 @@ class WithoutStore:
                 limit=self.allowances.budget(ask, now_ms),
                 remaining=max(0, left if fits else left + ask.cost),
                 retry_after_ms=0 if fits else RETRY_WHEN_DEGRADED_MS,
+                reason=None if fits else DenialCause.STORE,
             )
 
     def _count_rates(
@@ -185,19 +193,19 @@ def _is_denied(answers: Sequence[PolicyAnswer]) -> bool:
     return not all(answer.allowed or answer.shadow for answer in answers)
 
 
-def closed(demanded: Sequence[Demanded]) -> CheckAnswer:
+def closed(demanded: Sequence[Demanded], cause: DenialCause = DenialCause.STORE) -> CheckAnswer:
     """Denied by the policies that fail closed, or else by the allowances, of which nothing can be kept now."""
     is_closed = _strictest(demanded) is StoreFailure.CLOSED
     answers = [
-        _answer(each, allowed=_mode(each) is not StoreFailure.CLOSED)
+        _answer(each, allowed=_mode(each) is not StoreFailure.CLOSED, cause=cause)
         if is_closed or each.is_shadow
-        else _answer(each, allowed=isinstance(each.charge, RateCharge))
+        else _answer(each, allowed=isinstance(each.charge, RateCharge), cause=cause)
         for each in demanded
     ]
     return answer_of(False, StoreFailure.CLOSED.value, answers)
 
 
-def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
+def _answer(each: Demanded, *, allowed: bool, cause: DenialCause = DenialCause.STORE) -> PolicyAnswer:
     charge = each.charge
     return PolicyAnswer(
         policy=each.policy.spec.name,
@@ -208,6 +216,8 @@ def _answer(each: Demanded, *, allowed: bool) -> PolicyAnswer:
         remaining=0,
         reset_ms=0,
         retry_after_ms=0 if allowed else RETRY_WHEN_DEGRADED_MS,
+        reason=None if allowed else cause,
+        degraded=_mode(each).value,
         shadow=each.is_shadow,
     )
 
@@ -220,4 +230,5 @@ def _locally(answer: PolicyAnswer, ask: Ask, local: LocalAnswer) -> PolicyAnswer
         remaining=local.remaining,
         reset_ms=local.reset_ms,
         retry_after_ms=0 if local.allowed else local.retry_after_ms or RETRY_WHEN_DEGRADED_MS,
+        reason=None if local.allowed else DenialCause.STORE,
     )

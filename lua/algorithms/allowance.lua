@@ -5,8 +5,8 @@
 -- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set   4 its holds   5 when each of them is due
 -- ARGV  1 limit   2 quota key   3 dimensions (JSON)   4 what becomes of a hold that runs out: release | charge
 -- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
---       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when the period
---       ends, for what comes before that nobody here knows.
+--       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when enough of what
+--       is held here is free, or the period ends, for what comes before that nobody here knows.
 --
 -- Where that is not enough, and the region is cut off, it may go on for as much as the lease's `overdraft` says: less
 -- the overage that is booked already, and less what it `owes`, which was overdrawn and nothing covers yet. Only what
@@ -48,6 +48,7 @@ local function look(key, at)
   return {
     lease = KEYS[key], period = f[1], used = consumed + number(f[6]), limit = tonumber(ARGV[at]),
     available = number(f[2]) + number(f[3]) - consumed - number(f[5]) - number(f[6]),
+    held = number(f[6]), place = place(key, at),
     expires = number(f[7]), ends = number(f[8]), unallocated = number(f[9]),
     first_minute = number(f[10]), last_minute = number(f[11]), last_grant = number(f[12]),
   }
@@ -80,6 +81,12 @@ local function book_drawn(state, units)
   redis.call('HINCRBY', KEYS[1], 'overdrawn', text)
 end
 
+-- When so many units that holds have set aside are free again, but at the period's end at the latest.
+local function ms_to_free(state, units)
+  local free_at = units <= state.held and the_holds().free_at(state.place, state.period, units)
+  return ms_until(free_at and math.min(free_at, state.ends) or state.ends)
+end
+
 local function refuse(state, cost, is_enforced)
   local reason
   if cost > state.limit and is_enforced or state.used + state.taken + cost > MAX_UNITS then
@@ -90,6 +97,7 @@ local function refuse(state, cost, is_enforced)
   end
   local is_short = reason == 'lease_expired' or reason == 'lease_spent'
   if is_short and beyond(state, state.taken + cost) <= overdraft(state) then reason = nil end
+  if reason == 'lease_spent' then return reason, ms_to_free(state, state.taken + cost - state.available) end
   return reason, reason and ms_until(state.ends)
 end
 

@@ -3,7 +3,7 @@
 -- KEYS  none: a place is given, a table with the names of a `lease`, its usage `lines`, its lane's `dirty` set, its
 --       `holds` and what is `due` of them, and with its `quota`
 -- ARGV  none
--- Gives {set_aside, find, finish, extend, sweep}, as a function of the store's clock and TIME
+-- Gives {set_aside, find, finish, extend, sweep, free_at}, as a function of the store's clock and TIME
 --
 -- A part is `open`, until its hold is `committed` or `released`, or it runs out: then it has `lapsed`, or it is
 -- `charged`, as its policy says. An open part's units are in `held` of its lease, and in no other total; `holds` counts
@@ -155,5 +155,18 @@ return function(mono, now)
     write(part)
   end
 
-  return {set_aside = set_aside, find = find, finish = finish, extend = extend, sweep = sweep}
+  -- When so many units that are set aside are free again if each hold runs out; nothing if that never happens, for a
+  -- hold may be charged then. Of more than MOST parts it is the last that was looked at: no earlier than that.
+  local function free_at(place, period, units)
+    local due = redis.call('ZRANGE', place.due, 0, MOST - 1, 'WITHSCORES')
+    for i = 1, #due, 2 do
+      local part = read(place, due[i])
+      local comes_back = part and part.state == 'open' and part.period == period and part.on_expiry ~= 'charge'
+      if comes_back then units = units - part.units end
+      if units <= 0 then return tonumber(due[i + 1]) end
+    end
+    return #due == 2 * MOST and tonumber(due[#due]) or nil
+  end
+
+  return {set_aside = set_aside, find = find, finish = finish, extend = extend, sweep = sweep, free_at = free_at}
 end

@@ -437,3 +437,24 @@ async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
     with pytest.raises(LeaseLost):
         await (freeze(scripts, life) if script == "freeze" else install(scripts, life, lasting(granted=10)))
     assert await scripts.lease_fields(life, QUOTA) == {}
+
+
+@pytest.mark.parametrize(
+    ("on_expiry", "cost", "retry_ms"),
+    [("release", 4, 10_000), ("release", 8, 20_000), ("release", 12, None), ("charge", 4, None)],
+)
+async def test_a_denial_is_asked_again_when_enough_of_what_is_held_has_run_out(
+    scripts: Scripts, life: Life, on_expiry: str, cost: int, retry_ms: int | None
+) -> None:
+    """Twelve never come back by themselves, for two were used; nor do those that are charged."""
+    await install(scripts, life, lasting(granted=10))
+    assert (await take(scripts, life, 2)).allowed
+    for units, ttl_ms in ((4, 10_000), (4, 20_000)):
+        await set_aside(scripts, life, units, on_expiry=on_expiry, ttl_ms=ttl_ms, name=f"for {ttl_ms}")
+    denied = (await take(scripts, life, cost)).policies[0]
+    assert denied.reason == "lease_spent"
+    if retry_ms is None:
+        assert denied.retry_after_ms == denied.reset_ms
+    else:
+        assert retry_ms - 5_000 < denied.retry_after_ms <= retry_ms
+        assert denied.retry_after_ms < denied.reset_ms

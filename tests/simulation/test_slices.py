@@ -53,7 +53,7 @@ class Said(NamedTuple):
     @property
     def numbers(self) -> tuple[int, ...]:
         (policy,) = self.answer.policies
-        return policy.limit, policy.remaining, policy.reset_ms, policy.retry_after_ms
+        return policy.limit, policy.remaining, policy.reset_ms, policy.retry_after_ms or 0
 
 
 class OneLife:

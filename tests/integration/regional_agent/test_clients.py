@@ -47,7 +47,10 @@ async def test_threads_and_loops_get_the_same_answers(world: World) -> None:
         assert (first.headers["x-ratelimit-remaining"], second.headers["x-ratelimit-remaining"]) == ("97", "95")
         denied = await client.check(EXPORT, cost=101)
         assert (denied.allowed, denied.denied_by, denied.degraded) == (False, "export", None)
-        assert int(denied.headers["retry-after"]) * 1000 >= denied.retry_after_ms > 0
+        assert (denied.reason, denied.retry_after_ms) == ("never", None)
+        assert "retry-after" not in denied.headers
+        waited = await client.wait(EXPORT, cost=101, patience_s=3_600)
+        assert waited.reason == "never", "it does not wait for what can never pass"
 
 
 async def test_a_unix_socket_is_as_good(world: World, tmp_path: Path) -> None:

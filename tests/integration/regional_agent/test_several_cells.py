@@ -468,9 +468,9 @@ async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agen
 
 async def test_metrics_count_each_policy_once(agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
-    before = agent.region.metrics.checks.counts["allowed"]["person"]
+    before = agent.region.metrics.checks.counts["allowed"]["person", ""]
     assert (await agent.check(subject("/all"))).status_code == 200
-    assert agent.region.metrics.checks.counts["allowed"]["person"] == before + 1
+    assert agent.region.metrics.checks.counts["allowed"]["person", ""] == before + 1
 
 
 @pytest.mark.parametrize(("route", "limit"), [("/wide", 10_000), ("/all", 40)])

@@ -38,7 +38,8 @@ def shadow_of(answer: Any) -> tuple[bool, int]:
 
 
 async def counted(agent: Agent, answer: str) -> float:
-    return await metric(agent, f'leasehold_checks_total{{answer="{answer}",policy="trial"}}')
+    reason = "limit" if answer == "shadow_denied" else ""
+    return await metric(agent, f'leasehold_checks_total{{answer="{answer}",policy="trial",reason="{reason}"}}')
 
 
 async def test_what_it_would_have_said_is_told_and_counted_and_denies_nobody(agent: Agent) -> None:

@@ -1,26 +1,40 @@
 """Headers say what the body says, in whole seconds and never too early."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from regional_agent.answers import PolicyAnswer, headers_of, retry_after_header
+from protocol.outcomes import DenialReason
+from regional_agent.answers import FailureMode, PolicyAnswer, Window, answer_of, headers_of, retry_after_header
+from regional_agent.domain.denial_causes import DenialCause, LeaseOutlook, cause_of, retry_after_ms
 
 
-def answer(policy: str, *, allowed: bool = True, remaining: int, reset_ms: int = 1500) -> PolicyAnswer:
+def answer(
+    policy: str,
+    *,
+    allowed: bool = True,
+    remaining: int,
+    reset_ms: int = 1500,
+    retry_ms: int | None = 0,
+    kind: str = "rate",
+    degraded: FailureMode | None = None,
+) -> PolicyAnswer:
     return PolicyAnswer(
         policy=policy,
         quota="q",
-        kind="rate",
+        kind=kind,
         allowed=allowed,
         limit=100,
         remaining=remaining,
         reset_ms=reset_ms,
-        retry_after_ms=0,
+        retry_after_ms=retry_ms,
+        degraded=degraded,
     )
 
 
 def test_headers_name_every_policy_and_count_by_the_tightest() -> None:
-    headers = headers_of([answer("wide", remaining=90), answer("narrow", remaining=3)], [2, 60])
+    headers = headers_of([answer("wide", remaining=90), answer("narrow", remaining=3)], [Window(2), Window(60)])
     assert headers == {
         "RateLimit-Policy": '"wide";q=100;w=2, "narrow";q=100;w=60',
         "RateLimit": '"wide";r=90;t=2, "narrow";r=3;t=2',
@@ -31,7 +45,9 @@ def test_headers_name_every_policy_and_count_by_the_tightest() -> None:
 
 
 def test_the_policy_that_denies_is_the_tightest() -> None:
-    headers = headers_of([answer("full", remaining=1), answer("denies", allowed=False, remaining=7)], [1, 1])
+    headers = headers_of(
+        [answer("full", remaining=1), answer("denies", allowed=False, remaining=7)], [Window(1), Window(1)]
+    )
     assert headers["X-RateLimit-Remaining"] == "7"
 
 
@@ -43,3 +59,71 @@ def test_a_request_that_meets_no_policy_has_no_headers() -> None:
 def test_retry_after_is_never_too_early_and_not_much_too_late(retry_after_ms: int, jitter: float) -> None:
     seconds = int(retry_after_header(retry_after_ms, jitter)["Retry-After"])
     assert retry_after_ms <= seconds * 1000 <= retry_after_ms + 62_000
+
+
+def test_more_quota_is_announced_for_when_it_comes_and_not_for_when_all_of_it_has() -> None:
+    """A bucket of 100 that is empty and full again in 10 s has its next unit in a tenth of a second."""
+    bucket, window = Window(10, refills=True), Window(10)
+    empty = answer("p", remaining=0, reset_ms=10_000)
+    assert headers_of([empty], [bucket])["RateLimit"] == '"p";r=0;t=1'
+    assert headers_of([empty], [window])["RateLimit"] == '"p";r=0;t=10'
+    assert headers_of([answer("p", remaining=100, reset_ms=0)], [bucket])["RateLimit"] == '"p";r=100;t=0'
+
+
+def test_a_denial_announces_more_quota_no_later_than_it_may_be_asked_for_again() -> None:
+    denied = answer("p", allowed=False, remaining=0, reset_ms=10_000, retry_ms=1_400)
+    assert headers_of([denied], [Window(10)])["RateLimit"] == '"p";r=0;t=2'
+    assert int(retry_after_header(1_400, 0)["Retry-After"]) >= 2
+    slots = answer("s", allowed=False, remaining=0, reset_ms=600_000, retry_ms=1_000, kind="concurrency")
+    assert headers_of([slots], [Window(0)])["RateLimit"] == '"s";r=0;t=1'
+
+
+def test_what_can_never_pass_announces_no_time() -> None:
+    denied = answer("p", allowed=False, remaining=5, retry_ms=None)
+    assert headers_of([denied], [Window(10)])["RateLimit"] == '"p";r=5'
+    assert retry_after_header(None, 0.5) == {}
+
+
+def test_a_policy_that_let_the_request_pass_uncounted_has_no_figures() -> None:
+    opened = answer("o", remaining=0, reset_ms=0, degraded="open")
+    local = answer("l", remaining=3, degraded="local")
+    assert headers_of([opened], [Window(1)]) == {}
+    assert headers_of([opened, local], [Window(1), Window(1)])["RateLimit"] == '"l";r=3;t=2'
+
+
+def test_a_request_that_one_policy_never_allows_never_passes() -> None:
+    later, never = answer("later", allowed=False, remaining=0, retry_ms=10**9), answer("n", allowed=False, remaining=0)
+    never = structs.replace(never, retry_after_ms=None)
+    told = answer_of(False, None, [later, never])
+    assert (told.denied_by, told.retry_after_ms) == ("n", None)
+    assert answer_of(False, None, [later]).retry_after_ms == 10**9
+
+
+@pytest.mark.parametrize("said", [each for each in DenialReason if "lease" in each])
+@pytest.mark.parametrize(
+    ("outlook", "cause", "retry_ms"),
+    [
+        (LeaseOutlook(is_draining=True, is_exhausted=True), DenialCause.DRAINED, 5_000),
+        (LeaseOutlook(is_exhausted=True, is_cut_off=True), DenialCause.LIMIT, 777),
+        (LeaseOutlook(is_cut_off=True), DenialCause.CUT_OFF, 1_000),
+    ],
+)
+def test_why_there_are_no_units_is_for_the_agent_to_say(
+    said: DenialReason, outlook: LeaseOutlook, cause: DenialCause, retry_ms: int
+) -> None:
+    assert cause_of(said, outlook) is cause
+    assert retry_after_ms(cause, 777) == retry_ms
+
+
+def test_each_reason_of_the_store_has_a_cause() -> None:
+    causes = {said: cause_of(said, LeaseOutlook()) for said in DenialReason}
+    assert causes == {
+        DenialReason.NO_LEASE: DenialCause.NO_LEASE,
+        DenialReason.LEASE_EXPIRED: DenialCause.EXPIRED,
+        DenialReason.LEASE_SPENT: DenialCause.NO_LEASE,
+        DenialReason.RATE_EXCEEDED: DenialCause.LIMIT,
+        DenialReason.COST_ABOVE_LIMIT: DenialCause.NEVER,
+        DenialReason.SLOTS_TAKEN: DenialCause.LIMIT,
+        DenialReason.HOLD_NEEDED: DenialCause.NEVER,
+    }
+    assert retry_after_ms(DenialCause.NEVER, 0) is None

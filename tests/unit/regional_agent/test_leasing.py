@@ -70,12 +70,12 @@ def test_once_nothing_is_left_nobody_waits_until_there_is_hope_again() -> None:
     leasing.leased(QUOTA, 0)
     leasing.refused(QUOTA)
     assert leasing.due() == []
-    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (False, True)
+    assert (leasing.may_wait(QUOTA), leasing.outlook(QUOTA).is_exhausted) == (False, True)
     clock.now_ms += 500
     assert leasing.may_wait(QUOTA)
     leasing.refused(QUOTA)
     leasing.hint(None)
-    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
+    assert (leasing.may_wait(QUOTA), leasing.outlook(QUOTA).is_exhausted) == (True, False)
 
 
 def test_who_lost_hope_for_want_of_an_answer_asks_as_soon_as_the_coordinator_is_heard_again() -> None:
@@ -119,9 +119,9 @@ def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
     clock = StandingClock()
     leasing = Leasing(clock)
     leasing.refused(QUOTA, ends_in_ms=200)
-    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (False, True)
+    assert (leasing.may_wait(QUOTA), leasing.outlook(QUOTA).is_exhausted) == (False, True)
     clock.now_ms += 200
-    assert (leasing.may_wait(QUOTA), leasing.is_exhausted(QUOTA)) == (True, False)
+    assert (leasing.may_wait(QUOTA), leasing.outlook(QUOTA).is_exhausted) == (True, False)
     leasing.note(QUOTA, 1, spent(available=20))
     assert leasing.due() == [QUOTA], "the new period's lease is refilled at its low water mark"
 

@@ -6,6 +6,7 @@ import msgspec
 
 from protocol.policy import LimitsDocument, PolicyBundle
 from regional_agent.admission import Asked
+from regional_agent.answers import Window
 from regional_agent.domain.cells import cell_of
 from regional_agent.policies import Policies
 from regional_agent.spread import without_strangers
@@ -33,13 +34,13 @@ def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) ->
     subject = {"user": "a"}
     demanded = Policies(bundle).demand(subject, None)
     charges = tuple(each.charge for each in demanded)
-    return Asked(subject, demanded, Request("enforce", charges, operation), [1] * len(demanded))
+    return Asked(subject, demanded, Request("enforce", charges, operation), [Window(1)] * len(demanded))
 
 
 def kept(asked: Asked) -> list[str]:
     """The quotas that are asked about."""
     asked = without_strangers(asked)
-    assert len(asked.windows_s) == len(asked.request.charges) == len(asked.demanded)
+    assert len(asked.windows) == len(asked.request.charges) == len(asked.demanded)
     return [charge.quota.partition(":")[0] for charge in asked.request.charges]
 
 

@@ -1,0 +1,57 @@
+"""Why a policy denies a request, in the words that services, metrics and logs see; and from when on it may pass."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from protocol.outcomes import DenialReason
+
+RETRY_MS = 1_000  # what may change at any moment: units arrive, the coordinator or the store comes back
+RETRY_WHEN_DRAINED_MS = 5_000  # people restore a region
+
+
+class DenialCause(StrEnum):
+    LIMIT = "limit"  # the limit is used up, or the rate exceeded
+    NO_LEASE = "no_lease"  # the region holds no units now; the coordinator was asked for some
+    CUT_OFF = "cut_off"  # the same, and the coordinator cannot be asked
+    DRAINED = "drained"  # the same, and the region is granted nothing because people drain it
+    EXPIRED = "expired"  # there is a lease, and its time is over
+    NEVER = "never"  # the cost is above the limit or the burst
+    STORE = "store"  # the store cannot be asked, and the policy's failure mode denies
+
+
+class LeaseOutlook(NamedTuple):
+    """What an agent knows of an allowance beside its lease."""
+
+    is_exhausted: bool = False  # the coordinator said that nothing is left in the period
+    is_cut_off: bool = False
+    is_draining: bool = False
+
+
+_WITHOUT_LEASE: dict[str, DenialCause] = {
+    DenialReason.RATE_EXCEEDED: DenialCause.LIMIT,
+    DenialReason.SLOTS_TAKEN: DenialCause.LIMIT,
+    DenialReason.COST_ABOVE_LIMIT: DenialCause.NEVER,
+    DenialReason.HOLD_NEEDED: DenialCause.NEVER,
+}
+
+
+def cause_of(reason: str, outlook: LeaseOutlook) -> DenialCause:
+    """Return the cause for a reason of the store's script. For a lack of units it depends on why there are none."""
+    if reason in _WITHOUT_LEASE:
+        return _WITHOUT_LEASE[reason]
+    if outlook.is_draining:
+        return DenialCause.DRAINED
+    if outlook.is_exhausted:
+        return DenialCause.LIMIT
+    if outlook.is_cut_off:
+        return DenialCause.CUT_OFF
+    return DenialCause.EXPIRED if reason == DenialReason.LEASE_EXPIRED else DenialCause.NO_LEASE
+
+
+def retry_after_ms(cause: DenialCause, certain_ms: int) -> int | None:
+    """Return when the request may pass: `certain_ms` as far as time alone decides it, None if it never can."""
+    if cause is DenialCause.NEVER:
+        return None
+    if cause is DenialCause.LIMIT:
+        return certain_ms or RETRY_MS
+    return RETRY_WHEN_DRAINED_MS if cause is DenialCause.DRAINED else RETRY_MS
