@@ -137,8 +137,17 @@ class FaultKind(StrEnum):
     SEALED_AUDIT_CHANGED = "sealed_audit_changed"
     SEALED_BALANCE_CHANGED = "sealed_balance_changed"
     CLOSED_PERIOD_CHANGED = "closed_period_changed"  # it does not hash to the root of its close
+    PERIOD_CHANGED = "period_changed"  # this and the next seven: the row is not what the sealed audit tells of it
+    ADJUSTMENT_CHANGED = "adjustment_changed"
+    RESOLUTION_CHANGED = "resolution_changed"
+    LIMITS_CHANGED = "limits_changed"
+    SUBSCRIPTION_CHANGED = "subscription_changed"
+    OVERRIDE_CHANGED = "override_changed"
+    TOKEN_CHANGED = "token_changed"  # noqa: S105 - the name of a fault
+    EPOCH_CHANGED = "epoch_changed"  # that people have retired
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers
+    LEASE_CHANGED = "lease_changed"  # a lease or a correction names another region than its epoch
     POOL_CHANGED = "pool_changed"  # it is stored under a name, a tenant or a period that is not its own
 
 

@@ -93,6 +93,8 @@ class CorrectionRow(NamedTuple):
     accounts: Mapping[str, int]  # of CORRECTION
     drift: int  # what the region says it consumed, less what all periods have booked of that
     beyond: int = 0
+    replaced: int = 0
+    recovered: int = 0
 
 
 class Adjusted(NamedTuple):
@@ -304,13 +306,18 @@ class Sums:
             if each.epoch is not None and each.charge_period == period:
                 self._move_of_lease((each.quota, each.epoch), each)
             elif each.epoch is not None:
-                _move(self.of_correction[each.quota, each.epoch, each.charge_period], each)
+                self._move_of_correction((each.quota, each.epoch, each.charge_period), each)
 
     def _move_of_lease(self, key: tuple[str, int], each: Moved) -> None:
         _move(self.of_lease[key], each)
         self.of_lease[key]["granted"] += each.units * ((each.src, each.dst) == ("unallocated", "outstanding"))
         self.of_lease[key]["returned"] += each.units * (each.dst == "unallocated" and each.src not in _OF_POOLS)
         self.usage[key] += each.units * (each.cause == "usage")
+
+    def _move_of_correction(self, key: tuple[str, int, str], each: Moved) -> None:
+        _move(self.of_correction[key], each)
+        self.of_correction[key]["replaced"] += each.units * (each.cause == "replaces_estimate")
+        self.of_correction[key]["recovered"] += each.units * (each.cause == "replaces_write_off")
 
 
 _OF_POOLS = ("funding", "extension")  # what a report moves there is of no lease
@@ -393,8 +400,9 @@ def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
 def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Finding]:
     about = f"of epoch {correction.epoch} in {correction.charge_period}"
     made = sums.of_correction[correction.quota, correction.epoch, correction.charge_period]
-    for account in CORRECTION:
-        booked, kept = made[account], correction.accounts[account]
+    counted_apart = {"replaced": correction.replaced, "recovered": correction.recovered}
+    for account, kept in {**correction.accounts, **counted_apart}.items():
+        booked = made[account]
         if booked != kept:
             reason = f"the correction {about} has {kept} as {account}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, correction.quota, correction.region, reason, correction.epoch)

@@ -30,7 +30,7 @@ async def issue_token(
         issued = await connection.fetchrow(_INSERT, uuid4(), token_hash(shown), wanted, note, now)
         if issued is None:
             raise ValueError("this token was issued before with other scopes, or was revoked; issue a new one")
-        if issued["is_new"]:
+        if issued["is_new"] or issued["is_renamed"]:
             details = {"scopes": wanted, "note": note}
             await record(connection, None, Action.TOKEN_ISSUED, str(issued["id"]), details, now)
     return IssuedToken(issued["id"], shown)
@@ -47,8 +47,9 @@ def _checked(scopes: Collection[str]) -> list[str]:
 
 # A revoked token stays revoked, and none gains scopes by being issued again.
 _INSERT = """
+WITH known AS (SELECT note FROM token WHERE hash = $2)
 INSERT INTO token (id, hash, scopes, note, created_at) VALUES ($1, $2, $3, $4, $5)
 ON CONFLICT (hash) DO UPDATE SET note = excluded.note
     WHERE token.revoked_at IS NULL AND token.scopes = excluded.scopes
-RETURNING id, xmax = 0 AS is_new
+RETURNING id, xmax = 0 AS is_new, (SELECT note FROM known) IS DISTINCT FROM $4 AS is_renamed
 """

@@ -58,8 +58,9 @@ async def put_limits(
         return PutLimits(LimitsOutcome.UNCHANGED, current, changes)
     applied_by = by.name if by else "the owner"
     applied = AppliedLimits(await advance_catalogue(connection), document, now, applied_by)
-    await connection.execute(_INSERT, applied.version, msgspec.json.encode(document).decode(), now, applied_by)
-    told = {"version": applied.version, "changes": changes}
+    text = msgspec.json.encode(document).decode()
+    sha256 = await connection.fetchval(_INSERT, applied.version, text, now, applied_by)
+    told = {"version": applied.version, "document_sha256": sha256, "changes": changes}
     await record(connection, by, Action.LIMITS_APPLIED, "limits", told, now)
     return PutLimits(LimitsOutcome.APPLIED, applied, changes)
 
@@ -83,6 +84,7 @@ def _who_is_on(tenants: list[str], others: int) -> str:
 
 _INSERT = """
 INSERT INTO limits_version (version, document, applied_at, applied_by) VALUES ($1, $2::text::jsonb, $3, $4)
+RETURNING encode(sha256(convert_to(document::text, 'UTF8')), 'hex')
 """
 _PLANS_IN_USE = """
 SELECT plan, (array_agg(tenant ORDER BY tenant))[:$2::int] AS tenants, greatest(count(*) - $2::int, 0) AS others

@@ -152,6 +152,8 @@ def _correction(row: asyncpg.Record) -> CorrectionRow:
         accounts,
         row["said"] - row["booked"],
         row["beyond"],
+        row["replaced"],
+        row["recovered"],
     )
 
 

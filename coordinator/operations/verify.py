@@ -27,6 +27,7 @@ from coordinator.domain.proof import (
     fault_of_seal,
 )
 from coordinator.operations.seal import audit_entries, movement_entries, report_entries, seal_of
+from coordinator.operations.verify_audited import fault_of_audited
 from coordinator.operations.verify_periods import fault_of_periods
 
 PREFETCH = 2000
@@ -59,6 +60,7 @@ async def verify(connection: Connection, now: datetime) -> Verification:
     fault = (
         await _fault_of_chains(connection, counts)
         or await _fault_of_seals(connection, counts)
+        or await fault_of_audited(connection)
         or await fault_of_periods(connection, now)
     )
     return Verification(intact=fault is None, fault=fault, **vars(counts))

@@ -13,6 +13,7 @@ from coordinator.operations.close_period import period_root
 from coordinator.operations.reconcile import read_books
 from protocol.counting import counted
 from protocol.identifiers import parse_quota_key
+from protocol.periods import period_of
 
 PREFETCH = 2000
 
@@ -20,24 +21,39 @@ PREFETCH = 2000
 async def fault_of_periods(connection: Connection, now: datetime) -> Fault | None:
     """Return the first fault of a close, a row without a period, a rollup or a balance."""
     return (
-        await _fault_of_closes(connection)
+        await _fault_of_keys(connection)
+        or await _fault_of_closes(connection)
         or await _fault_of_pools(connection)
         or await _fault_of_strays(connection)
+        or await _fault_of_regions(connection)
         or await _fault_of_sums(connection, now)
     )
 
 
+async def _fault_of_keys(connection: Connection) -> Fault | None:
+    """Compare the kind and the bounds of each period with its id, which says all of them."""
+    for row in await connection.fetch(_KEYS):
+        calendar = row["calendar"]
+        try:
+            named = period_of(row["id"])
+        except ValueError:
+            return _of_period(FaultKind.PERIOD_CHANGED, "its id names no period", row["id"])
+        if calendar not in (None, str(named.calendar)):
+            return _of_period(FaultKind.PERIOD_CHANGED, "its calendar is not the one of its id", row["id"])
+        bounds = named.calendar.kind.value, named.starts_at, named.ends_at
+        if (row["kind"], row["starts_at"], row["ends_at"]) != bounds:
+            return _of_period(FaultKind.PERIOD_CHANGED, "its kind and bounds are not those of its id", row["id"])
+    return None
+
+
 async def _fault_of_closes(connection: Connection) -> Fault | None:
-    """Compare each closed period with its close. The chains and seals prove its transfers; here they are counted."""
+    """Compare each closed period with its close, whose root the audit tells. Its transfers are proven by then."""
     for row in await connection.fetch(_CLOSED):
         if row["there"] != row["transfers"]:
             reason = f"it was closed with {counted(row['transfers'], 'transfer')}, and has {row['there']}"
             return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
         if await period_root(connection, row["id"]) != row["root"]:
             reason = "its pools, leases and corrections do not hash to its root"
-            return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
-        if row["root"].hex() != row["told"]:
-            reason = "its root is not the one that the audit tells of"
             return _of_period(FaultKind.CLOSED_PERIOD_CHANGED, reason, row["id"])
     return None
 
@@ -70,6 +86,16 @@ async def _fault_of_strays(connection: Connection) -> Fault | None:
     return Fault(kind, reason, period=row["period"], table=row["source"], key=row["quota"])
 
 
+async def _fault_of_regions(connection: Connection) -> Fault | None:
+    """Compare the region of each lease and correction, by which statements list it, with that of its epoch."""
+    row = await connection.fetchrow(_REGIONS)
+    if row is None:
+        return None
+    reason = f"it names the region {row['region']!r}, and its epoch is of {row['its']!r}"
+    place = {"table": row["source"], "key": row["quota"]}
+    return Fault(FaultKind.LEASE_CHANGED, reason, epoch=row["epoch"], period=row["period"], **place)
+
+
 async def _fault_of_sums(connection: Connection, now: datetime) -> Fault | None:
     for row in await connection.fetch("SELECT id FROM period ORDER BY id"):
         books = await read_books(connection, row["id"])
@@ -91,9 +117,15 @@ def _fault_of_rollup(period: str, differs: Misrolled) -> Fault:
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
+_KEYS = "SELECT id, kind, starts_at, ends_at, calendar FROM period ORDER BY id"
+_REGIONS = """
+SELECT source, epoch, quota, period, kept.region, region_epoch.region AS its FROM (
+    SELECT 'lease' AS source, epoch, quota, period, region FROM lease
+    UNION ALL SELECT 'correction', epoch, quota, period, region FROM correction
+) AS kept LEFT JOIN region_epoch USING (epoch) WHERE kept.region IS DISTINCT FROM region_epoch.region LIMIT 1
+"""
 _CLOSED = """
-SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id) AS there,
-    (SELECT details ->> 'root' FROM audit WHERE action = 'period.closed' AND object = period.id) AS told
+SELECT id, transfers, root, (SELECT count(*) FROM transfer WHERE transfer.period = period.id) AS there
 FROM period WHERE state = 'closed' ORDER BY id
 """
 _POOLS = "SELECT quota, period, name, tenant FROM pool ORDER BY period, quota"

@@ -126,4 +126,5 @@ def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:
     booked = (lease.consumed if lease else 0) + sum(other.consumed for other in every)
     accounts = {account: getattr(each, account) for account in CORRECTION}
     drift = each.region_consumed - booked if is_newest else 0
-    return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift, each.beyond)
+    counted = each.beyond, each.replaced, each.recovered
+    return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift, *counted)

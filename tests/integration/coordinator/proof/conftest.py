@@ -151,6 +151,6 @@ WHERE contype IN ('c', 'p', 'u') AND conparentid = 0
     AND connamespace = current_schema()::regnamespace
 """
 _IDENTITIES = """
-SELECT table_name, column_name FROM information_schema.columns
-WHERE is_identity = 'YES' AND table_name IN ('transfer', 'report', 'audit')
+SELECT attrelid::regclass::text, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
+WHERE attidentity <> '' AND NOT relispartition AND relnamespace = current_schema()::regnamespace
 """

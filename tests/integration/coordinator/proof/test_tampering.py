@@ -10,7 +10,18 @@ import pytest
 from coordinator.domain.proof import Fault, FaultKind
 from coordinator.operations.verify import verify
 from tests.integration.coordinator.proof.conftest import forging
-from tests.integration.coordinator.proof.history import ACME, DAY, DECEMBER, IN_DECEMBER, NOVEMBER
+from tests.integration.coordinator.proof.history import (
+    ACME,
+    CHARGED,
+    CREDIT,
+    DAY,
+    DECEMBER,
+    GLOBEX,
+    IN_DECEMBER,
+    NOVEMBER,
+    PROPOSED,
+    WITHDRAWN,
+)
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +38,7 @@ class Case(NamedTuple):
 
 
 def is_at(fault: Fault, case: Case) -> bool:
-    """Compare the place of a fault with the expected one; a key may be given by its beginning."""
+    """Compare the place of a fault with the expected one; a key may be given by its beginning, or by a query."""
     places = ((fault.table, case.table), (fault.seal, case.seal), (fault.period, case.period))
     key = fault.key or ""
     return all(expected in (None, found) for found, expected in places) and key.startswith(case.key or "")
@@ -116,7 +127,158 @@ ROLLUPS = {
         key=DAY,
     ),
 }
-CASES = ROLLUPS
+SOMEBODY = "00000000-0000-0000-0000-00000000000a"
+
+
+def adjustment(change: str, document: str = CREDIT, seal: int = 2) -> Case:
+    """Change one adjustment; the entry that tells of it is in a seal."""
+    sql = f"UPDATE adjustment SET {change} WHERE document = '{document}'"
+    key = f"SELECT id::text FROM adjustment WHERE document = '{document}'"
+    return Case(sql, FaultKind.ADJUSTMENT_CHANGED, table="adjustment", key=key, seal=seal)
+
+
+def resolution(change: str) -> Case:
+    sql = f"UPDATE resolution SET {change} WHERE reason = '{CHARGED}'"
+    key = f"SELECT id::text FROM resolution WHERE reason = '{CHARGED}'"
+    return Case(sql, FaultKind.RESOLUTION_CHANGED, table="resolution", key=key, seal=2)
+
+
+def closed_period(change: str, key: str = NOVEMBER) -> Case:
+    sql = f"UPDATE period SET {change} WHERE id = '{key}'"
+    return Case(sql, FaultKind.PERIOD_CHANGED, table="period", key=key, seal=3, period=key)
+
+
+SIGNED = {
+    "adjustment_reason": adjustment("reason = 'bribe'"),
+    "adjustment_document": adjustment("document = 'OTHER-DOC'"),
+    "adjustment_approver": adjustment(f"approved_by = '{SOMEBODY}'"),
+    "adjustment_approved_earlier": adjustment("approved_at = approved_at - interval '1 day'"),
+    "adjustment_people_swapped": adjustment("proposed_by = approved_by, approved_by = proposed_by"),
+    "adjustment_units": adjustment("units = units + 1"),
+    "adjustment_of_another_quota": adjustment(f"quota = '{GLOBEX}'"),
+    "adjustment_taken_back": adjustment("approved_by = NULL, approved_at = NULL, booked_in = NULL"),
+    "adjustment_deleted": Case(
+        f"DELETE FROM adjustment WHERE document = '{CREDIT}'", FaultKind.ADJUSTMENT_CHANGED, table="adjustment", seal=2
+    ),
+    "adjustment_invented": Case(
+        f"""INSERT INTO adjustment SELECT gen_random_uuid(), quota, period, kind, units, reason, 'NEW', proposed_by,
+            proposed_at, expires_at FROM adjustment WHERE document = '{CREDIT}'""",
+        FaultKind.ADJUSTMENT_CHANGED,
+        table="adjustment",
+    ),
+    "withdrawn_adjustment_offered_again": adjustment("withdrawn_by = NULL, withdrawn_at = NULL", WITHDRAWN),
+    "proposed_adjustment_raised": adjustment("units = 900", PROPOSED),
+    "resolution_reason": resolution("reason = 'nothing'"),
+    "resolution_approver": resolution(f"approved_by = '{SOMEBODY}'"),
+    "resolution_people_swapped": resolution("proposed_by = approved_by, approved_by = proposed_by"),
+    "resolution_kind": resolution("kind = 'write_off'"),
+    "resolution_deleted": Case(
+        f"DELETE FROM resolution WHERE reason = '{CHARGED}'", FaultKind.RESOLUTION_CHANGED, table="resolution", seal=2
+    ),
+    "retirement_by_somebody_else": Case(
+        f"UPDATE region_epoch SET retired_by = '{SOMEBODY}' WHERE state = 'retired'",
+        FaultKind.EPOCH_CHANGED,
+        table="region_epoch",
+        seal=2,
+    ),
+    "retirement_taken_back": Case(
+        "UPDATE region_epoch SET state = 'fenced', retired_at = NULL WHERE state = 'retired'",
+        FaultKind.EPOCH_CHANGED,
+        table="region_epoch",
+        seal=2,
+    ),
+}
+CLOSES = {
+    "period_opened_again": closed_period(
+        "state = 'open', closed_at = NULL, position = NULL, transfers = NULL, root = NULL"
+    ),
+    "period_as_if_nobody_had_closed_it": closed_period(
+        """state = 'open', closing_at = NULL, closing_by = NULL, carries_suspense = false, closed_at = NULL,
+            position = NULL, transfers = NULL, root = NULL"""
+    ),
+    "period_closed_by_somebody_else": closed_period(f"closing_by = '{SOMEBODY}'"),
+    "period_closed_earlier": closed_period("closed_at = closed_at - interval '1 day'"),
+    "period_asked_to_close_earlier": closed_period("closing_at = closing_at - interval '1 day'"),
+    "period_without_consent_to_carry": closed_period("carries_suspense = false"),
+    "period_root": closed_period("root = sha256('x')", DAY),
+    "period_position": closed_period("position = position - 1", DAY),
+    "period_deleted": Case(
+        f"DELETE FROM period WHERE id = '{DAY}'", FaultKind.PERIOD_CHANGED, table="period", key=DAY, seal=3
+    ),
+    "open_period_closed": Case(
+        f"UPDATE period SET state = 'closing', closing_at = now(), closing_by = 'x' WHERE id = '{DECEMBER}'",
+        FaultKind.PERIOD_CHANGED,
+        table="period",
+        key=DECEMBER,
+    ),
+}
+DECIDED = {
+    "limits_document": Case(
+        "UPDATE limits_version SET document = replace(document::text, '1000', '7777')::jsonb",
+        FaultKind.LIMITS_CHANGED,
+        table="limits_version",
+        key="1",
+        seal=1,
+    ),
+    "limits_applied_by_somebody_else": Case(
+        f"UPDATE limits_version SET applied_by = '{SOMEBODY}' WHERE version = 1",
+        FaultKind.LIMITS_CHANGED,
+        table="limits_version",
+        key="1",
+    ),
+    "limits_version_deleted": Case(
+        "DELETE FROM limits_version WHERE version = 1", FaultKind.LIMITS_CHANGED, table="limits_version", key="1"
+    ),
+    "subscription_changed": Case(
+        "UPDATE subscription SET plan = 'free' WHERE tenant = 'acme'",
+        FaultKind.SUBSCRIPTION_CHANGED,
+        table="subscription",
+        key="acme",
+        seal=1,
+    ),
+    "subscription_began_earlier": Case(
+        "UPDATE subscription SET began_at = began_at - interval '1 year' WHERE tenant = 'acme'",
+        FaultKind.SUBSCRIPTION_CHANGED,
+        table="subscription",
+        key="acme",
+        seal=1,
+    ),
+    "subscription_deleted": Case(
+        "DELETE FROM subscription WHERE tenant = 'acme'",
+        FaultKind.SUBSCRIPTION_CHANGED,
+        table="subscription",
+        key="acme",
+        seal=1,
+    ),
+    "subscription_put_back": Case(
+        "INSERT INTO subscription VALUES ('umbrella', 'pro', now(), now())",
+        FaultKind.SUBSCRIPTION_CHANGED,
+        table="subscription",
+        key="umbrella",
+    ),
+    "override_raised": Case(
+        "UPDATE limit_override SET value = '9000'", FaultKind.OVERRIDE_CHANGED, table="limit_override", seal=1
+    ),
+    "override_deleted": Case("DELETE FROM limit_override", FaultKind.OVERRIDE_CHANGED, table="limit_override", seal=1),
+    "token_note": Case(
+        "UPDATE token SET note = 'the chief' WHERE note = 'billing, since December'",
+        FaultKind.TOKEN_CHANGED,
+        table="token",
+        seal=4,
+    ),
+    "token_scopes": Case(
+        "UPDATE token SET scopes = '{admin}' WHERE note = 'billing'", FaultKind.TOKEN_CHANGED, table="token", seal=4
+    ),
+    "token_not_revoked": Case(
+        "UPDATE token SET revoked_at = NULL WHERE note = 'billing'", FaultKind.TOKEN_CHANGED, table="token", seal=4
+    ),
+    "token_invented": Case(
+        "INSERT INTO token VALUES (gen_random_uuid(), '\\x00', '{admin}', '', now())",
+        FaultKind.TOKEN_CHANGED,
+        table="token",
+    ),
+}
+CASES = ROLLUPS | SIGNED | CLOSES | DECIDED
 
 
 async def test_an_honest_history_is_intact(history: str) -> None:
@@ -128,6 +290,8 @@ async def test_an_honest_history_is_intact(history: str) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_tampering_is_found_and_named_at_its_place(history: str, case: Case) -> None:
     async with forging(history) as forger:
+        if case.key and case.key.startswith("SELECT"):
+            case = case._replace(key=await forger.fetchval(case.key))
         await forger.execute(case.sql)
         found = await verify(forger, IN_DECEMBER)
     assert found.fault is not None, "it was not found"
