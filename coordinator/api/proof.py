@@ -4,24 +4,27 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from coordinator.api.auth import require
 from coordinator.api.idempotency import PeoplesRoute
 from coordinator.api.queries import INTEGER, PAGE, Query, a_number, with_query
 from coordinator.api.statements import AS_OF, asked_line, of_line
+from coordinator.domain.proof import KeptSeal
 from coordinator.operations.authenticate import Caller
-from coordinator.operations.read_proof import BillsNothing, LineProof, TooManySeals, read_proof
+from coordinator.operations.read_proof import BillsNothing, LineProof, NoSuchSeal, TooManySeals, read_proof
 from coordinator.operations.seal import ShownSeal, read_seals
 from coordinator.operations.verifications import AskedVerification, ask_verification, read_verification
 from coordinator.state import TheCoordinator
-from doors.bodies import described, reply
+from doors.bodies import described, read_body, reply
 from doors.problems import InvalidParameter, Problem
+from protocol.messages import Message
 
 router = APIRouter(tags=["audit"], route_class=PeoplesRoute)
 Auditor = Annotated[Caller, Depends(require("audit:read"))]
 
 
+MOST_KEPT = 1000
 PARTS = 100  # reports of a line, with all that came in them
 
 
@@ -45,11 +48,18 @@ async def list_seals(request: Request, coordinator: TheCoordinator, _: Auditor) 
     return reply(SealList(rows[: page.size], page.links(rows, lambda row: str(row.number))))
 
 
-@router.post("/v1/verifications", **described(answers={202: AskedVerification}))
-async def add_verification(coordinator: TheCoordinator, caller: Auditor) -> Response:
-    """Have the whole ledger proven. It takes a while: ask for the result at `Location`."""
+class VerificationBody(Message, frozen=True):
+    kept: Annotated[
+        list[KeptSeal], Meta(max_length=MOST_KEPT, description="seals that you kept elsewhere; each must be there")
+    ] = []
+
+
+@router.post("/v1/verifications", **described(body=VerificationBody, answers={202: AskedVerification}))
+async def add_verification(request: Request, coordinator: TheCoordinator, caller: Auditor) -> Response:
+    """Have the whole ledger proven. It takes a while: ask for the result at `Location`. The body may be left out."""
+    body = await read_body(request, VerificationBody) if await request.body() else VerificationBody()
     now = coordinator.clock.now()
-    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, now))
+    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, body.kept, now))
     return reply(asked, 202, {"Location": f"/v1/verifications/{asked.id}"})
 
 
@@ -91,6 +101,8 @@ async def get_proof(request: Request, statement: str, n: str, coordinator: TheCo
     if isinstance(found, TooManySeals):
         fault = InvalidParameter("page_size", "bound", f"its reports are {found.seals} seals apart: ask for fewer")
         raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
+    if isinstance(found, NoSuchSeal):
+        raise refused([InvalidParameter("seal", "known", f"there is no seal {last}: {found.reason}")])
     if isinstance(found, BillsNothing):
         fault = InvalidParameter("n", "billed", f"it bills nothing, so nothing is to be proven: see {found.path}")
         raise Problem("invalid-request", "the line has no proof", invalid_parameters=[fault])

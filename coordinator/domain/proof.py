@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from coordinator.domain.books import Report, Transfer
 from protocol.counting import counted
@@ -132,6 +132,8 @@ class FaultKind(StrEnum):
     LANE_CHANGED = "lane_changed"  # the lane's row is not what its last report made it
     SEAL_MISSING = "seal_missing"
     SEAL_CHANGED = "seal_changed"
+    KEPT_SEAL_MISSING = "kept_seal_missing"  # an auditor kept a seal that is not there
+    KEPT_SEAL_DIFFERS = "kept_seal_differs"  # an auditor kept another hash for that number
     SEALED_REPORTS_CHANGED = "sealed_reports_changed"
     SEALED_MOVEMENTS_CHANGED = "sealed_movements_changed"
     SEALED_AUDIT_CHANGED = "sealed_audit_changed"
@@ -149,6 +151,7 @@ class FaultKind(StrEnum):
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers
     LEASE_CHANGED = "lease_changed"  # a lease or a correction names another region than its epoch
     POOL_CHANGED = "pool_changed"  # it is stored under a name, a tenant or a period that is not its own
+    GUARD_CHANGED = "guard_changed"  # a trigger, constraint or privilege is not as the migrations made it
 
 
 class Fault(Struct, frozen=True, omit_defaults=True):
@@ -287,6 +290,26 @@ class Seal(NamedTuple):
 
 def seal_hash(seal: Seal) -> bytes:
     return hashlib.sha256(_encoder.encode([plain(value) for value in seal])).digest()
+
+
+class KeptSeal(Struct, frozen=True, forbid_unknown_fields=True):
+    """A seal that somebody wrote down elsewhere."""
+
+    number: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="as GET /v1/seals lists it")]
+
+
+def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: int) -> Fault | None:
+    """Compare what was kept with the seals that are there, by number: so seals that were cut off at the end are missed."""
+    for each in sorted(kept, key=lambda seal: seal.number):
+        found = hashes.get(each.number)
+        if found is None:
+            reason = f"the newest seal that is there is {newest}" if newest else "there are no seals"
+            return Fault(FaultKind.KEPT_SEAL_MISSING, reason, seal=each.number, table="seal", key=str(each.number))
+        if found != each.hash:
+            reason = f"its hash is {found}, and {each.hash} was kept"
+            return Fault(FaultKind.KEPT_SEAL_DIFFERS, reason, seal=each.number, table="seal", key=str(each.number))
+    return None
 
 
 def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> Fault | None:

@@ -89,6 +89,10 @@ class BillsNothing(NamedTuple):
     path: str
 
 
+class NoSuchSeal(NamedTuple):
+    reason: str
+
+
 async def read_proof(
     connection: Connection,
     of: StatementId,
@@ -97,8 +101,10 @@ async def read_proof(
     after: str,
     count: int,
     last_seal: int | None,
-) -> ProofPart | NoStatement | TooManySeals | BillsNothing | None:
+) -> ProofPart | NoStatement | TooManySeals | BillsNothing | NoSuchSeal | None:
     """None if it has no such line. At most so many reports; with all seals up to `last_seal`, if one is asked for."""
+    if last_seal is not None and (missing := await _without_seal(connection, last_seal)):
+        return missing
     found = await read_sources(connection, of, n, as_of, after, count + 1)
     if found is None or isinstance(found, NoStatement):
         return found
@@ -116,6 +122,13 @@ async def read_proof(
     movement = adjustment.id if adjustment else None
     claimed = ProvenLine(*of, line.kind, line.quota, line.charge_period, line.region, line.units, movement)
     return ProofPart(claimed, reports, movements, seals, numbers)
+
+
+async def _without_seal(connection: Connection, number: int) -> NoSuchSeal | None:
+    newest = await connection.fetchval("SELECT max(number) FROM seal")
+    if newest is None:
+        return NoSuchSeal("nothing is sealed yet")
+    return None if 1 <= number <= newest else NoSuchSeal(f"they are numbered from 1 to {newest}")
 
 
 async def _report(connection: Connection, source: Source) -> ProvenReport:

@@ -1,5 +1,6 @@
 """Verifications that people ask for: done by whichever coordinator comes first, and kept with what was found."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID, uuid4
 
@@ -9,6 +10,7 @@ from msgspec import Struct
 
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
+from coordinator.domain.proof import KeptSeal
 from coordinator.operations.verify import Verification, verify
 from protocol.clock import Clock
 
@@ -20,10 +22,13 @@ class AskedVerification(Struct, frozen=True):
     asked_at: datetime
     finished_at: datetime | None
     result: Verification | None
+    kept: list[KeptSeal]  # compared with the seals that are there
 
 
-async def ask_verification(connection: Connection, token_id: UUID, now: datetime) -> AskedVerification:
-    row = await connection.fetchrow(_ASK, uuid4(), token_id, now)
+async def ask_verification(
+    connection: Connection, token_id: UUID, kept: Sequence[KeptSeal], now: datetime
+) -> AskedVerification:
+    row = await connection.fetchrow(_ASK, uuid4(), token_id, now, msgspec.json.encode(kept).decode())
     assert row is not None
     return _asked(row)
 
@@ -40,10 +45,11 @@ async def do_verifications(database: Database, clock: Clock) -> None:
 
 
 async def _do_next(database: Database, clock: Clock) -> bool:
-    next_id = await database.read(lambda c: c.fetchval(_NEXT))
-    if next_id is None:
+    asked = await database.read(lambda c: c.fetchrow(_NEXT))
+    if asked is None:
         return False
-    found = await database.run(lambda c: verify(c, clock.now()), snapshot=True)
+    next_id, kept = asked["id"], _kept(asked)
+    found = await database.run(lambda c: verify(c, clock.now(), kept), snapshot=True)
     result = msgspec.json.encode(found).decode()
     await database.run(lambda c: c.execute(_FINISH, next_id, result, clock.now()))
     return True
@@ -51,9 +57,13 @@ async def _do_next(database: Database, clock: Clock) -> bool:
 
 def _asked(row: asyncpg.Record) -> AskedVerification:
     result = row["result"] and msgspec.json.decode(row["result"], type=Verification)
-    return AskedVerification(row["id"], row["asked_at"], row["finished_at"], result)
+    return AskedVerification(row["id"], row["asked_at"], row["finished_at"], result, _kept(row))
 
 
-_ASK = "INSERT INTO verification (id, asked_by, asked_at) VALUES ($1, $2, $3) RETURNING *"
-_NEXT = "SELECT id FROM verification WHERE result IS NULL ORDER BY asked_at, id LIMIT 1"
+def _kept(row: asyncpg.Record) -> list[KeptSeal]:
+    return msgspec.json.decode(row["kept"], type=list[KeptSeal])
+
+
+_ASK = "INSERT INTO verification (id, asked_by, asked_at, kept) VALUES ($1, $2, $3, $4::text::jsonb) RETURNING *"
+_NEXT = "SELECT id, kept FROM verification WHERE result IS NULL ORDER BY asked_at, id LIMIT 1"
 _FINISH = "UPDATE verification SET result = $2, finished_at = $3 WHERE id = $1 AND result IS NULL"

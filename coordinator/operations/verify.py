@@ -5,7 +5,7 @@ of the periods: memory does not grow with the ledger. It ends at the first place
 comes after a forged link proves nothing any more.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -19,15 +19,18 @@ from coordinator.domain.proof import (
     Digest,
     Fault,
     FaultKind,
+    KeptSeal,
     LaneRow,
     ReportRow,
     Seal,
     TransferRow,
     TrialBalance,
+    fault_of_kept,
     fault_of_seal,
 )
 from coordinator.operations.seal import audit_entries, movement_entries, report_entries, seal_of
 from coordinator.operations.verify_audited import fault_of_audited
+from coordinator.operations.verify_guards import fault_of_guards, guards_are_known
 from coordinator.operations.verify_periods import fault_of_periods
 
 PREFETCH = 2000
@@ -46,6 +49,10 @@ class Verification(Struct, frozen=True, kw_only=True):
     seals: int
     sealed_position: int
     newest_seal: str | None  # its hash: compare it with the one that was kept elsewhere
+    not_compared: list[str] = []  # parts that this program could not look at, with the reason
+
+
+GUARDS_UNKNOWN = "guards: the schema is of another release; verify with that release"
 
 
 class _Counts:
@@ -54,16 +61,21 @@ class _Counts:
         self.newest_seal: str | None = None
 
 
-async def verify(connection: Connection, now: datetime) -> Verification:
+async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal] = ()) -> Verification:
+    """Prove the whole ledger. `kept`: seals that an auditor has from elsewhere, which must be there as they were."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     counts = _Counts()
     fault = (
         await _fault_of_chains(connection, counts)
-        or await _fault_of_seals(connection, counts)
+        or await _fault_of_seals(connection, counts, kept)
         or await fault_of_audited(connection)
         or await fault_of_periods(connection, now)
     )
-    return Verification(intact=fault is None, fault=fault, **vars(counts))
+    knows_guards = await guards_are_known(connection)
+    if fault is None and knows_guards:
+        fault = await fault_of_guards(connection)
+    not_compared = [] if knows_guards else [GUARDS_UNKNOWN]
+    return Verification(intact=fault is None, fault=fault, not_compared=not_compared, **vars(counts))
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -135,19 +147,23 @@ async def _groups(connection: Connection) -> AsyncIterator[_Group]:
 # --- seals ------------------------------------------------------------------------------------------------------------
 
 
-async def _fault_of_seals(connection: Connection, counts: _Counts) -> Fault | None:
+async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequence[KeptSeal]) -> Fault | None:
     """First whether they are what they were; only then what they say counts."""
     ends: list[int] = []
+    numbers, hashes = {seal.number for seal in kept}, dict[int, str]()
     number, previous, last = 1, FIRST_PREVIOUS, None
     async for row in connection.cursor(_SEALS, prefetch=PREFETCH):
         last = seal_of(row)
         if fault := fault_of_seal(last, row["hash"], number, previous):
             return fault
         ends.append(last.transfer)
+        if number in numbers:
+            hashes[number] = row["hash"].hex()
         number, previous = number + 1, row["hash"]
-    if last is None:
-        return None
-    counts.seals, counts.sealed_position, counts.newest_seal = last.number, last.position, previous.hex()
+    if last is not None:
+        counts.seals, counts.sealed_position, counts.newest_seal = last.number, last.position, previous.hex()
+    if (fault := fault_of_kept(kept, hashes, counts.seals)) or last is None:
+        return fault
     return await _fault_of_sealed(connection, counts, last, ends)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,6 +21,10 @@ def verify(
     database: Annotated[
         bool, typer.Option("--database", help=f"Read the database that {URL_VARIABLE} names, and ask nobody.")
     ] = False,
+    kept: Annotated[
+        list[str] | None,
+        typer.Option("--kept", metavar="NUMBER:HASH", help="A seal that you kept; it must still be there. Repeatable."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Prove the whole ledger from nothing, and name the first place that is not as it was booked.
@@ -29,13 +34,21 @@ def verify(
     """
     import msgspec
 
-    found = _by_ourselves() if database else _by_the_coordinator(url)
+    seals = [_kept_seal(text) for text in kept or ()]
+    found = _by_ourselves(seals) if database else _by_the_coordinator(url, seals)
     typer.echo(msgspec.json.encode(found).decode()) if as_json else _show(found)
     if not found["intact"]:
         raise typer.Exit(1)
 
 
-def _by_ourselves() -> dict[str, Any]:
+def _kept_seal(text: str) -> dict[str, Any]:
+    number, _, digest = text.strip().partition(":")
+    if re.fullmatch("0*[1-9][0-9]{0,14}", number) and re.fullmatch("[0-9a-fA-F]{64}", digest):
+        return {"number": int(number), "hash": digest.lower()}
+    fail(f"--kept {text!r} is not NUMBER:HASH: a seal's number, a colon and its hash of 64 hexadecimal digits")
+
+
+def _by_ourselves(kept: list[dict[str, Any]]) -> dict[str, Any]:
     import asyncpg
     import msgspec
 
@@ -45,16 +58,18 @@ def _by_ourselves() -> dict[str, Any]:
             f"{URL_VARIABLE} is not set; it must be the owner's, such as postgresql://owner:secret@127.0.0.1:5432/leasehold"
         )
     try:
-        return dict(msgspec.to_builtins(asyncio.run(_read(url))))
+        return dict(msgspec.to_builtins(asyncio.run(_read(url, kept))))
     except asyncpg.UndefinedTableError:
         fail("the database has no such schema: run `leasehold migrate` first")
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         fail(f"the books could not be read: {str(error) or type(error).__name__}")
 
 
-async def _read(url: str) -> object:
+async def _read(url: str, kept: list[dict[str, Any]]) -> object:
     import asyncpg
+    import msgspec
 
+    from coordinator.domain.proof import KeptSeal
     from coordinator.database.connection import read_sums_as_integers
     from coordinator.operations.verify import verify as proven
 
@@ -62,15 +77,15 @@ async def _read(url: str) -> object:
     try:
         await read_sums_as_integers(connection)
         async with connection.transaction(isolation="repeatable_read", readonly=True):
-            return await proven(connection, datetime.now(UTC))
+            return await proven(connection, datetime.now(UTC), msgspec.convert(kept, list[KeptSeal]))
     finally:
         await connection.close()
 
 
-def _by_the_coordinator(url: str) -> dict[str, Any]:
+def _by_the_coordinator(url: str, kept: list[dict[str, Any]]) -> dict[str, Any]:
     """However long it takes: a large ledger is read for minutes, and Ctrl-C ends only the asking."""
     with asking(url, "audit:read") as client:
-        asked = answer(client.post("/v1/verifications"))
+        asked = answer(client.post("/v1/verifications", json={"kept": kept}))
         while asked["result"] is None:
             time.sleep(POLL_S)
             asked = answer(client.get(f"/v1/verifications/{asked['id']}"))
@@ -85,6 +100,8 @@ def _show(found: dict[str, Any]) -> None:
     for name in ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal"):
         table.add_row(name.replace("_", " "), "-" if found[name] is None else str(found[name]))
     Console().print(table)
+    for part in found["not_compared"]:
+        typer.echo(f"not compared: {part}")
     if found["intact"]:
         typer.echo("intact: every row is as it was booked")
         return

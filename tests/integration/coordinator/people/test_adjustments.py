@@ -9,6 +9,7 @@ import asyncpg
 import httpx
 import pytest
 
+from coordinator.operations.close_period import period_root
 from coordinator.operations.verify import verify
 from protocol.periods import minute_of
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
@@ -406,6 +407,8 @@ async def test_a_root_hashes_the_adjustments_of_its_period(
         await stand.owner.execute("SET LOCAL session_replication_role = replica")
         await stand.owner.execute("UPDATE adjustment SET document = 'T-2'")
     async with stand.owner.transaction(isolation="repeatable_read"):
+        root = await stand.owner.fetchval("SELECT root FROM period WHERE id = $1", NOVEMBER)
+        assert await period_root(stand.owner, NOVEMBER) != root
         proven = await verify(stand.owner, stand.clock.now())
     assert proven.fault is not None
-    assert proven.fault.kind == "closed_period_changed"
+    assert (proven.fault.kind, proven.fault.table) == ("adjustment_changed", "adjustment")

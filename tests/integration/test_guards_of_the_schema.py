@@ -1,0 +1,23 @@
+"""`migrations/guards.json`, with which verify compares a database, is what the migrations make of one."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from coordinator.operations.verify_guards import Guards, expected_guards, read_guards
+from migrations.revisions import known_revisions
+from tests.integration.coordinator.standing import connected
+
+pytestmark = pytest.mark.anyio
+FILE = Path(__file__).parents[2] / "migrations" / "guards.json"
+
+
+async def test_the_guards_are_those_of_the_newest_migration(database: str) -> None:
+    """After a new migration: `./dev guards`."""
+    async with connected(database) as owner:
+        made = Guards(known_revisions()[-1], dict(sorted((await read_guards(owner)).items())))
+    if "LEASEHOLD_WRITE_GUARDS" in os.environ:
+        FILE.write_bytes(msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+    assert expected_guards() == made
