@@ -1,5 +1,6 @@
 """For auditors: the seals, and whether the books are what was booked."""
 
+from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
@@ -50,8 +51,8 @@ async def list_seals(request: Request, coordinator: TheCoordinator, _: Auditor) 
 
 class VerificationBody(Message, frozen=True):
     kept: Annotated[
-        list[KeptSeal], Meta(max_length=MOST_KEPT, description="seals that you kept elsewhere; each must be there")
-    ] = []
+        Sequence[KeptSeal], Meta(max_length=MOST_KEPT, description="seals that you kept elsewhere; each must be there")
+    ] = ()
 
 
 @router.post("/v1/verifications", **described(body=VerificationBody, answers={202: AskedVerification}))
@@ -102,7 +103,8 @@ async def get_proof(request: Request, statement: str, n: str, coordinator: TheCo
         fault = InvalidParameter("page_size", "bound", f"its reports are {found.seals} seals apart: ask for fewer")
         raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
     if isinstance(found, NoSuchSeal):
-        raise refused([InvalidParameter("seal", "known", f"there is no seal {last}: {found.reason}")])
+        fault = InvalidParameter("seal", "known", f"there is no seal {last}: {found.reason}")
+        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
     if isinstance(found, BillsNothing):
         fault = InvalidParameter("n", "billed", f"it bills nothing, so nothing is to be proven: see {found.path}")
         raise Problem("invalid-request", "the line has no proof", invalid_parameters=[fault])

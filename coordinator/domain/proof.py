@@ -300,7 +300,7 @@ class KeptSeal(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: int) -> Fault | None:
-    """Compare what was kept with the seals that are there, by number: so seals that were cut off at the end are missed."""
+    """Compare what was kept with the seals that are there: so seals that were cut off at the end are missed."""
     for each in sorted(kept, key=lambda seal: seal.number):
         found = hashes.get(each.number)
         if found is None:

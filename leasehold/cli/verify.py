@@ -43,9 +43,9 @@ def verify(
 
 def _kept_seal(text: str) -> dict[str, Any]:
     number, _, digest = text.strip().partition(":")
-    if re.fullmatch("0*[1-9][0-9]{0,14}", number) and re.fullmatch("[0-9a-fA-F]{64}", digest):
-        return {"number": int(number), "hash": digest.lower()}
-    fail(f"--kept {text!r} is not NUMBER:HASH: a seal's number, a colon and its hash of 64 hexadecimal digits")
+    if not (re.fullmatch("0*[1-9][0-9]{0,14}", number) and re.fullmatch("[0-9a-fA-F]{64}", digest)):
+        fail(f"--kept {text!r} is not NUMBER:HASH: a seal's number, a colon and its hash of 64 hexadecimal digits")
+    return {"number": int(number), "hash": digest.lower()}
 
 
 def _by_ourselves(kept: list[dict[str, Any]]) -> dict[str, Any]:
@@ -69,8 +69,8 @@ async def _read(url: str, kept: list[dict[str, Any]]) -> object:
     import asyncpg
     import msgspec
 
-    from coordinator.domain.proof import KeptSeal
     from coordinator.database.connection import read_sums_as_integers
+    from coordinator.domain.proof import KeptSeal
     from coordinator.operations.verify import verify as proven
 
     connection = await asyncpg.connect(url)
@@ -86,6 +86,8 @@ def _by_the_coordinator(url: str, kept: list[dict[str, Any]]) -> dict[str, Any]:
     """However long it takes: a large ledger is read for minutes, and Ctrl-C ends only the asking."""
     with asking(url, "audit:read") as client:
         asked = answer(client.post("/v1/verifications", json={"kept": kept}))
+        if asked.get("kept", []) != kept:
+            fail("this coordinator compares no kept seals: it is older than this command; use --database")
         while asked["result"] is None:
             time.sleep(POLL_S)
             asked = answer(client.get(f"/v1/verifications/{asked['id']}"))
@@ -100,7 +102,7 @@ def _show(found: dict[str, Any]) -> None:
     for name in ("lanes", "reports", "transfers", "movements", "seals", "sealed_position", "newest_seal"):
         table.add_row(name.replace("_", " "), "-" if found[name] is None else str(found[name]))
     Console().print(table)
-    for part in found["not_compared"]:
+    for part in found.get("not_compared", ()):
         typer.echo(f"not compared: {part}")
     if found["intact"]:
         typer.echo("intact: every row is as it was booked")

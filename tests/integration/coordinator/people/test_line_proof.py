@@ -104,6 +104,18 @@ async def test_a_line_is_proven_and_nothing_is_if_a_byte_is_another(
         assert not _is_proven_text(check, kept, forged), forged[place - 30 : place + 30]
 
 
+@pytest.mark.usefixtures("used")
+async def test_a_seal_that_does_not_exist_is_refused_by_name(
+    finance: httpx.AsyncClient, auditor: httpx.AsyncClient
+) -> None:
+    [line] = (await statement(finance, DAY))["lines"]
+    number, _ = await newest(auditor)
+    for seal in (0, number + 1, 9999):
+        answer = await auditor.get(proof_path(line, seal=seal))
+        assert problem(answer) == (422, [("seal", "known")])
+        assert f"there is no seal {seal}: they are numbered from 1 to {number}" in answer.text
+
+
 def _is_proven_text(check: Check, kept: str, text: bytes) -> bool:
     try:
         return is_proven(check, kept, json.loads(text))

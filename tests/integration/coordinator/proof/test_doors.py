@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 from uuid import UUID
 
@@ -123,6 +124,47 @@ async def test_a_coordinator_does_what_waits_by_itself(stand: Stand) -> None:
             await asyncio.sleep(0.02)
 
 
+async def kept_at(stand: Stand, number: int) -> dict[str, Any]:
+    row = await stand.owner.fetchrow("SELECT number, encode(hash, 'hex') AS hash FROM seal WHERE number = $1", number)
+    assert row is not None
+    return dict(row)
+
+
+async def test_a_seal_that_was_kept_is_compared(stand: Stand, written: str) -> None:
+    """The last ones are cut off: what is left is whole, and only who kept one can tell."""
+    auditor = await stand.caller("audit:read")
+    early, late = await kept_at(stand, 3), await kept_at(stand, 6)
+    async with connected(written) as owner:
+        await owner.execute("SET session_replication_role = replica; DELETE FROM seal WHERE number > 4")
+    for kept, kind, number in (
+        ([], None, None),
+        ([early], None, None),
+        ([early, late], "kept_seal_missing", 6),
+        ([late, early | {"hash": "0" * 64}], "kept_seal_differs", 3),
+    ):
+        asked = await auditor.post("/v1/verifications", json={"kept": kept})
+        assert (asked.status_code, asked.json()["kept"]) == (202, kept)
+        async with open_database(written, 3) as database:
+            await do_verifications(database, StandingClock())
+        fault = (await auditor.get(asked.headers["Location"])).json()["result"]["fault"]
+        assert (fault and fault["kind"], fault and fault["seal"]) == (kind, number)
+
+
+@pytest.mark.parametrize(
+    ("kept", "fault"),
+    [
+        ([{"number": 0, "hash": "0" * 64}], ("kept[0].number", "minimum")),
+        ([{"number": 1, "hash": "0" * 63}], ("kept[0].hash", "pattern")),
+        ([{"number": 1}], ("kept[0].hash", "required")),
+        ([{"number": "1", "hash": "0" * 64}], ("kept[0].number", "type")),
+        ("1:00", ("kept", "type")),
+    ],
+)
+async def test_what_is_no_kept_seal_is_named(stand: Stand, kept: object, fault: tuple[str, str]) -> None:
+    auditor = await stand.caller("audit:read")
+    assert problem(await auditor.post("/v1/verifications", json={"kept": kept})) == (422, [fault])
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +190,24 @@ async def test_the_command_reads_the_database_itself(written: str) -> None:
     status, said = await in_thread(said_by, "--database", "--json", **{URL_VARIABLE: written})
     fault = json.loads(said)["fault"]
     assert (status, fault["kind"], fault["seq"]) == (1, "report_changed", row["seq"])
+
+
+async def test_the_command_compares_seals_that_were_kept(written: str) -> None:
+    async with connected(written) as owner:
+        kept = await owner.fetchval("SELECT encode(hash, 'hex') FROM seal WHERE number = 6")
+        await owner.execute("SET session_replication_role = replica; DELETE FROM seal WHERE number = 6")
+    read = {URL_VARIABLE: written}
+    status, said = await asyncio.to_thread(said_by, "--database", "--kept", f"6:{kept}", **read)
+    assert (status, "seal 6: kept_seal_missing: the newest seal that is there is 5" in said) == (1, True), said
+    for wrong in ("6", kept, f"x:{kept}", f"6:{kept[1:]}", f"0:{kept}", f"-1:{kept}"):
+        status, said = await asyncio.to_thread(said_by, "--database", "--kept", wrong, **read)
+        assert (status, "is not NUMBER:HASH" in said) == (1, True), said
+
+
+async def test_a_ledger_without_seals_says_so(database: str) -> None:
+    """And not `None`."""
+    status, said = await asyncio.to_thread(said_by, "--database", **{URL_VARIABLE: database})
+    assert (status, "None" in said) == (0, False), said
 
 
 async def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
