@@ -149,6 +149,7 @@ _CONSTRAINTS = """
 SELECT conrelid::regclass::text, conname FROM pg_constraint
 WHERE contype IN ('c', 'p', 'u') AND conparentid = 0
     AND connamespace = current_schema()::regnamespace
+    AND NOT (SELECT relispartition FROM pg_class WHERE pg_class.oid = conrelid)
 """
 _IDENTITIES = """
 SELECT attrelid::regclass::text, attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid

@@ -2,8 +2,8 @@
 
 from migrations.statements import execute
 
-revision = "0032"
-down_revision = "0031"
+revision = "0034"
+down_revision = "0033"
 
 KEPT = """
 ALTER TABLE verification ADD COLUMN kept jsonb NOT NULL DEFAULT '[]';
