@@ -2,19 +2,24 @@
 --
 -- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines,
 --         its holds, when each of them is due
--- ARGV  1 fingerprint   2 epoch   3 lane   4 how many lines are enough   then, for each quota in turn: its key
--- Gives {'fenced'} | {'lost', quota key} | {'frozen', bytes, seq, mono, held}; mono is the store's clock before anything is sent, held for
---       each quota the units that are set aside of its current lease, as it is now
+-- ARGV  1 fingerprint   2 epoch   3 lane   4 the most lines of a batch   then, for each quota in turn: its key
+-- Gives {'fenced'} | {'lost', quota key} | {'frozen', bytes, seq, mono, held, more}; mono is the store's clock before
+--       anything is sent, held for each quota the units that are set aside of its current lease, as it is now; more is
+--       1 if another batch is to follow at once
 --
 -- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
 -- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names. In such a
 -- one no period gives way to the next any more.
 -- `lost`: a quota has something to report or units that are held, and its lease is gone. The store has forgotten data,
 -- and so its epoch is over. Nothing was changed then.
--- Usage lines and the consumed total are kept apart on purpose: the coordinator compares the two counts.
+--
+-- A batch is bounded in leases, lines and bytes, and so is the time that this script takes. The lines of a quota that
+-- do not fit stay for the next batch, and the quota stays dirty. Then `consumed` is told only as far as lines of this
+-- batch and of those before cover it (parts/pieces). With the last piece, and in every batch of a quota whose lines fit, it
+-- is the lease's own count, which is kept apart from the lines on purpose: the coordinator compares the two.
 
-local MOST_LEASES = 400 -- a message carries 500, and the last quota may add several
-local MOST_LINES = 50000 -- of a lease, that a message carries
+local MOST_LEASES = 100
+local MOST_BYTES = 256 * 1024 -- a batch may be longer by one quota's totals
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
@@ -42,103 +47,100 @@ if fence[4] == ARGV[2] then
   end
 end
 
-local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq')
-if lane[2] then return {'frozen', lane[2], tonumber(lane[3]), string.format('%.0f', mono), held()} end
-
 local function whole(number) return string.format('%.0f', number) end
 
--- Without what a policy's `usage_by` adds, of which there may be any number: as many lines as minutes are left.
-local function coarse(dimensions)
-  local policy = string.match(dimensions, '"policy":"[^"]*"')
-  return policy and '{' .. policy .. '}' or dimensions
+local function answer(bytes, seq, more)
+  return {'frozen', bytes, tonumber(seq), whole(mono), held(), more and redis.call('SCARD', KEYS[3]) > 0 and 1 or 0}
 end
 
--- The usage lines of one quota: {period = {{minute and dimensions, units}, …}}, and each line's field and period.
-local function lines_of(key)
-  local by_period, fields, units = {}, {}, {}
-  local all = redis.call('HGETALL', key)
-  for i = 1, #all, 2 do
-    fields[#fields + 1] = all[i]
-    units[all[i]] = all[i + 1]
-  end
-  table.sort(fields)
-  local periods = {}
-  for i, field in ipairs(fields) do
-    local period, minute, dimensions = string.match(field, '^([^|]*)|(%d+)|(.*)$')
-    if #fields > MOST_LINES then dimensions = coarse(dimensions) end
-    local label = '{"minute":' .. minute .. ',"dimensions":' .. dimensions
-    local lines = by_period[period] or {}
-    lines[label] = lines[label] or {label, 0}
-    if lines[label][2] == 0 then lines[#lines + 1] = lines[label] end
-    lines[label][2] = lines[label][2] + tonumber(units[field])
-    by_period[period], periods[i] = lines, period
-  end
-  return by_period, fields, periods
-end
+local lane = redis.call('HMGET', KEYS[2], 'seq', 'frozen', 'frozen_seq', 'pieces_from', 'pieces_to')
+if lane[2] then return answer(lane[2], lane[3], true) end
+
+local seq = tonumber(lane[1] or 0) + 1
+local pieces = require('parts/pieces')(seq, lane[4], lane[5])
+local leases, dropped, cleaned, told, counted = {}, {}, {}, {}, {}
+local lines_left, bytes_left = tonumber(ARGV[4]), MOST_BYTES
 
 local function json_of(lines)
   local texts = {}
-  for i, line in ipairs(lines) do texts[i] = line[1] .. ',"units":' .. whole(line[2]) .. '}' end
+  for i, line in ipairs(lines) do texts[i] = line.text end
   return table.concat(texts, ',')
 end
 
-local leases, dropped, cleaned, told = {}, {}, {}, {}
-local seq = tonumber(lane[1] or 0) + 1
-
-local function freeze(quota, key)
-  local lease, lines = KEYS[key], KEYS[key + 1]
-  if fence[4] == ARGV[2] then require('parts/take_over').take_over(lease, quota, KEYS[3], mono) end
-  holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
-    quota = quota})
-  local by_period, line_fields, line_periods = lines_of(lines)
-  local reported = {}
-  local function report(period, granted, overage, consumed, returned, overdrawn)
-    leases[#leases + 1] = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(period)
-      .. ',"granted":' .. granted .. ',"overage":' .. overage
-      .. ',"consumed":' .. consumed .. ',"returned":' .. returned
-      .. (overdrawn and overdrawn ~= '0' and ',"overdrawn":' .. overdrawn or '')
-      .. ',"lines":[' .. json_of(by_period[period] or {}) .. ']}'
-    reported[period] = true
-  end
-  local f = redis.call('HGETALL', lease)
-  local fields = {}
-  for j = 1, #f, 2 do fields[f[j]] = f[j + 1] end
-  -- Totals of periods that are over here and wait to be reported for the last time, the oldest first.
-  local ended = {}
+-- The periods of a lease that are to be reported, the oldest first: those that are over here, the current and the next.
+local function periods_of(lease)
+  local all, fields, ended, found = redis.call('HGETALL', lease), {}, {}, {}
+  for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
   for name in pairs(fields) do ended[#ended + 1] = string.match(name, '^was:(.*)$') end
   table.sort(ended)
   for _, period in ipairs(ended) do
     local was = over.read(lease, period)
-    report(period, whole(was.granted), whole(was.overage), whole(was.consumed), whole(was.returned),
-      whole(was.overdrawn))
-    was.told = seq
-    told[#told + 1] = {lease, period, was}
+    found[#found + 1] = {period = period, granted = whole(was.granted), overage = whole(was.overage),
+      consumed = was.consumed, returned = whole(was.returned), overdrawn = whole(was.overdrawn), was = was}
   end
   if fields['period'] then
-    report(fields['period'], fields['granted'], fields['overage'], fields['consumed'] or '0', fields['returned'] or '0',
-      fields['overdrawn'])
+    found[#found + 1] = {period = fields['period'], granted = fields['granted'], overage = fields['overage'],
+      consumed = tonumber(fields['consumed'] or 0), returned = fields['returned'] or '0',
+      overdrawn = fields['overdrawn'] or '0'}
   end
   if fields['next:period'] then
-    report(fields['next:period'], fields['next:granted'], fields['next:overage'], '0', fields['next:returned'] or '0')
+    found[#found + 1] = {period = fields['next:period'], granted = fields['next:granted'],
+      overage = fields['next:overage'], consumed = 0, returned = fields['next:returned'] or '0', overdrawn = '0'}
   end
-  -- A line whose lease is not known cannot be reported; it stays, for people to look at.
-  for i, field in ipairs(line_fields) do
-    if reported[line_periods[i]] then dropped[#dropped + 1] = {lines, field} end
+  return found, fields
+end
+
+local function report(quota, each, consumed, lines)
+  local text = '{"quota":' .. cjson.encode(quota) .. ',"period":' .. cjson.encode(each.period)
+    .. ',"granted":' .. each.granted .. ',"overage":' .. each.overage
+    .. ',"consumed":' .. whole(consumed) .. ',"returned":' .. each.returned
+    .. (each.overdrawn ~= '0' and ',"overdrawn":' .. each.overdrawn or '')
+    .. ',"lines":[' .. json_of(lines) .. ']}'
+  leases[#leases + 1] = text
+  bytes_left = bytes_left - #text
+end
+
+-- Gives false, and nothing has happened, if the quota's periods do not fit into the batch any more.
+local function freeze(quota, key, is_last)
+  local lease, lines = KEYS[key], KEYS[key + 1]
+  if fence[4] == ARGV[2] then require('parts/take_over').take_over(lease, quota, KEYS[3], mono) end
+  holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
+    quota = quota})
+  local periods, fields = periods_of(lease)
+  if #leases > 0 and #leases + #periods > MOST_LEASES then return false end
+  local is_whole = #periods <= MOST_LEASES
+  -- Of what is left a quota takes half, so that one with very many lines does not keep out those behind it.
+  local room = is_last and lines_left or math.ceil(lines_left / 2)
+  local by_period, taken, has_all = pieces.take(lines, periods, room, bytes_left)
+  for i = 1, math.min(#periods, MOST_LEASES) do
+    local each = periods[i]
+    local own = by_period[each.period]
+    local consumed = pieces.covered(lines, fields, each, own.units, has_all)
+    report(quota, each, consumed, own)
+    counted[#counted + 1] = {lease, each.period, consumed}
+    for _, line in ipairs(own) do dropped[#dropped + 1] = {lines, line.field} end
+    if each.was then
+      each.was.told = has_all and seq or 0
+      told[#told + 1] = {lease, each.period, each.was}
+    end
   end
-  cleaned[#cleaned + 1] = quota
+  lines_left = lines_left - taken
+  if is_whole and has_all then cleaned[#cleaned + 1] = quota end
+  return true
 end
 
 for i = 5, #ARGV do
-  if #dropped >= tonumber(ARGV[4]) or #leases >= MOST_LEASES then break end
-  freeze(ARGV[i], key_of(i))
+  if lines_left <= 0 or bytes_left <= 0 or not freeze(ARGV[i], key_of(i), i == #ARGV) then break end
 end
 
 local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. whole(seq)
   .. ',"leases":[' .. table.concat(leases, ',') .. ']}'
 
 -- From here on nothing may fail: what leaves the lines is in the bytes.
-redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq))
+redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq), 'pieces_from', whole(pieces.from),
+  'pieces_to', whole(seq))
 for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
 for _, ended in ipairs(told) do over.write(ended[1], ended[2], ended[3]) end
+for _, each in ipairs(counted) do pieces.write(each[1], each[2], each[3]) end
 for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
-return {'frozen', bytes, seq, whole(mono), held()}
+return answer(bytes, seq, #dropped > 0 or #cleaned > 0)

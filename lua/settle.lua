@@ -81,7 +81,9 @@ local function settle_over(key, quota, period, granted, overage, has_ended)
   granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)
   if granted + overage == was_given then
     local is_booked = dropped == 1 and was.told == tonumber(ARGV[3])
-    if is_booked and has_ended and was.holds == 0 then redis.call('HDEL', key, 'was:' .. period) end
+    if is_booked and has_ended and was.holds == 0 then
+      redis.call('HDEL', key, 'was:' .. period, 'told:' .. period)
+    end
     return
   end
   was.returned = was.returned + math.max(0, granted + overage - spent) - math.max(0, was_given - spent)
@@ -105,6 +107,9 @@ local function write(key, prefix, at)
   local f = redis.call('HMGET', key, prefix .. 'granted', prefix .. 'overage', prefix .. 'expires')
   local granted, overage = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local more = math.max(0, granted - tonumber(f[1] or 0))
+  if not f[1] and redis.call('HEXISTS', key, 'told:' .. ARGV[at + 1]) == 0 then
+    redis.call('HSET', key, 'told:' .. ARGV[at + 1], '0 ' .. ARGV[3])
+  end
   redis.call('HSET', key, prefix .. 'period', ARGV[at + 1],
     prefix .. 'granted', whole(math.max(granted, tonumber(f[1] or 0))),
     prefix .. 'overage', whole(math.max(overage, tonumber(f[2] or 0))), prefix .. 'unallocated', ARGV[at + 4],

@@ -450,6 +450,8 @@ class Conversation:
             gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
             self._resend.discard(part.lane)
             self._goes_on(life, part.lane)
+            if part.frozen.has_more:
+                self.report_now()
             if _is_over(reply):
                 self._life.ended(life)
             self._tell(answered_by(reply, part.asked, gained), reply, gained)

@@ -14,7 +14,6 @@ import structlog
 
 from protocol.clock import Clock
 from protocol.messages import (
-    MAX_RATES,
     RateReport,
     RateShare,
     SharesRequest,
@@ -59,6 +58,7 @@ from regional_agent.store.scripts import (
 log = structlog.get_logger()
 
 MOST_KEYS = 10_000
+MOST_IN_MESSAGE = 250  # the scripts that report of them and take their shares in hold the store for 2 ms then
 UNSAID_MS = 5_000  # a report that failed is repeated after that
 REFUSED_MS = 60_000
 PAUSE_MS = 1_000
@@ -215,7 +215,7 @@ class Sharing:
             self._look_for_falls(now_ms)
             due = [key for key in self.spoken_of() if key.due_ms is not None and key.due_ms <= now_ms]
             if due:
-                await self._speak(due[:MAX_RATES], now_ms)
+                await self._speak(due[:MOST_IN_MESSAGE], now_ms)
 
     def _look_for_falls(self, now_ms: int) -> None:
         """Where others want more, the end of what is wanted here is said at once. No request tells of it."""

@@ -22,7 +22,7 @@ from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import digests, sources
 
-ENOUGH_LINES = 1000
+MOST_LINES = 500  # of a batch: so many are frozen in some milliseconds
 MOST_CLAIMS = 500  # operations in one call
 PROBE_KEPT_MS = 60_000
 SHADOW = "shadow:"  # before an algorithm's name: it is decided, and never refuses
@@ -282,6 +282,7 @@ class Frozen(NamedTuple):
     seq: int
     mono_us: int
     held: Mapping[str, int]  # units of each quota that was asked for, as they are now
+    has_more: bool = False  # another batch is to follow at once: not all that is to be reported fitted in
 
 
 class CutOff(NamedTuple):
@@ -315,6 +316,7 @@ class Scripts:
     def __init__(self, store: Store, cell: int | None = None) -> None:
         self._store = store
         self.cell = cell
+        self.most_lines = MOST_LINES
         self._fence_key = keys.of_cell(keys.FENCE, cell)
         self._epochs_key = keys.of_cell(keys.EPOCHS, cell)
         self._probe_key = keys.of_cell(keys.PROBE, cell)
@@ -535,9 +537,10 @@ class Scripts:
         for quota in quotas:
             lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
             names += (lease, lines, *holds)
-        answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, ENOUGH_LINES, *quotas)
+        answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, self.most_lines, *quotas)
         _check_conversation(answer)
-        return Frozen(answer[1].decode(), answer[2], int(answer[3]), dict(zip(quotas, answer[4], strict=True)))
+        held = dict(zip(quotas, answer[4], strict=True))
+        return Frozen(answer[1].decode(), answer[2], int(answer[3]), held, bool(answer[5]))
 
     def _lane_keys(self, life: Life, lane: int) -> list[bytes]:
         tag = life.tag(lane)

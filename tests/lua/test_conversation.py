@@ -9,10 +9,12 @@ from protocol.messages import ExchangeReply, FrozenBatch
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Fenced, Frozen, Life, Scripts
-from tests.lua.saying import QUOTA, available, install, lease_reply, take
+from regional_agent.store.scripts import MOST_LINES, AllowanceCharge, Fenced, Frozen, Life, Scripts
+from tests.lua.saying import DIMENSIONS, QUOTA, available, install, lease_reply, take
 
 pytestmark = pytest.mark.anyio
+
+MOST_BATCH_BYTES = 256 * 1024  # as lua/freeze.lua has it
 
 
 def batch_of(frozen: Frozen) -> FrozenBatch:
@@ -45,31 +47,121 @@ async def test_a_batch_holds_totals_and_lines_that_agree(scripts: Scripts, life:
     assert {tuple(line.dimensions.items()) for line in lease.lines} == {(("policy", "export"),)}
 
 
-async def test_no_batch_has_more_lines_than_a_message_carries(
+def line(number: int, period: str = "2026-11") -> bytes:
+    return b'%s|%d|{"api_key":"%016x","policy":"export"}' % (period.encode(), 1000 + number % 7, number)
+
+
+async def plant(connection: StoreConnection, life: Life, lines: dict[bytes, int]) -> None:
+    """As checks would have made them, all of the current period."""
+    lane = lane_of(QUOTA, life.lanes)
+    pairs: list[bytes | int] = [part for pair in lines.items() for part in pair]
+    for at in range(0, len(pairs), 10_000):
+        await connection.call("HSET", keys.lines(lane, life.epoch, QUOTA), *pairs[at : at + 10_000])
+    await connection.call("HINCRBY", keys.lease(lane, life.epoch, QUOTA), "consumed", sum(lines.values()))
+    await connection.call("SADD", keys.dirty(lane, life.epoch), QUOTA)
+
+
+async def freeze_all(scripts: Scripts, life: Life) -> list[FrozenBatch]:
+    """Batch after batch, each acknowledged, until nothing is left."""
+    batches = []
+    while True:
+        frozen = await freeze(scripts, life)
+        batches.append(batch_of(frozen))
+        await acknowledge(scripts, life, frozen.seq)
+        if not frozen.has_more:
+            return batches
+
+
+def check_counts(batches: list[FrozenBatch]) -> dict[str, int]:
+    """The coordinator's comparison of the two counts. Return what was told of each period in the end."""
+    told: dict[str, int] = {}
+    for batch in batches:
+        for lease in batch.leases:
+            assert sum(line.units for line in lease.lines) == lease.consumed - told.get(lease.period, 0)
+            told[lease.period] = lease.consumed
+    return told
+
+
+@pytest.mark.parametrize("name_length", [6, 60])
+async def test_very_many_lines_are_reported_in_pieces(
+    scripts: Scripts, life: Life, connection: StoreConnection, name_length: int
+) -> None:
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    name = b'"policy":"%s","route_class":"%s"}' % (b"p" * name_length, b"r" * name_length)
+    planted = {line(number).replace(b'"policy":"export"}', name): 1 + number % 3 for number in range(20_000)}
+    await plant(connection, life, planted)
+    batches = await freeze_all(scripts, life)
+    assert check_counts(batches) == {"2026-11": sum(planted.values())}
+    lines = [line for batch in batches for line in batch.leases[0].lines]
+    assert len({line.dimensions["api_key"] for line in lines}) == len(lines) == len(planted), "each exactly once"
+    assert max(len(batch.leases[0].lines) for batch in batches) <= MOST_LINES
+    assert await dirty(scripts, life) == []
+
+
+async def test_a_batch_is_bounded_in_bytes(scripts: Scripts, life: Life, connection: StoreConnection) -> None:
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    dimensions = b",".join(b'"dimension_%d":"%s"' % (number, b"x" * 256) for number in range(16))
+    planted = {b"2026-11|%d|{%s}" % (1000 + number, dimensions): 1 for number in range(MOST_LINES)}
+    await plant(connection, life, planted)
+    frozen = await freeze(scripts, life)
+    assert MOST_BATCH_BYTES / 2 < len(frozen.bytes) < MOST_BATCH_BYTES + 10_000
+    await acknowledge(scripts, life, 1)
+    assert frozen.has_more
+    assert check_counts([batch_of(frozen), *await freeze_all(scripts, life)]) == {"2026-11": MOST_LINES}
+
+
+async def test_pieces_agree_while_more_is_used_and_a_period_ends(
     scripts: Scripts, life: Life, connection: StoreConnection
 ) -> None:
-    """Of keys there may be any number: beyond what can be told, they are not told apart."""
-    await install(scripts, life, lease_reply(granted=100_000))
-    await take(scripts, life, 50_001)
-    lines = keys.lines(lane_of(QUOTA, life.lanes), life.epoch, QUOTA)
-    await connection.call(b"DEL", lines)
+    scripts.most_lines = 10
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    await plant(connection, life, {line(number): 2 for number in range(35)})
+    batches: list[FrozenBatch] = []
+    for round_ in range(12):
+        frozen = await freeze(scripts, life)
+        if round_ == 1:
+            await install(scripts, life, lease_reply(period="2026-12", granted=1_000, first_minute=50_000), seq=round_)
+        await take(scripts, life, 5)
+        assert (await freeze(scripts, life)).bytes == frozen.bytes
+        batches.append(batch_of(frozen))
+        await acknowledge(scripts, life, frozen.seq)
+    told = check_counts([*batches, *await freeze_all(scripts, life)])
+    assert told == {"2026-11": 2 * 35 + 5, "2026-12": 11 * 5} or told == {"2026-11": 2 * 35 + 10, "2026-12": 10 * 5}
 
-    def field(number: int) -> bytes:
-        return b'2026-11|%d|{"api_key":"%016x","policy":"export"}' % (1000 + number % 2, number)
 
-    as_many_as_can_be = [part for number in range(50_000) for part in (field(number), b"1")]
-    await connection.call(b"HSET", lines, *as_many_as_can_be)
-    (lease,) = batch_of(await freeze(scripts, life)).leases
-    assert (
-        len({line.dimensions["api_key"] for line in lease.lines}) == sum(line.units for line in lease.lines) == 50_000
-    )
+async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
+    scripts: Scripts, life: Life, connection: StoreConnection
+) -> None:
+    """It told all that was consumed, and left what this one counts by as it was."""
+    scripts.most_lines = 10
+    lane = lane_of(QUOTA, life.lanes)
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    await plant(connection, life, {line(number): 2 for number in range(5)})
+    await freeze(scripts, life)
     await acknowledge(scripts, life, 1)
-    await connection.call(b"HSET", lines, *as_many_as_can_be, field(50_000), b"1")
-    (lease,) = batch_of(await freeze(scripts, life)).leases
-    assert [(line.minute, line.dimensions, line.units) for line in lease.lines] == [
-        (1000, {"policy": "export"}, 25_001),
-        (1001, {"policy": "export"}, 25_000),
-    ]
+    # The other release's batch: 7 units, and seq 2.
+    await connection.call("HINCRBY", keys.lease(lane, life.epoch, QUOTA), "consumed", 7)
+    await connection.call("HSET", keys.lane(lane, life.epoch), "seq", 2)
+    await plant(connection, life, {line(number): 2 for number in range(100, 135)})
+    told = 5 * 2 + 7
+    for batch in await freeze_all(scripts, life):
+        [lease] = batch.leases
+        assert lease.consumed == told + sum(each.units for each in lease.lines)
+        told = lease.consumed
+    assert told == 5 * 2 + 7 + 35 * 2
+
+
+async def test_units_without_a_line_are_told_with_the_last_piece(
+    scripts: Scripts, life: Life, connection: StoreConnection
+) -> None:
+    """The two counts do not agree, and the coordinator is to see it."""
+    scripts.most_lines = 10
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    await plant(connection, life, {line(number): 2 for number in range(35)})
+    await connection.call("HINCRBY", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA), "consumed", 3)
+    batches = await freeze_all(scripts, life)
+    check_counts(batches[:-1])
+    assert batches[-1].leases[0].consumed == 35 * 2 + 3
 
 
 async def test_the_same_bytes_until_they_are_acknowledged(scripts: Scripts, life: Life) -> None:
@@ -213,19 +305,17 @@ async def test_the_conversation_of_another_life_is_refused(scripts: Scripts, lif
             await attempt
 
 
-async def test_a_batch_of_enough_lines_leaves_the_rest_for_the_next(
+async def test_one_quota_with_very_many_lines_does_not_keep_out_the_others(
     connection: StoreConnection, scripts: Scripts, life: Life
 ) -> None:
     lane = lane_of(QUOTA, life.lanes)
     others = [f"exports:tenant=t{i}" for i in range(40)]
-    neighbours = [quota for quota in others if lane_of(quota, life.lanes) == lane][:2]
-    for quota in (QUOTA, *neighbours):
+    neighbours = [quota for quota in others if lane_of(quota, life.lanes) == lane][:3]
+    await install(scripts, life, lease_reply(granted=1_000_000))
+    await plant(connection, life, {line(number): 1 for number in range(2_000)})
+    for quota in neighbours:
         await install(scripts, life, lease_reply(quota))
-        line_key = keys.lines(lane, life.epoch, quota)
-        for minute in range(600):
-            await connection.call("HSET", line_key, f'2026-11|{minute}|{{"policy":"export"}}', 1)
-        await connection.call("HSET", keys.lease(lane, life.epoch, quota), "consumed", 600)
-        await connection.call("SADD", keys.dirty(lane, life.epoch), quota)
-    frozen = await scripts.freeze(life, lane, [QUOTA, *neighbours])
-    assert len(batch_of(frozen).leases) == 2
-    assert await dirty(scripts, life) == [neighbours[1]]
+        await scripts.check(life, "enforce", [AllowanceCharge(quota, 1, 1000, DIMENSIONS)])
+    batch = batch_of(await scripts.freeze(life, lane, [QUOTA, *neighbours]))
+    assert [len(lease.lines) for lease in batch.leases] == [MOST_LINES // 2, 1, 1, 1]
+    assert await dirty(scripts, life) == [QUOTA]

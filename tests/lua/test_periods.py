@@ -344,6 +344,6 @@ async def test_a_batch_never_holds_more_leases_than_a_message_may(
         await connection.call("HSET", keys.lease(0, life.epoch, quota), *pairs)
         await connection.call("SADD", keys.dirty(0, life.epoch), quota)
     frozen = batch_of(await scripts.freeze(life, 0, quotas))
-    assert 300 < len(frozen.leases) <= MAX_LEASES_PER_EXCHANGE
+    assert 90 < len(frozen.leases) <= 100 < MAX_LEASES_PER_EXCHANGE
     left = await connection.call("SCARD", keys.dirty(0, life.epoch))
     assert len(frozen.leases) == 3 * (200 - left)

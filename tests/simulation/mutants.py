@@ -164,10 +164,10 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
         world,
         (
             "freeze",
-            "local by_period, line_fields, line_periods",
+            "local by_period, taken, has_all",
             "local read = redis.call('HGET', lease, 'consumed')\n"
             "if read then redis.call('HSET', lease, 'read', read) end\n"
-            "local by_period, line_fields, line_periods",
+            "local by_period, taken, has_all",
         ),
         (
             "give_back",

@@ -22,7 +22,7 @@ Reply = Any
 Call = Callable[..., Reply]
 MAX_IN_DIGITS = 10**17
 MOST_UNPACKED = 4_000  # values that one Python function may give to Lua at once; more of them become a table first
-LISTS = ("HGETALL", "HMGET", "LRANGE", "TIME", "ZRANGE", "ZRANGEBYSCORE")  # commands whose reply is an array
+LISTS = ("HGETALL", "HMGET", "HSCAN", "LRANGE", "TIME", "ZRANGE", "ZRANGEBYSCORE")  # commands whose reply is an array
 
 # Everything that crosses between Lua and Python costs, so arrays come as several values and are made tables in Lua.
 _API = """
@@ -122,11 +122,16 @@ class Interpreter:
 
     def _into_lua(self, reply: Reply) -> Any:
         if type(reply) is list:
-            values = tuple([False if each is None else each for each in reply])
+            values = tuple([self._value_into_lua(each) for each in reply])
             return values if len(values) <= MOST_UNPACKED else self._lua.table_from(values)
         if type(reply) is Status:
             return self._lua.table_from({"ok": str(reply)})
         return False if reply is None else reply
+
+    def _value_into_lua(self, value: Any) -> Any:
+        if value is None:
+            return False
+        return self._lua.table_from(value) if type(value) is list else value
 
 
 def _no_command(name: str, *_: str) -> Reply:

@@ -208,6 +208,13 @@ class ScriptedStore:
     def _hgetall(self, key: str) -> list[str]:
         return [text for pair in self.hash(key).items() for text in pair]
 
+    def _hscan(self, key: str, cursor: str, *options: str) -> list[Any]:
+        """Of a hash that does not change between two pages, which is all that scripts do."""
+        count = int(options[options.index("COUNT") + 1])
+        pairs, first = list(self.hash(key).items()), int(cursor)
+        page = [text for pair in pairs[first : first + count] for text in pair]
+        return [str(first + count) if first + count < len(pairs) else "0", page]
+
     def _hexists(self, key: str, field: str) -> int:
         return int(field in self.hash(key))
 
@@ -267,6 +274,9 @@ class ScriptedStore:
         found -= set(members)
         self._drop_if_empty(key)
         return removed
+
+    def _scard(self, key: str) -> int:
+        return len(self._look(set, key))
 
     def _sismember(self, key: str, member: str) -> int:
         return int(member in self._look(set, key))
@@ -362,8 +372,23 @@ _COMMANDS: dict[str, Callable[..., Any]] = {
 _COMMANDS |= {
     name.upper(): getattr(ScriptedStore, f"_{name}")
     for name in (
-        *("hget", "hmget", "hgetall", "hexists", "hset", "hdel", "hincrby", "exists", "get", "set", "sadd", "srem"),
         *(
+            "hget",
+            "hmget",
+            "hgetall",
+            "hscan",
+            "hexists",
+            "hset",
+            "hdel",
+            "hincrby",
+            "exists",
+            "get",
+            "set",
+            "sadd",
+            "srem",
+        ),
+        *(
+            "scard",
             "sismember",
             "srandmember",
             "zadd",

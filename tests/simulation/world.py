@@ -46,6 +46,7 @@ from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 LANES = 2
+LINES_OF_A_BATCH = 3  # so few that reports are made in pieces
 ROUTES = ("/exports", "/mails", "/both")
 RECALLED_EVERY_S = 30
 CUT_OFF_US = 5_000_000
@@ -266,6 +267,8 @@ class World:
             name=agent.name,
         )
         agent.real = Region(settings, self.clock)
+        for cell in agent.real.cells:
+            cell.scripts.most_lines = LINES_OF_A_BATCH
         async with agent.real.running():
             await agent.stopping.wait()
 

@@ -1,0 +1,69 @@
+"""What a region has to report may be very much: it is booked in pieces, once, and other tenants are served."""
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from protocol.identifiers import lane_of
+from regional_agent.store import keys
+from regional_agent.store.scripts import MOST_LINES, Frozen, Scripts
+from tests.integration.regional_agent.conftest import EXPORT, Agent, World
+from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_refused_items import LANES, tenants_of_lane
+
+pytestmark = pytest.mark.anyio
+
+LINES = int(os.environ.get("LINES_PLANTED", "3000"))  # of each tenant
+
+
+async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -> None:
+    """As checks of so many API keys would have made them."""
+    life = agent.region.life.current
+    assert life is not None
+    quota = f"exports:tenant={tenant}"
+    lane, call = lane_of(quota, life.lanes), agent.region.store.call
+    period = (await agent.region.scripts.lease_fields(life, quota))["period"]
+    minute = int((await agent.region.scripts.lease_fields(life, quota))["first_minute"])
+    fields = [
+        b'%s|%d|{"api_key":"%016x","policy":"%s"}' % (period.encode(), minute + n % 60, n, policy.encode())
+        for n in range(lines)
+    ]
+    for at in range(0, lines, 5_000):
+        pairs = [part for field in fields[at : at + 5_000] for part in (field, b"1")]
+        await call("HSET", keys.lines(lane, life.epoch, quota), *pairs)
+    await call("HINCRBY", keys.lease(lane, life.epoch, quota), "consumed", lines)
+    await call("SADD", keys.dirty(lane, life.epoch), quota)
+
+
+async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await world.agent()
+    tenants = [tenants_of_lane(lane, 1, "many")[0] for lane in range(3)]
+    for tenant in tenants:
+        assert (await agent.check(EXPORT | {"tenant": tenant})).status_code == 200
+    await eventually(world.usage, len(tenants))
+    longest: list[int] = []
+    real = Scripts.freeze
+
+    async def freeze(self: Scripts, *arguments: Any) -> Frozen:
+        frozen = await real(self, *arguments)
+        longest.append(frozen.bytes.count('"minute"'))
+        return frozen
+
+    monkeypatch.setattr(Scripts, "freeze", freeze)
+    await asyncio.gather(*(plant(agent, tenant, LINES) for tenant in tenants))
+    other = tenants_of_lane(LANES - 1, 1, "other")[0]
+    assert (await agent.check(EXPORT | {"tenant": other})).status_code == 200
+    for _ in range(60 * LINES // 1000):
+        if await world.usage() == len(tenants) * (LINES + 1) + 1:
+            break
+        await asyncio.sleep(0.1)
+    for tenant in tenants:
+        assert await world.usage(tenant=tenant) == LINES + 1
+    assert 0 < max(longest) <= MOST_LINES
+    assert agent.region.conversation.stopped_lanes == {}
+    reconciliation = await world.quota(f"exports:tenant={tenants[0]}")
+    assert reconciliation["consumed"] == LINES + 1
