@@ -35,7 +35,7 @@ PROBLEMS: dict[str, ProblemKind] = {
     "bad-request": ProblemKind(400, "Bad request", "The request is not well-formed HTTP."),
     "invalid-json": ProblemKind(400, "Not JSON", "The body is not JSON (RFC 8259) in UTF-8, or nested too deeply."),
     "unauthenticated": ProblemKind(401, "Token needed", "Send a token that is valid: `Authorization: Bearer lh_…`."),
-    "forbidden": ProblemKind(403, "Not permitted", "The token is valid, but has not the scope that this takes."),
+    "forbidden": ProblemKind(403, "Not permitted", "The token is valid, but lacks the right that this takes."),
     "foreign-origin": ProblemKind(
         403,
         "Foreign origin",

@@ -21,10 +21,11 @@ from protocol.policy import SLICED, QuotaKind
 from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, Window, answer_of
 from regional_agent.asking import MAY_LOOK, Answer
 from regional_agent.blocks import Blocked, Blocks
+from regional_agent.domain.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
 from regional_agent.domain.denial_causes import RETRY_MS, DenialCause, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.domain.denials import Denials
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
-from regional_agent.domain.modes import LOOKS
+from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.leasing import Leasing
 from regional_agent.life import LifeKeeper
 from regional_agent.metrics import Metrics
@@ -125,7 +126,10 @@ class Admission:
         without_store: WithoutStore,
         metrics: Metrics,
         clock: Clock,
+        adjust_ceiling: int = 100,
     ) -> None:
+        """`adjust_ceiling`: so many times the limit may one adjustment book."""
+        self._adjust_ceiling = adjust_ceiling
         self._gatherer = gatherer
         self._slicing = slicing
         self._life = life
@@ -161,13 +165,27 @@ class Admission:
         if self.policies is None:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
-        if (blocked := self._block_of(subject)) is not None:
+        if check.mode != "adjust" and (blocked := self._block_of(subject)) is not None:
             return Asked(subject, [], Request(check.mode, []), [], blocked)
         demanded = self.policies.demand(subject, check.cost)
+        if check.mode == "adjust":
+            self._refuse_above_ceiling(demanded)
         charges = tuple(each.charge for each in demanded)
         operation = _operation(check, subject, demanded)
         windows = [_window(each) for each in demanded]
         return Asked(subject, demanded, Request(check.mode, charges, operation), windows)
+
+    def _refuse_above_ceiling(self, demanded: Sequence[Demanded]) -> None:
+        for each in demanded:
+            charge = each.charge
+            if isinstance(charge, AllowanceCharge):
+                ceiling = allowance_ceiling(charge.limit, self._adjust_ceiling)
+            elif isinstance(charge, RateCharge):
+                ceiling = rate_ceiling(charge.rate_micro, charge.burst, self._adjust_ceiling)
+            else:
+                continue
+            if charge.cost > ceiling:
+                raise AboveCeiling("cost", each.policy.name, ceiling)
 
     def asked_to_hold(self, hold: Hold) -> Asked:
         asked = self._asked(Check(subject=hold.subject, operation_id=hold.operation_id))
@@ -198,8 +216,10 @@ class Admission:
 
     def known(self, asked: Asked) -> Verdict | Exception | None:
         """What the store need not be asked. Where it must be, it must be for the same that comes next as well."""
-        if (asked.blocked or self.blocks) and (blocked := asked.blocked or self._block_of(asked.subject)) is not None:
-            return self._denied(blocked)
+        if asked.blocked or (self.blocks and asked.request.mode not in BEYOND_LIMITS):
+            blocked = asked.blocked or self._block_of(asked.subject)
+            if blocked is not None:
+                return self._denied(blocked)
         if asked.request.operation is not None:
             known = self._without_store.answered_before(asked.demanded, asked.request)
             if known is not None:
@@ -326,7 +346,12 @@ class Admission:
     def _conclude(self, pending: "_Pending", decision: Outcome) -> None:
         if not pending.asked.is_step:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
-        if isinstance(decision, Decision):
+        if isinstance(decision, Decision) and _lacks_lease_only(pending.asked, decision):
+            asked = pending.asked
+            self._without_store.book_adjustment(
+                asked.demanded, asked.request, lambda answer: pending.tell(self._without_store_verdict(asked, answer))
+            )
+        elif isinstance(decision, Decision):
             pending.tell(self._verdict(pending.asked, decision))
         elif isinstance(decision, (StoreUnavailable, StoreError, Fenced, NotAsked)):
             if isinstance(decision, Fenced):
@@ -586,6 +611,15 @@ def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exce
 def _is_about(decision: Exception) -> bool:
     """A script that failed over this request may have spent some of it; a store that cannot has spent nothing."""
     return isinstance(decision, StoreError) and not says_that_it_cannot(decision)
+
+
+def _lacks_lease_only(asked: Asked, decision: Decision) -> bool:
+    """Return whether an adjustment was denied only because the region has no lease to book it on."""
+    if asked.request.mode != "adjust" or decision.allowed:
+        return False
+    pairs = zip(asked.demanded, decision.policies, strict=True)
+    denials = [policy.reason for each, policy in pairs if not (policy.allowed or each.is_shadow)]
+    return all(reason == DenialReason.NO_LEASE for reason in denials)
 
 
 def _may_be_certain(request: Request) -> bool:

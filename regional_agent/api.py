@@ -25,8 +25,8 @@ from regional_agent.answers import (
     answered,
     hold_answered,
 )
-from regional_agent.batches import Batch, read_piece
-from regional_agent.callers import CallerRules
+from regional_agent.batches import Batch, permitted, read_piece
+from regional_agent.callers import CallerRules, adjust_forbidden
 from regional_agent.health import Health, HealthStatus
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
@@ -53,8 +53,12 @@ TheWorkers = Annotated[Workers, Depends(the_workers)]
 
 async def require_caller(request: Request) -> None:
     """Refuse callers that may not use this agent."""
+    rules_of(request).check(request)
+
+
+def rules_of(request: Request) -> CallerRules:
     rules: CallerRules = request.app.state.caller_rules
-    rules.check(request)
+    return rules
 
 
 services = APIRouter(tags=["services"], dependencies=[Depends(require_caller)])
@@ -64,8 +68,11 @@ health = APIRouter(tags=["health"])
 @services.post(HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 503: CheckAnswer}))
 async def check(request: Request, region: TheRegion) -> Response:
     """May this happen now? Consumes when it may."""
+    wanted = await read_body(request, Check)
+    if wanted.mode == "adjust" and not rules_of(request).request_may_adjust(request):
+        raise adjust_forbidden()
     try:
-        verdict = await region.admission.decide(await read_body(request, Check))
+        verdict = await region.admission.decide(wanted)
     except REFUSALS as refusal:
         raise problem_of(refusal) from None
     told = answered(verdict, request.url.path, request_id_of(request.scope))
@@ -81,7 +88,9 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     pieces = (await read_parts(request, CheckPieces)).checks
     answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
     batch = Batch(request.url.path, request_id_of(request.scope), partial(tell, answer))
-    batch.submit(region.admission, [read_piece(region.admission, bytes(piece)) for piece in pieces])
+    may_adjust = rules_of(request).request_may_adjust(request)
+    checks = [permitted(read_piece(region.admission, bytes(piece)), may_adjust=may_adjust) for piece in pieces]
+    batch.submit(region.admission, checks)
     return reply(await answer)
 
 
@@ -112,7 +121,9 @@ async def look_at_hold(hold_id: str, region: TheRegion) -> Response:
 )
 async def commit_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
     """So many units were used; what is beyond the hold is booked as well. Another number later is refused."""
-    return reply(await region.holds.tell(hold_id, "commit", (await read_body(request, HoldCommit)).units))
+    units = (await read_body(request, HoldCommit)).units
+    may_exceed = rules_of(request).request_may_adjust(request)
+    return reply(await region.holds.tell(hold_id, "commit", units, may_exceed=may_exceed))
 
 
 @services.post(

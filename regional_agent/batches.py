@@ -13,6 +13,7 @@ from doors.bodies import decode
 from doors.problems import PROBLEMS, Problem, problem_document
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import BatchAnswer, BatchItem, Check, Verdict, status_of_answer
+from regional_agent.callers import adjust_forbidden
 from regional_agent.refusals import REFUSALS, problem_of
 
 log = structlog.get_logger()
@@ -24,6 +25,13 @@ def asked_of(admission: Admits, check: Check) -> Asked | Exception:
         return admission.asked(check)
     except REFUSALS as refusal:
         return refusal
+
+
+def permitted(asked: Asked | Exception, *, may_adjust: bool) -> Asked | Exception:
+    """Return what is asked, or the refusal where it is an adjustment and the caller may make none."""
+    if may_adjust or isinstance(asked, Exception) or asked.request.mode != "adjust":
+        return asked
+    return adjust_forbidden()
 
 
 def read_piece(admission: Admits, piece: bytes) -> Asked | Exception:

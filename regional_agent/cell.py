@@ -66,7 +66,15 @@ class Cell:
         self.slicing = Slicing(gatherer, self.life, self.sharing, clock)
         without_store = WithoutStore(journal, metrics, clock, settings.workers)
         self.admission = Admission(
-            gatherer, self.life, self.leasing, self.slicing, self.sharing, without_store, metrics, clock
+            gatherer,
+            self.life,
+            self.leasing,
+            self.slicing,
+            self.sharing,
+            without_store,
+            metrics,
+            clock,
+            settings.adjust_ceiling,
         )
         self.conversation = Conversation(
             scripts=self.scripts,

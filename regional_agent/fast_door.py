@@ -30,7 +30,7 @@ from doors.request_ids import harmless, new_request_id
 from regional_agent.admission import Admits, Asked
 from regional_agent.answers import Answered, BatchAnswer, Check, CheckPieces, Verdict, answered
 from regional_agent.asked_before import AskedBefore
-from regional_agent.batches import Batch, asked_of
+from regional_agent.batches import Batch, asked_of, permitted
 from regional_agent.callers import CallerRules
 from regional_agent.domain.remembered import Remembered
 
@@ -54,6 +54,7 @@ class Head(NamedTuple):
     path: str = ""
     body_bytes: int = 0
     request_id: str | None = None
+    may_adjust: bool = True
 
 
 HANDED_ON = Head(False)
@@ -86,6 +87,10 @@ class _NotUtf8(Exception):
 
 _decode_pieces = msgspec.json.Decoder(CheckPieces).decode
 _encode = msgspec.json.Encoder().encode
+
+
+def _values(telling: dict[bytes, bytes], name: bytes) -> list[str]:
+    return [telling[name].decode("latin-1")] if name in telling else []
 
 
 class FastDoor:
@@ -133,13 +138,13 @@ class FastDoor:
             and telling.get(b"connection", b"keep-alive").lower() == b"keep-alive"
             and self._is_welcome(telling)
         )
-        return Head(True, path, int(length), harmless(telling.get(b"x-request-id", b""))) if is_plain else HANDED_ON
+        if not is_plain:
+            return HANDED_ON
+        request_id = harmless(telling.get(b"x-request-id", b""))
+        return Head(True, path, int(length), request_id, self._callers.may_adjust(_values(telling, b"authorization")))
 
     def _is_welcome(self, telling: dict[bytes, bytes]) -> bool:
-        authorization, host, origin = (
-            [telling[name].decode("latin-1")] if name in telling else []
-            for name in (b"authorization", b"host", b"origin")
-        )
+        authorization, host, origin = (_values(telling, name) for name in (b"authorization", b"host", b"origin"))
         return self._callers.refusal(authorization, host, origin) is None
 
     # --- bodies ------------------------------------------------------------------------------------------------------
@@ -298,7 +303,7 @@ class FastProtocol(BoundedProtocol):
             self._decide_batch(head, body)
             return
         try:
-            asked = self.door.asked(body)
+            asked = permitted(self.door.asked(body), may_adjust=head.may_adjust)
         except Problem as problem:
             asked = problem
         if isinstance(asked, Exception):
@@ -313,6 +318,7 @@ class FastProtocol(BoundedProtocol):
             self._hand_on(self._raw)
         else:
             request_id = head.request_id or new_request_id()
+            checks = [permitted(check, may_adjust=head.may_adjust) for check in checks]
             Batch(BATCH, request_id, partial(self._told_all, request_id)).submit(self.door.admission, checks)
 
     def _told_all(self, request_id: str, answer: BatchAnswer) -> None:

@@ -11,7 +11,9 @@ import structlog
 from doors.problems import InvalidParameter, Problem
 from protocol.outcomes import HoldOutcome
 from regional_agent.answers import HoldStatus
+from regional_agent.callers import adjust_forbidden
 from regional_agent.cell import Cell
+from regional_agent.domain.ceilings import allowance_ceiling
 from regional_agent.domain.hold_ids import HoldId, HoldSeal, NoHoldKey
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
@@ -21,17 +23,31 @@ log = structlog.get_logger()
 
 
 class Holds:
-    def __init__(self, cell_of: Callable[[str], Cell], seal: HoldSeal, metrics: Metrics) -> None:
-        """`cell_of`: where a quota lies."""
+    def __init__(
+        self,
+        cell_of: Callable[[str], Cell],
+        seal: HoldSeal,
+        metrics: Metrics,
+        limit_of: Callable[[str], int | None],
+        adjust_ceiling: int,
+    ) -> None:
+        """`cell_of`: where a quota lies. `limit_of`: the limit of an allowance, where it is known."""
+        self._limit_of = limit_of
+        self._adjust_ceiling = adjust_ceiling
         self._cell_of = cell_of
         self.seal = seal
         self._metrics = metrics
 
-    async def tell(self, hold_id: str, action: str, amount: int = 0) -> HoldStatus:
-        """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be."""
+    async def tell(self, hold_id: str, action: str, amount: int = 0, *, may_exceed: bool = True) -> HoldStatus:
+        """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be.
+
+        `may_exceed`: whether the caller may commit more than the hold has set aside.
+        """
         hold = self._opened(hold_id)
         if not hold.by_cell:
             return HoldStatus(hold_id=hold_id, state="nothing_held", units=0, committed=0, expires_in_ms=0)
+        if action == "commit":
+            await self._refuse_excess(hold, amount, may_exceed=may_exceed)
         told = await self._ask_store(hold, action, amount)
         self._metrics.holds.labels(action, told.outcome.value).inc()
         if told.outcome is not HoldOutcome.DONE:
@@ -58,6 +74,23 @@ class Holds:
             _ = self.seal.cipher
         except NoHoldKey:
             raise _no_key() from None
+
+    async def _refuse_excess(self, hold: HoldId, units: int, *, may_exceed: bool) -> None:
+        """Refuse a commit beyond the hold that is above the ceiling, or whose caller may not book beyond limits."""
+        quotas = [part.quota for each in hold.by_cell for part in each.parts if part.algorithm == "allowance"]
+        ceilings = [allowance_ceiling(self._limit_of(quota) or 1, self._adjust_ceiling) for quota in quotas]
+        if not ceilings or (may_exceed and units <= min(ceilings)):
+            return
+        found = await self._ask_store(hold, "look", 0)
+        if found.outcome is not HoldOutcome.DONE or units <= found.units:
+            return
+        if not may_exceed:
+            raise adjust_forbidden()
+        ceiling = max(min(ceilings), found.units * self._adjust_ceiling)
+        if units > ceiling:
+            reason = f"one commit may book at most {ceiling} units: see adjust_ceiling"
+            fault = InvalidParameter("units", "maximum", reason)
+            raise Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
 
     async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
         """Each cell that something is set aside in. Said again, those that know it already change nothing."""

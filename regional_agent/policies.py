@@ -268,6 +268,15 @@ class Policies:
         limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
         return limit if isinstance(limit, Rate) else self._slots(quota, key, 0, limit, is_shadow=False)
 
+    def allowance_limit(self, key: str) -> int | None:
+        """Return the limit of an allowance by its quota key; None if it is no allowance of this document."""
+        name, values = parse_quota_key(key)
+        quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
+        if quota is None or quota.kind is not QuotaKind.ALLOWANCE:
+            return None
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        return limit if isinstance(limit, int) else None
+
     def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
         """By the keys that they are for; of several for one, the last."""
         quotas = {quota.name: quota for quota in self._bundle.document.quotas}

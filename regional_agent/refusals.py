@@ -2,25 +2,39 @@
 
 from doors.problems import InvalidParameter, Problem
 from regional_agent.admission import NoPoliciesYet
+from regional_agent.domain.ceilings import AboveCeiling
 from regional_agent.domain.subjects import InvalidAddress, InvalidSubjectValue
 from regional_agent.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.store.scripts import OperationConflict
 
-REFUSALS = (UnknownSubjectField, InvalidAddress, InvalidSubjectValue, OperationConflict, HoldNeeded, NoPoliciesYet)
+REFUSALS = (
+    UnknownSubjectField,
+    InvalidAddress,
+    InvalidSubjectValue,
+    OperationConflict,
+    HoldNeeded,
+    NoPoliciesYet,
+    AboveCeiling,
+)
 
 
 def problem_of(error: Exception) -> Problem:
     """Raises what is no refusal."""
     match error:
         case UnknownSubjectField():
-            fault = InvalidParameter(f"subject.{error.field}", "required", str(error))
-            return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
+            return _invalid(f"subject.{error.field}", "required", str(error))
         case InvalidAddress():
-            fault = InvalidParameter("subject.ip", "address", str(error))
-            return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
+            return _invalid("subject.ip", "address", str(error))
         case InvalidSubjectValue():
-            fault = InvalidParameter(f"subject.{error.field}", error.rule, str(error))
-            return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
+            return _invalid(f"subject.{error.field}", error.rule, str(error))
+        case AboveCeiling():
+            return _invalid(error.field, "maximum", str(error))
+        case _:
+            return _problem_of_state(error)
+
+
+def _problem_of_state(error: Exception) -> Problem:
+    match error:
         case OperationConflict():
             fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")
             return Problem("operation-conflict", fault.reason, invalid_parameters=[fault])
@@ -30,3 +44,8 @@ def problem_of(error: Exception) -> Problem:
             return Problem("not-ready", "the agent has no policies yet", headers={"Retry-After": "1"})
         case _:
             raise error
+
+
+def _invalid(field: str, rule: str, reason: str) -> Problem:
+    fault = InvalidParameter(field, rule, reason)
+    return Problem("invalid-request", f"{field}: {reason}", invalid_parameters=[fault])

@@ -51,7 +51,7 @@ class Region:
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = SpreadAdmission(self.cells, self.metrics)
         self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else self._spread
-        self.holds = Holds(self.cell_of, HoldSeal(), self.metrics)
+        self.holds = Holds(self.cell_of, HoldSeal(), self.metrics, self._allowance_limit, settings.adjust_ceiling)
         self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
             "policies",
@@ -125,6 +125,10 @@ class Region:
             )
             await self._coordinator.close()
             await self.store.close()
+
+    def _allowance_limit(self, quota: str) -> int | None:
+        policies = self.admission.policies
+        return None if policies is None else policies.allowance_limit(quota)
 
     def _doubt(self, cell: int) -> None:
         self.cells[cell].life.doubt()

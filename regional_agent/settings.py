@@ -33,6 +33,8 @@ class AgentSettings(Settings):
     port: int = Field(default=8411, ge=0, le=65535, examples=[8411])
     uds: str | None = Field(default=None, examples=["/run/leasehold/agent.sock"])
     service_token: SecretStr | None = Field(default=None, min_length=16, examples=["a long random text"])
+    adjust_token: SecretStr | None = Field(default=None, min_length=16, examples=["another long random text"])
+    adjust_ceiling: int = Field(default=100, ge=1, le=1_000_000, examples=[100])
     name: str = Field(default_factory=_own_name, min_length=1, max_length=128, examples=["agent-1"])
     workers: int = Field(default=1, ge=1, le=64, examples=[4])
     report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])

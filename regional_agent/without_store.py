@@ -74,6 +74,12 @@ class WithoutStore:
         else:
             on_answer(answer)
 
+    def book_adjustment(self, demanded: Sequence[Demanded], request: Request, on_answer: OnAnswer) -> None:
+        """Write work that was done to the journal, where its region has no lease to book it on."""
+        counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
+        answers = [_answer(each, allowed=True) for each in demanded]
+        self._keep(demanded, counted, request, answer_of(True, StoreFailure.OPEN.value, answers), on_answer)
+
     def answered_before(self, demanded: Sequence[Demanded], request: Request) -> CheckAnswer | Exception | None:
         """What this agent's journal knows of the request's operation, whether the store is there or not."""
         operation = request.operation

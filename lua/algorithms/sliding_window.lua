@@ -46,12 +46,12 @@ end
 
 local function refuse(state, cost, is_enforced)
   local units = state.taken + cost
-  if units > state.burst and is_enforced or state.current + units > MOST_USED then return 'cost_above_limit' end
+  if units > state.burst and is_enforced then return 'cost_above_limit' end
   if room_ms(state, units) < 0 and is_enforced then return 'rate_exceeded', retry_ms(state, units) end
 end
 
 local function take(state)
-  state.current = state.current + state.taken
+  state.current = math.min(state.current + state.taken, MOST_USED)
   share.take(state)
 end
 

@@ -6,7 +6,8 @@
 -- KEYS  1 the packed state (parts/share)
 -- ARGV  1 rate_micro   2 burst: the safe share
 -- Gives the algorithm. In any time t it admits at most burst + rate × t. A bucket keeps its units when its limit
---       changes, up to the new burst. A cost below zero gives units back, up to the burst.
+--       changes, up to the new burst. A cost below zero gives units back, up to the burst. An adjustment leaves it
+--       owing, but no more parts than are counted exactly: what is beyond is forgotten.
 
 local mono = ...
 local share = require('parts/share')
@@ -33,7 +34,7 @@ end
 
 local function refuse(state, cost, is_enforced)
   local needed = (state.taken + cost) * PARTS
-  if state.taken + cost > state.burst and is_enforced or needed > MAX_UNITS then return 'cost_above_limit' end
+  if state.taken + cost > state.burst and is_enforced then return 'cost_above_limit' end
   local there = state.parts + state.extra
   if needed > there and is_enforced then
     local parts = needed - there

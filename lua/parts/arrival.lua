@@ -27,7 +27,7 @@ return function(mono)
 
   local function refuse(state, cost, is_enforced)
     local units = state.taken + cost
-    if units > state.burst and is_enforced or units * PARTS > MAX_UNITS then return 'cost_above_limit' end
+    if units > state.burst and is_enforced then return 'cost_above_limit' end
     local over = state.ahead - (state.burst - units) * PARTS
     if over > 0 and is_enforced then
       return 'rate_exceeded', share.gain_ms(state, math.ceil(over / state.rate_micro), over)
@@ -42,7 +42,7 @@ return function(mono)
   local function reset_ms(state, taken) return math.ceil(ahead_with(state, taken) / state.rate_micro) end
 
   local function take(state)
-    local parts = state.rest + state.taken * PARTS
+    local parts = state.rest + math.min(state.taken * PARTS, MAX_UNITS) -- an adjustment beyond is forgotten
     local rest = math.fmod(parts, state.rate_micro)
     if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000

@@ -92,7 +92,7 @@ def told(answer: Any) -> Any:
     if not isinstance(answer, dict):
         return answer
     kept = {name: told(value) for name, value in answer.items() if name not in ("request_id", "instance")}
-    kept |= {name: answer[name] > 0 for name in TIMES & answer.keys()}
+    kept |= {name: answer[name] and answer[name] > 0 for name in TIMES & answer.keys()}
     if "detail" in kept:
         kept["detail"] = re.sub(r"in \d+ s$", "in so many s", kept["detail"])
     return kept
@@ -139,7 +139,8 @@ async def test_three_doors_say_the_same(doors: Doors, world: World) -> None:
         slow = await doors.post(doors.slow, checks["slow"])
         assert (fast.status_code, told(fast.json())) == (slow.status_code, told(slow.json())), checks["fast"]
         assert headers(fast) == headers(slow)
-        assert abs(fast.json().get("retry_after_ms", 0) - slow.json().get("retry_after_ms", 0)) < 60_000
+        retry_ms = [answer.json().get("retry_after_ms", 0) for answer in (fast, slow)]
+        assert retry_ms == [None, None] or abs(retry_ms[0] - retry_ms[1]) < 60_000
         await compare_batches(doors, checks["many"], slow)
         statuses.add(fast.status_code)
         shadows = [policy for policy in fast.json().get("policies", []) if policy["shadow"]]

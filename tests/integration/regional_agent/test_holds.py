@@ -115,7 +115,7 @@ async def test_what_is_used_beyond_the_limit_is_overage(world: World, agent: Age
 
 async def test_a_denial_is_that_of_a_check(agent: Agent) -> None:
     denied, check = (await hold(agent, 101)).json(), (await agent.check(cost=101)).json()
-    assert denied["type"] == check["type"] == "/problems/quota-exceeded"
+    assert denied["type"] == check["type"] == "/problems/cost-above-limit"
     assert denied["denied_by"] == "export"
     assert {*denied} == {*check}
     assert [each["allowed"] for each in denied["policies"]] == [False, True]
