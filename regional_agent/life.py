@@ -6,10 +6,14 @@ anything is admitted again. The same happens to a store that was put back to an 
 the conversation with the coordinator has shown it.
 
 One store goes on in its epoch: a single one without replicas that fsyncs every write. It must have been so all through
-the life before, as that life's fence says, and be so now. And of two ends of an epoch it is certain that nothing was
-forgotten: that of the exempt store where the coordinator ended its epoch meanwhile, and that of an epoch which another
-store's has replaced while this one lives on in the same life. Then the coordinator is told so: what the epoch has left
-is given back and free at once. Of all others the worst is assumed.
+the life before, as that life's fence says, and be so now. Settings can be changed at any moment, so they prove nothing
+of the last moment before a crash: in such an epoch each script's reply counts only once the store has said that what
+it wrote is on disk (`WAITAOF`). What a crash may lose was never answered.
+
+Of two ends of an epoch it is certain that nothing was forgotten: that of the exempt store where the coordinator ended
+its epoch meanwhile, and that of an epoch which another store's has replaced while this one lives on in the same life.
+Then the coordinator is told so: what the epoch has left is given back and free at once. Of all others the worst is
+assumed.
 """
 
 import asyncio
@@ -135,16 +139,23 @@ class LifeKeeper:
             log.error("allowances are not admitted: the store may evict leases", maxmemory_policy=policy)
 
     async def _watch_exemption(self) -> None:
-        if self.is_exempt and not await self._store.is_exempt():
-            await self._scripts.end_exemption()
+        """End the epoch of a store that does not flush every write any more.
+
+        The ledger refuses to let an ended epoch go on. The fence alone would not do: that it was changed may be lost
+        in the next crash, with everything else that was not flushed.
+        """
+        life = self.current
+        if life is not None and self.is_exempt and not await self._store.is_exempt():
             self.is_exempt = False
-            log.warning("the store is not exempt any more: its next restart costs an epoch")
+            log.warning("the store is not exempt any more: another epoch begins", epoch=life.epoch)
+            self.ended(life)
 
     async def _again(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         self._doubted.set()
 
     async def _establish(self) -> None:
+        self._store.prove_durability(is_wanted=False)
         # Read anew, for a connection may have outlived its store's place in the topology.
         fingerprint = await self._store.read_fingerprint()
         if fingerprint != self._store.fingerprint:
@@ -161,6 +172,7 @@ class LifeKeeper:
         self._newest_epoch = life.epoch
         if self._doubted.is_set():
             raise StoreUnavailable("the store may have begun another life while this one was looked at")
+        self._store.prove_durability(is_wanted=self.is_exempt)
         self.current = life
         self.refused = ""
         self.established.set()

@@ -78,6 +78,10 @@ class CellConnection:
     def eviction_policy(self) -> str | None:
         return None if self.link is None else self.link.eviction_policy
 
+    def prove_durability(self, *, is_wanted: bool) -> None:
+        """A Cluster is never exempt: each failover begins another life."""
+        assert not is_wanted
+
     @property
     def calls(self) -> int:
         return 0 if self.link is None else self.link.calls

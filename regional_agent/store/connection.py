@@ -54,6 +54,7 @@ class StoreError(Exception):
     """The store answered with an error."""
 
 
+SCRIPTS = frozenset({"EVALSHA", "EVAL"})
 UNREACHABLE = (OSError, TimeoutError, StoreUnavailable, StoreError)
 
 
@@ -190,6 +191,34 @@ class _Protocol(asyncio.Protocol):
             self._transport.abort()  # what was not sent yet must not be: nobody would hear the answer
 
 
+def is_flushed(told: Reply | Exception) -> bool:
+    """Whether WAITAOF says that the writes of its connection are on the disk of this store."""
+    return isinstance(told, list) and bool(told) and told[0] == 1
+
+
+def _flushed_within(patience_s: float) -> tuple[Argument, ...]:
+    return ("WAITAOF", 1, 0, max(1, int(patience_s * 1000)))
+
+
+class _DurabilityProof:
+    """Passes a reply on once the store has said that what was written before it is on disk."""
+
+    __slots__ = ("_on_reply", "_reply")
+
+    def __init__(self, on_reply: OnReply) -> None:
+        self._on_reply = on_reply
+        self._reply: Reply | Exception = None
+
+    def on_reply(self, reply: Reply | Exception) -> None:
+        self._reply = reply
+
+    def on_flushed(self, told: Reply | Exception) -> None:
+        if isinstance(self._reply, Exception) or is_flushed(told):
+            self._on_reply(self._reply)
+        else:
+            self._on_reply(NoAnswer("the store did not say that what it wrote is on its disk"))
+
+
 class StoreAddress:
     """`redis://:password@host:port/database` or `unix:///path?db=0`. The text never shows the password."""
 
@@ -222,6 +251,7 @@ class Store(Protocol):
     def eviction_policy(self) -> str | None: ...
     @property
     def calls(self) -> int: ...
+    def prove_durability(self, *, is_wanted: bool) -> None: ...
     @property
     def node(self) -> str:
         """Where it is, for people."""
@@ -259,6 +289,7 @@ class StoreConnection:
         self._on_connected = on_connected
         self._on_lost_to_others = on_lost
         self._is_node = is_node
+        self._proves_durability = False
         self._reason = ""
         self._protocol: _Protocol | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -287,14 +318,34 @@ class StoreConnection:
             on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
             return
         self.calls += 1
-        self._protocol.send(arguments, on_reply, self._decision_timeout_s, at_once=True)
+        self._submit(self._protocol, arguments, on_reply, self._decision_timeout_s, at_once=True)
+
+    def _submit(
+        self,
+        protocol: _Protocol,
+        arguments: Sequence[Argument],
+        on_reply: OnReply,
+        patience_s: float,
+        *,
+        at_once: bool,
+    ) -> None:
+        if not self._proves_durability or arguments[0] not in SCRIPTS:
+            protocol.send(arguments, on_reply, patience_s, at_once=at_once)
+            return
+        proof = _DurabilityProof(on_reply)
+        protocol.send(arguments, proof.on_reply, patience_s, at_once=False)
+        protocol.send(_flushed_within(patience_s), proof.on_flushed, patience_s, at_once=at_once)
+
+    def prove_durability(self, *, is_wanted: bool) -> None:
+        """Whether replies of scripts count only once the store has said that what they wrote is on its disk."""
+        self._proves_durability = is_wanted
 
     async def _ask(self, *arguments: Argument) -> Reply:
         if self._protocol is None:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._protocol.send(arguments, told_by(future), self._timeout_s, at_once=False)
+        self._submit(self._protocol, arguments, told_by(future), self._timeout_s, at_once=False)
         return await future
 
     async def read_fingerprint(self) -> str:
@@ -313,7 +364,15 @@ class StoreConnection:
             and not _field(replication, b"master_replid2").strip("0")  # it was never promoted
             and _field(cluster, b"cluster_enabled") == "0"
             and [settings.get(name.encode()) for name in names] == [b"yes", b"always", b"no"]
+            and await self._can_prove_durability()
         )
+
+    async def _can_prove_durability(self) -> bool:
+        """Whether the store can say that a write is on its disk: Redis since 7.2, and Valkey."""
+        try:
+            return is_flushed(await self._ask(*_flushed_within(self._timeout_s)))
+        except StoreError:
+            return False
 
     async def read_eviction_policy(self) -> str | None:
         """Read which keys the store drops when its memory is full. Anybody may change that at any time."""

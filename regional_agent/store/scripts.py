@@ -365,9 +365,6 @@ class Scripts:
             await self._run("rebind_epoch", [self._fence_key], fence.fingerprint, fence.nonce, fence.epoch, fingerprint)
         )
 
-    async def end_exemption(self) -> None:
-        await self._store.call("HDEL", self._fence_key, "exempt")
-
     async def seqs(self, epoch: int, lanes: int) -> list[int]:
         """Of each lane, the last number that was given to a batch."""
         names = [keys.lane(lane if self.cell is None else self.cell, epoch) for lane in range(lanes)]

@@ -363,6 +363,9 @@ class ScriptedStore:
         }
         return [text for name in names for text in (name, values[name])]
 
+    def _waitaof(self, *_: str) -> list[Any]:
+        return [int(self.is_exempt), 0]
+
 
 _COMMANDS: dict[str, Callable[..., Any]] = {
     "DEL": ScriptedStore.delete,
@@ -373,6 +376,7 @@ _COMMANDS |= {
     name.upper(): getattr(ScriptedStore, f"_{name}")
     for name in (
         *(
+            "waitaof",
             "hget",
             "hmget",
             "hgetall",

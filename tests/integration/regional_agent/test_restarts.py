@@ -1,8 +1,10 @@
 """A store that restarts, as it is set up: in the same epoch, or in a new one; and what becomes of the one before."""
 
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,7 +71,7 @@ async def test_any_other_begins_a_new_one(world: World, tmp_path: Path, first: s
 async def test_a_replica_or_other_settings_end_the_exemption(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though they are as before when the store restarts."""
+    """Though they are as before when the store restarts, and its data as they were when it was exempt."""
     monkeypatch.setattr("regional_agent.life.WATCH_S", 0.05)
     port = free_port()
     with store(tmp_path, port, "always"):
@@ -78,12 +80,40 @@ async def test_a_replica_or_other_settings_end_the_exemption(
         before = epoch_of(agent)
         assert (await agent.region.scripts.read_fence()).is_exempt
         embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync everysec")
-        await until(lambda: not agent.region.life.is_exempt)
-        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync always")
-        assert not (await agent.region.scripts.read_fence()).is_exempt
-    with store(tmp_path, port, "always"):
         await until(lambda: epoch_of(agent) > before)
+        assert not agent.region.life.is_exempt
+        await spends(agent, 5)
+        ended = epoch_of(agent)
+    with store(tmp_path, port, "always"):
+        await until(lambda: epoch_of(agent) > ended)
         await world.agents.aclose()
+    assert (await world.epochs())[0][1:] == ("fenced", False)
+
+
+async def test_a_store_that_stops_flushing_and_crashes_has_admitted_nothing_that_it_forgets(
+    world: World, tmp_path: Path
+) -> None:
+    """Long before anybody looks at its settings again."""
+    port, data = free_port(), tmp_path / "store"
+    changed: dict[str, Any] = {"decision_timeout_ms": 100, "store_timeout_ms": 100, "report_interval_ms": 60_000}
+    with store(tmp_path, port, "always"):
+        agent = await world.agent(store_url=embedded.store_url(port, PASSWORD), **changed)
+        await agent.lease(100)
+        await spends(agent, 5)
+        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync no")
+        shutil.copytree(data, tmp_path / "on disk")
+        answers = [(await agent.check(cost=1)).status_code for _ in range(10)]
+        assert agent.region.life.is_exempt, "its settings have not been looked at"
+    admitted = 5 + answers.count(200)
+    await until(lambda: agent.region.store.fingerprint is None)
+    shutil.rmtree(data)
+    shutil.copytree(tmp_path / "on disk", data)
+    with store(tmp_path, port, "always"):
+        await until(lambda: lives_in(agent) == agent.region.store.fingerprint is not None)
+        await agent.ready()
+        admitted += sum([(await agent.check(cost=1)).status_code == 200 for _ in range(120)])
+        await world.agents.aclose()
+    assert admitted <= 100
 
 
 async def test_a_backup_in_the_place_of_the_data_does_not_go_on(world: World, tmp_path: Path) -> None:
