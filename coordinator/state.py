@@ -24,6 +24,8 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import Clock
 
+LOCK_TIMEOUT_MS = 1_000  # of an exchange: those that are gathered with it wait as long
+
 
 @dataclass(frozen=True)
 class Coordinator:
@@ -54,7 +56,8 @@ class Coordinator:
         terms = Terms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days, claims)
         with self.metrics.exchange_seconds.time():
             return await self.database.run(
-                lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets)
+                lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets),
+                lock_timeout_ms=LOCK_TIMEOUT_MS,
             )
 
     async def _look_up(self, token_hashes: Collection[bytes]) -> dict[bytes, Caller]:

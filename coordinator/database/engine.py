@@ -4,7 +4,7 @@
 was quicker to insert, limits that it changed) or a connection that died is tried again, a bounded number of times; each
 attempt is a whole transaction from its start. An operation may therefore run twice, even if its first commit got
 through and only the answer was lost: so every operation is written to be safe to repeat. What stays unreachable is
-`DatabaseUnavailable`, which the doors answer with 503.
+`DatabaseUnavailable`, which the doors answer with 503; what fails although Postgres is there is a `TransactionFailed`.
 
 READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
 ask for `snapshot=True`.
@@ -18,7 +18,7 @@ import asyncpg
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from coordinator.database.connection import Connection, read_sums_as_integers
-from coordinator.outages import DatabaseUnavailable, DecisionOutdated
+from coordinator.outages import DatabaseUnavailable, DecisionOutdated, TransactionFailed
 
 if TYPE_CHECKING:
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
@@ -28,6 +28,7 @@ else:
     BaseConnection = asyncpg.Connection
 
 Result = TypeVar("Result")
+Errors: TypeAlias = tuple[type[Exception], ...]
 
 ATTEMPTS = 4
 CONNECT_TIMEOUT_S = 5
@@ -48,6 +49,10 @@ CONTENTION = (
     asyncpg.LockNotAvailableError,
     DecisionOutdated,
 )
+TOO_MUCH = (
+    asyncpg.QueryCanceledError,  # it ran into the statement timeout
+    asyncpg.OutOfMemoryError,  # of the server, or of its table of locks
+)
 LOST = (
     ConnectionError,
     asyncpg.PostgresConnectionError,
@@ -57,6 +62,7 @@ LOST = (
     asyncpg.InternalClientError,  # what the driver says if the server hangs up between the two steps of a query
 )
 TRIED_AGAIN = (*CONTENTION, *LOST, asyncpg.UniqueViolationError)
+TRIED_AGAIN_WITHOUT_LOCKS = tuple(error for error in TRIED_AGAIN if error is not asyncpg.LockNotAvailableError)
 OUTAGE = (
     *LOST,
     OSError,
@@ -80,14 +86,25 @@ class Database:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def run(self, operation: Callable[[Connection], Awaitable[Result]], *, snapshot: bool = False) -> Result:
-        """One transaction, committed when this returns; repeated where contention or a lost connection ended it."""
+    async def run(
+        self,
+        operation: Callable[[Connection], Awaitable[Result]],
+        *,
+        snapshot: bool = False,
+        lock_timeout_ms: int | None = None,
+    ) -> Result:
+        """One transaction, committed when this returns; repeated where contention or a lost connection ended it.
+
+        With `lock_timeout_ms` it waits that long for each lock, and is not repeated for one that was not free by then.
+        """
 
         async def once() -> Result:
             async with self.transaction(snapshot=snapshot) as connection:
+                if lock_timeout_ms is not None:
+                    await connection.execute(f"SET LOCAL lock_timeout = {lock_timeout_ms}")
                 return await operation(connection)
 
-        return await _retried(once)
+        return await _retried(once, TRIED_AGAIN if lock_timeout_ms is None else TRIED_AGAIN_WITHOUT_LOCKS)
 
     async def read(self, operation: Callable[[Connection], Awaitable[Result]]) -> Result:
         """For a single statement, such as looking a token up: it needs no transaction around it."""
@@ -107,19 +124,21 @@ class Database:
                 yield connection
 
 
-async def _retried(once: Callable[[], Awaitable[Result]]) -> Result:
+async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = TRIED_AGAIN) -> Result:
     try:
-        with suppress(*TRIED_AGAIN):  # nearly always it is done: asking the library costs more than a round trip
+        with suppress(*tried_again):  # nearly always it is done: asking the library costs more than a round trip
             return await once()
-        return await _again()(once)
-    except (*CONTENTION, *OUTAGE) as error:
+        return await _again(tried_again)(once)
+    except (*CONTENTION, *TOO_MUCH) as error:
+        raise TransactionFailed(type(error).__name__) from error
+    except OUTAGE as error:
         raise DatabaseUnavailable(type(error).__name__) from error
 
 
-def _again() -> AsyncRetrying:
+def _again(tried_again: Errors) -> AsyncRetrying:
     """At once, and then after pauses that grow."""
     return AsyncRetrying(
-        retry=retry_if_exception_type(TRIED_AGAIN),
+        retry=retry_if_exception_type(tried_again),
         wait=wait_random_exponential(multiplier=0.02, max=0.2),
         stop=stop_after_attempt(ATTEMPTS - 1),
         reraise=True,

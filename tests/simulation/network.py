@@ -36,7 +36,7 @@ from protocol.messages import (
     SharesResponse,
     Signal,
 )
-from protocol.outcomes import EpochRefusal, ExchangeOutcome
+from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.policy import PolicyBundle
 from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.ledger_model import LedgerModel, Transaction
@@ -115,6 +115,9 @@ class Coordinators:
             applied = await self._gathering.apply(parse_call(region, body))
         except Died:
             return None
+        for each in applied.response.replies:
+            if each.fault is not None or any(want.refusal is GrantRefusal.INVALID for want in each.refused):
+                self.on_bug("an agent's exchange or want was refused as malformed", ValueError(each))
         return msgspec.json.encode(applied.response)
 
     async def shares(self, region: str, body: bytes) -> bytes | None:
@@ -135,7 +138,11 @@ class Coordinators:
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
         await asyncio.sleep(self.transaction_s)
-        responses, transaction = self.ledger.apply_exchanges(calls, self.terms, self.clock.now())
+        try:
+            responses, transaction = self.ledger.apply_exchanges(calls, self.terms, self.clock.now())
+        except Exception as error:
+            self.on_bug("exchanges failed", error)  # they would be answered as refused
+            raise
         if not self.is_up or not self.conclude(transaction):
             raise Died
         for region, epochs in transaction.lost:

@@ -2,15 +2,23 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
 
 from coordinator.domain.exchange import Call, Incoming
 from coordinator.gathering import MOST_CALLS, Gathering
 from coordinator.operations.apply_exchange import Applied
-from coordinator.outages import DatabaseUnavailable
-from protocol.messages import FrozenBatch, FrozenLease, LeaseWant, LiveState
+from coordinator.outages import DatabaseUnavailable, TransactionFailed
+from protocol.messages import (
+    ExchangeReply,
+    ExchangeResponse,
+    FrozenBatch,
+    FrozenLease,
+    LeaseWant,
+    LiveState,
+    Versions,
+)
+from protocol.outcomes import ExchangeOutcome
 
 pytestmark = pytest.mark.anyio
 
@@ -20,20 +28,43 @@ def call(lane: int, epoch: int = 1, wants: Sequence[str] = ()) -> Call:
     return Call("us-east", "f", [Incoming(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", live)])
 
 
+VERSIONS = Versions(policies=3, blocks=4)
+
+
 class Ledger:
-    """Applies when it is let: each call's answer is the call itself, so that it is seen who got which."""
+    """Applies when it is let: each exchange's reply names its lane, so that it is seen who got which."""
 
     def __init__(self, *, fails: type[Exception] | None = None, bad_lane: int = -1) -> None:
         self.gathers: list[list[int]] = []
         self.gate = asyncio.Event()
+        self.gates: dict[tuple[int, ...], asyncio.Event] = {}  # of single transactions, by their lanes
         self.fails, self.bad_lane = fails, bad_lane
+        self.fails_alone = fails
 
     async def apply(self, calls: Sequence[Call]) -> Sequence[Applied]:
-        self.gathers.append([each.incoming[0].batch.lane for each in calls])
+        lanes = [incoming.batch.lane for each in calls for incoming in each.incoming]
+        self.gathers.append(lanes)
         await self.gate.wait()
-        if self.fails and self.bad_lane in self.gathers[-1]:
-            raise self.fails
-        return cast("Sequence[Applied]", calls)
+        if gate := self.gates.get(tuple(lanes)):
+            await gate.wait()
+        fails = self.fails if len(lanes) > 1 else self.fails and self.fails_alone
+        if fails and self.bad_lane in lanes:
+            raise fails
+        return [applied(each) for each in calls]
+
+
+def applied(call: Call) -> Applied:
+    replies = [
+        ExchangeReply(outcome=ExchangeOutcome.APPLIED, lane=each.batch.lane, seq=each.batch.seq)
+        for each in call.incoming
+    ]
+    for place, reply in call.refused:
+        replies.insert(place, reply)
+    return Applied(ExchangeResponse(replies=replies, versions=VERSIONS), (), 0, (), ())
+
+
+def outcomes(answer: Applied) -> list[str]:
+    return [reply.outcome.value for reply in answer.response.replies]
 
 
 async def settled() -> None:
@@ -53,7 +84,8 @@ async def test_who_is_alone_goes_at_once_and_who_waits_goes_together() -> None:
     tasks = await waiting(gathering, calls)
     assert ledger.gathers == [[0]]
     ledger.gate.set()
-    assert list[object](await asyncio.gather(*tasks)) == calls
+    answers = await asyncio.gather(*tasks)
+    assert [answer.response.replies[0].lane for answer in answers] == list(range(5))
     assert ledger.gathers == [[0], [1, 2, 3, 4]]
 
 
@@ -148,15 +180,72 @@ async def test_a_gather_is_bounded() -> None:
     assert [len(each) for each in ledger.gathers] == [1, MOST_CALLS, 10]
 
 
-async def test_the_trouble_of_one_is_not_the_trouble_of_others() -> None:
-    ledger = Ledger(fails=ValueError, bad_lane=2)
+@pytest.mark.parametrize("error", [ValueError, TransactionFailed])
+async def test_one_that_fails_is_refused_and_the_others_of_its_gather_are_booked(error: type[Exception]) -> None:
+    ledger = Ledger(fails=error, bad_lane=2)
     gathering, calls = Gathering(ledger.apply, places=1), [call(lane) for lane in range(4)]
     tasks = await waiting(gathering, calls)
     ledger.gate.set()
-    answers: list[object] = [*await asyncio.gather(*tasks, return_exceptions=True)]
-    assert [answers[0], answers[1], answers[3]] == [calls[0], calls[1], calls[3]]
-    assert isinstance(answers[2], ValueError)
-    assert ledger.gathers == [[0], [1, 2, 3], [1], [2], [3]]
+    answers = await asyncio.gather(*tasks)
+    assert [outcomes(answer) for answer in answers] == [["applied"], ["applied"], ["refused"], ["applied"]]
+    fault = answers[2].response.replies[0].fault
+    assert fault is not None
+    assert fault.rule == ("contention" if error is TransactionFailed else "internal")
+    assert fault.again_in_ms is not None
+    assert ledger.gathers[:2] == [[0], [1, 2, 3]]
+    assert sorted(ledger.gathers[2:]) == [[], [1], [2], [3]]
+
+
+async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refused() -> None:
+    ledger = Ledger(fails=ValueError, bad_lane=2)
+    ledger.gate.set()
+    exchanges = [call(lane).incoming[0] for lane in range(1, 4)]
+    malformed = ExchangeReply(outcome=ExchangeOutcome.REFUSED)
+    several = Call("us-east", "f", exchanges, [(1, malformed)])
+    answer = await Gathering(ledger.apply).apply(several)
+    assert [reply.lane for reply in answer.response.replies] == [1, None, 2, 3]
+    assert outcomes(answer) == ["applied", "refused", "refused", "applied"]
+    assert answer.response.versions == VERSIONS
+
+
+async def test_who_waits_for_a_lock_holds_up_nobody_who_does_not() -> None:
+    """The next gather goes on while those of the one that failed run alone."""
+    ledger = Ledger(fails=TransactionFailed, bad_lane=2)
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(lane) for lane in range(4)])
+    stuck = ledger.gates[(2,)] = asyncio.Event()
+    ledger.gate.set()
+    assert outcomes(await tasks[3]) == outcomes(await tasks[1]) == ["applied"]
+    assert outcomes(await gathering.apply(call(5))) == ["applied"]
+    assert not tasks[2].done()
+    stuck.set()
+    assert outcomes(await tasks[2]) == ["refused"]
+
+
+async def test_a_lane_that_failed_by_itself_fails_no_gather_for_a_while() -> None:
+    ledger = Ledger(fails=ValueError, bad_lane=2)
+    gathering = Gathering(ledger.apply, places=1)
+    ledger.gate.set()
+    assert outcomes(await gathering.apply(call(2))) == ["refused"]
+    ledger.gate.clear()
+    tasks = await waiting(gathering, [call(lane) for lane in (0, 1, 2, 3)])
+    del ledger.gathers[:]
+    ledger.gate.set()
+    await asyncio.gather(*tasks)
+    assert [1, 3] in ledger.gathers
+    ledger.fails = None
+    assert outcomes(await gathering.apply(call(2))) == ["applied"]
+    assert not gathering._suspects.includes("us-east", [(1, 2)], 0.0), "it is as good as any again"
+
+
+async def test_an_outage_while_one_runs_alone_is_no_refusal() -> None:
+    ledger = Ledger(fails=ValueError, bad_lane=2)
+    ledger.fails_alone = DatabaseUnavailable
+    gathering = Gathering(ledger.apply, places=1)
+    tasks = await waiting(gathering, [call(lane) for lane in range(3)])
+    ledger.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[2], DatabaseUnavailable)
 
 
 async def test_an_outage_is_everybodys_and_nothing_is_tried_again() -> None:
