@@ -23,6 +23,11 @@ Slots (a concurrency) are shared as a strict rate is, in millionths of a slot, o
 one thing more: what was taken by a share *lasts* for `slot_ttl` after the share is over. So a report says what is held,
 the share or what is in use if that is more; and holdings last, and nothing is given anew, so much longer. Of a store
 that lost its data, what it had stays reserved until all of it has run out.
+
+What a region reports is believed as far as it can be true: no more in force than it was ever given, or its safe share;
+no number that lies far ahead of the clock. So a report that is wrong takes nothing from the other regions. Where
+nothing is remembered yet, more may be in force than is believed: then nobody is given more than it has, until that has
+run out. All that is remembered fits into 64 bits.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +49,9 @@ LATEST_REPLY_MS = 5_000
 MARGIN_MS = 250  # by how much the clocks of coordinators may differ
 LONGEST_MS = REFRESHES * REFRESH_MS + MARGIN_MS
 WORST_MS = 1_000
-MOST_COUNTED = 2**62  # what is remembered of it has 64 bits
+MOST_REMEMBERED = 2**62  # of a number in a state: it has 64 bits
+FARTHEST_NUMBER_MS = 366 * 86_400_000  # numbers are moments: one farther ahead than this is no clock's error
+MOST_DEMAND = 1_000  # times the limit: enough to show who wants much more than there is
 MOST_PERHAPS = 8
 PAID_BACK_IN_MS = 2_000
 CARRIED = 10  # such a part of the worst case may be what was left of the limit, to be given out later
@@ -227,13 +234,13 @@ class Holding(Struct, array_like=True):
     def most_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
         """While what was lost may be in use, it is held beside what the store has given out since."""
         if from_ms >= self.lost_until_ms:
-            return self._given_within(from_ms, to_ms, safe_micro)
-        lost_micro = self.lost_micro + self._given_within(from_ms, min(to_ms, self.lost_until_ms - 1), safe_micro)
+            return self.given_within(from_ms, to_ms, safe_micro)
+        lost_micro = self.lost_micro + self.given_within(from_ms, min(to_ms, self.lost_until_ms - 1), safe_micro)
         if to_ms < self.lost_until_ms:
             return lost_micro
-        return max(lost_micro, self._given_within(self.lost_until_ms, to_ms, safe_micro))
+        return max(lost_micro, self.given_within(self.lost_until_ms, to_ms, safe_micro))
 
-    def _given_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
+    def given_within(self, from_ms: int, to_ms: int, safe_micro: int) -> int:
         return max(each.most_within(from_ms, to_ms, safe_micro) for each in self.perhaps)
 
 
@@ -263,6 +270,7 @@ def share_out(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Answ
     for region in terms.members:
         shared.holdings.setdefault(region, Holding())
     count(shared, terms, now_ms)
+    report = plausible(shared, report, terms, now_ms)
     hear(shared, report, terms, now_ms)
     targets = targets_of(shared, terms, now_ms)
     is_contended = _is_contended(shared, terms, now_ms)
@@ -311,11 +319,11 @@ def count(shared: Shared, terms: Terms, now_ms: int) -> None:
         return
     for begin_ms, end_ms in _stretches(shared, shared.at_ms, now_ms):
         excess = _excess_micro(shared, terms, begin_ms) * (end_ms - begin_ms)
-        shared.debt = max(0, shared.debt + excess)
-        shared.balance = max(-(terms.worst // CARRIED), shared.balance + excess)
+        shared.debt = min(MOST_REMEMBERED, max(0, shared.debt + excess))
+        shared.balance = min(MOST_REMEMBERED, max(-(terms.worst // CARRIED), shared.balance + excess))
         for region, holding in shared.holdings.items() if excess > 0 else ():
             has_micro = holding.most_within(begin_ms, begin_ms, terms.safe_micro(region))
-            holding.counted = min(MOST_COUNTED, holding.counted + has_micro * (end_ms - begin_ms))
+            holding.counted = min(MOST_REMEMBERED, holding.counted + has_micro * (end_ms - begin_ms))
     shared.at_ms = now_ms
 
 
@@ -346,6 +354,34 @@ def _milli(parts: int) -> int:
     return -(-parts * 1000 // PARTS)
 
 
+def plausible(shared: Shared, report: Report, terms: Terms, now_ms: int) -> Report:
+    """Bound a report by what can be true of a region that was given what is remembered here."""
+    holding = shared.holdings.setdefault(report.region, Holding())
+    has_micro = holding.given_within(now_ms, now_ms, terms.safe_micro(report.region))
+    most_micro = max(has_micro, *(each.rate_micro for each in holding.perhaps))
+    is_forgotten = now_ms < shared.since_ms + terms.longest_ms  # so that it may have more than is remembered
+    if terms.is_slots and _is_lost(holding, report, now_ms):
+        report, most_micro = report._replace(number=0), 0  # it gives nothing out before all that it had has run out
+    elif is_forgotten and terms.is_slots:
+        most_micro = max(most_micro, terms.limit_micro)
+    elif is_forgotten and terms.sharing is Sharing.STRICT and report.number and report.rate_micro > most_micro:
+        holding.lost_until_ms = shared.since_ms + terms.longest_ms  # till then not all is known: nobody's share grows
+    return report._replace(
+        demand_micro=min(report.demand_micro, MOST_DEMAND * terms.limit_micro),
+        number=min(report.number, now_ms + FARTHEST_NUMBER_MS),
+        rate_micro=min(report.rate_micro, most_micro),
+        lost_ms=min(report.lost_ms, terms.longest_ms),
+    )
+
+
+def _is_lost(holding: Holding, report: Report, now_ms: int) -> bool:
+    """The store that reports lost its data, and has no share that it was given since; or another one took its place."""
+    is_new = report.epoch > holding.epoch
+    given = () if is_new else [each.number for each in holding.perhaps if each.number]
+    is_lost = report.lost_ms > 0 or now_ms < holding.lost_until_ms
+    return report.epoch < holding.epoch or (is_lost and report.number not in given)
+
+
 def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
     """A late report, of a share that is known to be superseded, or of an epoch before, says nothing any more."""
     holding = shared.holdings.setdefault(report.region, Holding())
@@ -357,6 +393,9 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
         _refund(shared, holding, report.spent, terms.bursts.get(report.region, 0) * PARTS)
     shared.most_debt = max(shared.most_debt, shared.debt)
     holding.demand_micro, holding.heard_ms = report.demand_micro, now_ms
+    numbers = {each.number for each in holding.perhaps}
+    if report.number and report.number not in numbers and any(numbers):
+        return  # no share that is remembered: all that was given may be in force, and nothing else
     later = [each for each in holding.perhaps if each.number > report.number]
     named = next((each for each in holding.perhaps if each.number == report.number), None)
     holding.perhaps = [_as_named(named, report, terms, holding.lost_until_ms, now_ms), *later]
@@ -365,8 +404,10 @@ def hear(shared: Shared, report: Report, terms: Terms, now_ms: int) -> None:
 def _begin_epoch(holding: Holding, report: Report, terms: Terms, now_ms: int) -> None:
     """A store that lost its data has no share, and not its safe one either before all that it had has run out."""
     holding.epoch = report.epoch
-    if report.lost_ms:
-        holding.lost_micro = holding.most_within(now_ms, now_ms, terms.safe_micro(report.region))
+    is_lost_already = now_ms < holding.lost_until_ms and holding.perhaps[-1].number == 0  # nothing was given since
+    if report.lost_ms and not is_lost_already:
+        has_micro = holding.most_within(now_ms, now_ms, terms.safe_micro(report.region))
+        holding.lost_micro = min(terms.limit_micro, has_micro)
         holding.lost_until_ms = now_ms + report.lost_ms + MARGIN_MS
         holding.perhaps = [Given(kept_until_ms=holding.lost_until_ms)]
 
@@ -520,13 +561,29 @@ def _hold(holding: Holding, grant: Grant, used_micro: int, terms: Terms, now_ms:
     given = Given(grant.number, most_micro, grant.after_micro, until_ms, kept_until_ms)
     holding.perhaps.append(given)
     if len(holding.perhaps) > MOST_PERHAPS:
-        first, second, *others = holding.perhaps
-        holding.perhaps = [_either(first, second), *others]
+        _merge(holding.perhaps)
 
 
-def _either(one: Given, other: Given) -> Given:
+def _merge(perhaps: list[Given]) -> None:
+    """Make one of the two neighbours of which that says least more than is true. Otherwise a high share of long ago
+    would last for as long as others are given.
+    """
+    place = min(range(len(perhaps) - 1), key=lambda place: _excess_of_merging(perhaps[place], perhaps[place + 1]))
+    perhaps[place : place + 2] = [_either(perhaps[place], perhaps[place + 1], is_first=place == 0)]
+
+
+def _excess_of_merging(one: Given, other: Given) -> int:
+    """The higher rate, for as long as it would be held longer."""
+    lower, higher = sorted((one, other), key=lambda given: given.rate_micro)
+    return (higher.rate_micro - lower.rate_micro) * max(0, lower.until_ms - higher.until_ms)
+
+
+def _either(one: Given, other: Given, *, is_first: bool) -> Given:
+    """The first of all keeps its number, by which reports are known to be late. Of others the later one is not over
+    before it is named.
+    """
     return Given(
-        one.number,
+        one.number if is_first else other.number,
         max(one.rate_micro, other.rate_micro),
         max(one.after_micro, other.after_micro),
         max(one.until_ms, other.until_ms),
