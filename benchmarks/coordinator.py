@@ -283,7 +283,14 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
         ):
             settings = CoordinatorSettings(database_url=SecretStr(url))
             clock, metrics = ComparedClock(SystemClock(), 0), Metrics()
-            health = HealthWatch(url, clock, metrics, JobFailures(), clock_warn_ms=settings.clock_warn_ms)
+            health = HealthWatch(
+                url,
+                clock,
+                metrics,
+                JobFailures(),
+                clock_warn_ms=settings.clock_warn_ms,
+                places=frozenset({"here"}),
+            )
             coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health)
             collect_garbage_rarely()  # as a coordinator does
             yield Bench(url, owner, coordinator, [one, another], seconds)

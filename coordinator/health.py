@@ -20,6 +20,7 @@ from coordinator.database.connection import Connection
 from coordinator.database.engine import SESSION
 from coordinator.job_failures import JobFailures
 from coordinator.metrics import Metrics
+from coordinator.operations.installation import look_at_installation
 from coordinator.operations.readiness import (
     Measured,
     note_heard_regions,
@@ -68,12 +69,21 @@ class Finding(NamedTuple):
 
 class HealthWatch:
     def __init__(
-        self, url: str, clock: ComparedClock, metrics: Metrics, failures: JobFailures, *, clock_warn_ms: int
+        self,
+        url: str,
+        clock: ComparedClock,
+        metrics: Metrics,
+        failures: JobFailures,
+        *,
+        clock_warn_ms: int,
+        places: frozenset[str],
     ) -> None:
         self._url = url
         self._clock = clock
         self._metrics = metrics
         self._failures = failures
+        self._places = places
+        self._unconfirmed: str | None = None  # why this may be a copy of the installation
         self._clock_warn_ms = clock_warn_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._in_use = asyncio.Lock()  # a connection does one thing at a time
@@ -169,6 +179,7 @@ class HealthWatch:
                 connection = await self._connected()
                 await note_heard_regions(connection, {name: now_ms - at_ms for name, at_ms in heard.items()})
                 measured = await read_measured(connection)
+                installation = await look_at_installation(connection, self._places, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
             self._heard_at_ms = heard | self._heard_at_ms
@@ -176,6 +187,7 @@ class HealthWatch:
         else:
             self._metrics.show_measured(measured)
             self._show_silence(measured)
+            self._unconfirmed = installation.reason
 
     def _show_silence(self, measured: Measured) -> None:
         silent = {
@@ -205,6 +217,9 @@ class HealthWatch:
         ):
             text = f"the clock differs from the database's by {(self._clock.difference_ms or 0) / 1000:.1f} s"
             yield Finding("clock_drifts", text, HealthStatus.DEGRADED)
+        if self._unconfirmed:
+            text = f"no webhooks are sent: {self._unconfirmed}; if this is right, run `leasehold installation confirm`"
+            yield Finding("installation_unconfirmed", text, HealthStatus.DEGRADED)
         for job, failing in self._failures.in_a_row().items():
             text = f"the job {job!r} failed at least {self._failures.TOO_OFTEN} times in a row: {failing.error}"
             yield Finding("job_failing", text, HealthStatus.DEGRADED, job)

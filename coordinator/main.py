@@ -17,6 +17,7 @@ from coordinator.api import (
     exports,
     finance,
     health,
+    installation,
     operations,
     overrides,
     proof,
@@ -28,6 +29,7 @@ from coordinator.clock import ComparedClock
 from coordinator.database.documents import Documents
 from coordinator.database.engine import open_database
 from coordinator.database.notices import listen
+from coordinator.domain.installation import places_of
 from coordinator.health import HealthWatch
 from coordinator.job_failures import JobFailures
 from coordinator.loops import Job, running
@@ -70,6 +72,7 @@ ROUTERS = (
     finance.router,
     statements.router,
     exports.router,
+    installation.router,
     proof.router,
     suspense.router,
     adjustments.router,
@@ -89,7 +92,16 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         async with (
             open_database(url, settings.database_pool_size) as database,
             _listening(url, hub),
-            _watching(HealthWatch(url, clock, metrics, failures, clock_warn_ms=settings.clock_warn_ms)) as health,
+            _watching(
+                HealthWatch(
+                    url,
+                    clock,
+                    metrics,
+                    failures,
+                    clock_warn_ms=settings.clock_warn_ms,
+                    places=places_of(url, settings.installation),
+                )
+            ) as health,
             running(url, jobs(settings, clock), metrics, failures),
         ):
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
@@ -114,6 +126,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
 
 def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
+    places = places_of(settings.database_url.get_secret_value(), settings.installation)
     grace, documents = timedelta(milliseconds=settings.close_grace_ms), Documents()
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
@@ -125,7 +138,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
         Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
-        Job("tell", 1, lambda database: tell_webhooks(database, clock), at_most_s=120),
+        Job("tell", 1, lambda database: tell_webhooks(database, clock, places), at_most_s=120),
         Job("measure", 30, lambda database: database.run(lambda c: measure(c, clock.now()))),
         Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
         Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),

@@ -19,6 +19,7 @@ class CoordinatorSettings(Settings):
     database_url: SecretStr = Field(examples=["postgresql://leasehold:secret@127.0.0.1:5432/leasehold"])
     host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"])
     port: int = Field(default=8400, ge=0, le=65535, examples=[8400])
+    installation: str = Field(default="", max_length=200, examples=["production"])  # compared in place of addresses
     lanes: int = Field(default=4, ge=1, le=MAX_LANES, examples=[4])  # of epochs that are opened from now on
     lease_ms: int = Field(default=120_000, ge=1_000, le=86_400_000, examples=[120_000])
     refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])

@@ -14,14 +14,21 @@ import httpx
 from coordinator.database.engine import Database
 from coordinator.domain.webhooks import SIGNATURE, signature
 from coordinator.operations.deliveries import Answer, Due, note_answer, take_due
+from coordinator.operations.installation import look_at_installation
 from protocol.clock import Clock
 
 AT_ONCE = 20
 TIMEOUT_S = 10.0
 
 
-async def tell_webhooks(database: Database, clock: Clock, timeout_s: float = TIMEOUT_S) -> int:
-    """All that are due, some at a time. How many attempts were made."""
+async def tell_webhooks(database: Database, clock: Clock, places: frozenset[str], timeout_s: float = TIMEOUT_S) -> int:
+    """Send all events that are due, some at a time, and return how many attempts were made.
+
+    On a copy of an installation's database nothing is sent: production's receivers would take it for theirs.
+    """
+    installation = await database.run(lambda c: look_at_installation(c, places, clock.now()))
+    if not installation.is_confirmed:
+        return 0
     attempts = 0
     while due := await database.run(lambda c: take_due(c, clock.now(), AT_ONCE)):
         async with httpx.AsyncClient(

@@ -53,6 +53,7 @@ PRIVILEGES: Mapping[str, str] = {
     "webhook": "SELECT, INSERT, DELETE",
     "outbox": "SELECT, INSERT, DELETE",
     "delivery": "SELECT, INSERT",
+    "installation": "SELECT, INSERT",
     # what changes all day
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
@@ -90,6 +91,7 @@ CHANGES: Mapping[str, str] = {
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "webhook": "paused secret previous_secret previous_until",
+    "installation": "id system_identifier database_oid places confirmed_at",
     "delivery": "attempts next_at delivered_at dead_at status error",
     "block": "reason created_at created_by valid_until",
     "block_version": "version stamp",

@@ -22,6 +22,7 @@ class Action(StrEnum):
     ADJUSTMENT_PROPOSED = "adjustment.proposed"
     ADJUSTMENT_APPROVED = "adjustment.approved"
     ADJUSTMENT_WITHDRAWN = "adjustment.withdrawn"
+    INSTALLATION_CONFIRMED = "installation.confirmed"
     WEBHOOK_ADDED = "webhook.added"
     WEBHOOK_ROTATED = "webhook.rotated"
     WEBHOOK_PAUSED = "webhook.paused"

@@ -101,6 +101,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "export": NotProven("made from proven rows; request it again and compare its sha256"),
     "export_part": NotProven("the bytes of an export; request it again and compare its sha256"),
     "webhook": NotProven("where events are sent; each change is in the audit"),
+    "installation": NotProven("the id that webhooks name; each confirmation is in the audit"),
     "outbox": NotProven("events on their way; what they tell is proven where it is kept"),
     "delivery": NotProven("attempts to deliver events"),
     "first_answer": NotProven("answers that an Idempotency-Key repeats; what was done is proven"),

@@ -64,6 +64,7 @@ def _due(row: asyncpg.Record, now: datetime) -> Due:
     said = {
         "id": row["event"],
         "kind": row["kind"],
+        "installation": row["installation"],
         "occurred_at": row["occurred_at"],
         "data": msgspec.json.decode(row["data"]),
     }
@@ -108,7 +109,7 @@ WITH due AS (
     WHERE (delivery.event, delivery.webhook) = (due.event, due.webhook) RETURNING delivery.*
 )
 SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret, previous_until, kind,
-    data::text AS data, occurred_at
+    data::text AS data, occurred_at, (SELECT id FROM installation) AS installation
 FROM taken JOIN webhook ON webhook.id = taken.webhook JOIN outbox ON outbox.id = taken.event
 """
 _NOTE = """

@@ -9,6 +9,7 @@ from leasehold.cli.apply import apply
 from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
 from leasehold.cli.export import export
+from leasehold.cli.installation import installation
 from leasehold.cli.migrate import migrate
 from leasehold.cli.override import override
 from leasehold.cli.period import period
@@ -55,6 +56,7 @@ app.add_typer(period, name="period")
 app.add_typer(adjustment, name="adjustment")
 app.add_typer(webhook, name="webhook")
 app.add_typer(token, name="token")
+app.add_typer(installation, name="installation")
 
 
 def main() -> None:

@@ -240,6 +240,9 @@ class _Urls:
 
     def coordinator_settings(self) -> dict[str, str]:
         settings = {"DATABASE_URL": self.of_coordinator, "HOST": embedded.LOOPBACK, "PORT": self._plan.coordinator_port}
+        settings |= (
+            {} if self._plan.postgres else {"INSTALLATION": "local stack"}
+        )  # whose ports may be others next time
         return {f"LEASEHOLD_COORDINATOR_{name}": str(value) for name, value in settings.items()}
 
     def agent_settings(self, region: str) -> dict[str, str]:

@@ -64,6 +64,8 @@ DOORS = {
         "GET /v1/statements/{statement}/lines/{n}/reports",
         "POST /v1/epochs/{epoch}:retire",
         "GET /v1/suspense",
+        "GET /v1/installation",
+        "POST /v1/installation:confirm",
         "GET /v1/webhooks",
         "POST /v1/webhooks",
         "GET /v1/webhooks/{webhook}",

@@ -185,6 +185,7 @@ def accounts(table: str, *sides: Sequence[str]) -> dict[str, Trial]:
     }
 
 
+INSTALLED = f"'{'1' * 32}', '7', 16384, '{{here}}', now()"
 TRIALS: dict[str, Trial] = {
     # one row that is wrong
     "audit_action_is_named": wrong("audit", action="'Anything'"),
@@ -258,6 +259,8 @@ TRIALS: dict[str, Trial] = {
     ),
     "region_heard_pkey": Trial("region_heard", [row("region"), *["INSERT INTO region_heard VALUES ('r', now())"] * 2]),
     "region_heard_region_fkey": Trial("region_heard", ["INSERT INTO region_heard VALUES ('nowhere', now())"]),
+    "installation_only_row_check": Trial("installation", [f"INSERT INTO installation VALUES (false, {INSTALLED})"]),
+    "installation_pkey": Trial("installation", [f"INSERT INTO installation VALUES (true, {INSTALLED})"] * 2),
     "measurement_pkey": Trial("measurement", ["INSERT INTO measurement VALUES (true, '{}', now())"] * 2),
     "block_version_only_row_check": Trial(
         "block_version", ["INSERT INTO block_version (only_row, version) VALUES (false, 1)"]
@@ -605,6 +608,7 @@ MAY = {
     "period": "arw",
     "policy_version": "rw",
     "measurement": "arw",
+    "installation": "arw",
     "region_heard": "arw",
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
@@ -648,9 +652,10 @@ FIXED = {
     "first_answer": {"caller", "key"},
     "policy_version": {"only_row"},
     "measurement": {"only_row"},
+    "installation": {"only_row"},
     "region_heard": {"region"},
     "job": {"name"},
-    "verification": {"id", "asked_by", "asked_at"},
+    "verification": {"id", "asked_by", "asked_at", "kept"},
     "export": {"id", "period", "tenant", "format", "seal", "is_final", "asked_by", "asked_at"},
     "resolution": {"epoch", "lane", "quota", "period"},
     "correction": {"epoch", "quota", "charge_period", "period", "region"},

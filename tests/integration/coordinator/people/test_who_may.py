@@ -49,6 +49,8 @@ DOORS = [
     ("POST", "/v1/suspense:propose", "adjust:propose"),
     ("POST", "/v1/suspense/00000000-0000-0000-0000-000000000000:approve", "adjust:approve"),
     ("GET", "/v1/quarantine", THOSE_WHO_DECIDE),
+    ("GET", "/v1/installation", "admin"),
+    ("POST", "/v1/installation:confirm", "admin"),
     ("GET", "/v1/webhooks", "admin"),
     ("POST", "/v1/webhooks", "admin"),
     ("GET", "/v1/webhooks/00000000-0000-0000-0000-000000000000", "admin"),
