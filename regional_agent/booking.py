@@ -86,6 +86,8 @@ class JournalBooking:
     async def _decided(self, segment: Segment, life: Life | None) -> Read | None:
         """Return the segment once it is certain, and on disk, what of it is booked. None: the store is to be asked."""
         content = await segment.content()
+        if not self._journal.is_own(segment, content):
+            return None
         if content.is_decided:
             return content
         now_ms = self._clock.monotonic_ms()
@@ -118,8 +120,8 @@ class JournalBooking:
 
     async def _tell_all(self, segment: Segment, content: Read, life: Life | None) -> str | None:
         """Gives why it was refused."""
-        if not content.records:
-            return None  # begun, and then the disk took nothing
+        if not any(content.entries):
+            return None  # the disk took nothing after it was begun, or the store has charged all of it
         opening = OpenEpoch(nonce=segment.name, fingerprint=f"journal:{segment.name}", lost_data=False, journal=True)
         opened = await self._coordinator.open_epoch(opening)
         if life is not None:

@@ -205,6 +205,9 @@ def store_findings(cell: Cell) -> Iterator[Finding]:
         yield from _lane_findings(cell, life.current.epoch, life.current.lanes)
     if cell.journal.fault is not None:
         yield Finding("journal_failing", f"allowances fail closed: {cell.journal.fault}")
+    if cell.journal.foreign:
+        text = f"{len(cell.journal.foreign)} journals of another region or installation lie in this one's directory"
+        yield _degrading("journal_foreign", text)
 
 
 def _lane_findings(cell: Cell, epoch: int, lanes: int) -> Iterator[Finding]:

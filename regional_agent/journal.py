@@ -17,7 +17,17 @@ import structlog
 from msgspec.structs import replace
 
 from protocol.clock import Clock
-from regional_agent.domain.journal import Entry, Known, OperationIdentity, Read, Record, packed, read, summed
+from regional_agent.domain.journal import (
+    Entry,
+    Known,
+    OperationIdentity,
+    Read,
+    Record,
+    is_foreign,
+    packed,
+    read,
+    summed,
+)
 from regional_agent.domain.remembered import Remembered
 from regional_agent.metrics import JournalMetrics
 
@@ -52,7 +62,7 @@ class Disk(Protocol):
     def left(self) -> Sequence[Segment]:
         """Segments that nobody writes to any more."""
 
-    async def begin(self) -> Segment: ...
+    async def begin(self, owner: str) -> Segment: ...
 
 
 class Journal:
@@ -73,17 +83,53 @@ class Journal:
         self._left: set[str] = set()  # by another agent, or an earlier life of this one
         self.sealed: list[Segment] = []
         self.fault: str | None = None
+        self.owner: str | None = None  # once the coordinator has said which installation it is
+        self.foreign: set[str] = set()  # segments that lie here, of other regions or installations
+
+    def belong_to(self, owner: str) -> None:
+        """Write for this region of this installation from now on, and take over what was left here for it."""
+        is_first, self.owner = self.owner is None, owner
+        if is_first:
+            self.recover()
 
     def recover(self) -> None:
-        """What was left here by who is gone is booked, and its operations are known again."""
-        found = [] if self._disk is None else list(self._disk.left())
-        for segment in found:
+        """Take over the segments that agents of this region have left here, and know their operations again."""
+        if self._disk is None or self.owner is None:
+            return
+        try:
+            left = self._disk.left()
+        except OSError as error:
+            self._failed(f"the journal's directory cannot be read: {error}")
+            return
+        found, foreign = 0, set[str]()
+        for segment in left:
+            content = segment.read()
+            if is_foreign(content.owner, self.owner):
+                foreign.add(segment.name)
+                self._leave_alone(segment, content.owner)
+                continue
+            found += 1
             self._left.add(segment.name)
             self.sealed.append(segment)
-            for operation in segment.read().operations:
+            for operation in content.operations:
                 self._operations.put(operation.digest, operation.body)
+        self.foreign = foreign
         if found:
-            log.warning("a journal was left here, and is booked now", segments=len(found))
+            log.warning("a journal was left here, and is booked now", segments=found)
+
+    def is_own(self, segment: Segment, content: Read) -> bool:
+        """Whether a sealed segment is this region's; if not, it is left alone from now on."""
+        if self.owner is None or not is_foreign(content.owner, self.owner):
+            return True
+        self.sealed.remove(segment)
+        self._leave_alone(segment, content.owner)
+        self.foreign.add(segment.name)
+        return False
+
+    def _leave_alone(self, segment: Segment, owner: str) -> None:
+        if segment.name not in self.foreign:
+            log.error("a journal of another region or installation is left alone", segment=segment.name, owner=owner)
+        segment.release()
 
     # --- admitting ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +186,11 @@ class Journal:
     async def _append(self, data: bytes) -> None:
         assert self._disk is not None
         if self._segment is None:
-            self._segment, self._bytes, self._began_at_ms = await self._disk.begin(), 0, self._clock.monotonic_ms()
+            self._segment, self._bytes, self._began_at_ms = (
+                await self._disk.begin(self.owner or ""),
+                0,
+                self._clock.monotonic_ms(),
+            )
         if self._bytes + len(data) > self._most_bytes:
             raise OSError(f"it is full: more than {self._most_bytes} bytes since the store went away")
         await self._segment.append(data)
@@ -252,22 +302,27 @@ class JournalDirectory:
         self._path.mkdir(parents=True, exist_ok=True)
         return [segment for path in sorted(self._path.glob(f"*{SUFFIX}")) if (segment := _taken_over(path))]
 
-    async def begin(self) -> FileSegment:
-        return await asyncio.to_thread(self._begin)
+    async def begin(self, owner: str) -> FileSegment:
+        return await asyncio.to_thread(self._begin, owner)
 
-    def _begin(self) -> FileSegment:
-        """It gets its name when it is locked: others look for what has one, and take what is not."""
+    def _begin(self, owner: str) -> FileSegment:
+        """It gets its name when it is locked: others look for what has one, and take what is not.
+
+        Whose it is stands in its first record, which is flushed with the second one.
+        """
         path = self._path / f"{secrets.token_hex(NAME_BYTES)}{SUFFIX}"
         draft = path.with_suffix(DRAFT)
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        head = packed(Record([], [], owner=owner))
+        os.pwrite(file, head, 0)
         draft.rename(path)
         directory = os.open(self._path, os.O_RDONLY)
         try:
             os.fsync(directory)
         finally:
             os.close(directory)
-        return FileSegment(path, file, 0)
+        return FileSegment(path, file, len(head))
 
 
 def end_of_records(raw: bytes) -> int:

@@ -21,6 +21,7 @@ from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.cells import CELLS, cell_of
 from regional_agent.domain.hold_ids import HoldSeal
+from regional_agent.domain.journal import owner_of
 from regional_agent.feeds import Feed
 from regional_agent.health import HealthWatch
 from regional_agent.hearing import SignalListener
@@ -106,8 +107,6 @@ class Region:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """From the first connection to the last words."""
-        for cell in self.cells:
-            cell.journal.recover()
         self.store.keep()
         parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
@@ -138,6 +137,7 @@ class Region:
         if bundle.hold_key:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:
+            cell.journal.belong_to(owner_of(self.settings.region, bundle.hold_key))
             cell.admission.policies = cell.sharing.policies = policies
             cell.slicing.give_back_all()
             cell.leasing.follow(policies.central)

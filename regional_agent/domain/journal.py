@@ -11,6 +11,7 @@ time, and executed the script later. So before a segment is booked the store is 
 written down in the segment (`decided`). Only from then on is it certain what is booked, and the same each time.
 """
 
+import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -58,6 +59,7 @@ class Record(Struct, array_like=True, frozen=True):
     entries: list[Entry]
     operations: list[Known]
     decided: list[OperationIdentity] | None = None
+    owner: str = ""  # of the segment, in its first record: see `owner_of`
 
 
 class Read(NamedTuple):
@@ -95,9 +97,25 @@ class Read(NamedTuple):
         return {identity for record in self.records for identity in record.decided or ()}
 
     @property
+    def owner(self) -> str:
+        """Return whose segment it is; nothing if a release wrote it that did not say so."""
+        return next((record.owner for record in self.records if record.owner), "")
+
+    @property
     def is_decided(self) -> bool:
         """Whether it is certain what is to be booked."""
         return not self.operations or any(record.decided is not None for record in self.records)
+
+
+def owner_of(region: str, hold_key: bytes) -> str:
+    """Name a region of one installation: each has a key of its own, which never changes."""
+    return f"{region}/{hashlib.sha256(hold_key).hexdigest()[:16] if hold_key else ''}"
+
+
+def is_foreign(written: str, owner: str) -> bool:
+    """Whether a segment belongs to another region or installation, as far as both are known."""
+    (region, _, ledger), (own_region, _, own_ledger) = written.partition("/"), owner.partition("/")
+    return bool(written) and (region != own_region or bool(ledger and own_ledger and ledger != own_ledger))
 
 
 _encode = msgspec.json.Encoder().encode

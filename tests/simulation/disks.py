@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from regional_agent.domain.journal import Read, read
+from regional_agent.domain.journal import Read, Record, packed, read
 from regional_agent.journal import end_of_records
 
 FLUSH_S = 0.003
@@ -79,10 +79,10 @@ class VirtualDirectory:
         free = [name for name in sorted(self._disk.files) if not self._lives(self._disk.owners[name])]
         return [self._segment(name) for name in free]
 
-    async def begin(self) -> VirtualSegment:
+    async def begin(self, owner: str) -> VirtualSegment:
         await asyncio.sleep(FLUSH_S)
         name = self._disk.random.randbytes(16).hex()
-        self._disk.files[name] = self._disk.everything[name] = b""
+        self._disk.files[name] = self._disk.everything[name] = packed(Record([], [], owner=owner))
         return self._segment(name)
 
     def _segment(self, name: str) -> VirtualSegment:

@@ -216,7 +216,7 @@ def test_two_in_one_directory_leave_each_other_alone(tmp_path: Path) -> None:
 
     def write() -> None:
         for _ in range(300):
-            asyncio.run(ours.begin()).remove(keep_a_copy=False)
+            asyncio.run(ours.begin("us-east/")).remove(keep_a_copy=False)
 
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write)

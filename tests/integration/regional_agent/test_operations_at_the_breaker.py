@@ -103,3 +103,30 @@ async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to
     await an_agent(world, its_store, journal)
     await until(lambda: not list(journal.iterdir()))
     await all_is_booked(world, OPERATIONS, quota="exports")
+
+
+async def test_a_journal_of_another_region_in_the_same_directory_is_left_alone(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    """Two regions' agents were given one directory by mistake: none books what the other admitted."""
+    assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
+    journal = tmp_path / "journal"
+    agent = await an_agent(world, its_store, journal)
+    agent.region.last_words_s = 0.2
+    await decides([agent])
+    names = [f"{number}" for number in range(OPERATIONS)]
+    its_store.stall()
+    await ask(agent, names)
+    assert await ask(agent, names) == [200] * OPERATIONS
+    await world.agents.aclose()
+    other = await world.agent("eu-west", journal_dir=journal)
+    health = (await other.http.get("/readyz")).json()
+    assert (health["status"], [each["code"] for each in health["reasons"]]) == ("degraded", ["journal_foreign"])
+    await decides([other])
+    assert len(list(journal.iterdir())) == 1
+    its_store.go_on()
+    await an_agent(world, its_store, journal)
+    await until(lambda: not list(journal.iterdir()))
+    await all_is_booked(world, OPERATIONS, quota="exports")
+    other.region.journal.recover()
+    assert (await other.http.get("/readyz")).json()["status"] == "ready"

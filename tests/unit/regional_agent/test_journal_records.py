@@ -5,7 +5,18 @@ import zlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.domain.journal import MOST_LEASES, Entry, Known, Record, batches, packed, read, summed
+from regional_agent.domain.journal import (
+    MOST_LEASES,
+    Entry,
+    Known,
+    Record,
+    batches,
+    is_foreign,
+    owner_of,
+    packed,
+    read,
+    summed,
+)
 from regional_agent.domain.local_allowances import Ask, LocalAllowances
 
 entries = st.builds(
@@ -75,6 +86,13 @@ def test_a_record_of_a_release_before_is_read() -> None:
     raw = b'[[["exports","2026-11",29000000,"{}",5]],[["digest","body",1000]]]'
     content = read(b"%08x %s\n" % (zlib.crc32(raw), raw))
     assert (content.damaged, sum(entry.units for entry in content.entries)) == (0, 5)
+
+
+def test_a_segment_is_foreign_if_its_region_or_its_installation_is_another() -> None:
+    ours = owner_of("us-east", b"key")
+    assert not any(is_foreign(written, ours) for written in ("", ours, owner_of("us-east", b"")))
+    assert all(is_foreign(owner_of(*other), ours) for other in (("eu-west", b"key"), ("us-east", b"other")))
+    assert read(packed(Record([], [], owner=ours))).owner == ours
 
 
 def test_a_lane_with_many_leases_is_told_in_several_numbers() -> None:
