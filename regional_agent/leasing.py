@@ -8,10 +8,12 @@ Of what is central no lease is there to be spent, and each request asks (asking.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
+
+import structlog
 
 from protocol.clock import Clock
 from protocol.messages import ExchangeReply, LeaseReply, LeaseWant
@@ -21,11 +23,16 @@ from regional_agent.asking import Answer, Asking
 from regional_agent.domain.contact import CoordinatorContact
 from regional_agent.domain.demand import Demand
 from regional_agent.domain.denial_causes import LeaseOutlook
-from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, Patience, low_water
+from regional_agent.domain.refill import LONGEST_PAUSE_MS, RETRY_MS, low_water
 from regional_agent.domain.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.store.scripts import PolicyDecision
+from regional_agent.wants import MOST_FOLLOWED, MOST_RECENT, Want, Wants
 
-MOST_KEYS = 10_000
+log = structlog.get_logger()
+
+MOST_KEYS = 10_000  # of rates
+MOST_DUE = 100  # that are asked for in one exchange
+SAY_AGAIN_MS = 60_000
 # A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
 # another: who waits goes on waiting.
 HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
@@ -33,39 +40,6 @@ HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
 USED_UP = (GrantRefusal.EXHAUSTED, GrantRefusal.NO_LIMIT, GrantRefusal.TOTAL_TOO_LARGE)
 UNANSWERED_MS = 1_000  # until nobody waits any more: for so long, a message that was lost is said again
 LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
-
-
-@dataclass(slots=True)
-class Want:
-    """One allowance, as this agent sees it."""
-
-    demand: Demand
-    waiting: int = 0
-    wanted: bool = False
-    exhausted_until_ms: int = 0  # nothing will come back by itself before that
-    refusal: GrantRefusal | None = None  # why the coordinator granted nothing when it last refused
-    retry_at_ms: int = 0
-    asked_at_ms: int | None = None  # while there is no answer
-    renew_at_ms: int | None = None  # while there is a lease
-    held: int = 0  # units that services have set aside, as far as is known here
-    look_at_ms: int = 0  # at what is held
-    postponed_until_ms: int = 0  # its lane pauses
-    patience: Patience = field(default_factory=Patience)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    asking: Asking | None = None  # of what is central
-
-    @property
-    def idle(self) -> bool:
-        return not self.wanted and not self.waiting and not self.held and self.renew_at_ms is None
-
-    @property
-    def due_at_ms(self) -> int | None:
-        """When to ask for it: for more, or to go on with what there is."""
-        if self.wanted:
-            return max(self.retry_at_ms, self.postponed_until_ms)
-        moments = [self.renew_at_ms, self.look_at_ms if self.held else None]
-        first = min((moment for moment in moments if moment is not None), default=None)
-        return None if first is None else max(first, self.postponed_until_ms)
 
 
 class HotKey(NamedTuple):
@@ -76,7 +50,11 @@ class HotKey(NamedTuple):
 class Leasing:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._wants: OrderedDict[str, Want] = OrderedDict()
+        self._wants = Wants()
+        self._hints = 0  # that concern all quotas
+        self._to_give_back: set[str] = set()  # central ones, of which some may lie idle
+        self.turned_away = 0  # times that an allowance was not followed, for there are too many
+        self._turned_away_again_ms = 0
         self._rates: OrderedDict[str, Demand] = OrderedDict()
         self._central: frozenset[str] = frozenset()
         self._is_cut_off = False
@@ -91,6 +69,7 @@ class Leasing:
     def note(self, quota: str, units: int, decision: PolicyDecision) -> None:
         """A request asked for so many units: count the demand, and ask for more below the low water mark."""
         want = self._want(quota)
+        self._wants.touch(want)
         want.demand.note(units, decision.limit)
         now_ms = self._clock.monotonic_ms()
         if want.patience.is_pausing(now_ms) or want.wanted or want.asking is not None:
@@ -117,15 +96,18 @@ class Leasing:
         if not want.held:
             want.look_at_ms = self._clock.monotonic_ms() + self.look_at_held_ms
         want.held += units
+        self._wants.changed(want)
 
     def may_wait(self, quota: str) -> bool:
         """Return whether more units may come.
 
-        Not while the region is cut off, was told that nothing is left, or has set the quota aside.
+        Not while the region is cut off, was told that nothing is left, or has set the quota aside, nor if the quota is
+        not followed.
         """
         now_ms = self._clock.monotonic_ms()
-        is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(quota, now_ms)
-        return not (is_hopeless or self._want(quota).patience.is_pausing(now_ms))
+        want = self._want(quota)
+        is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(quota, now_ms) or not want.is_followed
+        return not (is_hopeless or want.patience.is_pausing(now_ms))
 
     async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
         """Wait for the next news of a quota with these units asked for. False if none came in time."""
@@ -143,6 +125,7 @@ class Leasing:
         """A request does, until there is news."""
         want = self._want(quota)
         want.waiting += units
+        want.changed = want.changed or asyncio.Event()
         self._ask(want)
         return want.changed
 
@@ -153,16 +136,21 @@ class Leasing:
             want.patience.lost(now_ms)
 
     def waits_no_more(self, quota: str, units: int) -> None:
-        self._want(quota).waiting -= units
+        want = self._want(quota)
+        want.waiting = max(0, want.waiting - units)
+        self._wants.changed(want)
 
     # --- of what is central ------------------------------------------------------------------------------------------
 
     def follow(self, central: frozenset[str]) -> None:
         """Of these quotas nothing is leased ahead, from now on: what lies here of them goes back."""
+        if central == self._central:
+            return
         self._central = central
-        for quota, want in self._wants.items():
-            if (want.asking is not None) != self._is_central(quota):
+        for want in list(self._wants):
+            if (want.asking is not None) != self._is_central(want.quota):
                 self._change_mode(want)
+                self._wants.changed(want)
 
     def _change_mode(self, want: Want) -> None:
         if want.asking is not None:
@@ -182,7 +170,8 @@ class Leasing:
         want = self._want(quota)
         if want.asking is None:
             return Answer.LOOK if await self.wait(quota, units, timeout_ms) else Answer.TIMED_OUT
-        if self._is_cut_off or self._is_set_aside(quota, self._clock.monotonic_ms()):
+        is_asked_for = want.is_followed and not self._is_set_aside(quota, self._clock.monotonic_ms())
+        if self._is_cut_off or not is_asked_for:
             return Answer.CUT_OFF
         if not again:
             want.retry_at_ms = 0
@@ -192,12 +181,14 @@ class Leasing:
             return await want.asking.ask(timeout_ms)
         finally:
             want.waiting -= units
+            self._wants.changed(want)
 
     def looked(self, quota: str) -> None:
         asking = self._want(quota).asking
         if asking is not None and asking.taking:
             asking.looked()
             if asking.returns:
+                self._to_give_back.add(quota)
                 self.wake.set()
 
     def gives_back_later(self, quota: str) -> bool:
@@ -206,28 +197,36 @@ class Leasing:
         if asking is None:
             return False
         asking.leaves_some = True
+        self._to_give_back.add(quota)
         if asking.returns:
             self.wake.set()
         return True
 
     def to_give_back(self) -> list[str]:
         """Of these quotas nobody takes anything now. Told once."""
-        found = [(quota, want.asking) for quota, want in self._wants.items() if want.asking and want.asking.returns]
-        for _, asking in found:
-            asking.leaves_some = False
-        return [quota for quota, _ in found]
+        found = []
+        for quota in list(self._to_give_back):
+            want = self._wants.find(quota)
+            if want is None or want.asking is None or not want.asking.leaves_some:
+                self._to_give_back.discard(quota)
+            elif want.asking.returns:
+                want.asking.leaves_some = False
+                found.append(quota)
+                self._to_give_back.discard(quota)
+        return found
 
     def central(self) -> list[str]:
-        """Whoever leaves leaves nothing of them behind."""
-        return [quota for quota, want in self._wants.items() if want.asking is not None]
+        """Return quotas to give back in full at shutdown."""
+        return list(self._wants.central)
 
     def cut_off(self) -> None:
         """The coordinator does not answer: nobody waits for it until it does."""
         self._is_cut_off = True
-        for want in self._wants.values():
+        is_lost = self.contact.is_lost(self._clock.monotonic_ms())
+        for want in list(self._wants.waiting.values()):
             if want.asking is not None:
                 want.asking.tell_all(Answer.CUT_OFF)
-            elif want.waiting and self.contact.is_lost(self._clock.monotonic_ms()):
+            elif is_lost:
                 self._tell(want)
 
     def reached(self) -> None:
@@ -238,15 +237,13 @@ class Leasing:
 
     # --- asked and told by the conversation --------------------------------------------------------------------------
 
-    def due(self) -> list[str]:
-        """Quotas to ask for now."""
-        now_ms = self._clock.monotonic_ms()
-        moments = ((quota, want.due_at_ms) for quota, want in self._wants.items())
-        return [quota for quota, moment in moments if moment is not None and moment <= now_ms]
+    def due(self, most: int = MOST_DUE) -> list[str]:
+        """Quotas to ask for now, those that have been due for longest first."""
+        return [want.quota for want in self._wants.due(self._clock.monotonic_ms(), most)]
 
     def next_due_in_ms(self) -> int | None:
-        moments = [moment for want in self._wants.values() if (moment := want.due_at_ms) is not None]
-        return max(0, min(moments) - self._clock.monotonic_ms()) if moments else None
+        first_ms = self._wants.first_due_ms()
+        return None if first_ms is None else max(0, first_ms - self._clock.monotonic_ms())
 
     def want_of(self, quota: str) -> LeaseWant:
         want = self._want(quota)
@@ -264,10 +261,13 @@ class Leasing:
         """So many are, as the store says: it is looked at again after a while, for what runs out is to be reported."""
         want = self._want(quota)
         want.held, want.look_at_ms = units, self._clock.monotonic_ms() + self.look_at_held_ms
+        self._wants.changed(want)
 
     def leased(self, quota: str, renew_at_ms: int | None) -> None:
         """There is a lease: it is renewed in time even if nobody uses it, for an expired one could not be spent."""
-        self._want(quota).renew_at_ms = renew_at_ms
+        want = self._want(quota)
+        want.renew_at_ms = renew_at_ms
+        self._wants.changed(want)
 
     def answered(self, asked: Iterable[str], reply: ExchangeReply, gained: Mapping[str, int]) -> None:
         """To what was asked for now, this is what may newly be spent, and what is said of the rest."""
@@ -284,7 +284,7 @@ class Leasing:
 
     def keeps(self, quota: str) -> bool:
         """This agent renews the lease of it in time."""
-        want = self._wants.get(quota)
+        want = self._wants.find(quota)
         return want is not None and want.renew_at_ms is not None
 
     def granted(self, quota: str, units: int) -> None:
@@ -314,13 +314,16 @@ class Leasing:
         """The coordinator refused it as it is: it is not asked for again for a while, and who waits is denied."""
         now_ms = self._clock.monotonic_ms()
         self.set_aside.add(quota, reason, now_ms)
-        if quota in self._wants:
+        want = self._wants.find(quota)
+        if want is not None:
+            want.postponed_until_ms = now_ms + SET_ASIDE_MS
             self.refused(quota, SET_ASIDE_MS)
-            self._wants[quota].postponed_until_ms = now_ms + SET_ASIDE_MS
 
     def postpone(self, quota: str, for_ms: int) -> None:
         """Its lane pauses: it is asked for afterwards, and who waits goes on waiting."""
-        self._want(quota).postponed_until_ms = self._clock.monotonic_ms() + for_ms
+        want = self._want(quota)
+        want.postponed_until_ms = self._clock.monotonic_ms() + for_ms
+        self._wants.changed(want)
 
     def _is_set_aside(self, quota: str, now_ms: int) -> bool:
         return bool(self.set_aside) and self.set_aside.has(quota, now_ms)
@@ -334,13 +337,23 @@ class Leasing:
 
     def hint(self, quota: str | None) -> None:
         """The coordinator says that units came free (or, without a quota, that limits changed): ask again at once."""
-        for key, want in self._wants.items():
-            if quota is None or key == quota:
-                want.patience.restored()
-                want.exhausted_until_ms, want.retry_at_ms = 0, 0
-                has_come = key == quota and want.asking is not None  # for whoever waits no more: it is to go back
-                want.wanted = want.wanted or want.waiting > 0 or has_come
+        if quota is None:
+            self._hints += 1  # each want hears of it when it is looked at next
+            for want in list(self._wants.waiting.values()):
+                self._hear_hint(want)
+                want.wanted = True
+                self._wants.changed(want)
+        elif (known := self._wants.find(quota)) is not None:
+            self._hear_hint(known)
+            # What has come for requests that wait no more is to go back.
+            known.wanted = known.wanted or known.waiting > 0 or known.asking is not None
+            self._wants.changed(known)
         self.wake.set()
+
+    def _hear_hint(self, want: Want) -> None:
+        want.hints = self._hints
+        want.patience.restored()
+        want.exhausted_until_ms, want.retry_at_ms = 0, 0
 
     def fetch(self, quota: str) -> None:
         """People had units brought here: they are asked for, though nobody here has asked for any yet."""
@@ -363,51 +376,60 @@ class Leasing:
 
     def in_demand(self, most: int) -> list[str]:
         """Return allowances that have a lease here or lack one, those that are asked for most first."""
-        found = [(quota, want) for quota, want in self._wants.items() if want.wanted or want.renew_at_ms is not None]
+        found = [want for want in self._wants.recent() if want.wanted or want.renew_at_ms is not None]
         now_ms = self._clock.monotonic_ms()
-        hottest = nlargest(most, found, key=lambda each: each[1].demand.per_second_milli(now_ms))
-        return [quota for quota, want in hottest if want.asking is None]
+        hottest = nlargest(most, found, key=lambda want: want.demand.per_second_milli(now_ms))
+        return [want.quota for want in hottest if want.asking is None]
 
     def hottest(self, most: int) -> list[HotKey]:
         """What is asked for most, the most first, of rates and allowances alike."""
         now_ms = self._clock.monotonic_ms()
-        demands = [(quota, want.demand) for quota, want in self._wants.items()]
-        demands += self._rates.items()
+        demands = [(want.quota, want.demand) for want in self._wants.recent()]
+        demands += islice(reversed(self._rates.items()), MOST_RECENT)
         measured = (HotKey(quota, demand.per_second_milli(now_ms)) for quota, demand in demands)
         return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
 
     # --- within ------------------------------------------------------------------------------------------------------
 
     def _want(self, quota: str) -> Want:
-        want = self._wants.get(quota)
-        if want is None:
-            want = self._wants[quota] = Want(Demand(self._clock.monotonic_ms()))
-            want.asking = Asking() if self._is_central(quota) else None
-            want.postponed_until_ms = self.set_aside.until_ms(quota)
-            self._evict()
+        """Return what is followed of a quota. A new one is followed from now on, unless there are too many."""
+        want = self._wants.find(quota)
+        if want is not None:
+            if want.hints != self._hints:
+                self._hear_hint(want)
+            return want
+        want = Want(quota, Demand(self._clock.monotonic_ms()), hints=self._hints)
+        want.asking = Asking() if self._is_central(quota) else None
+        want.postponed_until_ms = self.set_aside.until_ms(quota)
+        if self._wants.is_full:
+            self._turn_away(quota)
+        else:
+            self._wants.follow(want)
         return want
 
-    def _evict(self) -> None:
-        """Forget the oldest key without a lease that nobody waits for."""
-        if len(self._wants) > MOST_KEYS:
-            idle = next((quota for quota, want in self._wants.items() if want.idle), None)
-            if idle is not None:
-                del self._wants[idle]
+    def _turn_away(self, quota: str) -> None:
+        self.turned_away += 1
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._turned_away_again_ms:
+            self._turned_away_again_ms = now_ms + SAY_AGAIN_MS
+            log.error("too many allowances are in use; no lease is asked for new ones", quota=quota, most=MOST_FOLLOWED)
 
     def _ask(self, want: Want) -> None:
         if not want.wanted:
             want.asked_at_ms = self._clock.monotonic_ms()
         want.wanted = True
+        self._wants.changed(want)
         self.wake.set()
 
-    @staticmethod
-    def _tell(want: Want, answer: Answer = Answer.LOOK) -> None:
-        event, want.changed = want.changed, asyncio.Event()
-        event.set()
+    def _tell(self, want: Want, answer: Answer = Answer.LOOK) -> None:
+        event, want.changed = want.changed, None
+        if event is not None:
+            event.set()
         if want.asking is not None:
             want.asking.tell(answer)
             want.wanted = want.asking.waits
             want.retry_at_ms = 0 if want.wanted else want.retry_at_ms
+        self._wants.changed(want)
 
 
 def current_leases(leases: Iterable[LeaseReply]) -> list[LeaseReply]:

@@ -138,6 +138,11 @@ class RefusalMetrics:
             "Wants and shares that are not offered to the coordinator for now, for it refused them.",
             registry=registry,
         )
+        self.turned_away = Gauge(
+            "leasehold_turned_away",
+            "Times that an allowance was not followed, and got no lease, for the agent follows too many.",
+            registry=registry,
+        )
 
 
 class Metrics:

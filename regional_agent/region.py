@@ -181,6 +181,7 @@ class Region:
         self.metrics.epochs.current.set(max(life.current.epoch if life.current else 0 for life in lives))
         self.metrics.epochs.refused(next((life.refused for life in lives if life.refused), ""))
         self.metrics.stopped_lanes.set(sum(len(cell.conversation.stopped_lanes) for cell in self.cells))
+        self.metrics.refusals.turned_away.set(sum(cell.leasing.turned_away for cell in self.cells))
         self.metrics.refusals.set_aside.set(sum(cell.count_set_aside() for cell in self.cells))
         self.metrics.policy_version.set(policies.version if policies else 0)
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)

@@ -299,7 +299,7 @@ class Conversation:
         if reports:
             self._report_at_ms = now_ms + self._interval_ms
             await self._look_at_stopped_lanes(life)
-        asked = _by_lane(life, self._leasing.due()[:MOST_QUOTAS], quota_of=str)
+        asked = _by_lane(life, self._leasing.due(MOST_QUOTAS), quota_of=str)
         await self._exchange(life, asked=asked, reports=reports)
         if reports:
             self.reported_at_ms = now_ms

@@ -7,6 +7,7 @@ the region: they add up in the store.
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -125,7 +126,8 @@ class Sharing:
         self._coordinator = coordinator
         self._metrics = metrics
         self._clock = clock
-        self._keys: dict[str, Key] = {}
+        self._keys: OrderedDict[str, Key] = OrderedDict()
+        self._quiet: OrderedDict[str, None] = OrderedDict()  # keys that are not spoken of, the first to be so first
         self._wake = asyncio.Event()
         self.set_aside = SetAside()  # keys that the coordinator refused as they are
         self.policies: Policies | None = None
@@ -194,17 +196,26 @@ class Sharing:
 
     def _new(self, quota: str, shared: Rate | SlotCharge, now_ms: int) -> Key:
         if len(self._keys) >= MOST_KEYS:
-            quiet = next((key.quota for key in self._keys.values() if key.due_ms is None), next(iter(self._keys)))
+            quiet = next(iter(self._quiet), None) or next(iter(self._keys))
             del self._keys[quiet]
+            self._quiet.pop(quiet, None)
         key = self._keys[quota] = Key(quota, shared, RateDemand(now_ms))
+        self._quiet[quota] = None
         key.refused_until_ms = self.set_aside.until_ms(quota)
         return key
 
     def _speak_of(self, key: Key, due_ms: int) -> None:
         if due_ms < key.refused_until_ms:
             return
-        key.due_ms = due_ms if key.due_ms is None else min(due_ms, key.due_ms)
+        self._set_due(key, due_ms if key.due_ms is None else min(due_ms, key.due_ms))
         self._wake.set()
+
+    def _set_due(self, key: Key, due_ms: int | None) -> None:
+        key.due_ms = due_ms
+        if due_ms is not None:
+            self._quiet.pop(key.quota, None)
+        elif key.quota in self._keys:
+            self._quiet[key.quota] = None
 
     # --- the conversation --------------------------------------------------------------------------------------------
 
@@ -293,7 +304,8 @@ class Sharing:
 
     def _refused(self, key: Key, refused: WantRefused, now_ms: int) -> None:
         """It has its safe part, and is not spoken of for a while."""
-        key.due_ms, key.refused_until_ms = None, now_ms + REFUSED_MS
+        self._set_due(key, None)
+        key.refused_until_ms = now_ms + REFUSED_MS
         if refused.refusal is GrantRefusal.INVALID:
             key.refused_until_ms = now_ms + SET_ASIDE_MS
             self.set_aside.add(key.quota, refused.reason or refused.refusal.value, now_ms)
@@ -322,9 +334,9 @@ class Sharing:
                 key.bound_milli, key.overshoot_milli = share.bound_milli, share.overshoot_milli
             key.expires_ms = sent_ms + share.expires_in_ms
             is_quiet = not share.contended and needs_no_message(key.told_micro, key.safe_micro)
-            key.due_ms = None if is_quiet else sent_ms + share.refresh_in_ms
+            self._set_due(key, None if is_quiet else sent_ms + share.refresh_in_ms)
             if isinstance(share, RateShare) and is_to_confirm(key.had_micro, micro, share.contended):
-                key.due_ms = sent_ms + URGENT_AFTER_MS
+                self._set_due(key, sent_ms + URGENT_AFTER_MS)
 
 
 def _invalid(quota: str, reason: str) -> WantRefused:
