@@ -24,8 +24,9 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import NamedTuple
 
 from protocol.policy import PeriodKind, QuotaSpec
-from protocol.zones import zone_of
+from protocol.zones import why_not_for_periods, zone_of
 
+LONGEST_ID = 54  # of any period that a quota can have; the database checks it as well
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 MOST_AHEAD = 26 * 60  # minutes: of UTC, and of rules that were others
 PERIODS_REMEMBERED = 1_000  # the same few are named again and again
@@ -240,6 +241,21 @@ def period_of(period_id: str) -> Period:
         if period.id == period_id and period.starts_at < period.ends_at:
             return period
     raise ValueError(f"{period_id!r} names no period; write it as 2026-11-18T09, 2026-11-18 or 2026-11")
+
+
+def period_named_outside(period_id: str) -> Period:
+    """Return the period that a region or a person names. Raise ValueError also for a zone that no quota can have.
+
+    What is booked already keeps its name, whatever zones there are by now: see `period_of`. An id is bounded so that
+    "transfer_" and the id fit into the 63 bytes of a table's name: no two ids share a table.
+    """
+    period = period_of(period_id)
+    reason = why_not_for_periods(period.calendar.zone)
+    if len(period_id) > LONGEST_ID:
+        reason = f"at most {LONGEST_ID} characters"
+    if reason:
+        raise ValueError(f"{period_id!r} names no period: {reason}")
+    return period
 
 
 def _read(

@@ -45,7 +45,7 @@ from protocol.messages import (
     Sequence as Seq,
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from protocol.periods import period_of
+from protocol.periods import period_named_outside
 from protocol.units import MAX_UNITS
 
 LONGEST_REASON = 256
@@ -164,7 +164,7 @@ def _faults_of_lease(where: str, lease: FrozenLease) -> Iterator[InvalidParamete
     if reason := _fault_of_key(lease.quota):
         yield InvalidParameter(f"{where}.quota", "quota_key", reason)
     try:
-        period_of(lease.period)
+        period_named_outside(lease.period)
     except ValueError as error:
         yield InvalidParameter(f"{where}.period", "period", str(error))
     # A store adds them up, and beyond what it can count it rounds. So nothing that is booked makes a larger total.

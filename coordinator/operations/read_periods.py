@@ -1,7 +1,8 @@
 """The periods that the books have."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
+import asyncpg
 from msgspec import Struct, field
 
 from coordinator.database.connection import Connection
@@ -23,13 +24,21 @@ class BookedPeriod(Struct, frozen=True):
 
 async def read_period(connection: Connection, period_id: str) -> BookedPeriod | None:
     row = await connection.fetchrow(f"{_PERIODS} WHERE id = $1", period_id)
-    return BookedPeriod(*row.values()) if row else None
+    return _booked(row) if row else None
 
 
 async def read_periods(connection: Connection, after: str, count: int) -> list[BookedPeriod]:
     """At most so many, by id, that come after the given one."""
     rows = await connection.fetch(f"{_PERIODS} WHERE id > $1 ORDER BY id LIMIT $2", after, count)
-    return [BookedPeriod(*row.values()) for row in rows]
+    return [_booked(row) for row in rows]
+
+
+def _booked(row: asyncpg.Record) -> BookedPeriod:
+    """Postgres has the first moment of the year 1 as -infinity, which the driver returns without a zone."""
+    aware = (
+        each.replace(tzinfo=UTC) if isinstance(each, datetime) and not each.tzinfo else each for each in row.values()
+    )
+    return BookedPeriod(*aware)
 
 
 _PERIODS = """

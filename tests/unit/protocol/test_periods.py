@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
+from importlib import resources
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol import periods
 from protocol.periods import (
+    LONGEST_ID,
     Calendar,
     Period,
     calendar_of,
@@ -17,6 +19,7 @@ from protocol.periods import (
     moment_of,
     next_period,
     period_at,
+    period_named_outside,
     period_of,
 )
 from protocol.policy import PeriodKind, QuotaKind, QuotaSpec
@@ -272,3 +275,26 @@ def test_zones_that_no_table_can_be_called_after() -> None:
     assert why_not_for_periods("America/Argentina/Buenos_Aires") is None
     assert "at most 30" in str(why_not_for_periods("America/Argentina/ComodRivadavia"))
     assert "name a place" in str(why_not_for_periods("Etc/GMT+5"))
+
+
+# --- names of tables --------------------------------------------------------------------------------------------------
+
+
+def test_every_period_that_a_quota_can_have_names_a_table_of_its_own() -> None:
+    """A table's name has 63 bytes; what is beyond would be cut off, and two periods could share one."""
+    zones = resources.files("tzdata").joinpath("zones").read_text().split()
+    longest, moment = 0, datetime(2026, 11, 18, 9, tzinfo=UTC)
+    for zone in (each for each in zones if why_not_for_periods(each) is None):
+        for kind in PeriodKind:
+            suffix = "a31" if kind is PeriodKind.ANNIVERSARY else ""
+            period = period_at(Calendar(kind, zone, 31 if kind is PeriodKind.ANNIVERSARY else 1), moment)
+            assert period_named_outside(period.id) == period
+            # At its longest an id has a sign and three digits for each of both offsets.
+            longest = max(longest, len(f"{period.label}{suffix}_{zone}_-840_-840"))
+    assert longest <= LONGEST_ID == 63 - len("transfer_")
+
+
+@pytest.mark.parametrize("zone", ["Foo:Bar", "America:Argentina:ComodRivadavia", "America:Argentina:Buenos_Airesxx"])
+def test_a_zone_that_no_quota_can_have_names_no_period(zone: str) -> None:
+    with pytest.raises(ValueError, match="names no period"):
+        period_named_outside(f"2026-10_{zone}_120_60")

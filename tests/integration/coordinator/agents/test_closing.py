@@ -861,3 +861,14 @@ async def test_a_close_against_expiry_and_retirement(stand: Stand) -> None:
     found = await pool(stand, PERIOD)
     assert (found["consumed"], found["carried_out"]) == (56, 24)
     await is_proven(stand)
+
+
+async def test_times_of_periods_have_a_zone_whatever_the_books_have(stand: Stand) -> None:
+    """A period of the year 1 could once be reported: the database has its first moment as -infinity."""
+    await stand.owner.execute(
+        "INSERT INTO period (id, kind, starts_at, ends_at) VALUES ('0001-01', 'month', '-infinity', '0001-02-01Z')"
+    )
+    reader = await stand.client("usage:read")
+    (listed,) = (await reader.get("/v1/periods")).json()["data"]
+    assert (listed["from"], listed["to"]) == ("0001-01-01T00:00:00Z", "0001-02-01T00:00:00Z")
+    assert (await reader.get("/v1/periods/0001-01")).json() == listed

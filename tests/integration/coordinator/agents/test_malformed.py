@@ -64,6 +64,8 @@ MALFORMED: list[tuple[dict[str, Any], list[Any], str, str]] = [
     ({}, [lease("exports")], "frozen.leases[0].quota", "quota_key"),
     ({}, [lease("exports:tenant=" + "a" * 512)], "frozen.leases[0].quota", "max_length"),
     ({}, [lease(period="2026-13")], "frozen.leases[0].period", "period"),
+    ({}, [lease(period="2026-10_Foo:Bar_120_60", consumed=1)], "frozen.leases[0].period", "period"),
+    ({}, [lease(period="2026-11_America:Argentina:ComodRivadavia_-180")], "frozen.leases[0].period", "period"),
     ({}, [lease(), lease()], "frozen.leases[1].quota", "unique"),
     ({}, [lease(MAILS)], "frozen.leases[0].quota", "lane"),
     ({"seq": 0}, [], "frozen.seq", "minimum"),
