@@ -163,7 +163,8 @@ class Ahead(SystemClock):
 @asynccontextmanager
 async def wrong_coordinator(database: str) -> AsyncIterator[str]:
     hub = SignalHub()
-    app = create_app(CoordinatorSettings(database_url=SecretStr(restricted(database))), Ahead(), hub)
+    settings = CoordinatorSettings(database_url=SecretStr(restricted(database)), clock_limit_ms=0)
+    app = create_app(settings, Ahead(), hub)
     async with serving(app, hub) as url:
         yield url
 

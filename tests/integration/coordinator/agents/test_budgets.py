@@ -41,7 +41,11 @@ HOURLY = {"name": "hourly", "kind": "allowance", "limit": 1000, "period": "hour"
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock, hub = StandingClock(), SignalHub()
     settings = CoordinatorSettings(
-        database_url=SecretStr(restricted(database)), database_pool_size=8, expire_every_ms=NEVER_MS, **BUDGETS
+        database_url=SecretStr(restricted(database)),
+        database_pool_size=8,
+        expire_every_ms=NEVER_MS,
+        clock_limit_ms=0,
+        **BUDGETS,
     )
     app = create_app(settings, clock, hub)
     async with app.router.lifespan_context(app), connected(database) as owner:

@@ -31,7 +31,10 @@ assert IN_ALL > 2**63
 async def stand(database: str) -> AsyncIterator[Stand]:
     clock = StandingClock()
     settings = CoordinatorSettings(
-        database_url=SecretStr(restricted(database)), database_pool_size=4, implausible_floor_units=MAX_UNITS
+        database_url=SecretStr(restricted(database)),
+        database_pool_size=4,
+        implausible_floor_units=MAX_UNITS,
+        clock_limit_ms=0,
     )
     app = create_app(settings, clock)
     async with app.router.lifespan_context(app), connected(database) as owner:
