@@ -128,9 +128,10 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """What runs by itself, in whichever coordinator comes first."""
     places = places_of(settings.database_url.get_secret_value(), settings.installation)
     grace, documents = timedelta(milliseconds=settings.close_grace_ms), Documents()
+    hold_wait = timedelta(milliseconds=settings.close_hold_wait_ms)
     return [
         Job("expire", settings.expire_every_ms / 1000, lambda db: db.run(lambda c: expire_leases(c, clock.now()))),
-        Job("close", 5, lambda database: go_on_closing(database, clock, grace), at_most_s=600),
+        Job("close", 5, lambda database: go_on_closing(database, clock, grace, hold_wait), at_most_s=600),
         Job("rebalance", 1, lambda database: follow_rebalances(database, documents, clock)),
         Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),

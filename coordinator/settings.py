@@ -25,6 +25,7 @@ class CoordinatorSettings(Settings):
     refresh_ms: int = Field(default=5_000, ge=100, le=3_600_000, examples=[5_000])
     expire_every_ms: int = Field(default=1_000, ge=10, le=86_400_000, examples=[1_000])
     close_grace_ms: int = Field(default=900_000, ge=0, le=3_024_000_000, examples=[900_000])  # for regions to report
+    close_hold_wait_ms: int = Field(default=3_600_000, ge=0, le=3_024_000_000, examples=[3_600_000])  # after the grace
     late_usage_days: int = Field(default=35, ge=0, le=3650, examples=[35])  # later, usage waits for people
     # One region's usage of a quota beyond its grants, in a period: more than so many times the limit, and so many units
     # on top, waits in quarantine for people.

@@ -74,7 +74,7 @@ CHANGES: Mapping[str, str] = {
     "region": "weight status",
     "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
     "lane": "last_seq last_hash head",
-    "period": "state closing_at closing_by carries_suspense closed_at position transfers root",
+    "period": "state closing_at closing_by carries_suspense leaves_holds closed_at position transfers root",
     "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
         consumed written_off adjustment credited extended beyond unused_in unused_out moves""",
     "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off

@@ -1,7 +1,7 @@
 """For finance: what was used, and whether the books agree."""
 
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import Meta, Struct, to_builtins
@@ -174,6 +174,10 @@ class CloseBody(Message, frozen=True):
     carry_suspense: Annotated[
         bool, Meta(description="what is in suspense leaves for the open period, and waits there for evidence")
     ] = False
+    holds: Annotated[
+        Literal["wait", "leave"],
+        Meta(description="leave: close without the units that services hold; committed later, they are late usage"),
+    ] = "wait"
 
 
 @router.post(
@@ -186,9 +190,10 @@ async def close(request: Request, period: str, coordinator: TheCoordinator, call
     200 if it is closed, now or since before, and for a dry run. 409 if people have to do something first.
     """
     body, now = await read_body(request, CloseBody), coordinator.clock.now()
-    asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run)
+    asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run, body.holds == "leave")
     grace = timedelta(milliseconds=coordinator.settings.close_grace_ms)
-    answer = await close_period(coordinator.database, _named(period), asked, grace, now)
+    hold_wait = timedelta(milliseconds=coordinator.settings.close_hold_wait_ms)
+    answer = await close_period(coordinator.database, _named(period), asked, grace, now, hold_wait)
     if isinstance(answer, CloseRefused):
         missing = [to_builtins(each) for each in answer.missing]
         raise Problem("period-not-closable", "something has to be ended by people first", extra={"missing": missing})

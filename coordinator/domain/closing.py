@@ -43,6 +43,8 @@ from protocol.messages import FrozenLease
 from protocol.periods import Period, period_at, period_of
 from protocol.units import MAX_UNITS
 
+HOLD_WAIT = timedelta(hours=1)  # after the grace: so long a close waits for what services hold
+
 
 def open_key(key: Key, now: datetime) -> Key:
     """Where what comes late for this one is booked: the same quota in the period that runs now."""
@@ -62,6 +64,7 @@ class Obstacle(StrEnum):
     NOT_OVER = "not_over"  # the period has not ended
     GRACE = "grace"  # regions have some time yet to report
     OUTSTANDING = "outstanding"  # a region has units, and its lease has not expired
+    HELD = "held"  # services hold the units: the region has reported since the period ended, and kept them
     QUARANTINE = "quarantine"
     PROPOSAL = "proposal"  # a resolution waits for its approval
     SUSPENSE = "suspense"  # resolve it, or close with `carry_suspense`
@@ -69,7 +72,7 @@ class Obstacle(StrEnum):
     UNBALANCED = "unbalanced"  # the reconciliation finds something
 
 
-_ENDS_BY_ITSELF = (Obstacle.GRACE, Obstacle.OUTSTANDING)
+_ENDS_BY_ITSELF = (Obstacle.GRACE, Obstacle.OUTSTANDING, Obstacle.HELD)
 
 
 class Missing(Struct, frozen=True, kw_only=True):
@@ -82,6 +85,7 @@ class Missing(Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     charge_period: str | None = None  # the lease's own: another one than this if that is closed
     units: int | None = None
+    until: datetime | None = None  # of what is held: then the close goes on without it
 
     @property
     def is_for_people(self) -> bool:
@@ -99,6 +103,20 @@ class OpenLease(NamedTuple):
     suspense: int  # a correction's: what is carried
     is_quarantined: bool
     is_proposed: bool
+    reported_at: datetime | None = None
+
+    def is_held(self, period: Period) -> bool:
+        """When a period ends its store returns all but what services hold. So what a region still has, although it has
+        reported since then, is held.
+        """
+        return self.outstanding > 0 and self.reported_at is not None and self.reported_at >= period.ends_at
+
+
+class HoldTerms(NamedTuple):
+    """How long a close waits for what services hold."""
+
+    until: datetime
+    are_left: bool = False  # people have said that it goes on without
 
 
 def missing_for_close(
@@ -107,6 +125,7 @@ def missing_for_close(
     findings: Iterable[Finding],
     grace_ends_at: datetime,
     now: datetime,
+    holds: HoldTerms,
     *,
     carries_suspense: bool,
 ) -> list[Missing]:
@@ -114,13 +133,15 @@ def missing_for_close(
         return [Missing(what=Obstacle.NOT_OVER, reason=f"it ends at {period.ends_at.isoformat()}")]
     return [
         *([Missing(what=Obstacle.GRACE, reason=f"until {grace_ends_at.isoformat()}")] if now < grace_ends_at else ()),
-        *(each for lease in leases for each in _missing_of(lease, carries_suspense)),
+        *(each for lease in leases for each in _missing_of(lease, period, holds, now, carries_suspense)),
         *(_missing_balance(finding) for finding in findings),
     ]
 
 
-def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
-    def missing(what: Obstacle, reason: str, units: int | None) -> Missing:
+def _missing_of(
+    lease: OpenLease, period: Period, holds: HoldTerms, now: datetime, carries_suspense: bool
+) -> Iterator[Missing]:
+    def missing(what: Obstacle, reason: str, units: int | None, until: datetime | None = None) -> Missing:
         return Missing(
             what=what,
             reason=reason,
@@ -129,9 +150,13 @@ def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
             epoch=lease.epoch,
             charge_period=lease.charge_period,
             units=units,
+            until=until,
         )
 
-    if lease.outstanding:
+    if lease.is_held(period):
+        if not holds.are_left and now < holds.until:
+            yield missing(Obstacle.HELD, _HELD, lease.outstanding, holds.until)
+    elif lease.outstanding:
         yield missing(Obstacle.OUTSTANDING, "the region has not accounted for it yet", lease.outstanding)
     if lease.is_quarantined:
         yield missing(Obstacle.QUARANTINE, "propose and approve `unattributed`", lease.suspense)
@@ -139,6 +164,9 @@ def _missing_of(lease: OpenLease, carries_suspense: bool) -> Iterator[Missing]:
         yield missing(Obstacle.PROPOSAL, "somebody has to approve it, or propose something else", lease.suspense)
     if lease.suspense and not carries_suspense:
         yield missing(Obstacle.SUSPENSE, "resolve it, or close with `carry_suspense`", lease.suspense)
+
+
+_HELD = "services hold these units; the close waits for their holds to end, or goes on without them: `holds: leave`"
 
 
 def _missing_balance(finding: Finding) -> Missing:
@@ -171,6 +199,17 @@ def correction_of(part: Lease | Correction, period: str) -> Correction:
         region_returned=part.region_returned,
         quarantined=isinstance(part, Correction) and part.quarantined,
     )
+
+
+def leave_holds(pool: Pool, lease: Lease) -> Movement:
+    """Set aside what services still hold of a lease, so that its period can be closed.
+
+    It leaves the period with what is in suspense. A hold that is committed later is late usage of the period.
+    """
+    entry = movement(lease, "held at the close")
+    post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
+    lease.demand_milli = lease.waiting = 0
+    return entry
 
 
 def close_lease(lease: Lease) -> None:

@@ -31,12 +31,15 @@ from coordinator.domain.audit import Action, Actor
 from coordinator.domain.books import Correction, Key, Lease, Movement, Pool
 from coordinator.domain.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.domain.closing import (
+    HOLD_WAIT,
+    HoldTerms,
     Missing,
     Obstacle,
     OpenLease,
     carry,
     close_lease,
     correction_of,
+    leave_holds,
     missing_for_close,
     open_key,
 )
@@ -91,15 +94,23 @@ class CloseRequest(NamedTuple):
     by: Actor
     carry_suspense: bool = False
     dry_run: bool = False
+    leave_holds: bool = False
 
 
 async def close(
-    database: Database, period: str, request: CloseRequest | None, grace: timedelta, now: datetime
+    database: Database,
+    period: str,
+    request: CloseRequest | None,
+    grace: timedelta,
+    now: datetime,
+    hold_wait: timedelta = HOLD_WAIT,
 ) -> PeriodClose | CloseRefused | None:
     """Looked at first, and then held; who only wants to be told sees one moment, and holds nothing."""
     settled = await database.run(lambda c: read_settled(c, period), snapshot=True)
     is_dry_run = request is not None and request.dry_run
-    return await database.run(lambda c: close_period(c, period, request, settled, grace, now), snapshot=is_dry_run)
+    return await database.run(
+        lambda c: close_period(c, period, request, settled, grace, now, hold_wait), snapshot=is_dry_run
+    )
 
 
 async def close_period(
@@ -109,6 +120,7 @@ async def close_period(
     settled: Settled,
     grace: timedelta,
     now: datetime,
+    hold_wait: timedelta = HOLD_WAIT,
 ) -> PeriodClose | CloseRefused | None:
     """None if there is no such period. Without a request it goes on with what was asked for before."""
     await connection.execute("SET LOCAL statement_timeout = 0")
@@ -122,29 +134,32 @@ async def close_period(
         over = [CarriedOver(*row.values()) for row in await connection.fetch(_WERE_CARRIED_OVER, period)]
         return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
-    missing = await _missing(connection, row, carries, settled, grace, now)
+    leaves_holds = row["leaves_holds"] or (request is not None and request.leave_holds)
+    holds = HoldTerms((row["closing_at"] or now) + grace + hold_wait, leaves_holds)
+    missing = await _missing(connection, row, carries, holds, settled, grace, now)
     left = await _left(connection, period, now)
     missing += await _earlier(connection, row, left.names)
     if any(each.is_for_people for each in missing):
         return CloseRefused(missing)
-    leaves = [_carried(part) for part in parts]
     if not is_dry_run:
-        await _begin(connection, row, request, carries, now)
-        if not missing:
-            await _close(connection, row["closing_by"] or _asker(request), parts, left, settled, now)
+        await _begin(connection, row, request, carries, leaves_holds, now)
+        if not missing and await _leave_holds(connection, period, now):
+            parts = await _waiting(connection, period, held)
+    leaves = [_carried(part) for part in parts]
+    if not is_dry_run and not missing:
+        await _close(connection, row["closing_by"] or _asker(request), parts, left, settled, now)
     over = [CarriedOver(each.key.quota, each.into.period, each.units) for each in left.goes_over]
     return await _told(connection, period, missing, leaves, over, is_dry_run)
 
 
-async def go_on_closing(database: Database, clock: Clock, grace: timedelta) -> None:
+async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT) -> None:
     """All that are being closed, each on its own. Nothing is looked at as long as something ends by itself."""
-    rows = await database.read(
-        lambda c: c.fetch("SELECT id, closing_at FROM period WHERE state = 'closing' ORDER BY ends_at, id")
-    )
-    for period, closing_at in rows:
+    rows = await database.read(lambda c: c.fetch(_CLOSING))
+    for period, closing_at, leaves_holds in rows:
         recalled = await database.run(functools.partial(recall_outstanding, period=period, now=clock.now()))
-        if not recalled and clock.now() >= closing_at + grace:
-            await close(database, period, None, grace, clock.now())
+        waits_for_regions = recalled and not leaves_holds and clock.now() < closing_at + grace + hold_wait
+        if not waits_for_regions and clock.now() >= closing_at + grace:
+            await close(database, period, None, grace, clock.now(), hold_wait)
 
 
 # --- may it? ----------------------------------------------------------------------------------------------------------
@@ -154,6 +169,7 @@ async def _missing(
     connection: Connection,
     row: asyncpg.Record,
     carries_suspense: bool,
+    holds: HoldTerms,
     settled: Settled,
     grace: timedelta,
     now: datetime,
@@ -162,17 +178,24 @@ async def _missing(
     findings = reconcile(row["id"], await read_books(connection, row["id"], settled), now).findings
     grace_ends_at = (row["closing_at"] or now) + grace
     period = period_of(row["id"])
-    return missing_for_close(period, leases, findings, grace_ends_at, now, carries_suspense=carries_suspense)
+    return missing_for_close(period, leases, findings, grace_ends_at, now, holds, carries_suspense=carries_suspense)
 
 
 async def _begin(
-    connection: Connection, row: asyncpg.Record, request: CloseRequest | None, carries: bool, now: datetime
+    connection: Connection,
+    row: asyncpg.Record,
+    request: CloseRequest | None,
+    carries: bool,
+    leaves_holds: bool,
+    now: datetime,
 ) -> None:
-    """Asked for again, only the consent to carry suspense can be new."""
-    if request is None or (row["state"] == "closing" and row["carries_suspense"] == carries):
+    """Asked for again, only the consents to carry suspense and to leave holds can be new."""
+    known = row["state"] == "closing" and (row["carries_suspense"], row["leaves_holds"]) == (carries, leaves_holds)
+    if request is None or known:
         return
-    await connection.execute(_BEGIN, row["id"], now, request.by.name, carries)
-    await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], {"carry_suspense": carries}, now)
+    await connection.execute(_BEGIN, row["id"], now, request.by.name, carries, leaves_holds)
+    details = {"carry_suspense": carries} | ({"holds": "leave"} if leaves_holds else {})
+    await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], details, now)
 
 
 # --- closing ----------------------------------------------------------------------------------------------------------
@@ -207,6 +230,18 @@ async def _close(
     details |= {"carried_over_units": over} if over else {}
     await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
     await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
+
+
+async def _leave_holds(connection: Connection, period: str, now: datetime) -> int:
+    """Set aside what is outstanding when nothing is missing any more: it is held. Return how many leases it was."""
+    leases = [ledger.lease_of_row(row) for row in await connection.fetch(_HELD, period)]
+    if leases:
+        pools = await ledger.lock_pools(connection, {lease.key for lease in leases}, ())
+        states = {(lease.epoch, lease.key): lease.state for lease in leases}
+        entries = [leave_holds(pools[lease.key].pool, lease) for lease in leases]
+        await ledger.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
+        await ledger.write_transfers(connection, entries, now)
+    return len(leases)
 
 
 async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction], now: datetime) -> int:
@@ -339,20 +374,25 @@ async def _rows(connection: Connection, sql: str, period: str) -> AsyncIterator[
 
 _BEGIN = """
 UPDATE period SET state = 'closing', closing_at = coalesce(closing_at, $2), closing_by = coalesce(closing_by, $3),
-    carries_suspense = $4
+    carries_suspense = $4, leaves_holds = $5
 WHERE id = $1 AND state IN ('open', 'closing')
 """
 _OPEN_LEASES = """
 WITH part AS (
-    SELECT quota, region, epoch, period AS charge_period, outstanding, suspense, state = 'quarantined' AS quarantined
+    SELECT quota, region, epoch, period AS charge_period, outstanding, suspense, state = 'quarantined' AS quarantined,
+        reported_at
     FROM lease WHERE period = $1
-    UNION ALL SELECT quota, region, epoch, charge_period, 0, carried, quarantined FROM correction WHERE period = $1
+    UNION ALL SELECT quota, region, epoch, charge_period, 0, carried, quarantined, NULL
+    FROM correction WHERE period = $1
 ), found AS (
     SELECT part.*, EXISTS (SELECT FROM resolution WHERE approved_at IS NULL AND (resolution.epoch, resolution.quota,
         resolution.period) = (part.epoch, part.quota, part.charge_period)) AS proposed FROM part
 )
-SELECT * FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
+SELECT quota, region, epoch, charge_period, outstanding, suspense, quarantined, proposed, reported_at
+FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
 """
+_CLOSING = "SELECT id, closing_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
+_HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"
 _CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"

@@ -1,6 +1,7 @@
 """The periods that the books have."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import asyncpg
 from msgspec import Struct, field
@@ -34,11 +35,12 @@ async def read_periods(connection: Connection, after: str, count: int) -> list[B
 
 
 def _booked(row: asyncpg.Record) -> BookedPeriod:
+    return BookedPeriod(**{name: _aware(value) for name, value in row.items()})
+
+
+def _aware(value: Any) -> Any:
     """Postgres has the first moment of the year 1 as -infinity, which the driver returns without a zone."""
-    aware = (
-        each.replace(tzinfo=UTC) if isinstance(each, datetime) and not each.tzinfo else each for each in row.values()
-    )
-    return BookedPeriod(*aware)
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 
 _PERIODS = """

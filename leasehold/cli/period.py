@@ -71,6 +71,9 @@ def close(
     carry_suspense: Annotated[
         bool, typer.Option("--carry-suspense", help="What is in suspense leaves for the period that runs.")
     ] = False,
+    leave_holds: Annotated[
+        bool, typer.Option("--leave-holds", help="Close without what services hold; committed later, it is late usage.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is missing, and change nothing.")] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until it is closed; Ctrl-C ends only the waiting.")
@@ -86,7 +89,7 @@ def close(
     0 if the close has begun, with --wait if the period is closed, and with --dry-run if nothing is missing that people
     have to end. The token, with the scope period:close, is read from LEASEHOLD_TOKEN.
     """
-    body = {"carry_suspense": carry_suspense}
+    body: dict[str, Any] = {"carry_suspense": carry_suspense} | ({"holds": "leave"} if leave_holds else {})
     with asking(url, "period:close") as client:
         found = _asked(client, name, body | {"dry_run": True})
         if not dry_run and found["period"]["state"] != "closed":
@@ -106,7 +109,7 @@ def close(
         _tell(found)
 
 
-def _asked(client: "httpx.Client", name: str, body: dict[str, bool], key: str | None = None) -> dict[str, Any]:
+def _asked(client: "httpx.Client", name: str, body: dict[str, Any], key: str | None = None) -> dict[str, Any]:
     """What people have to end first is told like a refusal of input, and ends the command."""
     response = client.post(f"/v1/periods/{part(name)}:close", json=body, headers=keyed(key))
     if response.status_code == 409:
@@ -138,6 +141,7 @@ def _sentence(missing: dict[str, Any]) -> str:
         return f"{what}: {missing['reason']}"
     where = [f" in {missing['region']}"] if missing["region"] else []
     where += [f", epoch {missing['epoch']}"] if missing["epoch"] else []
+    where += [f", until {missing['until']} at most"] if missing.get("until") else []
     return f"{what}: {f'{units} of ' if units else ''}{quota}{''.join(where)}: {missing['reason']}"
 
 

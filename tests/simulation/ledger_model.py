@@ -34,6 +34,8 @@ from coordinator.domain.allocation import fund
 from coordinator.domain.books import COUNTED_AS, Account, Correction, Entry, Key, Lease, Movement, Pool, Transfer
 from coordinator.domain.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
 from coordinator.domain.closing import (
+    HOLD_WAIT,
+    HoldTerms,
     Late,
     Missing,
     Obstacle,
@@ -41,6 +43,7 @@ from coordinator.domain.closing import (
     close_lease,
     correction_of,
     late_of,
+    leave_holds,
     missing_for_close,
     open_key,
 )
@@ -816,6 +819,7 @@ class LedgerModel:
             findings,
             (row.closing_at or now) + grace,
             now,
+            HoldTerms((row.closing_at or now) + grace + HOLD_WAIT),
             carries_suspense=carries_suspense,
         )
 
@@ -825,6 +829,10 @@ class LedgerModel:
         leases = {name: copy(lease) for name, lease in self.leases.items() if lease.key.period == period}
         late = [copy(each) for each in self.corrections.values() if each.key.period == period]
         parts: list[Lease | Correction] = [*leases.values(), *late]
+        for lease in leases.values():
+            if lease.outstanding:  # held, and nobody waits for it any more
+                kept = transaction.writes.setdefault(Name("pool", lease.key), copy(self.pools[lease.key]))
+                transaction.entries.append(leave_holds(kept, lease))
         for part in parts:
             if part.to_carry:
                 self._carry(part, transaction, now)

@@ -40,6 +40,7 @@ def open_leases(ledger: "LedgerModel", period: str) -> Iterator[OpenLease]:
                 part.to_carry,
                 part.is_quarantined,
                 is_proposed,
+                part.reported_at if isinstance(part, Lease) else None,
             )
 
 

@@ -152,10 +152,11 @@ async def test_what_is_outstanding_is_waited_for(stand: Stand, agent: Agent) -> 
     await agent.say(3, lease(granted=10, consumed=7, units=0))
     stand.clock.time = DECEMBER
     first = (await closed(stand)).json()
-    assert [each["what"] for each in first["missing"]] == ["grace", "outstanding"]
-    assert first["missing"][1] | {"reason": ""} == {
-        "what": "outstanding",
+    assert [each["what"] for each in first["missing"]] == ["grace", "held"]
+    assert first["missing"][1] | {"reason": "", "until": None} == {
+        "what": "held",
         "reason": "",
+        "until": None,
         "quota": EXPORTS,
         "region": "us-east",
         "epoch": agent.epoch,
@@ -872,3 +873,73 @@ async def test_times_of_periods_have_a_zone_whatever_the_books_have(stand: Stand
     (listed,) = (await reader.get("/v1/periods")).json()["data"]
     assert (listed["from"], listed["to"]) == ("0001-01-01T00:00:00Z", "0001-02-01T00:00:00Z")
     assert (await reader.get("/v1/periods/0001-01")).json() == listed
+
+
+# --- holds ------------------------------------------------------------------------------------------------------------
+
+
+async def hold_into_december(stand: Stand, agent: Agent) -> None:
+    """Of 10 units 7 are used and 3 held: when November ends the store keeps them, and reports."""
+    await use(stand, agent)
+    await in_december(stand, in_suspense=False)
+    await agent.say(3, lease(granted=10, consumed=7, units=0))
+
+
+async def commit_late(stand: Stand, agent: Agent) -> None:
+    reply = await agent.say(4, lease(granted=10, consumed=10, units=3))
+    assert reply.outcome is ExchangeOutcome.APPLIED
+    booked = await stand.owner.fetch("SELECT period, charge_period, units FROM transfer WHERE dst = 'consumed'")
+    assert sorted(map(tuple, booked)) == [(PERIOD, PERIOD, 7), (NEXT, PERIOD, 3)]
+    await is_proven(stand)
+
+
+async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_hour(
+    stand: Stand, agent: Agent
+) -> None:
+    await hold_into_december(stand, agent)
+    (_, held) = (await closed(stand)).json()["missing"]
+    about = {name: held[name] for name in ("what", "quota", "region", "epoch", "units", "until")}
+    until = "2026-12-01T07:15:00Z"
+    where = {"quota": EXPORTS, "region": "us-east", "epoch": agent.epoch}
+    assert about == {"what": "held", **where, "units": 3, "until": until}
+    assert "services hold these units" in held["reason"]
+    stand.clock.move(minutes=74)
+    assert [each["what"] for each in (await closed(stand)).json()["missing"]] == ["held"]
+    stand.clock.move(minutes=1)
+    await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
+    body = (await closed(stand)).json()
+    assert (body["period"]["state"], [each["units"] for each in body["carried"]]) == ("closed", [3])
+    await is_proven(stand)
+    await commit_late(stand, agent)
+
+
+async def test_people_let_a_close_go_on_without_what_services_hold(stand: Stand, agent: Agent) -> None:
+    await hold_into_december(stand, agent)
+    asked = await closed(stand)
+    assert asked.status_code == 202
+    again = await closed(stand, holds="leave")
+    assert [each["what"] for each in again.json()["missing"]] == ["grace"]
+    stand.clock.move(minutes=16)
+    await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
+    body = (await closed(stand)).json()
+    assert (body["period"]["state"], [each["units"] for each in body["carried"]]) == ("closed", [3])
+    audit = await (await stand.client("audit:read")).get(f"/v1/audit?object={PERIOD}")
+    assert {"carry_suspense": False, "holds": "leave"} in [each["details"] for each in audit.json()["data"]]
+    await commit_late(stand, agent)
+
+
+async def test_a_hold_that_is_released_after_the_close_frees_nothing(stand: Stand, agent: Agent) -> None:
+    await hold_into_december(stand, agent)
+    await close_at_last(stand, holds="leave")
+    await agent.say(4, lease(granted=10, consumed=7, returned=3, units=0))
+    assert (await pool(stand, NEXT)).get("unallocated", 0) == 0
+    await is_proven(stand)
+
+
+async def test_what_a_region_has_not_reported_since_the_period_ended_is_not_held(stand: Stand, agent: Agent) -> None:
+    await use(stand, agent)
+    await in_december(stand, in_suspense=False)
+    answer = await closed(stand, holds="leave")
+    assert [each["what"] for each in answer.json()["missing"]] == ["grace", "outstanding"]
+    stand.clock.move(minutes=90)
+    assert [each["what"] for each in (await closed(stand)).json()["missing"]] == ["outstanding"]
