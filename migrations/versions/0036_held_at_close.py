@@ -5,8 +5,8 @@ The release before runs on this schema as it is: it waits for every hold.
 
 from migrations.statements import execute
 
-revision = "0035"
-down_revision = "0034"
+revision = "0036"
+down_revision = "0035"
 
 HOLDS = """
 ALTER TABLE period ADD COLUMN leaves_holds boolean NOT NULL DEFAULT false;
