@@ -39,6 +39,7 @@ MAX_PERCENT = 1000
 SUBJECT_FIELDS = ("tenant", "user", "api_key", "ip", "ip_prefix", "route", "method", "route_class", "plan")
 USAGE_FIELDS = ("api_key", "route_class")  # what usage can be told apart by beyond its quota, region and policy
 OTHER_CLASSES = "*"  # in a table of costs: whatever it does not name
+OTHER_PLANS = "*"  # in a limit by plan: of all plans that it does not name, and of tenants on none
 
 
 class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -385,10 +386,11 @@ def slot_ttl_ms(quota: QuotaSpec) -> int:
 
 
 def limit_of(quota: QuotaSpec, plan: str | None) -> LimitValue | None:
-    """The quota's limit on a plan; None where the plan has none, and so admits nothing."""
-    if isinstance(quota.limit, dict):
-        return quota.limit.get(plan) if plan is not None else None
-    return quota.limit
+    """Return the quota's limit on a plan, or on none; None where there is none, and so nothing is admitted."""
+    if not isinstance(quota.limit, dict):
+        return quota.limit
+    others = quota.limit.get(OTHER_PLANS)
+    return others if plan is None else quota.limit.get(plan, others)
 
 
 def costs_of(document: LimitsDocument, policy: PolicySpec) -> Costs:
@@ -568,9 +570,14 @@ def _faults_of_limit(document: LimitsDocument, where: str, quota: QuotaSpec) -> 
     by_plan = quota.limit if isinstance(quota.limit, dict) else {None: quota.limit}
     for plan, value in by_plan.items():
         place = where if plan is None else f"{where}.{plan}"
-        if plan is not None and plan not in document.plans:
+        if plan is not None and plan not in document.plans and plan != OTHER_PLANS:
             yield Fault(place, "known", f"there is no plan {plan!r}")
         yield from faults_of_value(place, quota, value)
+    missing = [plan for plan in document.plans if plan not in by_plan]
+    if missing and isinstance(quota.limit, dict) and OTHER_PLANS not in quota.limit:
+        names = ", ".join(map(repr, missing[:10]))
+        reason = f"no limit for the plans {names}, so it would admit nothing of them: name every plan, or write '*'"
+        yield Fault(where, "plans", reason)
 
 
 def faults_of_value(where: str, quota: QuotaSpec, value: LimitValue) -> Iterator[Fault]:

@@ -219,7 +219,7 @@ class Admission:
         if asked.blocked or (self.blocks and asked.request.mode not in BEYOND_LIMITS):
             blocked = asked.blocked or self._block_of(asked.subject)
             if blocked is not None:
-                return self._denied(blocked)
+                return self._denied(asked, blocked)
         if asked.request.operation is not None:
             known = self._without_store.answered_before(asked.demanded, asked.request)
             if known is not None:
@@ -252,13 +252,14 @@ class Admission:
     def _block_of(self, subject: Subject) -> Blocked | None:
         return self.blocks.find(subject, self._clock.monotonic_ms()) if self.blocks else None
 
-    def _denied(self, blocked: Blocked) -> Verdict:
+    def _denied(self, asked: Asked, blocked: Blocked) -> Verdict:
         """Nothing is consumed, and nobody is asked: a block holds while the store is down, too."""
         self._metrics.blocked.labels(blocked.field.value).inc()
         ends_at_ms = blocked.ends_at_ms
         retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
-        answer = answer_of(False, None, [])
-        return Verdict(replace(answer, retry_after_ms=max(1, retry_ms), blocked_by=blocked.field), [])
+        answer = replace(answer_of(False, None, []), retry_after_ms=max(1, retry_ms), blocked_by=blocked.field)
+        self._log_denial(asked.subject, asked.request.mode, answer)
+        return Verdict(answer, [])
 
     # --- with the store ----------------------------------------------------------------------------------------------
 
@@ -461,7 +462,12 @@ class Admission:
     def _without_store_verdict(self, asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
         if isinstance(answer, CheckAnswer) and not asked.is_step:
             self._metrics.checks.note(answer.policies)
+            self._log_denial(asked.subject, asked.request.mode, answer)
         return _verdict_of(asked, answer)
+
+    def _log_denial(self, subject: Subject, mode: str, answer: CheckAnswer) -> None:
+        if not answer.allowed and mode not in LOOKS:
+            self._metrics.decision_log.note(subject, answer, self._clock.monotonic_ms())
 
     def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
         if len(asked.demanded) == 1:
@@ -470,7 +476,10 @@ class Admission:
             answers = list(map(self._policy_answer, asked.demanded, decision.policies))
         if not asked.is_step:
             self._metrics.checks.note(answers)
-        return Verdict(answer_of(decision.allowed, None, answers), asked.windows, decision.hold)
+        answer = answer_of(decision.allowed, None, answers)
+        if not answer.allowed and not asked.is_step:
+            self._log_denial(asked.subject, asked.request.mode, answer)
+        return Verdict(answer, asked.windows, decision.hold)
 
     def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
         if policy.code:

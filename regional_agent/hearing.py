@@ -17,6 +17,7 @@ from regional_agent.store.scripts import Fenced
 log = structlog.get_logger()
 
 PAUSE_S = 0.2
+LOG_AGAIN_S = 60.0
 
 
 class SignalListener:
@@ -26,15 +27,31 @@ class SignalListener:
         self._coordinator = coordinator
         self._cells = cells
         self._cell_of = cell_of
+        self._failed_attempts = 0  # since a signal came
+        self._logged_at_s = -LOG_AGAIN_S
 
     async def run(self) -> None:
         while True:
             try:
                 async for signal in self._coordinator.signals():
+                    self._note_heard()
                     await self._heed(signal)
             except (CoordinatorUnavailable, CoordinatorRefused) as error:
-                log.warning("signals are silent", reason=str(error))
+                self._note_silent(str(error))
             await asyncio.sleep(PAUSE_S)
+
+    def _note_silent(self, reason: str) -> None:
+        """Log the first failure, and then one line a minute for all attempts."""
+        now_s = asyncio.get_running_loop().time()
+        self._failed_attempts += 1
+        if now_s >= self._logged_at_s + LOG_AGAIN_S:
+            log.warning("signal stream lost", reason=reason, failed_attempts=self._failed_attempts)
+            self._logged_at_s = now_s
+
+    def _note_heard(self) -> None:
+        if self._failed_attempts:
+            log.info("signal stream open again", failed_attempts=self._failed_attempts)
+            self._failed_attempts, self._logged_at_s = 0, -LOG_AGAIN_S
 
     async def _heed(self, signal: Signal) -> None:
         if signal.kind == "recall" and signal.quota is not None:

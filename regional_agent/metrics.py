@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from doors.metrics import Durations
 from regional_agent.answers import PolicyAnswer
+from regional_agent.decision_log import DecisionLog
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.leasing import HotKey
 from regional_agent.store.scripts import CutOff
@@ -157,6 +158,7 @@ class Metrics:
             registry=self.registry,
         )
         self.journal = JournalMetrics(self.registry)
+        self.decision_log = DecisionLog(self.registry)
         self.degraded_entries = Counter(
             "leasehold_degraded_entries", "Times that the store began to be left alone.", registry=self.registry
         )
@@ -196,14 +198,17 @@ class Metrics:
         )
         self.epochs = EpochMetrics(self.registry)
         self.cut_off = CutOffMetrics(self.registry)
+        self._add_versions()
+        self.blocked = Counter(
+            "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
+        )
+        self.hot_keys = HotKeyMetrics(self.registry)
+        self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)
+
+    def _add_versions(self) -> None:
         self.policy_version = Gauge(
             "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
         )
         self.block_version = Gauge(
             "leasehold_block_version", "Version of the block list in force.", registry=self.registry
         )
-        self.blocked = Counter(
-            "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
-        )
-        self.hot_keys = HotKeyMetrics(self.registry)
-        self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)

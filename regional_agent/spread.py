@@ -28,6 +28,7 @@ from regional_agent.blocks import Blocks
 from regional_agent.cell import Cell
 from regional_agent.domain.cells import cell_of, home_of
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.domain.modes import LOOKS
 from regional_agent.metrics import Metrics
 from regional_agent.policies import Policies, digest
 from regional_agent.store.connection import StoreError, StoreUnavailable
@@ -120,6 +121,8 @@ class SpreadAdmission:
             outcome = error
         if isinstance(outcome, Verdict):
             self._metrics.checks.note(outcome.answer.policies)
+            if not outcome.answer.allowed and asked.request.mode not in LOOKS:
+                self._metrics.decision_log.note(asked.subject, outcome.answer, int(began * 1000))
             self._metrics.checks.seconds.observe(perf_counter() - began)
         on_verdict(outcome)
 

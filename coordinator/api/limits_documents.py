@@ -6,8 +6,8 @@ can be followed, with line and column. A large document takes seconds: nothing h
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 import msgspec
 import yaml
@@ -92,7 +92,8 @@ def _read(body: bytes, media_type: str) -> LimitsDocument:
     except Problem as problem:
         if not problem.invalid_parameters:
             raise _placed(problem, body) from None
-        refuse_document(body, [Fault(*each) for each in problem.invalid_parameters])
+        faults = [Fault(*each) for each in problem.invalid_parameters]
+        refuse_document(body, _faults_of_shape(body, media_type) or faults)
 
 
 def _placed(problem: Problem, body: bytes) -> Problem:
@@ -182,6 +183,49 @@ def _unprintable(path: str, value: object) -> Iterator[Fault]:
         for key, each in value.items():
             yield from _unprintable(f"{path}.{key!a}".lstrip("."), key)
             yield from _unprintable(f"{path}.{key}".lstrip("."), each)
+
+
+def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
+    """Return every unknown field, missing field and wrong type: a decoder stops at the first of them."""
+    try:
+        plain = _plain_values(body.decode()) if media_type == YAML else msgspec.json.decode(body)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []  # this is the fault, and it has been told
+    return list(_misshapen(plain, LimitsDocument, ""))
+
+
+def _misshapen(value: object, type_: Any, path: str) -> Iterator[Fault]:
+    """The faults of the innermost values that do not fit their type."""
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        inner = [fault for part in _parts(value, type_, path) for fault in part]
+        yield from inner or [Fault(*each) for each in invalid(error, path).invalid_parameters]
+
+
+def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[Fault]]:
+    plain = get_args(type_)[0] if get_origin(type_) is Annotated else type_
+    if isinstance(value, dict) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        fields = {field.encode_name: field for field in msgspec.structs.fields(plain)}
+        yield [
+            Fault(_joined(path, name), "unknown", f"Object contains unknown field `{name}`")
+            for name in value
+            if name not in fields
+        ]
+        yield [
+            Fault(_joined(path, name), "required", f"Object missing required field `{name}`")
+            for name, field in fields.items()
+            if field.required and name not in value
+        ]
+        yield from (_misshapen(value[name], fields[name].type, _joined(path, name)) for name in fields if name in value)
+    elif isinstance(value, list) and get_origin(plain) is list:
+        yield from (_misshapen(each, get_args(plain)[0], f"{path}[{index}]") for index, each in enumerate(value))
+    elif isinstance(value, dict) and get_origin(plain) is dict:
+        yield from (_misshapen(each, get_args(plain)[1], _joined(path, key)) for key, each in value.items())
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 # --- where in the text ------------------------------------------------------------------------------------------------

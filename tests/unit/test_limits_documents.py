@@ -15,6 +15,7 @@ from protocol.policy import (
     carried_over,
     extension_of,
     horizon_ms_of,
+    limit_of,
     overdraft_of,
     thresholds_of,
 )
@@ -78,12 +79,19 @@ def test_all_faults_are_named_with_field_and_place() -> None:
         [
             ("quotas[0].limit.gold", "known"),
             ("quotas[0].limit.gold", "units"),
+            ("quotas[0].limit", "plans"),
             ("quotas[1].limit", "rate"),
             ("policies[0].quota", "known"),
         ],
     )
     places = [fault.reason.rpartition(" (")[2] for fault in problem.invalid_parameters]
-    assert places == ["line 8, column 19)", "line 8, column 19)", "line 12, column 12)", "line 17, column 12)"]
+    assert places == [
+        "line 8, column 19)",
+        "line 8, column 19)",
+        "line 8, column 12)",
+        "line 12, column 12)",
+        "line 17, column 12)",
+    ]
 
 
 def test_json_has_places_too() -> None:
@@ -107,8 +115,25 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("quotas: [{nam: a}]", [("quotas[0].nam", "unknown")]),
-        ("quotas: [{name: a}]", [("quotas[0].kind", "required")]),
+        (
+            "quotas: [{nam: a}]",
+            [("quotas[0].nam", "unknown"), *((f"quotas[0].{name}", "required") for name in ("name", "kind", "limit"))],
+        ),
+        (
+            "quotas: [{name: a, kind: rate, limit: 5/second, sharng: x}, {name: 7, kind: rats, limit: []}]\nplan: {}",
+            [
+                ("plan", "unknown"),
+                ("quotas[0].sharng", "unknown"),
+                ("quotas[1].name", "type"),
+                ("quotas[1].kind", "enum"),
+                ("quotas[1].limit", "type"),
+            ],
+        ),
+        (
+            "plans: {free: {}, pro: {}}\nquotas: [{name: a, kind: rate, limit: {free: 5/second}}]\n"
+            "policies: [{name: p, quota: a, by: [tenant]}]",
+            [("quotas[0].limit", "plans")],
+        ),
         ("quotas: 7", [("quotas", "type")]),
         ("quotas: [{name: a, kind: allowance, limit: 5, period: year}]", [("quotas[0].period", "known")]),
         (
@@ -396,3 +421,12 @@ def test_a_fraction() -> None:
 def test_the_horizon_follows_the_period_unless_the_quota_says_it(period: str, horizon: str, expected_ms: int) -> None:
     quota = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=1, period=period, horizon=horizon)
     assert horizon_ms_of(quota) == expected_ms
+
+
+def test_a_limit_by_plan_may_have_one_for_all_other_plans() -> None:
+    document = read(
+        "plans: {free: {}, pro: {}}\nquotas: [{name: a, kind: rate, limit: {free: 5/second, '*': 9/second}}]\n"
+        "policies: [{name: p, quota: a, by: [tenant]}]"
+    )
+    [quota] = document.quotas
+    assert [limit_of(quota, plan) for plan in ("free", "pro", "unheard-of", None)] == ["5/second", *["9/second"] * 3]

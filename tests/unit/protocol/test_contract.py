@@ -171,6 +171,7 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "default_plan": "known",
         "quotas[1].name": "unique",
         "quotas[0].limit.gold": "known",
+        "quotas[0].limit": "plans",
         "quotas[0].period": "known",
         "quotas[1].limit": "units",
         "quotas[1].mode": "known",

@@ -1,0 +1,49 @@
+"""Denials in the log: sampled by reason, with a hash of the tenant, and what was left out is counted."""
+
+import hashlib
+
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from regional_agent.answers import PolicyAnswer, answer_of
+from regional_agent.decision_log import LINES, WINDOW_MS, DecisionLog
+from regional_agent.domain.denial_causes import DenialCause
+
+ACME = {"tenant": "acme"}
+
+
+def denied(cause: DenialCause) -> PolicyAnswer:
+    return PolicyAnswer(
+        policy="export",
+        quota="exports",
+        kind="allowance",
+        allowed=False,
+        limit=10,
+        remaining=3,
+        reset_ms=5,
+        retry_after_ms=1_000,
+        reason=cause,
+    )
+
+
+def test_a_few_denials_of_each_reason_are_logged_and_the_rest_is_counted() -> None:
+    registry = CollectorRegistry()
+    decisions = DecisionLog(registry)
+    with capture_logs() as lines:
+        for cause in (DenialCause.LIMIT, DenialCause.CUT_OFF):
+            for _ in range(1_000):
+                decisions.note(ACME, answer_of(False, None, [denied(cause)]), 0)
+    assert [line["reason"] for line in lines] == ["limit"] * LINES + ["cut_off"] * LINES
+    assert registry.get_sample_value("leasehold_suppressed_denial_lines_total", {"reason": "limit"}) == 1_000 - LINES
+    with capture_logs() as later:
+        decisions.note(ACME, answer_of(False, None, [denied(DenialCause.LIMIT)]), WINDOW_MS)
+    assert [(line["reason"], line["suppressed"]) for line in later] == [("limit", 1_000 - LINES)]
+
+
+def test_a_line_says_who_by_a_hash_what_and_why() -> None:
+    with capture_logs() as lines:
+        DecisionLog(CollectorRegistry()).note(ACME, answer_of(False, None, [denied(DenialCause.DRAINED)]), 0)
+    [line] = lines
+    assert line["tenant_hash"] == hashlib.blake2b(b"acme", digest_size=6).hexdigest()
+    assert (line["policy"], line["reason"], line["status"], line["remaining"]) == ("export", "drained", 429, 3)
+    assert "acme" not in str(line)
