@@ -113,6 +113,7 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
             *_of_people("what ops do", OF_OPS, seed, steps),
             *_of_people("what finance does", OF_FINANCE, seed, steps),
             *_of_modes(seed, steps),
+            *_of_surroundings(seed, steps),
         ]
     )
     return sorted([*events, *others], key=lambda event: event.step)
@@ -122,11 +123,28 @@ def draw(seed: int, steps: int, only: Collection[str] = ()) -> list[Event]:
 OF_OPS = {"moved": (1, 60), "evened_out": (0, 0), "set": (0, 59)}
 
 
+# What changes, what is large and who lies while all that happens, and how often each beside the others: a stream of its
+# own. 0: the code does not hold it yet, for the reason that stands beside it; a test may draw it all the same.
+OF_SURROUNDINGS: dict[str, tuple[int, tuple[int, int]]] = {
+    "period_changes": (4, (0, 5)),  # of a quota: hour, day or month; it stays so until the next change
+    "zone_changes": (3, (0, 3)),  # of the other one: in whose days it counts
+    "store_evicts": (3, (0, 99)),  # one key of any kind, and the store lives on
+    "many_tenants": (2, (3, 60)),  # so many others ask once
+    "long_name": (3, (0, 3)),  # somebody asks with a name that no key can have
+    "catalogue_changes_late": (3, (0, 300)),  # a limit, after the next exchange has read the one before
+    "coordinator_clock": (
+        0,
+        (1, 6),
+    ),  # hours ahead, for the region's calls of a few steps: B6, it judges by its own clock
+    "region_lies": (0, (0, 3)),  # a region of its own, with a token that is good: B5, all others find nothing left
+    "absurd_cost": (0, (0, 1)),  # B5: an adjustment is bounded by 2^53 alone
+}
+
 # Which modes the allowances have: half of the runs begin with others, and change them now and then. Likewise.
 OF_MODES = {"mode": (0, 5)}
 # What two people correct in the books. Likewise.
 OF_FINANCE = {"credited": (1, 60), "debited": (1, 60), "written_off": (1, 30)}
-OTHERS = OF_OPS | OF_MODES | OF_FINANCE
+OTHERS = OF_OPS | OF_MODES | OF_FINANCE | {kind: numbers for kind, (_, numbers) in OF_SURROUNDINGS.items()}
 
 
 def _numbers(kind: str) -> tuple[int, int]:
@@ -139,6 +157,20 @@ def _of_modes(seed: int, steps: int) -> list[Event]:
         return []
     changes = [0, *(step for step in range(1, steps) if chance.random() < 0.02)]
     return [Event(step, "mode", "", chance.randint(*OF_MODES["mode"])) for step in changes]
+
+
+def _of_surroundings(seed: int, steps: int) -> list[Event]:
+    """Some kinds of them, in two runs of three."""
+    chance = random.Random(f"surroundings {seed}")
+    weights = {kind: weight for kind, (weight, _) in OF_SURROUNDINGS.items() if weight and chance.random() < 2 / 3}
+    if chance.random() < 1 / 3 or not weights:
+        return []
+    events = []
+    for step in range(1, steps):
+        if chance.random() < 0.06:
+            kind = chance.choices(list(weights), list(weights.values()))[0]
+            events.append(Event(step, kind, chance.choice(REGIONS), chance.randint(*OF_SURROUNDINGS[kind][1])))
+    return events
 
 
 def _of_people(what: str, all_kinds: dict[str, tuple[int, int]], seed: int, steps: int) -> list[Event]:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from coordinator.domain.books import Account, Correction, Key, Lease
+from coordinator.domain.books import Account, Correction, Key, Lease, Pool
+from coordinator.domain.entitlement import Entitlement, entitlement
 from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
-from protocol.periods import is_over, next_period, period_of
+from protocol.periods import is_over, next_period, period_at, period_of
 from protocol.policy import Mode
 from tests.simulation.network import TRANSACTION_S
-from tests.simulation.people import GRACE
+from tests.simulation.people import GRACE, LIAR
 from tests.simulation.reading import adjusted, read_books
 from tests.simulation.world import LANES, OVERDRAFT, World, is_current
 
@@ -36,11 +37,17 @@ class Watch:
     closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their books as they stay
     looked_at: datetime | None = None
     quiet: dict[str, tuple[Any, datetime]] = field(default_factory=dict)  # since when nothing goes wrong in a region
+    calm: dict[str, tuple[Any, float]] = field(default_factory=dict)  # since when no fault is in a region's way
+    looked_s: float = 0.0
+    scarce_s: dict[str, float] = field(default_factory=dict)  # when too little of a quota was unallocated last
     ledger_lost: int = 0  # a close may be lost with the rest, and done again in the same step
 
 
 Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
+ADMITTED_WITHIN_S = 2.0
+LOOKED_EVERY_S = 0.5
+MOST_AT_ONCE = 10  # units, more than any request asks for
 ASKED_AHEAD = timedelta(seconds=5)  # a lease is given ahead for four of them, and asked for twice meanwhile
 _NEVER_NEGATIVE = tuple(name for name in POOL if name != "adjustment")  # more may be debited than credited
 _SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # what a pool has of its leases and corrections
@@ -114,9 +121,11 @@ def never_oversold(world: World, watch: Watch) -> Iterator[str]:
     for key, pool in world.ledger.pools.items():
         spendable = pool.funded + pool.credited + pool.unused_in + pool.extended + overdrafts[key]
         watch.funded[key] = max(spendable, watch.funded.get(key, 0))
-    if world.unseen or world.ledger_lost:
+    if world.ledger_lost:
         return
     for (quota, period), units in world.truth.total.items():
+        if world.is_unseen(None, quota, period):
+            continue
         key = Key(quota, period)
         funded, gone = watch.funded.get(key, 0), world.ledger.pools[key].unused_out if key in world.ledger.pools else 0
         if units > funded - gone:
@@ -184,16 +193,16 @@ def an_overdraft_is_there_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def who_is_heard_overdraws_nothing(world: World, _: Watch) -> Iterator[str]:
-    """A store that goes back in the same life has forgotten who was heard."""
-    if not world.unseen:
-        yield from world.overdrawn_while_heard
+    yield from world.overdrawn_while_heard
 
 
 def within_its_lease(world: World, _: Watch) -> Iterator[str]:
     """What an epoch admitted is at most what it was given and did not give back, or may have beyond it."""
-    if world.unseen or world.ledger_lost:
+    if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
+        if world.is_unseen(world.ledger.epochs[epoch].region, quota, period):
+            continue
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
         if lease is None or units > lease.granted + max(lease.overage, lease.overdraft) - lease.returned:
             yield f"{units} admitted in epoch {epoch}, of {lease}"
@@ -236,7 +245,7 @@ def what_was_told_without_the_store_is_on_disk(world: World, _: Watch) -> Iterat
 def never_booked_twice(world: World, _: Watch) -> Iterator[str]:
     booked: Counter[tuple[int, str, str]] = Counter()
     for (epoch, key), lease in world.ledger.leases.items():
-        if not _of_a_journal(world, epoch):
+        if not _of_a_journal(world, epoch) and lease.region != LIAR:
             booked[epoch, key.quota, key.period] += lease.consumed
     for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
         if not _of_a_journal(world, epoch):
@@ -325,10 +334,17 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
-    modes = tuple(quota.mode for quota in world.ledger.rows["limits"][0].quotas)
+    quotas = world.ledger.rows["limits"][0].quotas
+    modes = tuple(quota.mode for quota in quotas)
+    calendars = tuple((quota.period, quota.time_zone) for quota in quotas)
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
-        or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.unseen or world.ledger_lost)
+        or (
+            machine.is_slow
+            or coordinators.transaction_s > TRANSACTION_S
+            or world.is_unseen(region)
+            or world.ledger_lost
+        )
         or (not epochs or epochs != current or world.ledger.rows["limits"][0].default_plan is not None)
         or any(agent.stopping.is_set() for agent in agents)
         or any(cell.conversation.stopped_lanes for cell in cells)
@@ -339,7 +355,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     )
     lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
     dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
-    return None if is_wrong else (*lives, *dies, *modes, *(agent.name for agent in agents))
+    return None if is_wrong else (*lives, *dies, *modes, *calendars, *(agent.name for agent in agents))
 
 
 def _cells(world: World, region: str) -> list[Any]:
@@ -352,11 +368,81 @@ def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterato
         is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
         period = period_of(key.period)
         is_kept = any(cell.leasing.keeps(key.quota) for cell in _cells(world, region))  # or who did is gone
+        found = entitlement(world.ledger.catalogue([key.quota], begins_at), key.quota)
+        is_held = is_held and isinstance(found, Entitlement) and found.calendar == period.calendar
         if is_held and is_kept and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):
             name = f"lh:{{{lane_of(key.quota, LANES)}}}:lease:{number}:{key.quota}"
             kept = store.hash(name)
-            if next_period(period).id not in (kept.get("period"), kept.get("next:period")):
+            ahead = next_period(period).id
+            # One that was given ahead, and went back when the quota's period changed, is given when it is current.
+            if ahead not in (kept.get("period"), kept.get("next:period")) and f"was:{ahead}" not in kept:
                 yield f"{name} of {region} at {begins_at}: {kept}"
+
+
+def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str]:
+    """With units unallocated, everything up and nobody cut off, requests are not denied for longer than two seconds."""
+    now_s = world.loop.time()
+    if now_s - watch.looked_s > LOOKED_EVERY_S:  # nobody knows what happened in between
+        watch.calm.clear()
+        watch.scarce_s.clear()
+    watch.looked_s = now_s
+    free = {quota: _is_free(world, quota) for quota in {quota for _, quota in world.denials}}
+    for quota, is_free in free.items():
+        watch.scarce_s[quota] = watch.scarce_s.get(quota, now_s) if is_free else now_s
+    for region in world.machines:
+        what = _what_could_stop(world, region)
+        if what is None or watch.calm.get(region, (None, now_s))[0] != what:
+            watch.calm[region] = (what, now_s)
+    for (region, quota), denials in world.denials.items():
+        since_s = max(denials.first_asked_s, watch.calm[region][1], watch.scarce_s[quota])
+        is_long = denials.last_asked_s - since_s > ADMITTED_WITHIN_S
+        # An agent notes when a quota is used up until, on a clock that stands still while its machine sleeps.
+        if is_long and denials.by not in world.slept_through and not _may_deny(world, region, quota):
+            yield f"{quota} in {region}: denied by {denials.by} for {denials.last_asked_s - since_s:.2f} s"
+
+
+def _is_free(world: World, quota: str) -> bool:
+    """Units of the period that runs are unallocated, and enough for any request."""
+    now = world.clock.now()
+    found = entitlement(world.ledger.catalogue([quota], now), quota)
+    if not isinstance(found, Entitlement):
+        return False
+    key = Key(quota, period_at(found.calendar, now, found.written).id)
+    pool = world.ledger.pools.get(key) or Pool(key)
+    is_open = world.ledger.period(key.period).state == "open"
+    return is_open and pool.unallocated + found.limit - pool.funded - pool.overage + world.lied[quota] >= MOST_AT_ONCE
+
+
+def _what_could_stop(world: World, region: str) -> Any:
+    """None while a fault does; else what is another thing as soon as a fault came and went."""
+    machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
+    agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
+    epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
+    current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
+    is_wrong = (
+        not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
+        or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.ledger_lost)
+        or (not epochs or epochs != current)
+        or any(agent.stopping.is_set() for agent in agents)
+        or any(cell.conversation.stopped_lanes for cell in cells)
+        or not world.ledger.rows["region"][region].is_active
+    )
+    lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
+    dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
+    return None if is_wrong else (*lives, *dies, *(agent.name for agent in agents))
+
+
+def _may_deny(world: World, region: str, quota: str) -> bool:
+    """People bound what the region may have, or one of its leases waits for them."""
+    catalogue = world.ledger.catalogue([quota], world.clock.now())
+    if any(world.ledger.rows["setting"].values()) or catalogue.mode_of(quota) is Mode.REGIONAL:
+        return True
+    if any(move is not None for move in world.ledger.rows["move"].values()):
+        return True
+    return any(
+        lease.region == region and key.quota == quota and lease.state is LeaseState.QUARANTINED
+        for (_, key), lease in world.ledger.leases.items()
+    )
 
 
 def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
@@ -371,7 +457,7 @@ def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
 
 def nothing_after_expiry(world: World, _: Watch) -> Iterator[str]:
     """No region spends longer than the ledger believes that it does."""
-    if not world.ledger_lost and not world.unseen:
+    if not world.ledger_lost:
         yield from world.late_admissions
 
 
@@ -387,13 +473,15 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
 
 def no_quarantine(world: World, _: Watch) -> Iterator[str]:
     """Unless a store lost data that nobody could see."""
-    if world.unseen or world.ledger_lost:
+    if world.ledger_lost:
         return
     for lease in world.ledger.leases.values():
-        if lease.state is LeaseState.QUARANTINED:
+        about = (lease.region, lease.key.quota, lease.key.period)
+        if lease.state is LeaseState.QUARANTINED and not world.is_unseen(*about):
             yield f"{lease}"
     for each in world.ledger.corrections.values():
-        if each.quarantined and not world.days_passed:
+        about = (each.region, each.key.quota, each.charge_period)
+        if each.quarantined and not world.days_passed and not world.is_unseen(*about):
             yield f"{each}"
 
 
@@ -456,6 +544,7 @@ ALWAYS: tuple[Invariant, ...] = (
     a_store_only_moves_forward,
     no_period_begins_early,
     the_next_lease_comes_in_time,
+    whoever_asks_is_admitted_in_time,
     what_is_lost_returns_nothing,
     one_epoch_admits,
     nothing_after_expiry,
@@ -508,9 +597,11 @@ def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
 
 def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
     """Admitted and not booked is at most what is outstanding or in suspense, of every epoch."""
-    if world.unseen or world.ledger_lost:
+    if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
+        if world.is_unseen(world.ledger.epochs[epoch].region, quota, period):
+            continue
         lease = world.ledger.leases.get((epoch, Key(quota, period)))
         bound = _bound(lease) if lease else 0
         bound += sum(_bound_late(each) for each in world.ledger.late_books(epoch, Key(quota, period)))
@@ -564,13 +655,15 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
 
     But for what it has never heard of: a first grant whose reply was lost, with nothing said before the period ended.
     """
-    if world.ledger_lost or world.unseen:
+    if world.ledger_lost:
         return
     for name, machine in world.machines.items():
         epoch = machine.store.hash("lh:fence").get("epoch", "0")
         if name in world.lost_regions or name in world.lossy_regions:
             continue
         for (number, key), lease in world.ledger.leases.items():
+            if world.is_unseen(name, key.quota, key.period):
+                continue
             is_over = number == int(epoch) and period_of(key.period).ends_at < world.clock.now()
             late = world.ledger.late_books(number, key)
             books: list[Lease | Correction] = [lease, *late]
@@ -582,7 +675,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
 
 def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str]:
     """When no request waits any more, no region that is there has any of it."""
-    if world.ledger_lost or world.unseen:
+    if world.ledger_lost:
         return
     for name, machine in world.machines.items():
         if name in world.lost_regions or name in world.lossy_regions:
@@ -590,15 +683,17 @@ def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str
         for key, lease in _current(world, name, machine.store.hash("lh:fence").get("epoch")):
             catalogue = world.ledger.catalogue([key.quota], world.clock.now())
             is_central = catalogue.mode_of(key.quota) is Mode.CENTRAL
+            if world.is_unseen(name, key.quota, key.period):
+                continue
             if is_central and lease.outstanding and not is_over(key.period, world.clock.now()):
                 yield f"{lease}"
 
 
 def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
     """Transfers, projections and the regions' own totals, as finance lays them side by side."""
-    if world.unseen:
-        return
     for period in sorted({key.period for key in world.ledger.pools}):
+        if world.is_unseen(None, None, period):
+            continue
         findings = reconcile(period, read_books(world.ledger, period), world.clock.now()).findings
         yield from (f"{period}: {each}" for each in findings)
 

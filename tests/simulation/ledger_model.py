@@ -188,6 +188,7 @@ class LedgerModel:
         self._epochs = 0  # a sequence: it never gives a number twice, whatever was rolled back
         self.on_commit: Callable[[Transaction], None] = lambda _: None
         self.on_write: Callable[[Transaction, Mapping[Name, Any]], None] = lambda *_: None  # with the rows before
+        self.between_reads: list[Callable[[], None]] = []  # done once an exchange has read the catalogue
         self.touched: dict[tuple[int, Key], None] = {}  # leases, since the last look, in the order of their writing
         self.proved: set[tuple[int, Key]] = set()  # leases that were lost and then were not, likewise
 
@@ -872,13 +873,25 @@ class LedgerModel:
     def apply_exchanges(
         self, calls: Sequence[Call], terms: Terms, now: datetime
     ) -> tuple[list[ExchangeResponse], Transaction]:
-        """Several calls in one transaction, no lane in two of them."""
+        """Several calls in one transaction, no lane in two of them.
+
+        The catalogue is read before the pools are locked. If it decides otherwise behind the locks, all begins again.
+        """
+        while (done := self._try_exchanges(calls, terms, now)) is None:
+            pass
+        return done
+
+    def _try_exchanges(
+        self, calls: Sequence[Call], terms: Terms, now: datetime
+    ) -> tuple[list[ExchangeResponse], Transaction] | None:
         by_call = [deciding.works_of(call) for call in calls]
         works = [work for each in by_call for work in each]
         deciding.judge(works, self._lock_lanes(works))
         asked = deciding.asked_about(works)
         catalogue = self.catalogue(asked | deciding.apart(works, self.catalogue(asked, now)), now)
         deciding.sort(works, catalogue, terms, now)
+        while self.between_reads:
+            self.between_reads.pop()()
         transaction = Transaction()
         pools = self._lock_plausible_pools(works, terms, transaction, now)
         epochs = deciding.epochs_about(works)
@@ -886,6 +899,8 @@ class LedgerModel:
         moves = self._open_moves(deciding.moved_keys(pools))
         divisions = deciding.divisions_of(catalogue, pools, moves)
         leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions, catalogue.quotas))
+        if not catalogue.decides_like(self.catalogue(asked | deciding.apart(works, catalogue), now)):
+            return None
         books = deciding.books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
         waiting = deciding.waiting_epochs(works, books, now)
         stopped = {name[0] for name in self.regressed()}

@@ -159,7 +159,7 @@ def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
 
 @mutant
 def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
-    """What an epoch that is over gives back is reckoned from its last report, which was before its end."""
+    """What an epoch that is over used, and gives back, is as of its last report, which was before its end."""
     yield edit_lua(
         world,
         (
@@ -171,8 +171,10 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
         ),
         (
             "give_back",
-            "prefix .. 'overage', prefix .. 'consumed'",
-            "prefix .. 'overage', fence[2] ~= ARGV[2] and prefix == '' and 'read' or prefix .. 'consumed'",
+            "local function give_back(prefix, keep, most)",
+            "local read = fence[2] ~= ARGV[2] and redis.call('HGET', KEYS[2], 'read')\n"
+            "if read then redis.call('HSET', KEYS[2], 'consumed', read) redis.call('DEL', KEYS[4]) end\n"
+            "local function give_back(prefix, keep, most)",
         ),
     )
 

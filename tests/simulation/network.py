@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TypeVar
 
 import msgspec
@@ -100,6 +101,7 @@ class Coordinators:
     dies_after_commit: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
+    skews: dict[str, timedelta] = field(default_factory=dict)  # of the clocks of those that serve a region
     shared: dict[str, Shared] = field(default_factory=dict)
     subscribers: dict[str, list["VirtualClient"]] = field(default_factory=dict)
 
@@ -138,8 +140,9 @@ class Coordinators:
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
         await asyncio.sleep(self.transaction_s)
+        now = self.clock.now() + max((self.skews.get(call.region, timedelta()) for call in calls), default=timedelta())
         try:
-            responses, transaction = self.ledger.apply_exchanges(calls, self.terms, self.clock.now())
+            responses, transaction = self.ledger.apply_exchanges(calls, self.terms, now)
         except Exception as error:
             self.on_bug("exchanges failed", error)  # they would be answered as refused
             raise

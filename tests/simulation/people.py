@@ -17,7 +17,17 @@ from coordinator.domain.resolution import ResolutionKind
 from coordinator.domain.setting import NOTHING_SET, Setting
 from coordinator.domain.settlement import EpochState
 from protocol.identifiers import lane_of, subject_key
-from protocol.messages import Exchange, ExchangeRequest, FrozenLease, LiveState, OpenEpoch, RebindEpoch, Versions
+from protocol.messages import (
+    EpochOpened,
+    Exchange,
+    ExchangeRequest,
+    FrozenLease,
+    LiveState,
+    OpenEpoch,
+    RebindEpoch,
+    UsageLine,
+    Versions,
+)
 from protocol.periods import Calendar, is_over, period_at
 from protocol.policy import LimitsDocument, Part, PeriodKind, QuotaSpec
 from tests.simulation.faults import REGIONS, Event
@@ -178,6 +188,7 @@ def let_hours_pass(world: "World", event: Event) -> None:
     """For everybody alike: stores and coordinators find another time on their clocks."""
     world.clock.slept += timedelta(hours=event.number % 3 + 1) if event.number else LATER_THAN_LATE
     world.days_passed |= not event.number
+    world.slept_through |= {agent.name for agent in world.agents}
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------
@@ -254,6 +265,55 @@ _VARIANTS = msgspec.convert(
     ),
     tuple[list[QuotaSpec], ...],
 )
+
+
+def change_period(world: "World", event: Event) -> None:
+    world.calendars = world.calendars._replace(exports=("hour", "day", "hour", "month")[event.number % 4])
+    _change_calendars(world)
+
+
+def change_zone(world: "World", event: Event) -> None:
+    zones = ("UTC", "Asia/Tokyo", "Europe/Berlin", "America/New_York")
+    world.calendars = world.calendars._replace(mails_zone=zones[event.number])
+    _change_calendars(world)
+
+
+def _change_calendars(world: "World") -> None:
+    if world.ledger.rows["limits"][0].default_plan is None:  # else another document is in force for some steps
+        world.put_limits(world.limit, world.modes)
+
+
+# --- a region that lies -----------------------------------------------------------------------------------------------
+
+LIAR = "mallory"
+
+
+def lie(world: "World", event: Event) -> None:
+    """A region with a token that is good reports what it never did: absurd totals, invented periods and quotas."""
+    world.commit(world.ledger.put_region(LIAR, "active"))
+    epochs = [number for number, epoch in world.ledger.epochs.items() if epoch.region == LIAR]
+    if not epochs:
+        opening = OpenEpoch(nonce="f" * 32, fingerprint=LIAR)
+        opened, transaction = world.ledger.open_epoch(LIAR, opening, world.clock.now())
+        if not world.coordinators.conclude(transaction) or not isinstance(opened, EpochOpened):
+            return
+        epochs = [opened.epoch]
+    now = period_at(Calendar(PeriodKind.HOUR), world.clock.now()).id
+    quota, period = ((_QUOTA, now), (_QUOTA, "2031-01-01T07"), ("never:tenant=acme", now), (_MAILS, now))[event.number]
+    lane = lane_of(quota, 2)
+    lies = FrozenLease(
+        quota=quota,
+        period=period,
+        granted=0,
+        overage=0,
+        consumed=_MUCH,
+        returned=0,
+        lines=[UsageLine(minute=0, dimensions={}, units=_MUCH)],
+    )
+    seq = world.ledger.lane_rows[epochs[0], lane].last_seq + 1
+    transaction = world.coordinators.decide("exchange", LIAR, _exchange(epochs[0], lane, seq, LIAR, lies))
+    if world.coordinators.conclude(transaction):
+        world.lied[quota] += _MUCH
 
 
 # --- calls of strangers -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from tests.simulation.coverage import unreached, wrongly_impossible
-from tests.simulation.faults import REGIONS, Event, draw
+from tests.simulation.faults import OF_SURROUNDINGS, REGIONS, Event, draw
 from tests.simulation.mutants import CUT_OFF, DRAWN_FROM, MUTANTS
 from tests.simulation.run import run, shrink
 from tests.simulation.virtual_time import VirtualLoop
@@ -54,6 +54,29 @@ def test_regions_that_are_cut_off_overdraw() -> None:
     results = [run(seed, STEPS, draw(seed, STEPS, CUT_OFF)) for seed in range(4, 11)]
     assert [result.violation for result in results] == [None] * 7
     assert sum(result.reached["overdrawn"] for result in results) > 3
+
+
+def test_a_doubled_reply_does_not_begin_a_period_again_that_was_settled() -> None:
+    """The hour was given up for the day, booked and forgotten: what comes late of it would begin it with no totals."""
+    demand = [Event(0, "demand", region, units) for region, units in zip(REGIONS, (6, 23, 28), strict=True)]
+    history = [
+        *demand,
+        Event(4, "region_is_mute", REGIONS[0], 16),
+        Event(24, "later", REGIONS[0], 4),
+        Event(25, "bad_weather", REGIONS[0], 20),
+        Event(28, "demand", REGIONS[2], 36),
+        Event(67, "store_restarts", REGIONS[1]),
+        Event(72, "period_changes", REGIONS[1], 1),
+    ]
+    assert run(1067, 150, history).violation is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (weight, _) in OF_SURROUNDINGS.items() if weight])
+def test_what_changes_under_way_stops_nobody(kind: str) -> None:
+    """Each kind by itself, where nothing else goes wrong: whoever asks is admitted in time."""
+    results = [run(seed, STEPS, draw(seed, STEPS, (kind, "burst", "later"))) for seed in range(4)]
+    assert [result.violation for result in results] == [None] * 4
+    assert sum(result.faults[kind] for result in results) > 3
 
 
 def test_work_is_done_between_the_faults() -> None:

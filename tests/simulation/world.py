@@ -8,10 +8,10 @@ import contextlib
 import itertools
 import random
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from unittest.mock import patch
 from uuid import UUID
@@ -24,14 +24,16 @@ from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.settlement import EpochState
 from doors.problems import Problem
+from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
 from protocol.messages import OpenEpoch
 from protocol.policy import LimitsDocument, Mode, faults_of
 from regional_agent import life as life_module
 from regional_agent import region as region_module
 from regional_agent.admission import NoPoliciesYet
-from regional_agent.answers import Check, Hold, Subject
+from regional_agent.answers import Check, CheckAnswer, Hold, Subject
 from regional_agent.domain import hold_ids
+from regional_agent.domain.subjects import InvalidSubjectValue
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
@@ -73,19 +75,27 @@ def _on_store_failure(mode: Mode, unless_central: str) -> str:
     return "closed" if mode is Mode.CENTRAL else unless_central
 
 
+class Calendars(NamedTuple):
+    """In which periods the allowances of a run count."""
+
+    exports: str = "hour"
+    mails_zone: str = "UTC"
+
+
 ALL_LEASED = Modes()
+USUAL = Calendars()
 
 
-def document(limit: int, modes: Modes = ALL_LEASED) -> LimitsDocument:
+def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL) -> LimitsDocument:
     cap: object = {"overdraft": OVERDRAFT} if limit % 2 and modes.exports is Mode.LEASED else "hard"
     carried = None if modes.exports is Mode.REGIONAL else CARRIED_OVER[limit % len(CARRIED_OVER)]
     horizon = "auto" if modes.exports is Mode.CENTRAL else "2s"
     quotas = [
-        {"name": "exports", "kind": "allowance", "limit": limit, "period": "hour", "horizon": horizon}
+        {"name": "exports", "kind": "allowance", "limit": limit, "period": calendars.exports, "horizon": horizon}
         | {"mode": modes.exports, "cap": cap}
         | ({"carry_over": carried} if carried else {}),
         {"name": "mails", "kind": "allowance", "limit": 40 + limit // 2, "period": "day", "cap": {"overage": 15}}
-        | {"mode": modes.mails},
+        | {"mode": modes.mails, "time_zone": calendars.mails_zone},
         {"name": "api", "kind": "rate", "limit": "60/second, burst 90"},
     ]
     policies = [
@@ -126,6 +136,15 @@ class Truth:
 
 
 @dataclass
+class Denials:
+    """Requests of one quota that were denied in one region, one after another. Seconds of the run."""
+
+    first_asked_s: float
+    last_asked_s: float
+    by: str  # the agent that denied the last
+
+
+@dataclass
 class Agent:
     name: str
     region: str
@@ -159,10 +178,13 @@ class World:
         self.demand = dict.fromkeys(REGIONS, 0)
         self.lost_regions: set[str] = set()
         self.lossy_regions: set[str] = set()  # whose store lost data
-        self.unseen = False
+        # What stores forgot in a way that nobody can see: region, quota, and the period that it was of.
+        self.unseen: set[tuple[str, str, str]] = set()
+        self.denials: dict[tuple[str, str], Denials] = {}  # by region and quota, since the last admission
         self.ledger_lost = 0  # so many times
         self.answers = self.chance("answers")  # to people: whether they arrive
         self.approved: dict[UUID, Adjustment] = {}  # adjustments, as who approved them was answered
+        self.slept_through: set[str] = set()  # agents whose own clock stood still while hours passed
         self.days_passed = False  # so many that what is late by then waits for people
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not
@@ -172,7 +194,8 @@ class World:
         self.overdrawn_while_heard: list[str] = []
         self.step = 0
         self.limit = 0
-        self.modes = ALL_LEASED
+        self.modes, self.calendars = ALL_LEASED, USUAL
+        self.lied: Counter[str] = Counter()  # units of each quota that a region invented
         self.until: dict[int, list[Any]] = defaultdict(list)
         self.snapshots: dict[tuple[str, int], Any] = {}
         self._names = 0
@@ -212,8 +235,26 @@ class World:
         """Whoever was answered within the last five seconds is not cut off; a clock that jumps makes them shorter."""
         heard_at_us, now_us = machine.store.heard_at_us, machine.store.now_us
         self.coordinators.outcomes["overdrawn"] += units
+        if self.is_unseen(machine.region):
+            return  # a store that goes back in the same life has forgotten who was heard
         if not machine.jumped_back and heard_at_us is not None and 0 <= now_us - heard_at_us < CUT_OFF_US:
             self.overdrawn_while_heard.append(f"{units} of {lease}, {now_us - heard_at_us} us after an answer")
+
+    def is_unseen(self, region: str | None, quota: str | None = None, period: str | None = None) -> bool:
+        """Say whether a store forgot something of these, though nobody can see that. None: whichever."""
+        about = region, quota, period
+        return any(
+            all(told is None or told == name for told, name in zip(about, each, strict=True)) for each in self.unseen
+        )
+
+    def note_unseen(self, region: str, *kept: tuple[str, Any]) -> None:
+        """Note that a store forgets these keys, with what they hold: all periods that are told of there."""
+        self.unseen |= {
+            (region, key.split(":", 4)[4], period)
+            for key, value in kept
+            if ":lease:" in key or ":lines:" in key
+            for period in _periods_in(key, value)
+        }
 
     def _worked(self, admission: Admission) -> None:
         """What was set aside before may be used later: after its lease, its period and its epoch."""
@@ -229,6 +270,8 @@ class World:
         machine = self.machines[admission.region]
         lease = self.ledger.leases.get((admission.epoch, Key(admission.quota, admission.period)))
         if lease is None or not admission.enforced or machine.jumped_back:
+            return
+        if self.is_unseen(admission.region, admission.quota, admission.period):
             return
         if lease.state in (LeaseState.ACTIVE, LeaseState.EXPIRED) and self.clock.now() > lease.expires_at:
             name = (admission.epoch, admission.quota, admission.period)
@@ -356,6 +399,23 @@ class World:
         self._services.add(task)
         task.add_done_callback(self._services.discard)
 
+    def ask_for_many(self, region: str, tenants: int) -> None:
+        """Each of so many tenants asks once: none of them is known to anybody."""
+        if agents := self._listening(region):
+            for number in range(tenants):
+                agent, route = agents[number % len(agents)], ROUTES[number % 2]
+                self._serve(agent, self._ask(agent, route, 1, "enforce", f"tenant-{region}-{self.step}-{number}"))
+
+    def ask_with_long_name(self, region: str, number: int) -> None:
+        """Ask with a tenant whose quota key would be too long; it is refused, and nothing else happens."""
+        if agents := self._listening(region):
+            tenant = ("/" * 170, "é" * 100, "x" * 600, "a\tb")[number]
+            self._serve(agents[0], self._ask(agents[0], ROUTES[0], 1, "enforce", tenant))
+
+    def change_limit_late(self, limit: int) -> None:
+        """Change the limit once the next exchange has read the catalogue, and before it has locked anything."""
+        self.ledger.between_reads.append(lambda: self.put_limits(limit, self.modes))
+
     def hold(self, region: str, chance: random.Random) -> None:
         """A service sets units aside, and later says what it used: to any agent, too late, twice, or never."""
         agents = self._listening(region)
@@ -389,15 +449,16 @@ class World:
             with contextlib.suppress(Problem):  # it ended otherwise, or was lost with its store, or that is away
                 await chance.choice(agents).real.holds.tell(hold_id, action, amount)
 
-    async def _ask(self, agent: Agent, route: str, cost: int, mode: str) -> None:
+    async def _ask(self, agent: Agent, route: str, cost: int, mode: str, tenant: str = "acme") -> None:
         check = Check(
-            subject=Subject(tenant="acme", route=route, method="GET"),
+            subject=Subject(tenant=tenant, route=route, method="GET"),
             cost=cost,
             mode="adjust" if mode == "adjust" else "enforce",
         )
+        asked_s = self.loop.time()
         try:
             verdict = await agent.real.admission.decide(check)
-        except NoPoliciesYet:
+        except (NoPoliciesYet, InvalidSubjectValue):
             return
         except asyncio.CancelledError:
             raise
@@ -406,11 +467,24 @@ class World:
             return
         if not agent.is_alive:
             return
+        if tenant == "acme":
+            self._note_denials(agent, asked_s, cost, verdict.answer)
         if verdict.answer.allowed:
             heard = self.truth.heard if verdict.answer.degraded is None else self.truth.heard_without
             for policy in verdict.answer.policies:
                 if policy.kind == "allowance":
-                    heard[f"{policy.quota}:tenant=acme"] += cost
+                    heard[subject_key(policy.quota, {"tenant": tenant})] += cost
+
+    def _note_denials(self, agent: Agent, asked_s: float, cost: int, answer: CheckAnswer) -> None:
+        """Note since when all that ask in a region are denied by an allowance."""
+        for policy in answer.policies:
+            if policy.kind == "allowance":
+                about = (agent.region, f"{policy.quota}:tenant=acme")
+                if policy.allowed or cost > policy.limit:
+                    self.denials.pop(about, None)
+                else:
+                    first = self.denials.setdefault(about, Denials(asked_s, asked_s, agent.name))
+                    first.last_asked_s, first.by = max(first.last_asked_s, asked_s), agent.name
 
     # --- the composition ----------------------------------------------------------------------------------------------
 
@@ -478,7 +552,7 @@ class World:
 
     def put_limits(self, limit: int, modes: Modes) -> None:
         self.limit, self.modes = limit, modes
-        self.commit(self.ledger.put_limits(document(limit, modes)))
+        self.commit(self.ledger.put_limits(document(limit, modes, self.calendars)))
 
 
 @contextlib.contextmanager
@@ -508,6 +582,14 @@ def _kill(world: World, event: Event) -> None:
         agents[event.number % len(agents)].calls_left = event.number
 
 
+def _periods_in(key: str, value: dict[str, str]) -> set[str]:
+    """Give the periods that a lease, or its usage lines, tell of."""
+    if ":lines:" in key:
+        return {line.split("|", 1)[0] for line in value}
+    ended = {name.removeprefix("was:") for name in value if name.startswith("was:")}
+    return ended | {value[name] for name in ("period", "next:period") if name in value}
+
+
 def _stop(world: World, event: Event) -> None:
     if agents := world.alive(event.region):
         task = world.loop.create_task(world.stop(agents[0], return_unspent=bool(event.number)))
@@ -520,20 +602,22 @@ def _restart(world: World, event: Event) -> None:
         return
     machine = world.machines[event.region]
     snapshot: Any = None
+    unseen = False
     if event.kind in ("store_loses_a_moment", "store_rolls_back", "store_goes_back_unseen"):
         snapshot = world.snapshots.get((event.region, event.step - event.number), ({}, {}))
         if machine.store.is_exempt and event.kind == "store_loses_a_moment":
             snapshot = None  # every write was on disk
         if machine.store.is_exempt and event.kind == "store_rolls_back":  # somebody put a backup there
-            world.unseen |= not _is_told(world, snapshot[0])
+            unseen = not _is_told(world, snapshot[0])
     elif event.kind == "store_loses_all":
         snapshot = ({}, {})
     if snapshot is not None:
         world.lossy_regions.add(event.region)
-    unseen = event.kind == "store_goes_back_unseen"
-    world.unseen |= unseen
-    machine.restart(snapshot, is_another_life=not unseen)
-    machine.admitting_epoch = 0 if unseen else machine.admitting_epoch
+    is_same_life = event.kind == "store_goes_back_unseen"
+    if unseen or is_same_life:
+        world.note_unseen(event.region, *machine.store.data.items(), *snapshot[0].items())
+    machine.restart(snapshot, is_another_life=not is_same_life)
+    machine.admitting_epoch = 0 if is_same_life else machine.admitting_epoch
 
 
 def _fail_over(world: World, event: Event) -> None:
@@ -619,10 +703,11 @@ def _forget(part: str) -> Any:
     def forget(world: World, event: Event) -> None:
         machine = world.machines[event.region]
         if keys := sorted(key for key in machine.store.data if part in key):
+            key = keys[event.number % len(keys)]
             world.lossy_regions.add(event.region)
-            world.unseen = True
+            world.note_unseen(event.region, (key, machine.store.data[key]))
             machine.restarts += 1  # its totals are none of those before
-            del machine.store.data[keys[event.number % len(keys)]]
+            machine.store.delete(key)
 
     return forget
 
@@ -691,6 +776,13 @@ def _set_demand(world: World, event: Event) -> None:
     world.demand[event.region] = event.number
 
 
+def _skew(world: World, event: Event) -> None:
+    """The region's calls go to a coordinator whose clock is hours ahead."""
+    skews, ahead = world.coordinators.skews, timedelta(hours=event.number)
+    skews[event.region] = ahead
+    world.until[event.step + 4].append(lambda: skews.pop(event.region, None) and None)
+
+
 def _slow(world: World, event: Event) -> None:
     _for_a_while(world, event, world.machines[event.region], is_slow=True)
 
@@ -730,6 +822,15 @@ _HAPPENS: dict[str, Any] = {
     "ledger_slow": lambda world, event: _for_a_while(world, event, world.coordinators, transaction_s=0.5),
     "limit": lambda world, event: world.put_limits(event.number, world.modes),
     "mode": lambda world, event: world.put_limits(world.limit, Modes.of(event.number)),
+    "period_changes": people.change_period,
+    "zone_changes": people.change_zone,
+    "store_evicts": _forget("lh:"),
+    "many_tenants": lambda world, event: world.ask_for_many(event.region, event.number),
+    "long_name": lambda world, event: world.ask_with_long_name(event.region, event.number),
+    "catalogue_changes_late": lambda world, event: world.change_limit_late(event.number),
+    "coordinator_clock": _skew,
+    "region_lies": people.lie,
+    "absurd_cost": lambda world, event: world.ask(event.region, world.random, "adjust", 2**53 - 1 - event.number),
     "document_changes": people.change_document,
     "override": people.override,
     "suspense_resolved": people.resolve,
