@@ -126,18 +126,29 @@ class JournalBooking:
         opened = await self._coordinator.open_epoch(opening)
         if life is not None:
             await self._stop(segment, content, life)
+        refusals: dict[int, str] = {}  # by lane: those behind a batch that is refused wait, and other lanes go on
         for batch in batches(content.entries, opened.epoch, opened.lanes):
-            outcome = await self._tell(batch, opening.fingerprint)
-            if outcome not in BOOKED:
-                return outcome.value
+            if batch.lane not in refusals:
+                refusal = await self._tell(batch, opening.fingerprint)
+                refusals |= {} if refusal is None else {batch.lane: refusal}
+        if refusals:
+            return "; ".join(f"lane {lane}: {reason}" for lane, reason in refusals.items())
         log.info("a journal is booked", segment=segment.name, epoch=opened.epoch, units=units_of(content))
         return None
 
-    async def _tell(self, batch: FrozenBatch, fingerprint: str) -> ExchangeOutcome:
+    async def _tell(self, batch: FrozenBatch, fingerprint: str) -> str | None:
+        """Return why a batch was not booked; None if it was."""
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
         request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
-        [reply] = (await self._coordinator.exchange(request)).replies
-        return reply.outcome
+        try:
+            [reply] = (await self._coordinator.exchange(request)).replies
+        except CoordinatorRefused as refused:
+            if not refused.is_about_content:
+                raise
+            return str(refused)
+        if reply.outcome in BOOKED:
+            return None
+        return f"{reply.outcome.value}: {reply.fault.reason}" if reply.fault is not None else reply.outcome.value
 
     async def _stop(self, segment: Segment, content: Read, life: Life) -> None:
         """Give back as much as was admitted, once. The conversation tells of it after this booking."""

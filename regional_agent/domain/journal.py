@@ -23,7 +23,11 @@ from msgspec import Struct
 from protocol.identifiers import lane_of
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 
-MOST_LEASES = 400  # a message carries 500
+# Of one batch. The coordinator reads more than twice of each; what a release before made within them stays the same.
+MOST_LEASES = 400
+MOST_LINES = 5_000
+MOST_BYTES = 2 * 1024 * 1024
+LINE_BYTES, LEASE_BYTES = 80, 256  # at most, beside the dimensions of a line and the key of a quota
 _CHECKSUM_BYTES = 8
 
 
@@ -153,22 +157,47 @@ def summed(entries: Iterable[Entry]) -> list[Entry]:
 
 
 def batches(entries: Iterable[Entry], epoch: int, lanes: int) -> Iterator[FrozenBatch]:
-    """What the coordinator is told, the same each time; of each lane, numbered from 1 on."""
-    lines: dict[tuple[str, str], list[UsageLine]] = defaultdict(list)
+    """What the coordinator is told, the same each time; of each lane, numbered from 1 on.
+
+    A lease may be in several batches, each with some of its lines. Its consumed total grows with them.
+    """
+    by_lane: dict[int, list[Entry]] = defaultdict(list)
     for entry in summed(entries):
-        dimensions = msgspec.json.decode(entry.dimensions, type=dict[str, str])
-        lines[entry.quota, entry.period].append(
-            UsageLine(minute=entry.minute, dimensions=dimensions, units=entry.units)
+        by_lane[lane_of(entry.quota, lanes)].append(entry)
+    for lane, told in sorted(by_lane.items()):
+        consumed: dict[tuple[str, str], int] = defaultdict(int)
+        for seq, piece in enumerate(_pieces(told), start=1):
+            leases = [_lease(quota, period, lines, consumed) for (quota, period), lines in piece.items()]
+            yield FrozenBatch(epoch=epoch, lane=lane, seq=seq, leases=leases)
+
+
+def _pieces(entries: Iterable[Entry]) -> Iterator[dict[tuple[str, str], list[Entry]]]:
+    """Divide the entries of a lane into batches, each bounded in leases, lines and bytes."""
+    piece: dict[tuple[str, str], list[Entry]] = {}
+    lines = size = 0
+    for entry in entries:
+        lease, length = (entry.quota, entry.period), len(entry.dimensions) + LINE_BYTES
+        length += 0 if lease in piece else len(entry.quota) + LEASE_BYTES
+        is_full = (
+            lines == MOST_LINES or size + length > MOST_BYTES or (lease not in piece and len(piece) == MOST_LEASES)
         )
-    by_lane: dict[int, list[FrozenLease]] = defaultdict(list)
-    for (quota, period), told in lines.items():
-        by_lane[lane_of(quota, lanes)].append(_lease(quota, period, told))
-    for lane, leases in sorted(by_lane.items()):
-        for seq, at in enumerate(range(0, len(leases), MOST_LEASES), start=1):
-            yield FrozenBatch(epoch=epoch, lane=lane, seq=seq, leases=leases[at : at + MOST_LEASES])
+        if is_full:
+            yield piece
+            piece, lines, size = {}, 0, 0
+        piece.setdefault(lease, []).append(entry)
+        lines, size = lines + 1, size + length
+    if piece:
+        yield piece
 
 
-def _lease(quota: str, period: str, lines: list[UsageLine]) -> FrozenLease:
+def _lease(quota: str, period: str, entries: Iterable[Entry], consumed: dict[tuple[str, str], int]) -> FrozenLease:
     """Nothing was granted to it: the coordinator covers what was consumed."""
-    consumed = sum(line.units for line in lines)
-    return FrozenLease(quota=quota, period=period, granted=0, overage=0, consumed=consumed, returned=0, lines=lines)
+    lines = [_line(entry) for entry in entries]
+    consumed[quota, period] += sum(line.units for line in lines)
+    total = consumed[quota, period]
+    return FrozenLease(quota=quota, period=period, granted=0, overage=0, consumed=total, returned=0, lines=lines)
+
+
+def _line(entry: Entry) -> UsageLine:
+    dimensions = msgspec.json.decode(entry.dimensions, type=dict[str, str])
+    return UsageLine(minute=entry.minute, dimensions=dimensions, units=entry.units)

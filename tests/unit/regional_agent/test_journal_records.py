@@ -2,11 +2,14 @@
 
 import zlib
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regional_agent.domain.journal import (
+    MOST_BYTES,
     MOST_LEASES,
+    MOST_LINES,
     Entry,
     Known,
     Record,
@@ -130,3 +133,30 @@ def test_all_that_is_given_of_an_allowance_is_at_most_its_fraction(available: in
         max(0, available) // 5 - 2,
     ]
     assert allowances.left([Ask("mails", 1, 200_000)], 1_000) == [-1], "the period is over"
+
+
+def test_more_lines_than_a_message_carries_are_told_in_several_batches() -> None:
+    """As 3,400 keys a minute make them in a quarter of an hour: one lease, and one batch of it was refused for ever."""
+    many = [
+        Entry(
+            "exports:tenant=acme", "2026-11", 29_000_000 + number % 15, f'{{"api_key":"{number:016x}"}}', 1 + number % 3
+        )
+        for number in range(50_500)
+    ]
+    consumed = lines = 0
+    for seq, batch in enumerate(batches(many, 7, 4), start=1):
+        [lease] = batch.leases
+        assert batch.seq == seq
+        assert 0 < len(lease.lines) <= MOST_LINES
+        assert lease.consumed == consumed + sum(line.units for line in lease.lines)
+        consumed, lines = lease.consumed, lines + len(lease.lines)
+    assert (consumed, lines) == (sum(entry.units for entry in many), len(many))
+
+
+def test_a_batch_is_bounded_in_bytes() -> None:
+    wide = "".join(f'"d{number}":"{"x" * 250}",' for number in range(15)) + '"policy":"export"'
+    many = [Entry("exports:tenant=acme", "2026-11", number, f"{{{wide}}}", 1) for number in range(2_000)]
+    made = list(batches(many, 7, 1))
+    sizes = [len(msgspec.json.encode(batch)) for batch in made]
+    assert MOST_BYTES / 2 < max(sizes) <= MOST_BYTES + 1_000
+    assert sum(len(batch.leases[0].lines) for batch in made) == len(many)
