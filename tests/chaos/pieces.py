@@ -122,6 +122,10 @@ class Stack:
         assert answer.status < 300, answer
         return answer.body
 
+    @property
+    def owners_url(self) -> str:
+        return self._database_url(DATABASE)
+
     # --- its pieces --------------------------------------------------------------------------------------------------
 
     @property

@@ -1,0 +1,31 @@
+"""A hostile region with a valid token beside honest ones; `./dev hostile --minutes N` does it for longer."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.pieces import Stack
+from tests.hostile.trial import report, trial
+
+pytestmark = pytest.mark.anyio
+SECONDS = float(os.environ.get("LEASEHOLD_HOSTILE_SECONDS", "8"))
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    stack = Stack(tmp_path)
+    try:
+        stack.begin()
+        yield stack
+    finally:
+        stack.end()
+
+
+async def test_honest_regions_do_not_notice_a_hostile_one(stack: Stack) -> None:
+    verdict = await trial(stack, SECONDS, seed=1)
+    print(report(verdict))
+    assert verdict.faults() == []
+    assert verdict.honest.answers[200]
+    assert verdict.quarantined

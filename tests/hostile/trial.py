@@ -1,0 +1,221 @@
+"""Honest regions serve their tenants while a hostile one attacks the coordinator; what that cost is the verdict."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any
+
+import asyncpg
+import httpx
+
+from coordinator.operations.issue_token import issue_token
+from leasehold.processes import wait_until
+from protocol.clock import SystemClock
+from protocol.periods import Calendar, period_at
+from protocol.policy import PeriodKind
+from tests.chaos.pieces import AGENTS, Stack
+from tests.hostile.region import REGION, HostileRegion
+
+TENANTS = ("honest1", "honest2", "honest3")
+LIMIT = 10_000_000
+LIMITS = {
+    "plans": {"small": {}, "large": {}},
+    "default_plan": "large",
+    "quotas": [
+        {"name": "exports", "kind": "allowance", "limit": {"small": 300, "large": LIMIT}, "period": "month"},
+        {"name": "hourly", "kind": "allowance", "limit": LIMIT, "period": "hour"},
+        {"name": "api", "kind": "rate", "limit": "100000/second, burst 100000"},
+    ],
+    "policies": [
+        {"name": "export", "match": {"route": "/v1/exports"}, "by": ["tenant"], "quota": "exports", "wait": "5s"},
+        {"name": "search", "match": {"route": "/v1/search"}, "by": ["tenant"], "quota": "api"},
+    ],
+}
+# No region gets all of a tenant's units: that people set where regions do not trust each other.
+CEILING = {"mode": "weigh", "quota": "exports", "settings": {REGION: {"ceiling": 1000}}}
+PAUSE_S = 0.02
+TRANSPORT_S = 30.0
+SETTLED_S = 60
+# What a minute of every budget may cost: 10,000 pools and leases, 60 tables, 4 MiB of evidence with its indexes, and
+# the reports themselves.
+MIB_A_MINUTE, MIB_ONCE = 120, 60
+TABLES_A_MINUTE, TABLES_ONCE = 65 * 8, 100
+
+
+@dataclass
+class Honest:
+    """What services were told."""
+
+    admitted: Counter[str] = field(default_factory=Counter)  # units of `exports`, by tenant
+    answers: Counter[int] = field(default_factory=Counter)
+    quiet_ms: list[float] = field(default_factory=list)  # before the attack
+    attacked_ms: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Size:
+    relations: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    honest: Honest
+    hostile: HostileRegion
+    minutes: float
+    before: Size
+    after: Size
+    quarantined: int
+    over_budget: dict[str, float]
+    booked: dict[str, int]  # of the honest tenants' exports
+    findings: list[str]  # of the reconciliation, about regions other than the hostile one
+
+    def faults(self) -> list[str]:
+        found = [f"{count} honest requests were answered {status}" for status, count in self.honest.answers.items()]
+        found = [each for each in found if not each.endswith(" 200")]
+        for attack, statuses in self.hostile.statuses.items():
+            found += [f"{attack}: answered {status}" for status in statuses if status >= 500]
+        for tenant in TENANTS:
+            if self.booked.get(tenant, 0) != self.honest.admitted[tenant]:
+                found.append(f"{tenant}: {self.honest.admitted[tenant]} admitted, {self.booked.get(tenant)} booked")
+        tables, mib = self.after.relations - self.before.relations, (self.after.bytes - self.before.bytes) >> 20
+        if tables > TABLES_ONCE + self.minutes * TABLES_A_MINUTE:
+            found.append(f"{tables} more relations in the database")
+        if mib > MIB_ONCE + self.minutes * MIB_A_MINUTE:
+            found.append(f"{mib} MiB more in the database")
+        return found + self.findings
+
+
+async def trial(stack: Stack, seconds: float, seed: int) -> Verdict:
+    token = await _prepare(stack)
+    period = period_at(Calendar(PeriodKind.MONTH), SystemClock().now()).id
+    victims = [f"exports:tenant={tenant}" for tenant in TENANTS]
+    honest, hostile = Honest(), HostileRegion(stack.coordinator, token, victims, period, seed)
+    before = await _size(stack)
+    await _serve(stack, honest, honest.quiet_ms, asyncio.sleep(min(10, seconds / 4)))
+    attack = asyncio.create_task(hostile.run())
+    await _serve(stack, honest, honest.attacked_ms, asyncio.wait([attack], timeout=seconds))
+    hostile.stop()
+    await attack
+    booked = await asyncio.to_thread(_settled, stack, period, honest)
+    return Verdict(
+        honest,
+        hostile,
+        seconds / 60,
+        before,
+        await _size(stack),
+        await _value(stack, "SELECT count(*) FROM quarantine"),
+        _over_budget(stack),
+        booked,
+        await asyncio.to_thread(_findings, stack, period),
+    )
+
+
+async def _prepare(stack: Stack) -> str:
+    def ask() -> None:
+        stack.ask("PUT", f"{stack.coordinator}/v1/limits", LIMITS)
+        stack.ask("PUT", f"{stack.coordinator}/v1/regions/{REGION}", {})
+        stack.ask("POST", f"{stack.coordinator}/v1/rebalances", CEILING)
+
+    await asyncio.to_thread(ask)
+    connection = await asyncpg.connect(stack.owners_url)
+    try:
+        return (await issue_token(connection, [f"region:{REGION}"], "hostile", SystemClock().now())).token
+    finally:
+        await connection.close()
+
+
+async def _serve(stack: Stack, honest: Honest, took_ms: list[float], until: Awaitable[Any]) -> None:
+    """Check for every tenant at every agent, one after the other, until something is over."""
+    ends = asyncio.ensure_future(until)
+    async with httpx.AsyncClient(timeout=TRANSPORT_S, trust_env=False) as http:
+
+        async def work(agent: str, tenant: str) -> None:
+            while not ends.done():
+                for route in ("/v1/exports", "/v1/search"):
+                    began = time.monotonic()
+                    body = {"subject": {"tenant": tenant, "route": route}}
+                    answer = await http.post(f"{stack.agents[agent]}/v1/check", json=body)
+                    took_ms.append((time.monotonic() - began) * 1000)
+                    honest.answers[answer.status_code] += 1
+                    honest.admitted[tenant] += route == "/v1/exports" and answer.status_code == httpx.codes.OK
+                await asyncio.sleep(PAUSE_S)
+
+        await asyncio.gather(*(work(agent, tenant) for agent in AGENTS for tenant in TENANTS))
+    await ends
+
+
+def _settled(stack: Stack, period: str, honest: Honest) -> dict[str, int]:
+    """Return what is booked of the honest tenants, once all that agents admitted has arrived."""
+    found: dict[str, int] = {}
+
+    def has_arrived() -> bool:
+        tenants = "".join(f"&tenant={tenant}" for tenant in TENANTS)
+        books = stack.read(f"/v1/usage?group_by=tenant,region&quota=exports&from={period}-01{tenants}")
+        found.clear()
+        for row in books["data"]:
+            if row["dimensions"]["region"] != REGION:
+                tenant = row["dimensions"]["tenant"]
+                found[tenant] = found.get(tenant, 0) + row["units"]
+        return all(found.get(tenant, 0) == honest.admitted[tenant] for tenant in TENANTS)
+
+    wait_until(has_arrived, SETTLED_S)
+    return found
+
+
+def _findings(stack: Stack, period: str) -> list[str]:
+    found = stack.read(f"/v1/periods/{period}/reconciliation")
+    return [f"{each['quota_key']}: {each['reason']}" for each in found["findings"] if each["region"] != REGION]
+
+
+def _over_budget(stack: Stack) -> dict[str, float]:
+    name = "leasehold_coordinator_over_budget_total"
+    lines = httpx.get(f"{stack.coordinator}/metrics", timeout=TRANSPORT_S, trust_env=False).text.splitlines()
+    return {line.split("{")[1].split("}")[0]: float(line.split()[-1]) for line in lines if line.startswith(name)}
+
+
+async def _size(stack: Stack) -> Size:
+    return Size(
+        await _value(stack, "SELECT count(*) FROM pg_class"),
+        await _value(stack, "SELECT pg_database_size(current_database())"),
+    )
+
+
+async def _value(stack: Stack, sql: str) -> int:
+    connection = await asyncpg.connect(stack.owners_url)
+    try:
+        found: int = await connection.fetchval(sql)
+        return found
+    finally:
+        await connection.close()
+
+
+def report(verdict: Verdict) -> str:
+    honest, hostile = verdict.honest, verdict.hostile
+    attacks = [f"  {name:24} {dict(statuses)}" for name, statuses in sorted(hostile.statuses.items())]
+    return "\n".join(
+        [
+            f"honest requests: {dict(honest.answers)}",
+            f"  before the attack: {_latency(honest.quiet_ms)}",
+            f"  under attack:      {_latency(honest.attacked_ms)}",
+            "hostile calls, by what they were answered:",
+            *attacks,
+            f"  exchanges: {dict(hostile.outcomes)}",
+            f"relations: {verdict.before.relations} -> {verdict.after.relations}",
+            f"database: {verdict.before.bytes >> 20} -> {verdict.after.bytes >> 20} MiB",
+            f"rows in quarantine: {verdict.quarantined}",
+            "over budget:",
+            *(f"  {name}: {count:,.0f}" for name, count in sorted(verdict.over_budget.items())),
+            *(verdict.faults() or ["honest regions did not notice, and the books are right"]),
+        ]
+    )
+
+
+def _latency(took_ms: list[float]) -> str:
+    return f"p50 {_percentile(took_ms, 50):.1f} ms, p99 {_percentile(took_ms, 99):.1f} ms"
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return sorted(values)[(len(values) - 1) * percent // 100] if values else 0.0
