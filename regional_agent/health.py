@@ -106,11 +106,13 @@ class HealthWatch:
         self._status = HealthStatus.READY
         self._headroom: dict[int | None, Headroom] = {}
         self.is_shutting_down = False
+        self._is_slow = False
 
     async def run(self) -> None:
         while True:
             await asyncio.gather(*(self._look_at_leases(cell) for cell in self._region.cells))
             self._note_change(self.health())
+            self._note_slow_store()
             await asyncio.sleep(WATCH_S)
 
     def shut_down(self) -> None:
@@ -166,6 +168,17 @@ class HealthWatch:
             return
         with suppress(StoreUnavailable, StoreError):
             self._headroom[cell.number] = await _headroom(cell)
+
+    def _note_slow_store(self) -> None:
+        """Log once when decisions take longer than the time-out that was set, and again after it was otherwise."""
+        timeout = self._region.decision_timeout
+        if timeout.is_too_short and not self._is_slow:
+            p99_ms, waits_ms = (round(1000 * each, 1) for each in (timeout.quantile_s(99), timeout.seconds))
+            set_ms = self._region.settings.decision_timeout_ms
+            log.warning(
+                "the store is slower than the decision time-out", p99_ms=p99_ms, set_ms=set_ms, waits_ms=waits_ms
+            )
+        self._is_slow = timeout.is_too_short
 
     def _note_change(self, health: Health) -> None:
         if health.status is self._status:

@@ -14,6 +14,7 @@ from doors.metrics import Durations
 from regional_agent.answers import PolicyAnswer
 from regional_agent.decision_log import DecisionLog
 from regional_agent.domain.breaker import BreakerState
+from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.leasing import HotKey
 from regional_agent.store.scripts import CutOff
 
@@ -109,6 +110,26 @@ class CutOffMetrics:
         self._is_so.set(0)
 
 
+class StoreLatencyMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._seconds = Gauge(
+            "leasehold_store_decision_seconds",
+            "Round trip of recent decisions in the store, late ones as well.",
+            ["quantile"],
+            registry=registry,
+        )
+        self._timeout = Gauge(
+            "leasehold_decision_timeout_seconds",
+            "How long a request waits for the store: what is set, or more where the store is slower.",
+            registry=registry,
+        )
+
+    def show(self, timeout: DecisionTimeout) -> None:
+        for percent in (50, 99):
+            self._seconds.labels(f"0.{percent}").set(timeout.quantile_s(percent))
+        self._timeout.set(timeout.seconds)
+
+
 class HotKeyMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._keys = Gauge(
@@ -159,6 +180,7 @@ class Metrics:
         )
         self.journal = JournalMetrics(self.registry)
         self.decision_log = DecisionLog(self.registry)
+        self.store_latency = StoreLatencyMetrics(self.registry)
         self.degraded_entries = Counter(
             "leasehold_degraded_entries", "Times that the store began to be left alone.", registry=self.registry
         )

@@ -20,6 +20,7 @@ from regional_agent.cell import Cell
 from regional_agent.coordinator_client import CoordinatorClient
 from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.cells import CELLS, cell_of
+from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.domain.hold_ids import HoldSeal
 from regional_agent.domain.journal import owner_of
 from regional_agent.feeds import Feed
@@ -48,6 +49,7 @@ class Region:
         self.metrics = Metrics()
         token = settings.coordinator_token.get_secret_value()
         self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
+        self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
         self._spread = SpreadAdmission(self.cells, self.metrics)
@@ -79,12 +81,12 @@ class Region:
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """What keeps them, and each cell's."""
         url = self.settings.store_url.get_secret_value()
-        timeout_ms, decision_timeout_ms = self.settings.store_timeout_ms, self.settings.decision_timeout_ms
+        timeout_ms = self.settings.store_timeout_ms
         if not url.startswith(SCHEME):
             single = StoreConnection(
                 url,
                 timeout_ms=timeout_ms,
-                decision_timeout_ms=decision_timeout_ms,
+                decision_timeout=self.decision_timeout,
                 on_connected=partial(self._doubt, 0),
             )
             return single, [(None, single)]
@@ -92,7 +94,7 @@ class Region:
             url,
             cells=CELLS,
             timeout_ms=timeout_ms,
-            decision_timeout_ms=decision_timeout_ms,
+            decision_timeout=self.decision_timeout,
             on_connected=self._doubt,
         )
         return cluster, list(enumerate(cluster.cells))
@@ -190,6 +192,7 @@ class Region:
         self.metrics.breaker.state(self.breaker())
         self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
         self.health.measure()
+        self.metrics.store_latency.show(self.decision_timeout)
         self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
 
 

@@ -40,6 +40,7 @@ class AgentSettings(Settings):
     report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])
     store_timeout_ms: int = Field(default=250, ge=1, le=60_000, examples=[250])
     decision_timeout_ms: int = Field(default=5, ge=1, le=60_000, examples=[5])
+    decision_timeout_max_ms: int = Field(default=50, ge=1, le=60_000, examples=[50])
     breaker_failures: int = Field(default=5, ge=1, le=1000, examples=[5])
     breaker_pause_ms: int = Field(default=1000, ge=1, le=60_000, examples=[1000])
     lame_duck_ms: int = Field(default=5_000, ge=0, le=600_000, examples=[5_000])

@@ -77,6 +77,14 @@ class HotKeyStatus(Struct, frozen=True, kw_only=True):
     in_slices: Units  # units of a rate that lie with this agent, to be given out without the store
 
 
+class StoreLatencyStatus(Struct, frozen=True, kw_only=True):
+    """Round trips of recent decisions, and how long a request waits for the store now, in microseconds."""
+
+    median_us: Units
+    p99_us: Units
+    timeout_us: Units
+
+
 class CellStatus(Struct, frozen=True, kw_only=True):
     """One part of a Cluster, which lives by itself."""
 
@@ -95,6 +103,7 @@ class Status(Struct, frozen=True, kw_only=True):
     policy_version: Units | None
     block_version: Units | None
     store_breaker: BreakerState
+    store_latency: StoreLatencyStatus
     unreported_age_ms: Units
     stopped_lanes: dict[str, str]
     status: HealthStatus
@@ -132,6 +141,7 @@ async def status_of(region: Region, health: Health) -> Status:
         policy_version=region.admission.policies.version if region.admission.policies else None,
         block_version=region.admission.blocks.version if region.admission.blocks else None,
         store_breaker=region.breaker(),
+        store_latency=_store_latency(region),
         unreported_age_ms=region.unreported_age_ms(),
         stopped_lanes=_stopped_lanes(region),
         status=health.status,
@@ -146,6 +156,12 @@ async def status_of(region: Region, health: Health) -> Status:
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
     )
+
+
+def _store_latency(region: Region) -> StoreLatencyStatus:
+    timeout = region.decision_timeout
+    median_us, p99_us = (int(timeout.quantile_s(percent) * 1_000_000) for percent in (50, 99))
+    return StoreLatencyStatus(median_us=median_us, p99_us=p99_us, timeout_us=int(timeout.seconds * 1_000_000))
 
 
 def _stopped_lanes(region: Region) -> dict[str, str]:

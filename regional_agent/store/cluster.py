@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import structlog
 
+from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.domain.slot_map import Place, nodes_of, places_of
 from regional_agent.store.connection import (
     UNREACHABLE,
@@ -124,14 +125,20 @@ class CellConnection:
 
 class Cluster:
     def __init__(
-        self, url: str, *, cells: int, timeout_ms: int, decision_timeout_ms: int, on_connected: Callable[[int], None]
+        self,
+        url: str,
+        *,
+        cells: int,
+        timeout_ms: int,
+        decision_timeout: DecisionTimeout,
+        on_connected: Callable[[int], None],
     ) -> None:
         """`on_connected` is told the number of a cell that can be asked from now on, again each time."""
         self.address = ClusterAddress(url)
         self.cells = [CellConnection(cell, str(self.address)) for cell in range(cells)]
         self._tags = {b"%d" % cell.cell: cell for cell in self.cells}
         self._timeout_ms = timeout_ms
-        self._decision_timeout_ms = decision_timeout_ms
+        self._decision_timeout = decision_timeout
         self._on_connected = on_connected
         self.look_again_s = LOOK_AGAIN_S
         self._places: dict[bytes, Place] = {}
@@ -219,7 +226,7 @@ class Cluster:
         return StoreConnection(
             self.address.url(host, port),
             timeout_ms=self._timeout_ms,
-            decision_timeout_ms=self._decision_timeout_ms,
+            decision_timeout=self._decision_timeout,
             on_lost=self._look_now.set,
             is_node=True,
         )

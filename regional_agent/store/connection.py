@@ -23,6 +23,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import hiredis
 import structlog
 
+from regional_agent.domain.decision_timeout import DecisionTimeout
+
 log = structlog.get_logger()
 
 T = TypeVar("T")
@@ -75,9 +77,10 @@ def told_by(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
 class _Call:
     """Who waits for a reply, since when, and for how long."""
 
-    __slots__ = ("on_reply", "patience_s", "since")
+    __slots__ = ("is_decision", "on_reply", "patience_s", "since")
 
-    def __init__(self, since: float, patience_s: float, on_reply: OnReply) -> None:
+    def __init__(self, since: float, patience_s: float, on_reply: OnReply, *, is_decision: bool) -> None:
+        self.is_decision = is_decision
         self.since = since
         self.patience_s = patience_s
         self.on_reply: OnReply | None = on_reply  # None: told already that there is no answer in time
@@ -97,7 +100,10 @@ class _Call:
 
 
 class _Protocol(asyncio.Protocol):
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_lost: Callable[[], None], decision_timeout: DecisionTimeout
+    ) -> None:
+        self._decision_timeout = decision_timeout
         self._reader = hiredis.Reader(replyError=StoreError)
         self._waiting: deque[_Call] = deque()
         self._gathered: list[bytes] = []
@@ -119,7 +125,7 @@ class _Protocol(asyncio.Protocol):
         packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
         self._gathered.append(packed)
         now = self._loop.time()
-        self._waiting.append(_Call(now, patience_s, on_reply))
+        self._waiting.append(_Call(now, patience_s, on_reply, is_decision=at_once))
         if self._look_at is None or now + patience_s < self._look_at:
             self._look_later(now + patience_s)
         if at_once:
@@ -135,6 +141,8 @@ class _Protocol(asyncio.Protocol):
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
             call = self._waiting.popleft()
+            if call.is_decision:
+                self._decision_timeout.note(now - call.since)
             if call.on_reply is not None:  # else it comes too late to speak for the store
                 self._heard_at = now
             call.tell(reply)
@@ -274,18 +282,18 @@ class StoreConnection:
         url: str,
         *,
         timeout_ms: int,
-        decision_timeout_ms: int | None = None,
+        decision_timeout: DecisionTimeout | None = None,
         on_connected: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         is_node: bool = False,
     ) -> None:
-        """`decision_timeout_ms`: of what is sent at once, for a service waits for it. `is_node`: of a Cluster."""
+        """`decision_timeout`: of what is sent at once, for a service waits for it. `is_node`: of a Cluster."""
         self.address = StoreAddress(url)
         self.fingerprint: str | None = None
         self.eviction_policy: str | None = None
         self.calls = 0
         self._timeout_s = timeout_ms / 1000
-        self._decision_timeout_s = (decision_timeout_ms or timeout_ms) / 1000
+        self.decision_timeout = decision_timeout or DecisionTimeout(timeout_ms, timeout_ms)
         self._on_connected = on_connected
         self._on_lost_to_others = on_lost
         self._is_node = is_node
@@ -318,7 +326,7 @@ class StoreConnection:
             on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
             return
         self.calls += 1
-        self._submit(self._protocol, arguments, on_reply, self._decision_timeout_s, at_once=True)
+        self._submit(self._protocol, arguments, on_reply, self.decision_timeout.seconds, at_once=True)
 
     def _submit(
         self,
@@ -444,7 +452,7 @@ class StoreConnection:
         self.fingerprint = fingerprint
 
     def _new_protocol(self) -> _Protocol:
-        return _Protocol(asyncio.get_running_loop(), self._on_lost)
+        return _Protocol(asyncio.get_running_loop(), self._on_lost, self.decision_timeout)
 
     def _on_lost(self) -> None:
         was_connected, self.fingerprint = self.connected, None

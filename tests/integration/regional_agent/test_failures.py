@@ -198,6 +198,24 @@ async def test_a_slow_store_is_left_alone_too(world: World, its_store: Store) ->
         await world.agents.aclose()
 
 
+async def test_the_time_out_follows_a_store_that_is_slower_than_it(world: World, its_store: Store) -> None:
+    """Late replies are measured, too: soon nothing fails any more, and metric and status say why."""
+    async with a_switch(its_store.port) as (switch, port):
+        url = embedded.store_url(port, PASSWORD)
+        given = {"decision_timeout_ms": 250, "decision_timeout_max_ms": 60_000, "breaker_failures": 1_000}
+        agent = await quiet_agent(world, store_url=url, **given)
+        switch.delay_s = 0.2
+        answers = [(await agent.check(OPEN)).json()["degraded"] for _ in range(20)]
+        assert answers[0] == "open"
+        assert answers[-5:] == [None] * 5
+        assert await metric(agent, "leasehold_decision_timeout_seconds") > 0.25
+        latency = (await agent.http.get("/v1/status")).json()["store_latency"]
+        assert latency["timeout_us"] > 250_000
+        assert latency["p99_us"] > 250_000
+        switch.delay_s = 0
+        await world.agents.aclose()
+
+
 async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(world: World, tmp_path: Path) -> None:
     port = free_port()
     with a_store(tmp_path, port) as store:

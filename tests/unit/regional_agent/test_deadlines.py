@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.store.connection import BEHIND_OTHERS, NoAnswer, _Protocol
 
 PATIENCE_S = 0.005
@@ -20,7 +21,7 @@ class Turns:
         self._timers: list[tuple[float, Callable[[], object]]] = []
         self._soon: list[Callable[[], object]] = []
         self.socket: list[bytes] = []
-        self.protocol = _Protocol(cast(asyncio.AbstractEventLoop, self), lambda: None)
+        self.protocol = _Protocol(cast(asyncio.AbstractEventLoop, self), lambda: None, DecisionTimeout(1_000, 1_000))
         self.protocol.connection_made(cast(asyncio.BaseTransport, Wire()))
 
     def time(self) -> float:

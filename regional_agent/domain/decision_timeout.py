@@ -1,0 +1,42 @@
+"""How long a decision may take in the store: the time-out that is set, or longer where the store itself is slower.
+
+A store that fsyncs every write answers as fast as its disk. With a time-out below that, calls fail that were executed.
+So the round trips of decisions are measured, late ones as well, and the time-out is twice what 99 of 100 took, within
+a bound.
+"""
+
+WINDOW = 256  # round trips
+ENOUGH = 8  # before anything is concluded
+MARGIN = 2
+
+
+class DecisionTimeout:
+    def __init__(self, shortest_ms: int, longest_ms: int) -> None:
+        self._shortest_s = shortest_ms / 1000
+        self._longest_s = max(shortest_ms, longest_ms) / 1000
+        self._latest: list[float] = []
+        self._next = 0
+        self._unread = 0
+        self.seconds = self._shortest_s
+
+    def note(self, round_trip_s: float) -> None:
+        """Take one round trip into account. The time-out is reckoned anew after each eighth."""
+        if len(self._latest) < WINDOW:
+            self._latest.append(round_trip_s)
+        else:
+            self._latest[self._next] = round_trip_s
+        self._next = (self._next + 1) % WINDOW
+        self._unread += 1
+        if self._unread >= ENOUGH:
+            self._unread = 0
+            self.seconds = min(self._longest_s, max(self._shortest_s, MARGIN * self.quantile_s(99)))
+
+    def quantile_s(self, percent: int) -> float:
+        """Return how long so many of 100 recent round trips took at most; 0 before there are any."""
+        ordered = sorted(self._latest)
+        return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0.0
+
+    @property
+    def is_too_short(self) -> bool:
+        """Return whether one of 100 decisions takes longer than the time-out that was set."""
+        return len(self._latest) >= ENOUGH and self.quantile_s(99) > self._shortest_s

@@ -1,0 +1,35 @@
+"""The time-out of decisions follows the store's own latency, within its bound."""
+
+import pytest
+
+from regional_agent.domain.decision_timeout import ENOUGH, WINDOW, DecisionTimeout
+
+
+def after(*round_trips_ms: float, shortest_ms: int = 5, longest_ms: int = 50) -> DecisionTimeout:
+    timeout = DecisionTimeout(shortest_ms, longest_ms)
+    for each in round_trips_ms:
+        timeout.note(each / 1000)
+    return timeout
+
+
+@pytest.mark.parametrize(
+    ("round_trips_ms", "seconds", "is_too_short"),
+    [
+        ([], 0.005, False),
+        ([9] * (ENOUGH - 1), 0.005, False),
+        ([1] * WINDOW, 0.005, False),
+        ([9] * ENOUGH, 0.018, True),
+        ([1] * 236 + [8] * 20, 0.016, True),
+        ([900] * WINDOW, 0.050, True),
+        ([900] * WINDOW + [1] * WINDOW, 0.005, False),
+    ],
+)
+def test_it_is_twice_what_nearly_all_took(round_trips_ms: list[float], seconds: float, is_too_short: bool) -> None:
+    timeout = after(*round_trips_ms)
+    assert timeout.seconds == pytest.approx(seconds)
+    assert timeout.is_too_short is is_too_short
+
+
+def test_it_is_never_below_what_is_set_nor_changed_where_the_bound_is_the_same() -> None:
+    assert after(*[1] * 64, shortest_ms=20, longest_ms=5).seconds == pytest.approx(0.02)
+    assert after(*[900] * 64, shortest_ms=5, longest_ms=5).seconds == pytest.approx(0.005)
