@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from coordinator.domain.books import COUNTED_AS, Account, Cause, Key, Pool
+from coordinator.domain.entitlement import Entitlement, entitlement
 from protocol.identifiers import parse_quota_key
 from protocol.policy import LimitsDocument, Mode, QuotaKind, extension_of
 from tests.simulation.faults import REGIONS
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
+from tests.simulation.virtual_time import VirtualClock
 
 _HELD = ("outstanding", "suspense", "consumed", "estimated", "written_off", "carried", "overage", "extended")
 
@@ -20,7 +22,8 @@ _HELD = ("outstanding", "suspense", "consumed", "estimated", "written_off", "car
 class Limits:
     """What was seen to be wrong, and the most that was ever promised of each quota."""
 
-    def __init__(self, ledger: LedgerModel) -> None:
+    def __init__(self, ledger: LedgerModel, clock: VirtualClock) -> None:
+        self._clock = clock
         self.included: list[str] = []
         self.promised: list[str] = []
         self.debited: list[str] = []
@@ -30,6 +33,7 @@ class Limits:
         self._ledger = ledger
 
     def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
+        self.promised += self._not_in_force(transaction)
         self.carried_over += self._not_left(transaction, before)
         self.debited += self._not_free(transaction, before)
         for name, row in transaction.writes.items():
@@ -66,6 +70,16 @@ class Limits:
             yield f"{pool} is funded, and {promised} was promised"
         if pool.extended > self._extensions[name]:
             yield f"{pool} is extended, and {self._extensions[name]} was promised"
+
+    def _not_in_force(self, transaction: Transaction) -> Iterator[str]:
+        """Find what is funded by a limit that was replaced before the transaction committed."""
+        transfers = (each for entry in transaction.entries for each in entry.transfers)
+        for key in {each.key for each in transfers if each.cause is Cause.FUNDED}:
+            catalogue = self._ledger.catalogue([key.quota], self._clock.now())
+            found = entitlement(catalogue, key.quota)
+            limit = found.limit if isinstance(found, Entitlement) else 0
+            if catalogue.mode_of(key.quota) is not Mode.REGIONAL and self._ledger.pools[key].funded > limit:
+                yield f"{self._ledger.pools[key]} is funded, and the limit in force is {limit}"
 
     def _rebased(self, key: Key) -> int:
         moved = self._ledger.rows["moved"].items()

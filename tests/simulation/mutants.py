@@ -21,6 +21,7 @@ from coordinator.domain.adjusting import AdjustmentState
 from coordinator.domain.allocation import grant_units
 from coordinator.domain.books import Account, Cause, drain_lines, movement, post, split
 from coordinator.domain.closing import Obstacle
+from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import Incoming
 from coordinator.domain.granting import lease_reply
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
@@ -1016,3 +1017,32 @@ def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
         self._leasing.to_give_back()
 
     yield patch.object(Conversation, "_give_back_what_nobody_took", keep)
+
+
+# --- what changes under way -------------------------------------------------------------------------------------------
+
+
+@mutant
+@drawn_from("period_changes", "burst", "later")
+def no_reply_says_which_period_is_current(world: World) -> Iterator[Any]:
+    """A lease of a period that began before the store's own is taken for a late grant."""
+    yield edit_lua(world, ("settle", "ARGV[at + 13] == '1'", "false"))
+
+
+@mutant
+@drawn_from("catalogue_changes_late", "burst", "later")
+def a_limit_is_not_looked_at_behind_the_locks(world: World) -> Iterator[Any]:
+    """What was read before the pools were locked stands, whatever was committed in between."""
+    yield patch.object(Catalogue, "decides_like", lambda self, other: True)
+
+
+@mutant
+@drawn_from("store_forgets_a_lease", "burst", "later")
+def a_lease_that_was_lost_is_installed_anew(world: World) -> Iterator[Any]:
+    """A store that has no lease of what it used is given one with nothing consumed."""
+    lost = "if is_lost(i) then return {'lost', "
+    yield edit_lua(
+        world,
+        ("settle", lost, "if false then return {'lost', "),
+        ("freeze", lost, "if false then return {'lost', "),
+    )

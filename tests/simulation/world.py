@@ -9,7 +9,7 @@ import itertools
 import random
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -168,7 +168,7 @@ class World:
         self.bugs: list[str] = []
         self.ledger = LedgerModel(LANES)
         self.divided = Divided(self.ledger, self.clock)
-        self.limits = Limits(self.ledger)
+        self.limits = Limits(self.ledger, self.clock)
         self.ledger.on_write = self._written
         self.coordinators = Coordinators(self.ledger, self.clock, TERMS, self._bug)
         self.machines = {name: self._machine(name) for name in REGIONS}
@@ -247,12 +247,12 @@ class World:
             all(told is None or told == name for told, name in zip(about, each, strict=True)) for each in self.unseen
         )
 
-    def note_unseen(self, region: str, *kept: tuple[str, Any]) -> None:
+    def note_unseen(self, region: str, *kept: tuple[str, Any], kinds: Sequence[str] = (":lease:", ":lines:")) -> None:
         """Note that a store forgets these keys, with what they hold: all periods that are told of there."""
         self.unseen |= {
             (region, key.split(":", 4)[4], period)
             for key, value in kept
-            if ":lease:" in key or ":lines:" in key
+            if any(kind in key for kind in kinds)
             for period in _periods_in(key, value)
         }
 
@@ -413,7 +413,8 @@ class World:
             self._serve(agents[0], self._ask(agents[0], ROUTES[0], 1, "enforce", tenant))
 
     def change_limit_late(self, limit: int) -> None:
-        """Change the limit once the next exchange has read the catalogue, and before it has locked anything."""
+        """Raise the limit, and lower it once the next exchange has read that, before it has locked anything."""
+        self.put_limits(limit + 100, self.modes)
         self.ledger.between_reads.append(lambda: self.put_limits(limit, self.modes))
 
     def hold(self, region: str, chance: random.Random) -> None:
@@ -705,7 +706,7 @@ def _forget(part: str) -> Any:
         if keys := sorted(key for key in machine.store.data if part in key):
             key = keys[event.number % len(keys)]
             world.lossy_regions.add(event.region)
-            world.note_unseen(event.region, (key, machine.store.data[key]))
+            world.note_unseen(event.region, (key, machine.store.data[key]), kinds=[":lines:"])  # a lease is missed
             machine.restarts += 1  # its totals are none of those before
             machine.store.delete(key)
 
