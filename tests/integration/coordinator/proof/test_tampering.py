@@ -3,13 +3,16 @@
 A case is the SQL of somebody who owns the database and has switched triggers and constraints off.
 """
 
+import asyncio
 from typing import NamedTuple
 
 import pytest
 
-from coordinator.domain.proof import Fault, FaultKind
+from coordinator.domain.proof import Fault, FaultKind, KeptSeal
+from coordinator.operations.seal import seal
 from coordinator.operations.verify import verify
-from tests.integration.coordinator.proof.conftest import forging
+from tests.integration.coordinator.people.conftest import Used, open_region
+from tests.integration.coordinator.proof.conftest import forging, standing
 from tests.integration.coordinator.proof.history import (
     ACME,
     CHARGED,
@@ -18,11 +21,14 @@ from tests.integration.coordinator.proof.history import (
     DECEMBER,
     GLOBEX,
     IN_DECEMBER,
+    LIMITS,
+    MORNING,
     NOVEMBER,
     PROPOSED,
     WITHDRAWN,
+    WRITE_OFF,
 )
-from tests.integration.coordinator.standing import connected
+from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio
 
@@ -278,7 +284,35 @@ DECIDED = {
         table="token",
     ),
 }
-CASES = ROLLUPS | SIGNED | CLOSES | DECIDED
+# Both sides of a comparison are edited: the seals prove the audit, and the chains prove the transfers.
+BOTH = {
+    "adjustment_and_its_entry": Case(
+        f"""UPDATE adjustment SET reason = 'bribe' WHERE document = '{CREDIT}';
+        UPDATE audit SET details = details || '{{"reason": "bribe"}}' WHERE details ->> 'document' = '{CREDIT}'""",
+        FaultKind.SEALED_AUDIT_CHANGED,
+        seal=2,
+    ),
+    "plan_and_its_entry": Case(
+        """UPDATE subscription SET plan = 'free' WHERE tenant = 'acme';
+        UPDATE audit SET details = details || '{"plan": "free"}' WHERE object = 'acme'""",
+        FaultKind.SEALED_AUDIT_CHANGED,
+        seal=1,
+    ),
+    "usage_and_its_transfers": Case(
+        f"""UPDATE transfer SET units = units + 1 WHERE dst = 'consumed' AND period = '{DECEMBER}' AND seq IS NOT NULL;
+        UPDATE usage_hour SET units = units + 1 WHERE period = '{DECEMBER}';
+        UPDATE usage_day SET units = units + 1 WHERE period = '{DECEMBER}'""",
+        FaultKind.REPORT_CHANGED,
+    ),
+    "write_off_and_its_movement": Case(
+        f"""UPDATE adjustment SET units = 20 WHERE document = '{WRITE_OFF}';
+        UPDATE transfer SET units = 20 FROM adjustment
+        WHERE movement_id = adjustment.id AND document = '{WRITE_OFF}'""",
+        FaultKind.SEALED_MOVEMENTS_CHANGED,
+        seal=2,
+    ),
+}
+CASES = ROLLUPS | SIGNED | CLOSES | DECIDED | BOTH
 
 
 async def test_an_honest_history_is_intact(history: str) -> None:
@@ -297,3 +331,59 @@ async def test_tampering_is_found_and_named_at_its_place(history: str, case: Cas
     assert found.fault is not None, "it was not found"
     assert found.fault.kind is case.kind, found.fault
     assert is_at(found.fault, case), found.fault
+
+
+async def test_only_a_kept_seal_shows_what_was_cut_off_and_edited(history: str) -> None:
+    """The last two seals are deleted; then nothing seals the entry and the adjustment that are edited alike."""
+    async with forging(history) as forger:
+        kept = await forger.fetchrow(
+            "SELECT number, encode(hash, 'hex') AS hash FROM seal ORDER BY number DESC LIMIT 1"
+        )
+        assert kept is not None
+        cut = "DELETE FROM seal WHERE number > 2; UPDATE adjustment SET reason = 'bribe' WHERE document = 'TICKET-5'"
+        edit = (
+            """UPDATE audit SET details = details || '{"reason": "bribe"}' WHERE details ->> 'document' = 'TICKET-5'"""
+        )
+        await forger.execute(f"{cut};{edit}")
+        alone = await verify(forger, IN_DECEMBER)
+        compared = await verify(forger, IN_DECEMBER, [KeptSeal(kept["number"], kept["hash"])])
+    # Constraints are down here, so a guard is missing: no row was found.
+    assert alone.fault is not None
+    assert alone.fault.kind is FaultKind.GUARD_CHANGED
+    assert compared.fault is not None
+    assert (compared.fault.kind, compared.fault.seal) == (FaultKind.KEPT_SEAL_MISSING, kept["number"])
+
+
+async def test_decisions_that_are_made_while_it_verifies_are_no_tampering(database: str) -> None:
+    """Each verification sees one moment, in which each row and its entry are both there, or neither is."""
+    async with standing(database) as stand:
+        who = {scope: await stand.caller(scope) for scope in ("admin", "adjust:propose", "adjust:approve")}
+        await who["admin"].put("/v1/limits", json=LIMITS)
+        region = await open_region(stand, who["admin"], "eu-west")
+        await region.use(ACME, NOVEMBER, [Used(MORNING, 60)])
+
+        async def decide(number: int) -> None:
+            limits = LIMITS | {"default_plan": ("free", "pro")[number % 2]}
+            assert (await who["admin"].put("/v1/limits", json=limits)).status_code == 200
+            assert (await who["admin"].put("/v1/subscriptions/acme", json={"plan": "pro"})).status_code in (200, 201)
+            terms = {"quota": ACME, "period": NOVEMBER, "kind": "credit", "units": 1, "reason": "x"}
+            made = await who["adjust:propose"].post("/v1/adjustments", json=terms | {"document": f"T-{number}"})
+            assert (await who["adjust:approve"].post(f"/v1/adjustments/{made.json()['id']}:approve")).status_code == 200
+            assert (await who["admin"].delete("/v1/subscriptions/acme")).status_code == 204
+            await region.use(ACME, NOVEMBER, [Used(MORNING, 1)])
+
+        async def decide_often() -> None:
+            for number in range(15):
+                await decide(number)
+
+        deciding = asyncio.create_task(decide_often())
+        async with connected(database) as auditor, connected(database) as sealer:
+            verified = 0
+            while not deciding.done() or not verified:
+                async with sealer.transaction():
+                    await seal(sealer, NOON)
+                async with auditor.transaction(isolation="repeatable_read", readonly=True):
+                    found = await verify(auditor, NOON)
+                assert found.fault is None
+                verified += 1
+            await deciding
