@@ -8,18 +8,24 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 import pytest
+from pydantic import SecretStr
+from typer.testing import CliRunner
 
 from coordinator.database.engine import open_database
 from coordinator.database.outbox import tell
 from coordinator.domain.installation import places_of
 from coordinator.domain.webhooks import EventKind, event
+from coordinator.main import create_app
 from coordinator.operations.deliveries import take_due
 from coordinator.operations.installation import look_at_installation
+from coordinator.operations.issue_token import issue_token
+from coordinator.settings import CoordinatorSettings
 from coordinator.telling import tell_webhooks
+from leasehold.cli import app as cli
 from tests.conftest import Server, copied, restricted
 from tests.integration.coordinator.people.conftest import Stand
 from tests.integration.coordinator.proof.conftest import standing
-from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
+from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off, served
 
 pytestmark = pytest.mark.anyio
 NOWHERE = "http://127.0.0.1:1/"
@@ -122,3 +128,19 @@ async def test_the_files_of_a_database_that_were_copied_elsewhere_send_nothing(o
     async with connected(url) as owner:
         seen = await look_at_installation(owner, places_of(elsewhere, ""), NOON)
     assert (seen.is_confirmed, "restore-drill:5432" in (seen.reason or "")) == (False, True)
+
+
+async def test_the_command_shows_and_confirms(copy: str, stand: Stand) -> None:
+    _, token = await issue_token(stand.owner, ["admin"], "ops", NOON)
+    settings = CoordinatorSettings(database_url=SecretStr(copy), database_pool_size=2)
+
+    def said_by(command: str, url: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, ["installation", command, "--url", url], env={"LEASEHOLD_TOKEN": token})
+        return done.exit_code, done.output
+
+    async with served(create_app(settings)) as url:
+        status, said = await asyncio.to_thread(said_by, "show", url)
+        assert (status, "is not confirmed, and no webhooks are sent" in said) == (0, True), said
+        status, said = await asyncio.to_thread(said_by, "confirm", url)
+        assert (status, ", confirmed at " in said) == (0, True), said
+    assert await attempts(copy) == 1
