@@ -137,7 +137,10 @@ SELECT * FROM (
     columns=_RESOLUTION,
 )
 
-_PERIOD = ("state", "closing_at", "closing_by", "carries_suspense", "closed_at", "position", "transfers", "root")
+_PERIOD = (
+    *("state", "closing_at", "closing_by", "carries_suspense", "leaves_holds"),
+    *("closed_at", "position", "transfers", "root"),
+)
 # Of a period that nobody has asked to close there is no entry: it is open.
 PERIODS = Audited(
     table="period",
@@ -147,12 +150,13 @@ PERIODS = Audited(
 SELECT coalesce(period.id, asked.object) AS about, coalesce(closed.id, asked.newest) AS entry,
     CASE WHEN closed.id IS NOT NULL THEN 'closed' WHEN asked.newest IS NOT NULL THEN 'closing' ELSE 'open' END AS state,
     asked.recorded_at AS closing_at, asked.actor AS closing_by,
-    coalesce(asked.carry_suspense, false) AS carries_suspense,
+    coalesce(asked.carry_suspense, false) AS carries_suspense, coalesce(asked.leave_holds, false) AS leaves_holds,
     closed.recorded_at AS closed_at, (closed.details ->> 'position')::bigint AS position,
     (closed.details ->> 'transfers')::bigint AS transfers, decode(closed.details ->> 'root', 'hex') AS root
 FROM period FULL JOIN (
     SELECT DISTINCT ON (object) object, recorded_at, actor, max(id) OVER of_object AS newest,
-        last_value((details ->> 'carry_suspense')::boolean) OVER of_object AS carry_suspense
+        last_value((details ->> 'carry_suspense')::boolean) OVER of_object AS carry_suspense,
+        last_value(coalesce(details ->> 'holds', '') = 'leave') OVER of_object AS leave_holds
     FROM audit WHERE action = 'period.closing'
     WINDOW of_object AS (PARTITION BY object ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
     ORDER BY object, id
