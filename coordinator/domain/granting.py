@@ -158,7 +158,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     refusal = _refusal(lease, shelf)
     if refusal:
         return refusal
-    wanted = _bounded(wanted, shelf.pool)
+    asked, wanted = wanted, _bounded(wanted, shelf.pool)
     want, pool = wanted.want, shelf.pool
     _fund(report, wanted, shelf)
     lease.overdraft = max(lease.overdraft, _overdraft_for(lease, shelf))
@@ -166,7 +166,7 @@ def serve(report: Report, wanted: Wanted, lease: Lease, shelf: Shelf, now: datet
     grant(report, pool, lease, units)
     arrived(units, lease.region, shelf.division.moves)
     lease.demand_milli, lease.waiting = want.demand_milli, max(0, wanted.waiting - units)
-    is_unmet = lease.waiting > 0 or units + wanted.unheard == 0
+    is_unmet = asked.waiting > units or units + wanted.unheard == 0
     if shelf.is_capped:
         lease.waiting = 0  # in vain: nobody is to give back anything for it
     elif shelf.grantable or any(map(shelf.spare_of, shelf.others)):
