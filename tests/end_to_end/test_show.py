@@ -56,7 +56,9 @@ def _denials_are_as_promised(denials: list[httpx.Response]) -> None:
     for denial in denials:
         body = denial.json()
         assert denial.headers["Content-Type"] == "application/problem+json"
-        assert (body["type"], body["status"]) == ("/problems/quota-exceeded", 429)
+        # Near the end a region may hold none while another still has some.
+        assert body["type"] in ("/problems/quota-exceeded", "/problems/no-lease")
+        assert body["status"] == 429
         assert (body["allowed"], body["denied_by"], body["degraded"]) == (False, "export", None)
         assert body["policies"][0]["limit"] == 1000
         assert int(denial.headers["Retry-After"]) >= 1
