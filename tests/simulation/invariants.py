@@ -18,7 +18,7 @@ from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from protocol.periods import is_over, next_period, period_at, period_of
 from protocol.policy import Mode
-from tests.simulation.network import TRANSACTION_S
+from tests.simulation.network import CALL_TIMEOUT_S, TRANSACTION_S
 from tests.simulation.people import GRACE, LIAR
 from tests.simulation.reading import adjusted, read_books
 from tests.simulation.world import LANES, OVERDRAFT, World, is_current
@@ -383,7 +383,7 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
     """With units unallocated, everything up and nobody cut off, requests are not denied for longer than two seconds."""
     now_s = world.loop.time()
     if now_s - watch.looked_s > LOOKED_EVERY_S:  # nobody knows what happened in between
-        watch.calm.clear()
+        watch.calm = {region: (what, max(since_s, now_s)) for region, (what, since_s) in watch.calm.items()}
         watch.scarce_s.clear()
     watch.looked_s = now_s
     free = {quota: _is_free(world, quota) for quota in {quota for _, quota in world.denials}}
@@ -391,8 +391,9 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
         watch.scarce_s[quota] = watch.scarce_s.get(quota, now_s) if is_free else now_s
     for region in world.machines:
         what = _what_could_stop(world, region)
-        if what is None or watch.calm.get(region, (None, now_s))[0] != what:
-            watch.calm[region] = (what, now_s)
+        before, _ = watch.calm.setdefault(region, (what, now_s))
+        if what is None or before != what:  # an answer that was lost is waited for so long
+            watch.calm[region] = (what, now_s + CALL_TIMEOUT_S)
     for (region, quota), denials in world.denials.items():
         since_s = max(denials.first_asked_s, watch.calm[region][1], watch.scarce_s[quota])
         is_long = denials.last_asked_s - since_s > ADMITTED_WITHIN_S
