@@ -1,4 +1,7 @@
-"""`./dev hostile --minutes N`: a region with a valid token attacks, beside honest ones; prints what that cost."""
+"""`./dev hostile --minutes N`: attack a stack beside honest load, and print what that cost.
+
+A region attacks the coordinator with its valid token, and a local program attacks an agent.
+"""
 
 import argparse
 import asyncio
@@ -8,12 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.chaos.pieces import Stack
-from tests.hostile.trial import report, trial
+from tests.hostile.trial import ATTACKERS, report, trial
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="./dev hostile", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="how long it attacks (default: 1)")
+    parser.add_argument("--attacker", choices=ATTACKERS, action="append", help="who attacks (default: both)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
@@ -21,7 +25,7 @@ def main() -> int:
         stack = Stack(Path(directory))
         try:
             stack.begin()
-            verdict = asyncio.run(trial(stack, options.minutes * 60, options.seed))
+            verdict = asyncio.run(trial(stack, options.attacker or ATTACKERS, options.minutes * 60, options.seed))
         finally:
             stack.end()
     print(report(verdict))

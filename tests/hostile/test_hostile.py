@@ -1,4 +1,4 @@
-"""A hostile region with a valid token beside honest ones; `./dev hostile --minutes N` does it for longer."""
+"""A hostile region with a valid token, or a hostile caller, beside honest load; `./dev hostile` does it for longer."""
 
 import os
 from collections.abc import Iterator
@@ -24,8 +24,15 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 async def test_honest_regions_do_not_notice_a_hostile_one(stack: Stack) -> None:
-    verdict = await trial(stack, SECONDS, seed=1)
+    verdict = await trial(stack, ["region"], SECONDS, seed=1)
     print(report(verdict))
     assert verdict.faults() == []
     assert verdict.honest.answers[200]
     assert verdict.quarantined
+
+
+async def test_honest_services_do_not_notice_a_hostile_caller(stack: Stack) -> None:
+    verdict = await trial(stack, ["caller"], SECONDS, seed=1)
+    print(report(verdict))
+    assert verdict.faults() == []
+    assert verdict.honest.answers[200]

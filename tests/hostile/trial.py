@@ -1,11 +1,14 @@
-"""Honest regions serve their tenants while a hostile one attacks the coordinator; what that cost is the verdict."""
+"""Honest regions serve their tenants under attack: a hostile region at the coordinator, a hostile caller at an agent.
+
+What that cost is the verdict.
+"""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import asyncpg
 import httpx
@@ -16,7 +19,11 @@ from protocol.clock import SystemClock
 from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind
 from tests.chaos.pieces import AGENTS, Stack
+from tests.hostile.caller import TENANT, HostileCaller
 from tests.hostile.region import REGION, HostileRegion
+
+ATTACKERS = ("region", "caller")
+ATTACKED_AGENT = "agent-eu-west"
 
 TENANTS = ("honest1", "honest2", "honest3")
 LIMIT = 10_000_000
@@ -44,6 +51,14 @@ MIB_A_MINUTE, MIB_ONCE = 120, 60
 TABLES_A_MINUTE, TABLES_ONCE = 65 * 8, 100
 
 
+class Attacker(Protocol):
+    statuses: dict[str, Counter[int]]  # by attack: what it was answered
+
+    async def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
 @dataclass
 class Honest:
     """What services were told."""
@@ -63,7 +78,7 @@ class Size:
 @dataclass(frozen=True)
 class Verdict:
     honest: Honest
-    hostile: HostileRegion
+    attackers: Sequence[Attacker]
     minutes: float
     before: Size
     after: Size
@@ -75,7 +90,7 @@ class Verdict:
     def faults(self) -> list[str]:
         found = [f"{count} honest requests were answered {status}" for status, count in self.honest.answers.items()]
         found = [each for each in found if not each.endswith(" 200")]
-        for attack, statuses in self.hostile.statuses.items():
+        for attack, statuses in self.statuses():
             found += [f"{attack}: answered {status}" for status in statuses if status >= 500]
         for tenant in TENANTS:
             if self.booked.get(tenant, 0) != self.honest.admitted[tenant]:
@@ -87,22 +102,30 @@ class Verdict:
             found.append(f"{mib} MiB more in the database")
         return found + self.findings
 
+    def statuses(self) -> list[tuple[str, Counter[int]]]:
+        return [pair for attacker in self.attackers for pair in sorted(attacker.statuses.items())]
 
-async def trial(stack: Stack, seconds: float, seed: int) -> Verdict:
+
+async def trial(stack: Stack, kinds: Collection[str], seconds: float, seed: int) -> Verdict:
     token = await _prepare(stack)
     period = period_at(Calendar(PeriodKind.MONTH), SystemClock().now()).id
     victims = [f"exports:tenant={tenant}" for tenant in TENANTS]
-    honest, hostile = Honest(), HostileRegion(stack.coordinator, token, victims, period, seed)
+    honest, attackers = Honest(), list[Attacker]()
+    if "region" in kinds:
+        attackers.append(HostileRegion(stack.coordinator, token, victims, period, seed))
+    if "caller" in kinds:
+        attackers.append(HostileCaller(stack.agents[ATTACKED_AGENT], seed))
     before = await _size(stack)
     await _serve(stack, honest, honest.quiet_ms, asyncio.sleep(min(10, seconds / 4)))
-    attack = asyncio.create_task(hostile.run())
-    await _serve(stack, honest, honest.attacked_ms, asyncio.wait([attack], timeout=seconds))
-    hostile.stop()
-    await attack
+    attacks = [asyncio.create_task(attacker.run()) for attacker in attackers]
+    await _serve(stack, honest, honest.attacked_ms, asyncio.wait(attacks, timeout=seconds))
+    for attacker in attackers:
+        attacker.stop()
+    await asyncio.gather(*attacks)
     booked = await asyncio.to_thread(_settled, stack, period, honest)
     return Verdict(
         honest,
-        hostile,
+        attackers,
         seconds / 60,
         before,
         await _size(stack),
@@ -167,7 +190,8 @@ def _settled(stack: Stack, period: str, honest: Honest) -> dict[str, int]:
 
 def _findings(stack: Stack, period: str) -> list[str]:
     found = stack.read(f"/v1/periods/{period}/reconciliation")
-    return [f"{each['quota_key']}: {each['reason']}" for each in found["findings"] if each["region"] != REGION]
+    others = [each for each in found["findings"] if each["region"] != REGION and TENANT not in each["quota_key"]]
+    return [f"{each['quota_key']}: {each['reason']}" for each in others]
 
 
 def _over_budget(stack: Stack) -> dict[str, float]:
@@ -193,8 +217,9 @@ async def _value(stack: Stack, sql: str) -> int:
 
 
 def report(verdict: Verdict) -> str:
-    honest, hostile = verdict.honest, verdict.hostile
-    attacks = [f"  {name:24} {dict(statuses)}" for name, statuses in sorted(hostile.statuses.items())]
+    honest = verdict.honest
+    attacks = [f"  {name:24} {dict(statuses)}" for name, statuses in verdict.statuses()]
+    outcomes = [dict(each.outcomes) for each in verdict.attackers if isinstance(each, HostileRegion)]
     return "\n".join(
         [
             f"honest requests: {dict(honest.answers)}",
@@ -202,7 +227,7 @@ def report(verdict: Verdict) -> str:
             f"  under attack:      {_latency(honest.attacked_ms)}",
             "hostile calls, by what they were answered:",
             *attacks,
-            f"  exchanges: {dict(hostile.outcomes)}",
+            *(f"  exchanges: {each}" for each in outcomes),
             f"relations: {verdict.before.relations} -> {verdict.after.relations}",
             f"database: {verdict.before.bytes >> 20} -> {verdict.after.bytes >> 20} MiB",
             f"rows in quarantine: {verdict.quarantined}",
