@@ -168,6 +168,7 @@ class LeaseReply(ServiceMessage, frozen=True):
     consumed: Units = 0  # the region's totals, as the region last reported them
     returned: Units = 0
     current: bool = False  # the quota was asked for, and this is its period at the moment
+    beyond_limit: Units = 0  # under a soft cap: of the lease and of `unallocated`, so much is beyond the limit
 
 
 class WantRefused(ServiceMessage, frozen=True):

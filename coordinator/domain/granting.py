@@ -424,7 +424,16 @@ def lease_reply(
         consumed=lease.region_consumed,
         returned=lease.region_returned,
         current=is_current,
+        beyond_limit=_beyond_limit(lease, pool),
     )
+
+
+def _beyond_limit(lease: Lease, pool: Pool) -> int:
+    """Return how many of the units that a region may still admit its services need not be told of as `remaining`.
+
+    A soft cap lends units beyond the limit as they are needed, so what can be admitted grows with use.
+    """
+    return max(0, pool.grantable + lease.outstanding - pool.included_left) if pool.extended else 0
 
 
 class _Bounds(NamedTuple):

@@ -132,7 +132,8 @@ local function extend(part, due) return the_holds().extend(part, due) end
 
 local function tell(state, taken)
   local available = state.available - taken
-  return state.limit, math.max(0, available) + state.unallocated, ms_until(state.ends), available, state.last_grant
+  -- Under a soft cap a part of what is available is beyond the limit: then `unallocated` is less than zero.
+  return state.limit, math.max(0, math.max(0, available) + state.unallocated), ms_until(state.ends), available, state.last_grant
 end
 
 return {keys = 5, arguments = 4, look = look, refuse = refuse, take = take, keep = keep, tell = tell, hold = hold,

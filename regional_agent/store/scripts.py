@@ -708,7 +708,7 @@ def _lease_arguments(lease: LeaseReply) -> tuple[Argument, ...]:
         lease.period,
         lease.granted,
         lease.overage,
-        lease.unallocated,
+        lease.unallocated - lease.beyond_limit,  # what `remaining` counts beside what is available; it may be negative
         lease.expires_in_ms,
         lease.ends_in_ms,
         lease.first_minute,
