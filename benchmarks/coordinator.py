@@ -221,7 +221,7 @@ async def over_http(
         sockets[region.name] = await asyncio.open_connection(address.hostname, address.port)
     reader, writer = sockets[region.name]
     body = msgspec.json.encode(region.request(lines, exchanges))
-    head = f"POST /v1/regions/{region.name}/exchanges HTTP/1.1\r\nHost: benchmark\r\nContent-Type: application/json\r\n"
+    head = f"POST /v1/regions/{region.name}/exchanges HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {region.token}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = b""

@@ -180,7 +180,8 @@ def _bounded(wanted: Wanted, pool: Pool) -> Wanted:
     What is beyond that no limit could serve, and it would outweigh whatever other regions need.
     """
     want, entitlement = wanted.want, wanted.entitlement
-    most = max(entitlement.limit + entitlement.extension, pool.spendable + pool.extended)
+    beside_limit = pool.spendable - pool.funded  # credits, and what was carried over
+    most = max(entitlement.limit, pool.funded) + beside_limit + max(entitlement.extension, pool.extended)
     most_milli = most * MILLI_A_SECOND
     if want.waiting <= most and want.demand_milli <= most_milli:
         return wanted

@@ -34,7 +34,8 @@ DOCUMENT: dict[str, Any] = {
     "plans": {"free": {}},
     "default_plan": "free",
     "quotas": [
-        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month"},
+        # A short horizon, so that tests can count what is granted.
+        {"name": "exports", "kind": "allowance", "limit": 100, "period": "month", "horizon": "10s"},
         {"name": "api", "kind": "rate", "limit": "3/hour, burst 30", "sharing": "regional"},
         {"name": "reports", "kind": "concurrency", "limit": 6, "slot_ttl": "5m"},
     ],

@@ -54,7 +54,9 @@ async def test_a_refusal_is_an_answer_too(admin: httpx.AsyncClient) -> None:
     """Even where the reason for it is gone: whoever wants another answer takes another key."""
     put = {"json": {"plan": "gold"}, "headers": {"Idempotency-Key": "k1"}}
     first = await admin.put("/v1/subscriptions/acme", **put)  # type: ignore[arg-type]
-    gold = {**DOCUMENT, "plans": {**DOCUMENT["plans"], "gold": {}}}
+    quotas = [quota | {"limit": quota["limit"] | {"*": 100}} if isinstance(quota["limit"], dict) else quota
+              for quota in DOCUMENT["quotas"]]  # fmt: skip
+    gold = {**DOCUMENT, "plans": {**DOCUMENT["plans"], "gold": {}}, "quotas": quotas}
     assert (await admin.put("/v1/limits", json=gold)).status_code == 200
     again = await admin.put("/v1/subscriptions/acme", **put)  # type: ignore[arg-type]
     assert problem(first) == problem(again) == (422, [("plan", "known")])
