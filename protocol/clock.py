@@ -10,7 +10,11 @@ class Clock(Protocol):
         """The time of day, with its zone: for people, records and calendars."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds that never go back: for durations."""
+        """Milliseconds that never go back: for durations. They count on while the machine sleeps."""
+
+
+# On Linux CLOCK_MONOTONIC stands still while the machine sleeps: a pause until the end of an hour would outlast it.
+_COUNTS_SLEEP = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -18,4 +22,4 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic_ms(self) -> int:
-        return time.monotonic_ns() // 1_000_000
+        return time.clock_gettime_ns(_COUNTS_SLEEP) // 1_000_000

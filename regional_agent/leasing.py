@@ -296,7 +296,7 @@ class Leasing:
             want.wanted, want.exhausted_until_ms, want.retry_at_ms = False, 0, 0
         else:
             # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
-            want.wanted = want.waiting > 0
+            want.wanted, want.exhausted_until_ms = want.waiting > 0, 0
             want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
         self._tell(want, Answer.LOOK)
 

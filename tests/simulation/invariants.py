@@ -397,8 +397,7 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
     for (region, quota), denials in world.denials.items():
         since_s = max(denials.first_asked_s, watch.calm[region][1], watch.scarce_s[quota])
         is_long = denials.last_asked_s - since_s > ADMITTED_WITHIN_S
-        # An agent notes when a quota is used up until, on a clock that stands still while its machine sleeps.
-        if is_long and denials.by not in world.slept_through and not _may_deny(world, region, quota):
+        if is_long and not _may_deny(world, region, quota):
             yield f"{quota} in {region}: denied by {denials.by} for {denials.last_asked_s - since_s:.2f} s"
 
 

@@ -188,7 +188,6 @@ def let_hours_pass(world: "World", event: Event) -> None:
     """For everybody alike: stores and coordinators find another time on their clocks."""
     world.clock.slept += timedelta(hours=event.number % 3 + 1) if event.number else LATER_THAN_LATE
     world.days_passed |= not event.number
-    world.slept_through |= {agent.name for agent in world.agents}
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------

@@ -71,6 +71,17 @@ def test_a_doubled_reply_does_not_begin_a_period_again_that_was_settled() -> Non
     assert run(1067, 150, history).violation is None
 
 
+def test_a_region_admits_again_when_it_slept_beyond_the_end_of_a_period_that_was_used_up() -> None:
+    """Its agents pause between two refusals, on a clock that counts on meanwhile: the pause is over as it wakes."""
+    history = [
+        *(Event(0, "demand", region, 10) for region in REGIONS),
+        Event(5, "limit", "", 20),
+        *(Event(step, "later", "", 15) for step in (10, 11, 12, 13)),
+        Event(20, "hours_pass", "", 1),
+    ]
+    assert run(0, 150, history).violation is None
+
+
 @pytest.mark.parametrize("kind", [kind for kind, (weight, _) in OF_SURROUNDINGS.items() if weight])
 def test_what_changes_under_way_stops_nobody(kind: str) -> None:
     """Each kind by itself, where nothing else goes wrong: whoever asks is admitted in time."""

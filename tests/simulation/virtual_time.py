@@ -133,7 +133,8 @@ class VirtualClock:
         return self.start + self.slept + timedelta(seconds=self._loop.time())
 
     def monotonic_ms(self) -> int:
-        return round(self._loop.time() * 1000)
+        """As a system clock that counts on while the machine sleeps; the timers of the loop stand still meanwhile."""
+        return round(self._loop.time() * 1000) + self.slept // timedelta(milliseconds=1)
 
     def run_us(self) -> int:
         """Microseconds in which something could happen."""

@@ -184,7 +184,6 @@ class World:
         self.ledger_lost = 0  # so many times
         self.answers = self.chance("answers")  # to people: whether they arrive
         self.approved: dict[UUID, Adjustment] = {}  # adjustments, as who approved them was answered
-        self.slept_through: set[str] = set()  # agents whose own clock stood still while hours passed
         self.days_passed = False  # so many that what is late by then waits for people
         self.rebased: set[tuple[int, int, int]] = set()  # lanes that people let go on: epoch, lane, seq
         self.told_and_lost: dict[str, set[ReportName]] = {}  # regions have receipts for these, and the ledger has not

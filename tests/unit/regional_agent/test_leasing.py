@@ -8,6 +8,7 @@ from prometheus_client import generate_latest
 
 from protocol.messages import LeaseWant
 from protocol.units import MAX_UNITS
+from regional_agent.domain.refill import LONGEST_PAUSE_MS
 from regional_agent.leasing import UNANSWERED_MS, HotKey, Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import PolicyDecision
@@ -124,6 +125,24 @@ def test_what_is_exhausted_is_so_no_longer_than_its_period_lasts() -> None:
     assert (leasing.may_wait(QUOTA), leasing.outlook(QUOTA).is_exhausted) == (True, False)
     leasing.note(QUOTA, 1, spent(available=20))
     assert leasing.due() == [QUOTA], "the new period's lease is refilled at its low water mark"
+
+
+def test_a_refusal_until_a_far_end_is_asked_about_again_within_half_a_minute() -> None:
+    clock = StandingClock()
+    leasing = Leasing(clock)
+    for _ in range(20):
+        leasing.refused(QUOTA, ends_in_ms=30 * 86_400_000)
+        clock.now_ms += LONGEST_PAUSE_MS
+        leasing.note(QUOTA, 1, spent(available=0))
+        assert leasing.due() == [QUOTA]
+
+
+def test_a_quota_is_no_longer_exhausted_once_the_coordinator_does_not_refuse_it() -> None:
+    """Nothing came yet, but others are asked for some: the limit is not the reason of a denial any more."""
+    leasing = Leasing(StandingClock())
+    leasing.refused(QUOTA, ends_in_ms=30 * 86_400_000)
+    leasing.granted(QUOTA, 0)
+    assert not leasing.outlook(QUOTA).is_exhausted
 
 
 def test_the_hottest_keys_are_what_is_asked_for_most_of_rates_and_allowances() -> None:
