@@ -158,17 +158,24 @@ local function make_current(key, quota, at)
   return math.max(0, f[1] + f[2] - f[3] - f[4] - f[5])
 end
 
--- What has ended begins no more: its totals here may be booked and forgotten by now.
+-- What waits begins with totals of zero. So a lease must not wait that is unknown here and was used: its totals are
+-- booked and forgotten by now, although this reply may be from before its period ended.
+local function may_wait(at, f, is_known)
+  if is_known then return true end
+  local has_ended, was_used = ARGV[at + 6] == '0', tonumber(ARGV[at + 11]) + tonumber(ARGV[at + 12]) > 0
+  return not is_late and not has_ended and not was_used
+    and not (f[1] and tonumber(ARGV[at + 7]) < tonumber(f[2] or 0))
+end
+
 local function install(key, quota, at)
   periods.take_over(key, quota, KEYS[3], mono)
   local period, is_current = ARGV[at + 1], ARGV[at + 13] == '1'
-  local first, has_ended = tonumber(ARGV[at + 7]), ARGV[at + 6] == '0'
   local f = redis.call('HMGET', key, 'period', 'first_minute', 'next:period', 'next:first_minute', 'was:' .. period)
   if f[1] == period then return write(key, '', at) end
   if is_current and not is_late then return make_current(key, quota, at) end
   if f[5] then
-    settle_over(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), has_ended)
-  elseif f[3] == period or not is_late and not has_ended and not (f[1] and first < tonumber(f[2] or 0)) then
+    settle_over(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 6] == '0')
+  elseif may_wait(at, f, f[3] == period) then
     return install_next(key, quota, at, f[3], f[4])
   elseif not is_late then give_back_unknown(key, quota, at) end
   return 0

@@ -296,6 +296,17 @@ async def test_a_grant_of_a_period_that_is_not_known_here_goes_back(scripts: Scr
     assert (told.granted, told.overage, told.consumed, told.returned) == (70, 5, 40, 35)
 
 
+async def test_a_lease_that_was_used_never_waits_with_totals_of_zero(scripts: Scripts, life: Life) -> None:
+    """Its period was over and forgotten here; then came a reply from before its end, to the same batch."""
+    await install(scripts, life, MONTH)
+    used = structs.replace(DAY, granted=50, consumed=20, returned=30, current=False)
+    await settled(scripts, life, MONTH, used)
+    assert list(await reported(scripts, life)) == ["2026-11"]
+    await settled(scripts, life, MONTH, structs.replace(used, granted=55))
+    told = (await reported(scripts, life))["2026-11-30"]
+    assert (told.granted, told.consumed, told.returned) == (55, 20, 35), "what was granted since goes back"
+
+
 async def test_a_lease_that_is_gone_is_not_installed_anew(
     connection: StoreConnection, scripts: Scripts, life: Life
 ) -> None:
