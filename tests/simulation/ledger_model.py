@@ -191,6 +191,7 @@ class LedgerModel:
         self.between_reads: list[Callable[[], None]] = []  # done once an exchange has read the catalogue
         self.touched: dict[tuple[int, Key], None] = {}  # leases, since the last look, in the order of their writing
         self.proved: set[tuple[int, Key]] = set()  # leases that were lost and then were not, likewise
+        self.held_for_people: set[tuple[object, object]] = set()  # quota and period of what is in quarantine
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -244,6 +245,7 @@ class LedgerModel:
                 if was is not None and was.state is LeaseState.LOST and row.state is not LeaseState.LOST:
                     self.proved.add(name.key)
         self._move(transaction.entries, undo)
+        self.held_for_people |= {(quota, period) for _, _, _, quota, period, _ in transaction.quarantined}
         self.on_write(transaction, undo)
         if undo:
             self._undo.append(undo)
