@@ -525,7 +525,7 @@ def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
     real = closing.missing_for_close
 
     def missing(*about: Any, **more: Any) -> list[Any]:
-        return [each for each in real(*about, **more) if each.what is not Obstacle.OUTSTANDING]
+        return [each for each in real(*about, **more) if each.what not in (Obstacle.OUTSTANDING, Obstacle.HELD)]
 
     def close_lease(lease: Any) -> None:
         lease.state = LeaseState.CLOSED

@@ -108,7 +108,7 @@ def test_a_seed_replays_its_run_exactly() -> None:
         ("live_fields_in_the_hash", "no_lane_stops"),
         ("returns_as_deltas", "no_quarantine"),
         ("late_usage_booked_in_the_closed_period", "nobody_raised"),  # the ledger's triggers refuse it
-        ("close_does_not_wait_for_outstanding", "closed_means_closed"),
+        ("close_does_not_wait_for_outstanding", "what_goes_over_was_left"),
         ("a_lost_ledger_goes_unnoticed", "a_ledger_that_lost_data_is_noticed"),
         ("a_floor_is_not_kept", "a_floor_is_kept"),
         ("a_move_is_done_twice", "a_move_is_of_units_that_came_back"),
