@@ -8,12 +8,10 @@ reason is logged once when it begins and once when it ends.
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import NamedTuple
 
 import asyncpg
 import structlog
-from msgspec import Struct
 
 from coordinator.clock import ComparedClock
 from coordinator.database.connection import Connection
@@ -29,6 +27,7 @@ from coordinator.operations.readiness import (
     read_measured,
     schema_revision,
 )
+from doors.health import Health, HealthReason, HealthStatus
 from migrations.revisions import is_behind
 
 LOOK_EVERY_S = 1.0
@@ -37,27 +36,6 @@ FIGURES_EVERY_S = 10.0
 SILENT_AFTER = timedelta(minutes=1)
 
 _log = structlog.get_logger(__name__)
-
-
-class HealthStatus(StrEnum):
-    READY = "ready"
-    DEGRADED = "degraded"
-    NOT_READY = "not_ready"
-
-
-class HealthReason(Struct, frozen=True, kw_only=True):
-    """Why the coordinator is not ready, or degraded, and since when."""
-
-    code: str
-    since: datetime
-    text: str
-
-
-class Health(Struct, frozen=True, kw_only=True):
-    """Ready: all is well. Degraded: it works, and something needs people. Not ready: send requests elsewhere."""
-
-    status: HealthStatus
-    reasons: list[HealthReason]
 
 
 class Finding(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 
 from doors.bodies import described, read_body, read_parts, reply
+from doors.health import Health, HealthStatus
 from doors.metrics import shown
 from doors.request_ids import request_id_of
 from regional_agent.admission import tell
@@ -27,7 +28,6 @@ from regional_agent.answers import (
 )
 from regional_agent.batches import Batch, permitted, read_piece
 from regional_agent.callers import CallerRules, adjust_forbidden
-from regional_agent.health import Health, HealthStatus
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region
 from regional_agent.status import Status, status_of

@@ -8,13 +8,12 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
-from msgspec import Struct
 from prometheus_client import CollectorRegistry, Gauge
 
+from doors.health import Health, HealthReason, HealthStatus
 from protocol.clock import Clock
 from protocol.outcomes import EpochRefusal
 from regional_agent.cell import Cell
@@ -33,28 +32,7 @@ REFUSED_FOR_MS = 10_000  # so long refused exchanges only weaken the region: lea
 MOST_LEASES = 100  # that are looked at while the region is cut off
 
 
-class HealthStatus(StrEnum):
-    READY = "ready"
-    DEGRADED = "degraded"
-    NOT_READY = "not_ready"
-
-
 _WORST_FIRST = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
-
-
-class HealthReason(Struct, frozen=True, kw_only=True):
-    """Why the agent is not ready, or degraded, and since when."""
-
-    code: str
-    since: datetime
-    text: str
-
-
-class Health(Struct, frozen=True, kw_only=True):
-    """Ready: all is well. Degraded: it enforces, and something weakens it. Not ready: send requests elsewhere."""
-
-    status: HealthStatus
-    reasons: list[HealthReason]
 
 
 class Finding(NamedTuple):

@@ -15,8 +15,9 @@ import msgspec
 from prometheus_client import Gauge
 from prometheus_client.exposition import generate_latest
 
+from doors.health import Health
 from doors.metrics import merged
-from regional_agent.health import Health, able_to_enforce
+from regional_agent.health import able_to_enforce
 from regional_agent.health import merged as merged_health
 from regional_agent.region import Region
 

@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Response
 
-from coordinator.health import Health, HealthStatus
 from coordinator.state import TheCoordinator
 from doors.bodies import described, reply
+from doors.health import Health, HealthStatus
 from doors.metrics import exposition
 
 router = APIRouter(tags=["health"])

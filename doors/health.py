@@ -1,0 +1,27 @@
+"""What `/readyz` answers, at both services."""
+
+from datetime import datetime
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class HealthStatus(StrEnum):
+    READY = "ready"
+    DEGRADED = "degraded"
+    NOT_READY = "not_ready"
+
+
+class HealthReason(Struct, frozen=True, kw_only=True):
+    """Why the process is not ready, or degraded, and since when."""
+
+    code: str
+    since: datetime
+    text: str
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    """Ready: all is well. Degraded: it does its work, and something weakens it. Not ready: send requests elsewhere."""
+
+    status: HealthStatus
+    reasons: list[HealthReason]
