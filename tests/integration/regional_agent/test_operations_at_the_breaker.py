@@ -85,9 +85,8 @@ async def test_two_agents_that_admit_the_same_operations_book_them_once(
     await all_is_booked(world, ROUNDS * OPERATIONS, quota="exports")
 
 
-async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to_the_next(
-    world: World, its_store: Store, tmp_path: Path
-) -> None:
+async def journal_of_an_agent_that_left(world: World, its_store: Store, tmp_path: Path) -> Path:
+    """Let an agent admit operations while its store hangs, and leave; return its journal's directory."""
     assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
     journal = tmp_path / "journal"
     agent = await an_agent(world, its_store, journal)
@@ -98,6 +97,13 @@ async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to
     await ask(agent, names)
     assert await ask(agent, names) == [200] * OPERATIONS
     await world.agents.aclose()
+    return journal
+
+
+async def test_an_agent_that_leaves_while_its_store_hangs_leaves_the_question_to_the_next(
+    world: World, its_store: Store, tmp_path: Path
+) -> None:
+    journal = await journal_of_an_agent_that_left(world, its_store, tmp_path)
     assert list(journal.iterdir()), "the store may have charged some of them"
     its_store.go_on()
     await an_agent(world, its_store, journal)
@@ -109,16 +115,7 @@ async def test_a_journal_of_another_region_in_the_same_directory_is_left_alone(
     world: World, its_store: Store, tmp_path: Path
 ) -> None:
     """Two regions' agents were given one directory by mistake: none books what the other admitted."""
-    assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
-    journal = tmp_path / "journal"
-    agent = await an_agent(world, its_store, journal)
-    agent.region.last_words_s = 0.2
-    await decides([agent])
-    names = [f"{number}" for number in range(OPERATIONS)]
-    its_store.stall()
-    await ask(agent, names)
-    assert await ask(agent, names) == [200] * OPERATIONS
-    await world.agents.aclose()
+    journal = await journal_of_an_agent_that_left(world, its_store, tmp_path)
     other = await world.agent("eu-west", journal_dir=journal)
     health = (await other.http.get("/readyz")).json()
     assert (health["status"], [each["code"] for each in health["reasons"]]) == ("degraded", ["journal_foreign"])
