@@ -8,6 +8,7 @@ A transaction works on copies. `commit` puts them in place and keeps what stood 
 lose the last few commits, all or nothing each.
 """
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -400,6 +401,7 @@ class LedgerModel:
             subscriptions={},
             weight=active.get(region, 0),
             total_weight=max(1, sum(active.values())),
+            hold_key=hashlib.sha256(region.encode()).digest(),
         )
 
     # --- open_epoch ---------------------------------------------------------------------------------------------------

@@ -139,6 +139,7 @@ def test_what_is_reached_does_not_become_less() -> None:
     missing = unreached(reached)
     assert len(missing["outcomes"]) <= MOST_OUTCOMES_MISSED
     assert len(missing["cells"]) <= MOST_CELLS_MISSED
+    assert min(reached[f"hold {action}"] for action in ("commit", "release", "extend")) > 10
     assert reached["CLOSED / LOSE"] or reached["CLOSED / PROVE"] or reached["CLOSED / RETIRE"]
 
 

@@ -440,7 +440,7 @@ class World:
         if verdict.hold is not None and verdict.answer.allowed:
             for _ in range(chance.choice([0, 1, 1, 2])):
                 await asyncio.sleep(chance.choice([0.05, 0.5, 2.0, 6.0]))
-                await self._tell_hold(agent.region, str(verdict.hold.id), chance)
+                await self._tell_hold(agent.region, agent.real.holds.seal.seal(verdict.hold.id), chance)
 
     async def _tell_hold(self, region: str, hold_id: str, chance: random.Random) -> None:
         action, amount = chance.choice([("commit", 1), ("commit", 2), ("commit", 9), ("release", 0), ("extend", 1_000)])
@@ -448,6 +448,7 @@ class World:
         if agents:
             with contextlib.suppress(Problem):  # it ended otherwise, or was lost with its store, or that is away
                 await chance.choice(agents).real.holds.tell(hold_id, action, amount)
+                self.coordinators.outcomes[f"hold {action}"] += 1
 
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str, tenant: str = "acme") -> None:
         check = Check(
