@@ -71,7 +71,9 @@ def go_on(talk: Talk[T], came: "Response | AgentUnavailable | None") -> Call | P
 
 
 class Refused(Exception):
-    """The agent says that the question is wrong. Asking again changes nothing."""
+    """The agent refuses a request that is wrong. Repeating it changes nothing. `allowed` is false, as of a denial."""
+
+    allowed: Literal[False] = False
 
     def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
         super().__init__(f"{status}: {problem.get('detail') or problem.get('title')}")
@@ -173,8 +175,12 @@ class Asking:
             return self._without_agent(error)
         return _decision(response)
 
-    def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> Talk[list[Decision]]:
-        """Up to 1,000 checks, each as it would stand in a call of its own (contract: `POST /v1/check:batch`)."""
+    def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> Talk[list[Decision | Refused]]:
+        """Decide up to 1,000 checks, each as it would be in a call of its own (contract: `POST /v1/check:batch`).
+
+        Where the agent refuses one check, its place in the result has the `Refused`, which is not raised: others may
+        have been charged, and the caller has to see them.
+        """
         repeatable = all("operation_id" in check or check.get("mode") == "peek" for check in checks)
         try:
             response = yield from self._call("POST", "/v1/check:batch", {"checks": checks}, repeatable)
@@ -280,9 +286,9 @@ def _told(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
     return decision_of(answer, passed_on)
 
 
-def _item_decision(status: int, answer: CheckAnswer | None, problem: Mapping[str, Any] | None) -> Decision:
+def _item_decision(status: int, answer: CheckAnswer | None, problem: Mapping[str, Any] | None) -> Decision | Refused:
     if answer is None:
-        raise Refused(status, problem or {})
+        return Refused(status, problem or {})
     return _told(answer, {})
 
 

@@ -81,7 +81,7 @@ class HealthWatch:
         self._clock = clock
         self._metrics = HealthMetrics(region.metrics.registry)
         self._since: dict[tuple[str, str], datetime] = {}
-        self._status = HealthStatus.READY
+        self._noted: tuple[HealthStatus, frozenset[str]] = HealthStatus.READY, frozenset()  # what the log said last
         self._headroom: dict[int | None, Headroom] = {}
         self.is_shutting_down = False
         self._is_slow = False
@@ -125,6 +125,8 @@ class HealthWatch:
         contact, now_ms = cell.leasing.contact, self._clock.monotonic_ms()
         if contact.is_draining:
             yield Finding("region_drained", "the region is drained: its leases have been returned")
+        if cell.count_set_aside():
+            yield _degrading("items_set_aside", "the coordinator refused items, which are set aside; see /v1/status")
         if not contact.is_lost(now_ms):
             return
         headroom = self._headroom.get(cell.number, Headroom())
@@ -159,11 +161,13 @@ class HealthWatch:
         self._is_slow = timeout.is_too_short
 
     def _note_change(self, health: Health) -> None:
-        if health.status is self._status:
-            return
-        self._status = health.status
-        write = log.info if health.status is HealthStatus.READY else log.warning
+        """Log the status when it changes, and also when a reason begins or ends while the status stays the same."""
         reasons = {reason.code: reason.text for reason in health.reasons}
+        noted = health.status, frozenset(reasons)
+        if noted == self._noted:
+            return
+        self._noted = noted
+        write = log.info if health.status is HealthStatus.READY else log.warning
         write(f"agent is {health.status.value.replace('_', ' ')}", reasons=reasons)
 
 

@@ -182,13 +182,16 @@ def test_nobody_asks_again_too_early_or_never(retry_after_ms: int, attempt: int,
     assert pause_s > 0
 
 
-def test_a_batch_is_answered_one_by_one_and_a_wrong_line_is_raised() -> None:
+def test_a_batch_returns_a_decision_or_a_refusal_for_each_check() -> None:
     items = [{"status": 200, "answer": ALLOWED}, {"status": 429, "answer": DENIED}]
     checks = [{"subject": SUBJECT, "operation_id": "a"}, {"subject": SUBJECT, "mode": "peek"}]
     decisions, [call] = walk(asking().check_batch(checks), iter([response(200, {"items": items})]))
     assert ([each.allowed for each in decisions], call.repeatable) == ([True, False], True)
-    with pytest.raises(Refused, match="422"):
-        outcome(asking().check_batch(checks), response(200, {"items": [{"status": 422, "problem": {"title": "no"}}]}))
+    items[1] = {"status": 422, "problem": {"title": "no"}}
+    charged, refused = outcome(asking().check_batch(checks), response(200, {"items": items}))
+    assert charged.allowed, "it was charged, and the caller has to know"
+    assert isinstance(refused, Refused)
+    assert (refused.status, refused.problem, refused.allowed) == (422, {"title": "no"}, False)
     assert [each.allowed for each in outcome(asking("open").check_batch(checks), AgentUnavailable("gone"))] == [
         True
     ] * 2

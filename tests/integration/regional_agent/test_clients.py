@@ -115,6 +115,15 @@ async def test_a_batch_is_answered_in_order(world: World) -> None:
         assert [each.allowed for each in await client.check_batch(lines)] == [True, False, True]
 
 
+async def test_a_refused_check_of_a_batch_leaves_the_other_decisions(world: World) -> None:
+    async with served_agent(world) as url, AsyncClient(url) as client:
+        lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, -1, 40)]
+        first, refused, last = await client.check_batch(lines)
+        assert (first.allowed, last.allowed) == (True, True)
+        assert isinstance(refused, Refused)
+        assert refused.status == 422
+
+
 async def test_an_agent_that_went_away_is_what_the_failure_mode_says(world: World) -> None:
     async with served_agent(world) as url:
         clients = [AsyncClient(url, on_failure=mode) for mode in ("open", "closed", "raise")]

@@ -2,12 +2,16 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
 
+from protocol.clock import SystemClock
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.domain.breaker import BreakerState
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
@@ -140,6 +144,27 @@ async def test_one_stopped_lane_only_weakens_the_agent(world: World) -> None:
         lanes.stop((life.epoch, lane), 1, ExchangeOutcome.GAP, "", now_ms=0)
     assert await readiness(agent) == (503, "not_ready", ["lanes_stopped"])
     lanes.stopped.clear()
+
+
+async def test_a_reason_that_begins_while_another_lasts_is_logged(world: World) -> None:
+    agent = await world.agent(report_interval_ms=60_000)
+    region = agent.region
+    life = region.life.current
+    assert life is not None
+    now_ms = SystemClock().monotonic_ms()
+    with capture_logs() as logs:
+        region.conversation.lanes.stop((life.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=now_ms)
+        await until(lambda: [*reasons_logged(logs)] == [["lanes_stopped"]])
+        region.leasing.set_aside.add("exports:tenant=a", "too long", now_ms)
+        await until(lambda: [*reasons_logged(logs)][1:] == [["items_set_aside", "lanes_stopped"]])
+        region.conversation.lanes.stopped.clear()
+        await until(lambda: [*reasons_logged(logs)][2:] == [["items_set_aside"]])
+
+
+def reasons_logged(logs: list[EventDict]) -> Iterator[list[str]]:
+    for line in logs:
+        if line["event"] == "agent is degraded":
+            yield sorted(line["reasons"])
 
 
 async def test_an_agent_without_an_epoch_is_not_ready(world: World) -> None:

@@ -59,9 +59,10 @@ async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World,
     assert await asking == 429
     await eventually(world.usage, len(others))
     assert await check(agent, "culprit") == 429
-    [fault] = await faults(agent)
-    assert "exports:tenant=culprit" in fault
-    assert (await agent.http.get("/readyz")).status_code == 200, "it concerns one key"
+    assert "exports:tenant=culprit" in (await faults(agent))[-1]
+    readiness = await agent.http.get("/readyz")
+    assert readiness.status_code == 200, "it concerns one key"
+    assert [reason["code"] for reason in readiness.json()["reasons"]] == ["items_set_aside"]
     text = (await agent.http.get("/metrics")).text
     assert 'leasehold_refused_items_total{kind="want"} 1.0' in text
     assert "leasehold_set_aside_items 1.0" in text
