@@ -169,6 +169,8 @@ class LifeKeeper:
         else:
             life = Life(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
+        if 0 < self._newest_epoch < life.epoch:
+            log.warning("the store's epoch has ended", epoch=self._newest_epoch, next_epoch=life.epoch)
         self._newest_epoch = life.epoch
         if self._doubted.is_set():
             raise StoreUnavailable("the store may have begun another life while this one was looked at")

@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import asyncpg
 
 from coordinator.operations.issue_token import issue_token
+from coordinator.operations.revoke_token import revoke_token
 from doors.tokens import new_token
 from leasehold import embedded
 from leasehold.local_stack.calls import call, is_ready
@@ -69,8 +70,10 @@ class Piece:
 
 
 class Stack:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, agent_environ: Mapping[str, str] | None = None) -> None:
+        """Prepare a stack that begins later. `agent_environ` are further settings of each agent."""
         self._directory = directory
+        self._agent_environ = agent_environ or {}
         self._password = secrets.token_urlsafe()
         self._tokens = {name: new_token() for name in ("admin", *REGIONS)}
         self._ports = {name: free_port() for name in ("postgres", "coordinator", *map(_store, REGIONS), *AGENTS)}
@@ -106,8 +109,24 @@ class Stack:
 
     def fsync(self, region: str, how: str) -> None:
         """`always` or `everysec`."""
-        answer = embedded.ask_store(self._ports[_store(region)], self._password, f"CONFIG SET appendfsync {how}")
+        self.ask_store(region, f"CONFIG SET appendfsync {how}")
+
+    def ask_store(self, region: str, command: str) -> None:
+        """Send one command, of words without spaces, to a region's store, and require that it answers OK."""
+        answer = embedded.ask_store(self._ports[_store(region)], self._password, command)
         assert answer.startswith("+OK"), answer
+
+    def replace_token(self, region: str) -> None:
+        """Give the region's agents another token from their next start on, and make the one they have invalid."""
+        asyncio.run(self._replace_token(region))
+
+    async def _replace_token(self, region: str) -> None:
+        connection = await asyncpg.connect(self.owners_url)
+        scope, now = f"region:{region}", SystemClock().now()
+        for token_id in await connection.fetch("SELECT id FROM token WHERE $1 = ANY (scopes)", scope):
+            await revoke_token(connection, token_id["id"], now)
+        self._tokens[region] = (await issue_token(connection, [scope], "chaos", now)).token
+        await connection.close()
 
     def end(self) -> None:
         for name, piece in reversed(self.pieces.items()):
@@ -132,11 +151,12 @@ class Stack:
     def _postgres(self) -> Path:
         return self._directory / "postgres"
 
-    def _log(self, name: str) -> Path:
+    def log_of(self, name: str) -> Path:
+        """Return the file that a piece logs to."""
         return self._directory / f"{name}.log"
 
     def _start_postgres(self) -> subprocess.Popen[bytes]:
-        return embedded.start_postgres(self._postgres, self._ports["postgres"], log=self._log("postgres"))
+        return embedded.start_postgres(self._postgres, self._ports["postgres"], log=self.log_of("postgres"))
 
     def _postgres_is_ready(self) -> bool:
         return embedded.postgres_is_ready(self._postgres)
@@ -146,7 +166,7 @@ class Stack:
         port = self._ports[name]
 
         def start() -> subprocess.Popen[bytes]:
-            return embedded.start_store(self._directory / name, port, self._password, log=self._log(name))
+            return embedded.start_store(self._directory / name, port, self._password, log=self.log_of(name))
 
         return Piece(name, start, lambda: embedded.store_is_ready(port, self._password))
 
@@ -154,11 +174,19 @@ class Stack:
         return self._coordinator_at(self._ports["coordinator"], "coordinator")
 
     def _coordinator_at(self, port: int, name: str) -> subprocess.Popen[bytes]:
-        environ = {
+        return self._service(name, "coordinator", self._coordinators_environ(port))
+
+    def start_coordinator_ahead(self, seconds: float) -> subprocess.Popen[bytes]:
+        """Start, in place of the coordinator, one whose clock is ahead of the database's."""
+        environ = self._coordinators_environ(self._ports["coordinator"]) | {"CLOCK_AHEAD_S": str(seconds)}
+        program = [sys.executable, "-m", "tests.faults.skewed_coordinator"]
+        return spawn(program, log=self.log_of("coordinator"), environ=os.environ | environ)
+
+    def _coordinators_environ(self, port: int) -> dict[str, str]:
+        return {
             "LEASEHOLD_COORDINATOR_DATABASE_URL": restricted(self._database_url(DATABASE)),
             "LEASEHOLD_COORDINATOR_PORT": str(port),
         }
-        return self._service(name, "coordinator", environ)
 
     def another_coordinator(self, name: str) -> tuple[str, Piece]:
         """Beside the one that agents talk to: its URL, and the piece, which was not begun yet."""
@@ -175,14 +203,18 @@ class Stack:
             "LEASEHOLD_AGENT_LAME_DUCK_MS": "0",
             "LEASEHOLD_AGENT_PORT": str(self._ports[name]),
             "LEASEHOLD_AGENT_COORDINATOR_URL": self.coordinator,
-            "LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region],
             "LEASEHOLD_AGENT_STORE_URL": embedded.store_url(self._ports[_store(region)], self._password),
+            **self._agent_environ,
         }
-        return Piece(name, lambda: self._service(name, "agent", environ), lambda: is_ready(self.agents[name]))
+
+        def start() -> subprocess.Popen[bytes]:
+            return self._service(name, "agent", environ | {"LEASEHOLD_AGENT_COORDINATOR_TOKEN": self._tokens[region]})
+
+        return Piece(name, start, lambda: is_ready(self.agents[name]))
 
     def _service(self, name: str, command: str, environ: dict[str, str]) -> subprocess.Popen[bytes]:
         program = [sys.executable, "-m", "leasehold.cli", command]
-        return spawn(program, log=self._log(name), environ=os.environ | environ)
+        return spawn(program, log=self.log_of(name), environ=os.environ | environ)
 
     def _database_url(self, database: str) -> str:
         return embedded.postgres_url(self._ports["postgres"], self._password, database)
