@@ -181,7 +181,7 @@ FAULTS = [
     Fault(
         "store-emptied", "the store lost its data (`FLUSHALL`)",
         Scene.empty_store, nothing, READY, ADMITTED,
-        log=(("agent", "the store's epoch has ended"),),
+        log=(("agent", "the store's epoch has ended"),), is_quick=True,
     ),
     Fault(
         "journal", "the store is killed, and the journal cannot be written", lose_the_journals_directory,
@@ -206,7 +206,7 @@ FAULTS = [
     ),
     Fault(
         "started-alone", "an agent starts while the coordinator is away", start_agent_alone, start_coordinator,
-        (503, "no_policies"), (503, "not-ready", None), (None, ""), log=(NOT_READY,),
+        (503, "cut_off"), (503, "not-ready", None), (None, ""), log=(NOT_READY,), is_fresh=True,
     ),
     Fault(
         "drained", "the region is drained", lambda scene: scene.set_region("draining"),
@@ -219,7 +219,7 @@ FAULTS = [
     ),
     Fault(
         "token", "the region's token is revoked (for 10 s)", replace_token, restart_agent, (503, "exchanges_refused"),
-        ADMITTED, log=(("agent", "an exchange failed"), DEGRADED, NOT_READY),
+        ADMITTED, log=(("agent", "an exchange failed"), DEGRADED, NOT_READY), is_fresh=True,
     ),
     Fault(
         "clock-drifts", "the coordinator's clock is 2 s ahead", put_the_clock_ahead(2), restart_coordinator, READY,
@@ -227,23 +227,24 @@ FAULTS = [
     ),
     Fault(
         "clock-differs", "the coordinator's clock is 60 s ahead", put_the_clock_ahead(60), restart_coordinator,
-        (503, "exchanges_refused"), ADMITTED, (503, "clock_differs"), log=(("coordinator", "coordinator not ready"),),
+        (200, "cut_off"), ADMITTED, (503, "clock_differs"),
+        log=(("coordinator", "coordinator not ready"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "postgres-killed", "Postgres is killed", lambda scene: scene.postgres.kill(),
-        start_postgres, (503, "exchanges_refused"), ADMITTED,
-        (503, "database_unavailable"), log=(("coordinator", "coordinator not ready"),),
+        start_postgres, (200, "cut_off"), ADMITTED,
+        (503, "database_unavailable"), log=(("coordinator", "coordinator not ready"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "postgres-hung", "Postgres hangs (SIGSTOP)", lambda scene: stop_process(scene.postgres),
         lambda scene: continue_process(scene.postgres), (200, "cut_off"), ADMITTED, (503, "database_unavailable"),
-        log=(("coordinator", "coordinator not ready"),),
+        log=(("coordinator", "coordinator not ready"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "commits-hang", "commits wait for a synchronous standby that is not there",
         lambda scene: scene.alter_postgres("SET synchronous_standby_names = 'gone'"),
         lambda scene: scene.alter_postgres("RESET synchronous_standby_names"), (200, "cut_off"), ADMITTED,
-        (503, "commits_fail"), log=(("coordinator", "coordinator not ready"),),
+        (503, "commits_fail"), log=(("coordinator", "coordinator not ready"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "sigterm", "SIGTERM of the agent, in its lame duck period", terminate_agent, restart_agent,
