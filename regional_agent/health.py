@@ -124,7 +124,7 @@ class HealthWatch:
     def _coordinator_findings(self, cell: Cell) -> Iterator[Finding]:
         contact, now_ms = cell.leasing.contact, self._clock.monotonic_ms()
         if contact.is_draining:
-            yield Finding("region_drained", "the region is drained: its leases have been returned")
+            yield Finding("region_drained", "the region is drained or down: its leases have been returned")
         if cell.count_set_aside():
             yield _degrading("items_set_aside", "the coordinator refused items, which are set aside; see /v1/status")
         if not contact.is_lost(now_ms):

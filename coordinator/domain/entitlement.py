@@ -79,8 +79,9 @@ class Catalogue(NamedTuple):
     def is_active(self, region: str) -> bool:
         return region in self.regions and self.regions[region].is_active
 
-    def is_draining(self, region: str) -> bool:
-        return region in self.regions and self.regions[region].status == "draining"
+    def must_return(self, region: str) -> bool:
+        """Return whether the region gives back what it has and is granted nothing: it is draining, or down."""
+        return region in self.regions and not self.regions[region].is_active
 
 
 class Entitlement(NamedTuple):

@@ -734,7 +734,7 @@ def respond(
     return ExchangeResponse(
         replies=replies,
         versions=Versions(policies=catalogue.version, blocks=catalogue.block_version),
-        drain=catalogue.is_draining(call.region),
+        drain=catalogue.must_return(call.region),
     )
 
 

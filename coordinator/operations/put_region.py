@@ -38,7 +38,7 @@ async def put_region(
         await advance_catalogue(connection)
         details = {"weight": after.weight, "status": after.status, "was": _told(found)}
         await record(connection, by, Action.REGION_PUT, name, details, now)
-    if after.status == DRAINING != before.status:
+    if after.status not in (ACTIVE, before.status):
         await notify(connection, [Notice(Signal(kind="drain"), region=name)])
     return PutRegion(after, is_new=found is None)
 

@@ -317,7 +317,7 @@ class LedgerModel:
             return Transaction()
         version = self.rows["policy_version"][0] + 1
         notices = [Notice(Signal(kind="policies", version=version))]
-        if status == "draining":
+        if status != "active":
             notices.append(Notice(Signal(kind="drain"), region=name))
         writes = {Name("region", name): RegionShare(status, weight), Name("policy_version", 0): version}
         return Transaction(writes, notices)

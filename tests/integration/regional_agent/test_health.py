@@ -125,11 +125,15 @@ async def test_an_agent_whose_exchanges_are_refused_says_so(world: World, monkey
     await becomes(agent, 200, "ready")
 
 
-async def test_a_drained_region_is_not_ready_and_is_again_once_it_is_restored(world: World) -> None:
+@pytest.mark.parametrize("status", ["draining", "down"])
+async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(world: World, status: str) -> None:
     """Also of an agent that nothing asks meanwhile: no load balancer sends it anything."""
     agent = await world.agent()
-    assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
+    await agent.lease(10)
+    assert (await world.admin.put("/v1/regions/us-east", json={"status": status})).is_success
     await becomes(agent, 503, "not_ready", "region_drained")
+    [denial] = (await agent.check()).json()["policies"]
+    assert denial["reason"] == "drained"
     assert (await world.admin.put("/v1/regions/us-east", json={"status": "active"})).is_success
     await becomes(agent, 200, "ready")
 

@@ -194,4 +194,4 @@ async def test_a_change_of_regions_that_was_rolled_back_is_not_remembered(stand:
     await stand.drain()
     now = await read_catalogue(stand.owner, documents, [EXPORTS], NOON)
     assert (seen.version, seen.is_active("eu-west")) == (now.version, True)
-    assert (now.is_active("eu-west"), now.is_draining("us-east")) == (False, True)
+    assert (now.is_active("eu-west"), now.must_return("us-east")) == (False, True)
