@@ -339,6 +339,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     calendars = tuple((quota.period, quota.time_zone) for quota in quotas)
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
+        or bool(coordinators.skews)
         or (
             machine.is_slow
             or coordinators.transaction_s > TRANSACTION_S
@@ -410,7 +411,7 @@ def _is_free(world: World, quota: str) -> bool:
     key = Key(quota, period_at(found.calendar, now, found.written).id)
     pool = world.ledger.pools.get(key) or Pool(key)
     is_open = world.ledger.period(key.period).state == "open"
-    return is_open and pool.unallocated + found.limit - pool.funded - pool.overage + world.lied[quota] >= MOST_AT_ONCE
+    return is_open and pool.unallocated + found.limit - pool.funded - pool.overage >= MOST_AT_ONCE
 
 
 def _what_could_stop(world: World, region: str) -> Any:
@@ -421,6 +422,7 @@ def _what_could_stop(world: World, region: str) -> Any:
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
+        or bool(coordinators.skews)
         or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.ledger_lost)
         or (not epochs or epochs != current)
         or any(agent.stopping.is_set() for agent in agents)
@@ -472,17 +474,24 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
 
 
 def no_quarantine(world: World, _: Watch) -> Iterator[str]:
-    """Unless a store lost data that nobody could see."""
+    """Unless a store lost data that nobody could see, or the region lies."""
     if world.ledger_lost:
         return
     for lease in world.ledger.leases.values():
         about = (lease.region, lease.key.quota, lease.key.period)
-        if lease.state is LeaseState.QUARANTINED and not world.is_unseen(*about):
+        if lease.state is LeaseState.QUARANTINED and lease.region != LIAR and not world.is_unseen(*about):
             yield f"{lease}"
     for each in world.ledger.corrections.values():
         about = (each.region, each.key.quota, each.charge_period)
-        if each.quarantined and not world.days_passed and not world.is_unseen(*about):
+        if each.quarantined and each.region != LIAR and not world.days_passed and not world.is_unseen(*about):
             yield f"{each}"
+
+
+def what_a_region_invents_is_not_booked(world: World, _: Watch) -> Iterator[str]:
+    """It waits in quarantine until people approve how that ends."""
+    for lease in world.ledger.leases.values():
+        if lease.region == LIAR and lease.consumed and (lease.epoch, lease.key) not in world.resolved:
+            yield f"{lease}"
 
 
 def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
@@ -490,6 +499,11 @@ def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
     for quota, units in world.truth.heard.items():
         if units > world.truth.executed[quota]:
             yield f"{quota}: {units} told, {world.truth.executed[quota]} admitted"
+
+
+def no_hold_is_forgotten(world: World, _: Watch) -> Iterator[str]:
+    """What a service says of its work is booked, though the period or the epoch of its hold is over."""
+    yield from world.forgotten_holds
 
 
 def last_words_are_heard(world: World, _: Watch) -> Iterator[str]:
@@ -550,7 +564,9 @@ ALWAYS: tuple[Invariant, ...] = (
     nothing_after_expiry,
     no_lane_stops,
     no_quarantine,
+    what_a_region_invents_is_not_booked,
     told_what_is_true,
+    no_hold_is_forgotten,
     last_words_are_heard,
     a_ceiling_is_kept,
     a_floor_is_kept,

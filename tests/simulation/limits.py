@@ -65,7 +65,7 @@ class Limits:
     def _not_promised(self, pool: Pool) -> Iterator[str]:
         """But what regions had been given by a ledger that forgot it."""
         name = parse_quota_key(pool.key.quota)[0]
-        promised = self._limits[name] * (len(REGIONS) if name in self._each else 1)
+        promised = self._limits[name] * (len({*REGIONS, *self._ledger.rows["region"]}) if name in self._each else 1)
         if pool.funded > promised and pool.funded > promised + self._rebased(pool.key):
             yield f"{pool} is funded, and {promised} was promised"
         if pool.extended > self._extensions[name]:

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import msgspec
 
 from coordinator.api import frozen as frozen_module
+from coordinator.clock import ComparedClock
 from coordinator.domain import allocation, books, carry_over, closing, division, granting, resolution, settlement
 from coordinator.domain import exchange as exchange_module
 from coordinator.domain.adjusting import AdjustmentState
@@ -24,6 +25,7 @@ from coordinator.domain.closing import Obstacle
 from coordinator.domain.entitlement import Catalogue
 from coordinator.domain.exchange import Incoming
 from coordinator.domain.granting import lease_reply
+from coordinator.domain.plausibility import ClaimBounds
 from coordinator.domain.settlement import EpochState, Verdict, judge_number
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, OpenEpoch, body_hash
@@ -486,10 +488,16 @@ def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
 
 
 @mutant
+@drawn_from("bad_weather", "burst", "later")
 def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
-    """What is granted to a period that is over in the store goes back to nobody."""
+    """What is granted late to a period that is over in the store does not go back.
+
+    Two guards do it: one while the store knows the period, and one for a period that it has forgotten. Either hides
+    that the other is missing, because the period is forgotten soon and the coordinator says again what it granted.
+    """
     yield edit_lua(
         world,
+        ("settle", "elseif not is_late then give_back_unknown(key, quota, at) end", "end"),
         (
             "settle",
             "granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)",
@@ -1023,10 +1031,31 @@ def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
 
 
 @mutant
-@drawn_from("period_changes", "burst", "later")
+@drawn_from("fair_weather", "period_changes", "burst", "later")
 def no_reply_says_which_period_is_current(world: World) -> Iterator[Any]:
     """A lease of a period that began before the store's own is taken for a late grant."""
     yield edit_lua(world, ("settle", "ARGV[at + 13] == '1'", "false"))
+
+
+@mutant
+@drawn_from("hours_pass", "burst", "limit", "kill_agent", "start_agent", "period_changes")
+def a_lease_that_was_used_waits_with_totals_of_zero(world: World) -> Iterator[Any]:
+    """A reply from before a period's end begins it again, after it was booked and forgotten here."""
+    yield edit_lua(world, ("settle", "not is_late and not has_ended and not was_used", "not is_late and not has_ended"))
+
+
+@mutant
+@drawn_from("coordinator_clock", "burst", "later")
+def a_wrong_clock_is_believed(world: World) -> Iterator[Any]:
+    """A coordinator whose clock is hours ahead of its database's goes on deciding."""
+    yield patch.object(ComparedClock, "_why_not_trusted", lambda self, now: None)
+
+
+@mutant
+@drawn_from("region_lies", "burst", "later")
+def every_claim_is_plausible(world: World) -> Iterator[Any]:
+    """What a region reports beyond its grants is booked, however much it is."""
+    yield patch.object(ClaimBounds, "most_overage", lambda self, limit: 2**53)
 
 
 @mutant

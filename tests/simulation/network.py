@@ -12,12 +12,13 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import TypeVar
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from coordinator.api.frozen import parse_call
+from coordinator.clock import ComparedClock
 from coordinator.domain.exchange import Call
 from coordinator.domain.granting import Terms
 from coordinator.domain.sharing import Shared
@@ -48,6 +49,7 @@ T = TypeVar("T")
 CALL_TIMEOUT_S = 5.0
 TRANSACTION_S = 0.005
 LONG_POLL_S = 20.0
+CLOCK_LIMIT_MS = 5_000  # as coordinators have it unless it is set
 
 
 @dataclass
@@ -84,6 +86,17 @@ ALARMS = {
 }
 
 
+class AheadClock(NamedTuple):
+    real: VirtualClock
+    ahead: timedelta
+
+    def now(self) -> datetime:
+        return self.real.now() + self.ahead
+
+    def monotonic_ms(self) -> int:
+        return self.real.monotonic_ms()
+
+
 class Died(DatabaseUnavailable):
     """A coordinator, over a transaction; whoever was gathered in it hears nothing."""
 
@@ -115,7 +128,7 @@ class Coordinators:
             return None
         try:
             applied = await self._gathering.apply(parse_call(region, body))
-        except Died:
+        except DatabaseUnavailable:
             return None
         for each in applied.response.replies:
             if each.fault is not None or any(want.refusal is GrantRefusal.INVALID for want in each.refused):
@@ -140,7 +153,7 @@ class Coordinators:
     async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
         """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
         await asyncio.sleep(self.transaction_s)
-        now = self.clock.now() + max((self.skews.get(call.region, timedelta()) for call in calls), default=timedelta())
+        now = self._compared_now(calls)
         try:
             responses, transaction = self.ledger.apply_exchanges(calls, self.terms, now)
         except Exception as error:
@@ -156,6 +169,19 @@ class Coordinators:
                 self.alarmed.add(call.region)
         self.outcomes["gathered"] += len(calls) > 1
         return [Applied(response, (), 0, (), ()) for response in responses]
+
+    def _compared_now(self, calls: Sequence[Call]) -> datetime:
+        """The time on the clock of who serves these calls, as a coordinator compares it with its database's."""
+        ahead = max((self.skews.get(call.region, timedelta()) for call in calls), default=timedelta())
+        if not ahead:
+            return self.clock.now()
+        clock = ComparedClock(AheadClock(self.clock, ahead), CLOCK_LIMIT_MS)
+        clock.compare(clock.untrusted_now(), self.clock.now(), clock.untrusted_now())
+        try:
+            return clock.now()
+        except DatabaseUnavailable:
+            self.outcomes["clock not trusted"] += 1
+            raise
 
     def decide(self, kind: str, region: str, body: bytes) -> Transaction:
         """What a call would do, without doing it."""

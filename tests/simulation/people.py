@@ -73,6 +73,7 @@ def propose(world: "World", name: tuple[int, Key], kind: ResolutionKind, id_: st
 
 
 def _approve(world: "World", name: tuple[int, Key], id_: str) -> None:
+    world.resolved.add(name)
     _, transaction = world.ledger.approve(name, id_, world.clock.now())
     world.commit(transaction)
 
@@ -311,8 +312,7 @@ def lie(world: "World", event: Event) -> None:
     )
     seq = world.ledger.lane_rows[epochs[0], lane].last_seq + 1
     transaction = world.coordinators.decide("exchange", LIAR, _exchange(epochs[0], lane, seq, LIAR, lies))
-    if world.coordinators.conclude(transaction):
-        world.lied[quota] += _MUCH
+    world.coordinators.conclude(transaction)
 
 
 # --- calls of strangers -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import random
 import sys
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -33,6 +33,7 @@ from regional_agent import region as region_module
 from regional_agent.admission import NoPoliciesYet
 from regional_agent.answers import Check, CheckAnswer, Hold, Subject
 from regional_agent.domain import hold_ids
+from regional_agent.domain.ceilings import AboveCeiling
 from regional_agent.domain.subjects import InvalidSubjectValue
 from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
@@ -56,6 +57,7 @@ ReportName = tuple[int, int, int]  # epoch, lane, seq
 
 
 CARRIED_OVER = (None, "all", "50%", 30, None)  # of the exports
+ABSURD = 2**53 - 2  # units of one adjustment
 OVERDRAFT = 11  # of the exports, where there is one
 
 
@@ -194,12 +196,13 @@ class World:
         self.step = 0
         self.limit = 0
         self.modes, self.calendars = ALL_LEASED, USUAL
-        self.lied: Counter[str] = Counter()  # units of each quota that a region invented
         self.until: dict[int, list[Any]] = defaultdict(list)
         self.snapshots: dict[tuple[str, int], Any] = {}
         self._names = 0
         self._services: set[Any] = set()
         self.unreported_after_stop: list[str] = []
+        self.resolved: set[tuple[int, Key]] = set()  # leases of whose suspense or quarantine people approved the end
+        self.forgotten_holds: list[str] = []  # of which a service told something, and the store had not lost data
 
     def chance(self, what: str) -> random.Random:
         """A stream of its own for each use, so that one more draw here moves nothing there."""
@@ -438,17 +441,23 @@ class World:
         except NoPoliciesYet:
             return
         if verdict.hold is not None and verdict.answer.allowed:
+            slept = self.clock.slept
             for _ in range(chance.choice([0, 1, 1, 2])):
                 await asyncio.sleep(chance.choice([0.05, 0.5, 2.0, 6.0]))
-                await self._tell_hold(agent.region, agent.real.holds.seal.seal(verdict.hold.id), chance)
+                is_kept = slept == self.clock.slept  # else it may have been forgotten: it ended long ago
+                await self._tell_hold(agent.region, agent.real.holds.seal.seal(verdict.hold.id), chance, is_kept)
 
-    async def _tell_hold(self, region: str, hold_id: str, chance: random.Random) -> None:
+    async def _tell_hold(self, region: str, hold_id: str, chance: random.Random, is_kept: bool) -> None:
         action, amount = chance.choice([("commit", 1), ("commit", 2), ("commit", 9), ("release", 0), ("extend", 1_000)])
         agents = self._listening(region)
         if agents:
-            with contextlib.suppress(Problem):  # it ended otherwise, or was lost with its store, or that is away
+            try:
                 await chance.choice(agents).real.holds.tell(hold_id, action, amount)
                 self.coordinators.outcomes[f"hold {action}"] += 1
+            except Problem as problem:  # it ended otherwise, or the store is away
+                is_lossy = region in self.lossy_regions or self.is_unseen(region)
+                if problem.kind == "hold-unknown" and is_kept and not is_lossy:
+                    self.forgotten_holds.append(f"{action} {amount} in {region}: {problem.detail}")
 
     async def _ask(self, agent: Agent, route: str, cost: int, mode: str, tenant: str = "acme") -> None:
         check = Check(
@@ -461,11 +470,18 @@ class World:
             verdict = await agent.real.admission.decide(check)
         except (NoPoliciesYet, InvalidSubjectValue):
             return
+        except AboveCeiling as refused:
+            if mode != "adjust" or cost < ABSURD:
+                self._bug("an ordinary check was refused as too large", refused)
+            self.coordinators.outcomes["above the ceiling"] += 1
+            return
         except asyncio.CancelledError:
             raise
         except Exception as error:
             self._bug("a check raised", error)
             return
+        if cost >= ABSURD:
+            self.bugs.append(f"{cost} units were booked by one adjustment")
         if not agent.is_alive:
             return
         if tenant == "acme":
@@ -680,7 +696,8 @@ def _store_down(world: World, event: Event) -> None:
 
 
 _AS_USUAL = {"sends": True, "hears": True, "is_slow": False, "is_up": True, "loss": 0.005, "lateness": 0.01} | {
-    "transaction_s": TRANSACTION_S
+    "doubling": 0.01,
+    "transaction_s": TRANSACTION_S,
 }
 
 
@@ -696,6 +713,11 @@ def _for_a_while(world: World, event: Event, thing: Any, **changed: Any) -> None
 
 def _weather(**changed: Any) -> Any:
     return lambda world, event: _for_a_while(world, event, world.weather[event.region], **changed)
+
+
+def _calm(world: World, event: Event) -> None:
+    for weather in world.weather.values():
+        _for_a_while(world, event, weather, loss=0.0, lateness=0.0, doubling=0.0)
 
 
 def _forget(part: str) -> Any:
@@ -814,6 +836,7 @@ _HAPPENS: dict[str, Any] = {
     "region_is_deaf": _weather(hears=False),
     "region_is_mute": _weather(sends=False),
     "bad_weather": _weather(loss=0.3, lateness=0.3),
+    "fair_weather": _calm,
     "coordinator_down": lambda world, event: _for_a_while(world, event, world.coordinators, is_up=False),
     "coordinator_dies_before": _coordinator(dies_before_commit=1),
     "coordinator_dies_after": _coordinator(dies_after_commit=1),
@@ -831,7 +854,7 @@ _HAPPENS: dict[str, Any] = {
     "catalogue_changes_late": lambda world, event: world.change_limit_late(event.number),
     "coordinator_clock": _skew,
     "region_lies": people.lie,
-    "absurd_cost": lambda world, event: world.ask(event.region, world.random, "adjust", 2**53 - 1 - event.number),
+    "absurd_cost": lambda world, event: world.ask(event.region, world.random, "adjust", ABSURD + event.number),
     "document_changes": people.change_document,
     "override": people.override,
     "suspense_resolved": people.resolve,
