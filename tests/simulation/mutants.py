@@ -468,7 +468,7 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
 
 
 @mutant
-@drawn_from("burst", "later")
+@drawn_from("fair_weather", "later")
 def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
     """A lease of the next period is granted once that has begun."""
     yield patch.object(granting.Terms, "is_near_its_end", lambda *_: False)
