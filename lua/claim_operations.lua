@@ -5,8 +5,8 @@
 -- Gives {'fenced'} | {'told', for each operation: claimed | charged | another_body …}
 --
 -- An operation is claimed once, and the same claimant gets the same answer again. It is `charged` if a script has
--- executed it, or if another claimant has it. A script that finds a claim charges nothing, as if it had executed the operation
--- before; so it makes no difference whether a call that was given up is executed before or after this.
+-- executed it, or if another claimant has it. A script that finds a claim charges nothing, as if it had executed the
+-- operation before; so it makes no difference whether a call that was given up is executed before or after this.
 
 if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
 

@@ -15,8 +15,8 @@
 --
 -- A batch is bounded in leases, lines and bytes, and so is the time that this script takes. The lines of a quota that
 -- do not fit stay for the next batch, and the quota stays dirty. Then `consumed` is told only as far as lines of this
--- batch and of those before cover it (parts/pieces). With the last piece, and in every batch of a quota whose lines fit, it
--- is the lease's own count, which is kept apart from the lines on purpose: the coordinator compares the two.
+-- batch and of those before cover it (parts/pieces). With the last piece, and in every batch of a quota whose lines
+-- fit, it is the lease's own count, which is kept apart from the lines on purpose: the coordinator compares the two.
 
 local MOST_LEASES = 100
 local MOST_BYTES = 256 * 1024 -- a batch may be longer by one quota's totals

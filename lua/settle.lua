@@ -6,8 +6,8 @@
 --       then, for each lease, oldest period first, fourteen: quota key, period, granted, overage, unallocated,
 --         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms, overdraft, consumed and returned as the
 --         region last reported them, 1 if the quota is in this period now or 0
--- Gives {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that may newly
---       be spent …}
+-- Gives {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that may
+--       newly be spent …}
 --
 -- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
 -- sent. A reply to an older epoch acknowledges evidence and admits nothing: of it only the totals that were given are
@@ -24,8 +24,8 @@ if fence[1] ~= ARGV[1] then return {'fenced'} end
 
 local function at_of(i) return 6 + (i - 1) * VALUES end
 
--- A lease is never deleted. What shows that there was one: a report that the coordinator booked, something that is yet to
--- be reported, units that are held.
+-- A lease is never deleted. What shows that there was one: a report that the coordinator booked, something that is yet
+-- to be reported, units that are held.
 local function is_lost(i)
   local at, key = at_of(i), 2 * i + 2
   if redis.call('EXISTS', KEYS[key]) == 1 then return false end
@@ -92,8 +92,8 @@ local function settle_over(key, quota, period, granted, overage, has_ended)
   redis.call('SADD', KEYS[3], quota)
 end
 
--- Of what was overdrawn, only what no total covers is still owed: the rest was granted since, or had been, or is overage.
--- What is set aside counts as well, until it is known what becomes of it.
+-- Of what was overdrawn, only what no total covers is still owed: the rest was granted since, or had been, or is
+-- overage. What is set aside counts as well, until it is known what becomes of it.
 local function pay_back(key)
   local f = redis.call('HMGET', key, 'owed', 'granted', 'overage', 'consumed', 'returned', 'held')
   local owed = tonumber(f[1] or 0)

@@ -5,8 +5,8 @@
 -- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set   4 its holds   5 when each of them is due
 -- ARGV  1 limit   2 quota key   3 dimensions (JSON)   4 what becomes of a hold that runs out: release | charge
 -- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
---       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when enough of what
---       is held here is free, or the period ends, for what comes before that nobody here knows.
+--       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when enough of
+--       what is held here is free, or the period ends, for what comes before that nobody here knows.
 --
 -- Where that is not enough, and the region is cut off, it may go on for as much as the lease's `overdraft` says: less
 -- the overage that is booked already, and less what it `owes`, which was overdrawn and nothing covers yet. Only what
@@ -133,7 +133,8 @@ local function extend(part, due) return the_holds().extend(part, due) end
 local function tell(state, taken)
   local available = state.available - taken
   -- Under a soft cap a part of what is available is beyond the limit: then `unallocated` is less than zero.
-  return state.limit, math.max(0, math.max(0, available) + state.unallocated), ms_until(state.ends), available, state.last_grant
+  local remaining = math.max(0, math.max(0, available) + state.unallocated)
+  return state.limit, remaining, ms_until(state.ends), available, state.last_grant
 end
 
 return {keys = 5, arguments = 4, look = look, refuse = refuse, take = take, keep = keep, tell = tell, hold = hold,

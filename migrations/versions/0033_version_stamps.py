@@ -10,6 +10,8 @@ down_revision = "0032"
 
 STAMPS = "".join(
     f"""
+-- The table has one row.
+-- squawk-ignore adding-field-with-default
 ALTER TABLE {table} ADD COLUMN stamp uuid NOT NULL DEFAULT gen_random_uuid();
 """
     for table in ("policy_version", "block_version")
