@@ -5,7 +5,7 @@
 -- Gives {note, is_so, forget}, functions of the store's clock, but for the last, which takes nothing
 --
 -- An agent whose call got no answer says so, and an agent that is answered takes it back: so one that is alone cut off
--- is soon contradicted by another. A region is cut off when nobody was answered for a while since; and as long as somebody
+-- is soon contradicted by another. A region is cut off when no agent was answered for a while since; and as long as one
 -- still tries, for what an agent said that is gone by now says nothing of today.
 
 local CUT_OFF_US, FORGOTTEN_US = 5 * 1000000, 30 * 1000000
