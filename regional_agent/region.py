@@ -154,7 +154,9 @@ class Region:
 
     def _note_versions(self) -> None:
         policies, blocks = self.admission.policies, self.admission.blocks
-        versions = Versions(policies=policies.version if policies else 0, blocks=blocks.version if blocks else 0)
+        versions = Versions(
+            policies=policies.version if policies else 0, blocks=blocks.version if blocks is not None else 0
+        )
         for cell in self.cells:
             cell.conversation.versions = versions
 
@@ -186,7 +188,7 @@ class Region:
         self.metrics.refusals.turned_away.set(sum(cell.leasing.turned_away for cell in self.cells))
         self.metrics.refusals.set_aside.set(sum(cell.count_set_aside() for cell in self.cells))
         self.metrics.policy_version.set(policies.version if policies else 0)
-        self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks else 0)
+        self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks is not None else 0)
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.breaker())

@@ -139,7 +139,7 @@ async def status_of(region: Region, health: Health) -> Status:
         lanes=max((life.lanes for life in lives if life), default=None),
         cells=_cells(region),
         policy_version=region.admission.policies.version if region.admission.policies else None,
-        block_version=region.admission.blocks.version if region.admission.blocks else None,
+        block_version=None if region.admission.blocks is None else region.admission.blocks.version,
         store_breaker=region.breaker(),
         store_latency=_store_latency(region),
         unreported_age_ms=region.unreported_age_ms(),

@@ -206,3 +206,10 @@ async def test_an_agent_follows_policies_whose_number_comes_again(world: World) 
         await owner.execute("UPDATE policy_version SET version = version - 1")
     await made(world, "/v1/overrides", quota="api", subject={"tenant": "acme"}, limit="3/hour, burst 60")
     await comes_true(lambda: _burst_is(agent, 20))
+
+
+async def test_an_empty_block_list_has_a_version(world: World) -> None:
+    agent = await world.agent()
+    await until(lambda: agent.region.admission.blocks is not None)
+    assert not agent.region.admission.blocks
+    assert (await agent.http.get("/v1/status")).json()["block_version"] is not None
