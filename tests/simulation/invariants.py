@@ -355,8 +355,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
         or Mode.CENTRAL in modes  # likewise
     )
     lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
-    dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
-    return None if is_wrong else (*lives, *dies, *modes, *calendars, *(agent.name for agent in agents))
+    return None if is_wrong else (*lives, coordinators.deaths, *modes, *calendars, *(agent.name for agent in agents))
 
 
 def _cells(world: World, region: str) -> list[Any]:
@@ -430,8 +429,7 @@ def _what_could_stop(world: World, region: str) -> Any:
         or not world.ledger.rows["region"][region].is_active
     )
     lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
-    dies = (coordinators.dies_before_commit, coordinators.dies_after_commit)
-    return None if is_wrong else (*lives, *dies, *(agent.name for agent in agents))
+    return None if is_wrong else (*lives, coordinators.deaths, *(agent.name for agent in agents))
 
 
 def _may_deny(world: World, region: str, quota: str) -> bool:
@@ -717,11 +715,13 @@ def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
-    """Once people have seen to it, nothing keeps a period open."""
+    """Once people have seen to it, nothing keeps a period open, but for what a region keeps until a stated time."""
+    now = world.clock.now()
     for period in sorted({key.period for key in world.ledger.pools}):
-        if is_over(period, world.clock.now()) and world.ledger.period(period).state != "closed":
-            asked = world.ledger.close_period(period, True, GRACE, world.clock.now())
-            yield f"{period}: {asked[0]}"
+        if is_over(period, now) and world.ledger.period(period).state != "closed":
+            missing = world.ledger.close_period(period, True, GRACE, now)[0]
+            if not missing or any(each.until is None or each.until <= now for each in missing):
+                yield f"{period}: {missing}"
 
 
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:

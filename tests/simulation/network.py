@@ -112,6 +112,7 @@ class Coordinators:
     alarmed: set[str] = field(default_factory=set)  # regions of which the ledger was shown to have lost data
     dies_before_commit: int = 0  # so many of the next transactions
     dies_after_commit: int = 0
+    deaths: int = 0  # of coordinators over a transaction
     outcomes: Counter[str] = field(default_factory=Counter)
     serving: set[asyncio.Task[None]] = field(default_factory=set)
     skews: dict[str, timedelta] = field(default_factory=dict)  # of the clocks of those that serve a region
@@ -224,10 +225,12 @@ class Coordinators:
         """Commit, and only then let the reply go. False if the reply never goes."""
         if self.dies_before_commit:
             self.dies_before_commit -= 1
+            self.deaths += 1
             return False
         self.ledger.commit(transaction)
         if self.dies_after_commit:
             self.dies_after_commit -= 1
+            self.deaths += 1
             return False
         return True
 

@@ -480,7 +480,7 @@ class World:
         except Exception as error:
             self._bug("a check raised", error)
             return
-        if cost >= ABSURD:
+        if cost >= ABSURD and verdict.answer.policies:  # else no policy met it, and nothing was booked
             self.bugs.append(f"{cost} units were booked by one adjustment")
         if not agent.is_alive:
             return
