@@ -5,7 +5,7 @@ does the work and moves the row on, all before the lock is let go; the others sk
 and when a coordinator dies in the middle its lock dies with it, and another one finds the job due. What a job does must
 be safe to repeat: the work may have been committed where the moving on was not.
 
-A job that fails is tried again shortly, by whoever is there. Each failure is counted, and logged when the job begins to
+A job that fails is tried again shortly, by any coordinator. Each failure is counted, and logged when the job begins to
 fail and when it works again (`job_failures.py`); only the end of the coordinator ends a loop.
 """
 

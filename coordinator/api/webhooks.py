@@ -150,7 +150,7 @@ async def replay_(request: Request, webhook: str, coordinator: TheCoordinator, c
 
 
 def _shown_once(webhook: WebhookWithSecret, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with the secret, and keep an answer without it for whoever sends the same Idempotency-Key again."""
+    """Answer with the secret, and keep one without it for a repeated Idempotency-Key."""
     response = OnceShown(msgspec.json.encode(webhook), status, headers, media_type=JSON)
     response.kept_body = msgspec.json.encode(msgspec.structs.replace(webhook, secret=None))
     return response
