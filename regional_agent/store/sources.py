@@ -3,8 +3,8 @@
 A store runs one text and knows no modules, so `require('parts/clock')` in a script is replaced by that file, as a
 function that is called on the spot: what a part ends with (`return …`) is what requiring it gives, and its local names
 stay its own. `require('algorithms/*')` is a function of a name and arguments that runs the file of that name in the
-directory, with `...` as its arguments. A part costs nothing until it is reached. For luacheck, and for a reader, every
-file is Lua as it stands.
+directory, with `...` as its arguments. A part costs nothing until it is reached. For the linter, and for a reader,
+every file is Lua as it stands.
 """
 
 import functools
