@@ -18,7 +18,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from doors.problems import MEDIA_TYPE, PROBLEMS, InvalidParameter, Problem
+from doors.problems import InvalidParameter, Problem
+from protocol.problems import MEDIA_TYPE, PROBLEMS
 
 JSON = "application/json"
 T = TypeVar("T")

@@ -19,8 +19,9 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from doors.connections import SILENT, SLOW, ConnectionLimits
-from doors.problems import MEDIA_TYPE, Problem, problem_document
+from doors.problems import Problem, problem_document
 from doors.request_ids import new_request_id
+from protocol.problems import MEDIA_TYPE
 
 LINGER_S = 5.0
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leasehold.client import AgentUnavailable as AgentUnavailable
     from leasehold.client import AsyncClient as AsyncClient
-    from leasehold.client import Breaker as Breaker
+    from leasehold.client import CircuitBreaker as CircuitBreaker
     from leasehold.client import Client as Client
     from leasehold.client import Decision as Decision
     from leasehold.client import Denied as Denied
     from leasehold.client import Refused as Refused
 
-__all__ = ["AgentUnavailable", "AsyncClient", "Breaker", "Client", "Decision", "Denied", "Refused"]
+__all__ = ["AgentUnavailable", "AsyncClient", "CircuitBreaker", "Client", "Decision", "Denied", "Refused"]
 
 
 def __getattr__(name: str) -> Any:

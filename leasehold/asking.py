@@ -13,16 +13,14 @@ is charged once. Without one it is never repeated: the failure mode answers.
 """
 
 import random
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
-from regional_agent.answers import BatchAnswer, CheckAnswer, PolicyAnswer, cause_of_denial
-from regional_agent.domain import breaker as breakers
-from regional_agent.domain.denial_causes import DenialCause
+from protocol.check import BatchAnswer, CheckAnswer, DenialCause, PolicyAnswer, cause_of_denial
+from protocol.circuit_breaker import CircuitBreaker
 
 T = TypeVar("T")
 Subject = Mapping[str, str]
@@ -126,32 +124,10 @@ class Held(msgspec.Struct, frozen=True):
     expires_in_ms: int
 
 
-class Breaker:
-    """A circuit breaker for threads. It opens after `failures` calls in a row that met an agent without a sign of life,
-    for `pause_s`; then one call may try.
-    """
-
-    def __init__(self, failures: int = 5, pause_s: float = 1.0) -> None:
-        self._breaker = breakers.Breaker(failures, pause_s * 1000)
-        self._lock = threading.Lock()
-
-    def may_call(self, now_s: float) -> bool:
-        with self._lock:
-            return self._breaker.may_call(now_s * 1000)
-
-    def succeeded(self) -> None:
-        with self._lock:
-            self._breaker.succeeded()
-
-    def failed(self, now_s: float) -> None:
-        with self._lock:
-            self._breaker.failed(now_s * 1000)
-
-
 class Asking:
     """The talks of one client."""
 
-    def __init__(self, on_failure: OnFailure, breaker: Breaker, now_s: Callable[[], float]) -> None:
+    def __init__(self, on_failure: OnFailure, breaker: CircuitBreaker, now_s: Callable[[], float]) -> None:
         self._on_failure = on_failure
         self._breaker = breaker
         self._now_s = now_s
@@ -242,12 +218,12 @@ class Asking:
     # --- the agent, or what stands in for it -----------------------------------------------------------------------
 
     def _call(self, method: str, path: str, body: Mapping[str, Any], repeatable: bool) -> Talk[Response]:
-        if not self._breaker.may_call(self._now_s()):
+        if not self._breaker.may_call(self._now_s() * 1000):
             raise AgentUnavailable("the circuit breaker is open: the agent was silent several times in a row")
         try:
             response: Response = yield Call(method, path, msgspec.json.encode(body), repeatable)
         except AgentSilent:
-            self._breaker.failed(self._now_s())
+            self._breaker.failed(self._now_s() * 1000)
             raise
         self._breaker.succeeded()
         if response.status >= 500 and "allowed" not in _problem(response):

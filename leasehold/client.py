@@ -27,7 +27,6 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 from leasehold.asking import (
     AgentUnavailable,
     Asking,
-    Breaker,
     Call,
     Decision,
     Denied,
@@ -41,8 +40,9 @@ from leasehold.asking import (
 )
 from leasehold.holding import AsyncGuarding, Guarding
 from leasehold.wire import AsyncConnections, Connections, Patience, address_of
+from protocol.circuit_breaker import CircuitBreaker
 
-__all__ = ["AgentUnavailable", "AsyncClient", "Breaker", "Client", "Decision", "Denied", "Held", "Refused"]
+__all__ = ["AgentUnavailable", "AsyncClient", "CircuitBreaker", "Client", "Decision", "Denied", "Held", "Refused"]
 
 DEFAULT_URL = "http://127.0.0.1:8411"
 LONGEST_WAIT_MS = 60_000  # for an answer, while the agent gives signs of life
@@ -86,9 +86,9 @@ class Client(Guarding):
         longest_wait_ms: int = LONGEST_WAIT_MS,
         connections: int = 32,
         on_failure: OnFailure = "closed",
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._asking = Asking(on_failure, breaker or Breaker(), time.monotonic)
+        self._asking = Asking(on_failure, breaker or CircuitBreaker(), time.monotonic)
         patience = Patience(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
         self._connections = Connections(address_of(url), token, patience, connections)
 
@@ -142,9 +142,9 @@ class AsyncClient(AsyncGuarding):
         longest_wait_ms: int = LONGEST_WAIT_MS,
         connections: int = 32,
         on_failure: OnFailure = "closed",
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._asking = Asking(on_failure, breaker or Breaker(), time.monotonic)
+        self._asking = Asking(on_failure, breaker or CircuitBreaker(), time.monotonic)
         patience = Patience(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
         self._connections = AsyncConnections(address_of(url), token, patience, connections)
 

@@ -22,19 +22,10 @@ from doors.problems import Problem, problem_document
 from doors.settings import load_settings
 from leasehold.asking import AgentUnavailable, Decision, Denied, Held, Mode, Refused, Subject, decision_of
 from leasehold.holding import AsyncGuarding
+from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension
 from protocol.clock import SystemClock
 from regional_agent.admission import Asked, asked_verdict
-from regional_agent.answers import (
-    Check,
-    CheckAnswer,
-    Hold,
-    HoldCommit,
-    HoldExtension,
-    Verdict,
-    Window,
-    headers_of,
-    retry_after_header,
-)
+from regional_agent.answers import Verdict, Window, headers_of, retry_after_header
 from regional_agent.asked_before import AskedBefore
 from regional_agent.refusals import REFUSALS, problem_of
 from regional_agent.region import Region

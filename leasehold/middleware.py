@@ -18,10 +18,10 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from doors.problems import MEDIA_TYPE
 from doors.request_ids import request_id_of
 from leasehold.asking import Decision, Refused, Subject
-from regional_agent.answers import denial_of
+from protocol.check import denial_of
+from protocol.problems import MEDIA_TYPE
 
 SubjectOf = Callable[[Scope], Subject | None]
 

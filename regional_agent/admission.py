@@ -14,15 +14,16 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
+from protocol.check import Check, CheckAnswer, DenialCause, Hold, PolicyAnswer
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
 from protocol.periods import calendar_of, period_at
 from protocol.policy import SLICED, QuotaKind
-from regional_agent.answers import Check, CheckAnswer, Hold, PolicyAnswer, Verdict, Window, answer_of
+from regional_agent.answers import Verdict, Window, answer_of
 from regional_agent.asking import MAY_LOOK, Answer
 from regional_agent.blocks import Blocked, Blocks
 from regional_agent.domain.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
-from regional_agent.domain.denial_causes import RETRY_MS, DenialCause, LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.domain.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.domain.denials import Denials
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.domain.modes import BEYOND_LIMITS, LOOKS

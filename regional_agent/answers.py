@@ -5,109 +5,20 @@ Whichever door a check came through, `answered` makes its answer: so the doors c
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
-from doors.problems import MEDIA_TYPE, PROBLEMS
-from protocol.blocks import BlockField
-from protocol.units import PositiveUnits, Units
-from regional_agent.domain.denial_causes import DenialCause
+from protocol.check import MAX_BATCH, CheckAnswer, Hold, HoldAnswer, PolicyAnswer, denial_of
+from protocol.problems import MEDIA_TYPE
 from regional_agent.domain.hold_ids import HoldId, HoldSeal, HoldTerms
-
-MAX_BATCH = 1000
-MOST_HOLD_MS = 24 * 3600 * 1000
-
-SubjectValue = Annotated[str, Meta(min_length=1, max_length=256)]
-HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
-OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
-Mode = Literal["enforce", "peek", "adjust"]
-FailureMode = Literal["open", "closed", "local"]
-
-
-class Subject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Who asks, and for what. Policies choose which of these they count by."""
-
-    tenant: SubjectValue | None = None
-    user: SubjectValue | None = None
-    api_key: SubjectValue | None = None
-    ip: SubjectValue | None = None
-    route: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
-    method: Annotated[str, Meta(min_length=1, max_length=16)] | None = None
-
-
-class Check(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    subject: Subject
-    cost: PositiveUnits | None = None
-    operation_id: OperationId | None = None
-    mode: Mode = "enforce"
-
-
-class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Units to set aside of every allowance that the subject meets; of a rate each policy's own cost is spent."""
-
-    subject: Subject
-    units: PositiveUnits
-    ttl_ms: HoldMilliseconds
-    operation_id: OperationId
-
-
-class HoldCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    units: Units
-
-
-class HoldExtension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    ttl_ms: HoldMilliseconds
-
-
-class HoldRelease(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class HoldStatus(Struct, frozen=True, kw_only=True):
-    """A hold as it is now. `lapsed` and `charged`: it ran out, and its policy says which. `nothing_held`: nothing
-    limits what it is for, or it was granted without the store."""
-
-    hold_id: str
-    state: Literal["open", "committed", "released", "lapsed", "charged", "nothing_held"]
-    units: int
-    committed: int
-    expires_in_ms: int
-
-
-class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    checks: Annotated[list[Check], Meta(min_length=1, max_length=MAX_BATCH)]
 
 
 class CheckPieces(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A CheckBatch whose checks are not decoded yet: each is accepted or refused by itself."""
 
     checks: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_BATCH)]
-
-
-class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
-    policy: str
-    quota: str
-    kind: str
-    allowed: bool
-    limit: int
-    remaining: int
-    reset_ms: int
-    retry_after_ms: int | None  # the first moment at which it may pass; null where it never can
-    reason: DenialCause | None = None  # why it is denied
-    degraded: FailureMode | None = None  # the failure mode that answered in place of the store
-    delay_ms: int = 0  # of a leaky bucket: how long to wait before the work is begun
-    shadow: bool = False  # what it says is counted, and stops nobody
-
-
-class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
-    allowed: bool
-    degraded: FailureMode | None
-    policies: list[PolicyAnswer]
-    denied_by: str | None
-    retry_after_ms: int | None
-    blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
 
 
 def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
@@ -127,39 +38,6 @@ def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer])
 
 def _passes_last(policy: PolicyAnswer) -> tuple[bool, int]:
     return policy.retry_after_ms is None, policy.retry_after_ms or 0
-
-
-class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What a check alone would have been answered: its status, and its answer or the problem instead of one."""
-
-    status: int
-    answer: CheckAnswer | None = None
-    problem: dict[str, Any] | None = None
-
-
-class BatchAnswer(Struct, frozen=True, kw_only=True):
-    """One item for each check, in order."""
-
-    items: list[BatchItem]
-
-
-class HoldAnswer(Struct, frozen=True, kw_only=True):
-    hold_id: str
-    units: int
-    expires_in_ms: int
-    degraded: FailureMode | None
-    policies: list[PolicyAnswer]
-
-
-class Denial(CheckAnswer, frozen=True, kw_only=True):
-    """A problem document (RFC 9457) that has the answer's fields, too. Its type leads to an explanation."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str
-    request_id: str
 
 
 class Window(NamedTuple):
@@ -215,76 +93,6 @@ def answered(verdict: Verdict, path: str, request_id: str) -> Answered:
     headers |= retry_after_header(answer.retry_after_ms, random.random())  # noqa: S311  (it spreads a herd, no more)
     denial = denial_of(answer, path, request_id)
     return Answered(denial.status, MEDIA_TYPE, headers, _encode(denial))
-
-
-def denial_of(answer: CheckAnswer, path: str, request_id: str) -> Denial:
-    slug = _slug_of_denial(answer)
-    kind = PROBLEMS[slug]
-    return Denial(
-        allowed=False,
-        degraded=answer.degraded,
-        policies=answer.policies,
-        denied_by=answer.denied_by,
-        retry_after_ms=answer.retry_after_ms,
-        blocked_by=answer.blocked_by,
-        type=f"/problems/{slug}",
-        title=kind.title,
-        status=kind.status,
-        detail=_detail_of_denial(answer),
-        instance=path,
-        request_id=request_id,
-    )
-
-
-def status_of_answer(answer: CheckAnswer) -> int:
-    return 200 if answer.allowed else PROBLEMS[_slug_of_denial(answer)].status
-
-
-def _slug_of_denial(answer: CheckAnswer) -> str:
-    if answer.blocked_by is not None:
-        return "blocked"
-    cause = cause_of_denial(answer)
-    if answer.degraded == "closed":
-        return "coordinator-unavailable" if cause is DenialCause.CUT_OFF else "store-unavailable"
-    return _SLUGS.get(cause, "quota-exceeded")
-
-
-_SLUGS: Mapping[DenialCause | None, str] = {
-    DenialCause.NO_LEASE: "no-lease",
-    DenialCause.EXPIRED: "no-lease",
-    DenialCause.CUT_OFF: "cut-off",
-    DenialCause.DRAINED: "region-drained",
-    DenialCause.NEVER: "cost-above-limit",
-}
-_SAYS: Mapping[DenialCause | None, str] = {
-    DenialCause.LIMIT: "its limit is used up",
-    DenialCause.NO_LEASE: "this region holds no units of it now, and has asked the coordinator for some",
-    DenialCause.EXPIRED: "this region's lease has expired and is being renewed",
-    DenialCause.CUT_OFF: "this region is cut off from the coordinator, and its lease is spent or expired",
-    DenialCause.DRAINED: "this region is drained: send the request to another one",
-    DenialCause.NEVER: "its cost is above what the limit ever allows at once",
-    DenialCause.STORE: "the region's store cannot be asked, and what may pass without it is used up",
-}
-
-
-def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
-    """Return the reason of the policy that denies."""
-    return next((each.reason for each in answer.policies if each.policy == answer.denied_by and each.reason), None)
-
-
-def _detail_of_denial(answer: CheckAnswer) -> str:
-    if answer.blocked_by is not None:
-        return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
-    cause = cause_of_denial(answer)
-    if answer.degraded == "closed":
-        whom = (
-            "the coordinator, which decides each request of it,"
-            if cause is DenialCause.CUT_OFF
-            else "the region's store"
-        )
-        return f"policy {answer.denied_by!r} fails closed, and {whom} cannot be asked"
-    when = "" if answer.retry_after_ms is None else f"; ask again in {_seconds(answer.retry_after_ms)} s"
-    return f"policy {answer.denied_by!r} denies this request: {_SAYS.get(cause, _SAYS[DenialCause.LIMIT])}{when}"
 
 
 # Structured fields (RFC 9651) know no larger integers.

@@ -10,22 +10,20 @@ from doors.bodies import described, read_body, read_parts, reply
 from doors.health import Health, HealthStatus
 from doors.metrics import shown
 from doors.request_ids import request_id_of
-from regional_agent.admission import tell
-from regional_agent.answers import (
+from protocol.check import (
     BatchAnswer,
     Check,
     CheckAnswer,
     CheckBatch,
-    CheckPieces,
     Hold,
     HoldAnswer,
     HoldCommit,
     HoldExtension,
     HoldRelease,
     HoldStatus,
-    answered,
-    hold_answered,
 )
+from regional_agent.admission import tell
+from regional_agent.answers import CheckPieces, answered, hold_answered
 from regional_agent.batches import Batch, permitted, read_piece
 from regional_agent.callers import CallerRules, adjust_forbidden
 from regional_agent.refusals import REFUSALS, problem_of

@@ -10,9 +10,11 @@ from itertools import groupby
 import structlog
 
 from doors.bodies import decode
-from doors.problems import PROBLEMS, Problem, problem_document
+from doors.problems import Problem, problem_document
+from protocol.check import BatchAnswer, BatchItem, Check, status_of_answer
+from protocol.problems import PROBLEMS
 from regional_agent.admission import Admits, Asked
-from regional_agent.answers import BatchAnswer, BatchItem, Check, Verdict, status_of_answer
+from regional_agent.answers import Verdict
 from regional_agent.callers import adjust_forbidden
 from regional_agent.refusals import REFUSALS, problem_of
 

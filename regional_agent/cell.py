@@ -11,11 +11,11 @@ from contextlib import contextmanager
 import structlog
 import tenacity
 
+from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import Clock
 from regional_agent.admission import Admission
 from regional_agent.booking import JournalBooking
 from regional_agent.coordinator_client import CoordinatorClient
-from regional_agent.domain.breaker import Breaker
 from regional_agent.domain.hold_ids import HoldId
 from regional_agent.journal import Journal
 from regional_agent.leasing import Leasing
@@ -57,7 +57,7 @@ class Cell:
         self.journal = journal
         self.metrics = metrics
         self.scripts = Scripts(store, number)
-        breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms)
+        breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
         self.guard = Guard(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
         self.life = LifeKeeper(store, self.scripts, coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)

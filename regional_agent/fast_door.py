@@ -27,8 +27,9 @@ from doors.http_protocol import BoundedProtocol
 from doors.metrics import HttpMetrics
 from doors.problems import Problem
 from doors.request_ids import harmless, new_request_id
+from protocol.check import BatchAnswer, Check
 from regional_agent.admission import Admits, Asked
-from regional_agent.answers import Answered, BatchAnswer, Check, CheckPieces, Verdict, answered
+from regional_agent.answers import Answered, CheckPieces, Verdict, answered
 from regional_agent.asked_before import AskedBefore
 from regional_agent.batches import Batch, asked_of, permitted
 from regional_agent.callers import CallerRules

@@ -14,10 +14,10 @@ import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
 from doors.health import Health, HealthReason, HealthStatus
+from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.outcomes import EpochRefusal
 from regional_agent.cell import Cell
-from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.headroom import Headroom, headroom_of
 from regional_agent.store.connection import StoreError, StoreUnavailable
 

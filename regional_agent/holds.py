@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from doors.problems import InvalidParameter, Problem
+from protocol.check import HoldStatus
 from protocol.outcomes import HoldOutcome
-from regional_agent.answers import HoldStatus
 from regional_agent.callers import adjust_forbidden
 from regional_agent.cell import Cell
 from regional_agent.domain.ceilings import allowance_ceiling

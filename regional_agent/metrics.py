@@ -11,9 +11,9 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from doors.metrics import Durations
-from regional_agent.answers import PolicyAnswer
+from protocol.check import PolicyAnswer
+from protocol.circuit_breaker import BreakerState
 from regional_agent.decision_log import DecisionLog
-from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.leasing import HotKey
 from regional_agent.store.scripts import CutOff

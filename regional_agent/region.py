@@ -11,6 +11,7 @@ from typing import Protocol
 import structlog
 
 from protocol.blocks import BlockList
+from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.messages import Versions
 from protocol.policy import PolicyBundle
@@ -18,7 +19,6 @@ from regional_agent.admission import Admits
 from regional_agent.blocks import Blocks
 from regional_agent.cell import Cell
 from regional_agent.coordinator_client import CoordinatorClient
-from regional_agent.domain.breaker import BreakerState
 from regional_agent.domain.cells import CELLS, cell_of
 from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.domain.hold_ids import HoldSeal

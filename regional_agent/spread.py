@@ -21,9 +21,10 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from protocol.check import Check, Hold, PolicyAnswer
 from protocol.outcomes import HoldOutcome
 from regional_agent.admission import Asked, OnVerdict, verdict_on
-from regional_agent.answers import Check, Hold, PolicyAnswer, Verdict, answer_of
+from regional_agent.answers import Verdict, answer_of
 from regional_agent.blocks import Blocks
 from regional_agent.cell import Cell
 from regional_agent.domain.cells import cell_of, home_of

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from doors.health import Health, HealthReason, HealthStatus
+from protocol.circuit_breaker import BreakerState
 from protocol.policy import Rate
 from protocol.units import Units
 from regional_agent.cell import Cell
-from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
 from regional_agent.sharing import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable

@@ -11,12 +11,12 @@ from functools import partial
 
 import msgspec
 
+from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
 from protocol.clock import Clock
 from protocol.periods import calendar_of, period_at
 from protocol.policy import PolicySpec, StoreFailure
-from regional_agent.answers import CheckAnswer, PolicyAnswer, answer_of
+from regional_agent.answers import answer_of
 from regional_agent.domain.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
-from regional_agent.domain.denial_causes import DenialCause
 from regional_agent.domain.journal import Entry, Known
 from regional_agent.domain.local_allowances import Ask as AllowanceAsk
 from regional_agent.domain.local_allowances import LocalAllowances

@@ -1,22 +1,12 @@
-"""Why a policy denies a request, in the words that services, metrics and logs see; and from when on it may pass."""
+"""Find why a policy denies a request, and when the request may pass."""
 
-from enum import StrEnum
 from typing import NamedTuple
 
+from protocol.check import DenialCause
 from protocol.outcomes import DenialReason
 
 RETRY_MS = 1_000  # what may change at any moment: units arrive, the coordinator or the store comes back
 RETRY_WHEN_DRAINED_MS = 5_000  # people restore a region
-
-
-class DenialCause(StrEnum):
-    LIMIT = "limit"  # the limit is used up, or the rate exceeded
-    NO_LEASE = "no_lease"  # the region holds no units now; the coordinator was asked for some
-    CUT_OFF = "cut_off"  # the same, and the coordinator cannot be asked
-    DRAINED = "drained"  # the same, and the region is granted nothing because people drain it
-    EXPIRED = "expired"  # there is a lease, and its time is over
-    NEVER = "never"  # the cost is above the limit or the burst
-    STORE = "store"  # the store cannot be asked, and the policy's failure mode denies
 
 
 class LeaseOutlook(NamedTuple):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import structlog
 
+from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import Clock
-from regional_agent.domain.breaker import Breaker, BreakerState
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import OnReply, Reply, StoreError, StoreUnavailable
 
@@ -26,7 +26,7 @@ ABOUT_THE_QUESTION = {"ERR", "WRONGTYPE", "NOSCRIPT"}
 
 class Guard:
     def __init__(
-        self, breaker: Breaker, clock: Clock, metrics: Metrics, probe: Callable[[OnReply], None], pause_ms: int
+        self, breaker: CircuitBreaker, clock: Clock, metrics: Metrics, probe: Callable[[OnReply], None], pause_ms: int
     ) -> None:
         """`probe` makes a call that a store which can decide answers."""
         self._breaker = breaker

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Rate
-from regional_agent.domain.breaker import Breaker
 from regional_agent.domain.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
 from regional_agent.store.guard import Guard
@@ -32,7 +32,7 @@ DIMENSIONS = '{"policy":"export"}'
 
 
 def guard() -> Guard:
-    return Guard(Breaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
+    return Guard(CircuitBreaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
 
 
 def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:

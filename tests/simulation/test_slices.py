@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.check import Check, CheckAnswer, Mode, Subject
+from protocol.circuit_breaker import CircuitBreaker
 from protocol.policy import LimitsDocument, PolicyBundle, PolicySpec, QuotaKind, QuotaSpec, parse_rate
 from regional_agent.admission import Admission
-from regional_agent.answers import Check, CheckAnswer, Mode, Subject
-from regional_agent.domain.breaker import Breaker
 from regional_agent.domain.slices import HOT, LIFE_MS, PART
 from regional_agent.journal import Journal
 from regional_agent.leasing import Leasing
@@ -119,7 +119,7 @@ class Agent:
     def __init__(self, region: Region, connection: VirtualConnection, life: Life) -> None:
         self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
         self._clock = clock
-        guard = Guard(Breaker(5, 1000), clock, metrics, _nobody_probes, 1000)
+        guard = Guard(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
         self.gatherer = gatherer = Gatherer(Scripts(connection), guard)
         self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
         keeper: Any = self.life

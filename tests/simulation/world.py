@@ -24,6 +24,7 @@ from coordinator.domain.books import Key
 from coordinator.domain.granting import Terms
 from coordinator.domain.settlement import EpochState
 from doors.problems import Problem
+from protocol.check import Check, CheckAnswer, Hold, Subject
 from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
 from protocol.messages import OpenEpoch
@@ -31,7 +32,6 @@ from protocol.policy import LimitsDocument, Mode, faults_of
 from regional_agent import life as life_module
 from regional_agent import region as region_module
 from regional_agent.admission import NoPoliciesYet
-from regional_agent.answers import Check, CheckAnswer, Hold, Subject
 from regional_agent.domain import hold_ids
 from regional_agent.domain.ceilings import AboveCeiling
 from regional_agent.domain.subjects import InvalidSubjectValue

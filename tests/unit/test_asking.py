@@ -12,7 +12,6 @@ from leasehold.asking import (
     AgentSilent,
     AgentUnavailable,
     Asking,
-    Breaker,
     Call,
     Decision,
     Denied,
@@ -25,6 +24,7 @@ from leasehold.asking import (
     go_on,
     pause_before_next,
 )
+from protocol.circuit_breaker import CircuitBreaker
 
 SUBJECT = {"tenant": "acme", "route": "/v1/exports"}
 ALLOWED: dict[str, Any] = {"allowed": True, "degraded": None, "policies": [], "denied_by": None, "retry_after_ms": 0}
@@ -40,7 +40,7 @@ class Clock:
 
 
 def asking(on_failure: OnFailure = "closed", clock: Clock | None = None, **breaker: Any) -> Asking:
-    return Asking(on_failure, Breaker(**breaker), clock or Clock())
+    return Asking(on_failure, CircuitBreaker(**breaker), clock or Clock())
 
 
 def response(status: int, body: object, **headers: str) -> Response:
@@ -122,7 +122,7 @@ def test_an_answer_that_cannot_be_read_is_no_admission() -> None:
 
 def test_after_failures_in_a_row_nobody_is_asked_until_one_may_try() -> None:
     clock = Clock()
-    asked = asking("raise", clock, failures=2, pause_s=1.0)
+    asked = asking("raise", clock, failures=2, pause_ms=1000)
     for _ in range(2):
         with pytest.raises(AgentUnavailable, match="gone"):
             outcome(asked.check(SUBJECT), AgentSilent("gone"))
@@ -148,19 +148,19 @@ def test_an_agent_that_gives_signs_of_life_is_called_on(answer: Response | Agent
 
 
 @given(st.lists(st.sampled_from(["ok", "failure"]), max_size=60), st.integers(1, 5))
-def test_the_breaker_asks_if_and_only_if_there_were_fewer_failures_in_a_row(events: list[str], failures: int) -> None:
-    breaker = Breaker(failures, pause_s=1.0)
-    in_a_row, now_s = 0, 0.0
+def test_a_circuit_breaker_is_open_after_so_many_failures_in_a_row(events: list[str], failures: int) -> None:
+    breaker = CircuitBreaker(failures, pause_ms=1000)
+    in_a_row, now_ms = 0, 0.0
     for event in events:
         if in_a_row >= failures:
-            assert not breaker.may_call(now_s + 0.99)
-            now_s += 1.0
-        assert breaker.may_call(now_s)
+            assert not breaker.may_call(now_ms + 990)
+            now_ms += 1000
+        assert breaker.may_call(now_ms)
         if event == "ok":
             breaker.succeeded()
             in_a_row = 0
         else:
-            breaker.failed(now_s)
+            breaker.failed(now_ms)
             in_a_row += 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from regional_agent.answers import Check, Subject
+from protocol.check import Check, Subject
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_failures import Store, its_store, quiet_agent
 

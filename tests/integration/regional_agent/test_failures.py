@@ -17,10 +17,10 @@ import pytest
 
 from leasehold import embedded
 from leasehold.processes import stop, wait_until
+from protocol.check import Check, Subject
+from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
-from regional_agent.answers import Check, Subject
-from regional_agent.domain.breaker import BreakerState
 from regional_agent.region import Region
 from regional_agent.store import keys
 from regional_agent.store.connection import OnReply, Reply

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from regional_agent.domain.breaker import BreakerState
+from protocol.circuit_breaker import BreakerState
 from regional_agent.domain.cells import CELLS
 from tests.integration.regional_agent.clusters import Node, a_cluster
 from tests.integration.regional_agent.conftest import Agent, World, until

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
+from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.domain.breaker import BreakerState
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
 from tests.integration.regional_agent.test_failures import Store, its_store, quiet_agent
 from tests.integration.regional_agent.test_workers import all_up

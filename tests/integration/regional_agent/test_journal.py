@@ -17,7 +17,7 @@ import pytest
 
 from leasehold import embedded
 from leasehold.processes import spawn
-from regional_agent.domain.breaker import BreakerState
+from protocol.circuit_breaker import BreakerState
 from regional_agent.domain.journal import read
 from regional_agent.journal import JournalDirectory
 from regional_agent.store.scripts import AllowanceCharge

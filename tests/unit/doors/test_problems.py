@@ -4,7 +4,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from doors.problems import PROBLEMS
+from protocol.problems import PROBLEMS
 from tests.unit.doors.conftest import SECRET, assert_problem
 
 pytestmark = pytest.mark.anyio

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from protocol.check import DenialCause, FailureMode, PolicyAnswer
 from protocol.outcomes import DenialReason
-from regional_agent.answers import FailureMode, PolicyAnswer, Window, answer_of, headers_of, retry_after_header
-from regional_agent.domain.denial_causes import DenialCause, LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.answers import Window, answer_of, headers_of, retry_after_header
+from regional_agent.domain.denial_causes import LeaseOutlook, cause_of, retry_after_ms
 
 
 def answer(

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from protocol.check import Check, Subject
 from regional_agent.admission import Asked
-from regional_agent.answers import Check, Subject, Verdict
+from regional_agent.answers import Verdict
 from regional_agent.store.gathering import MOST_REQUESTS
 from tests.simulation.test_slices import Agent, Region
 from tests.simulation.virtual_time import VirtualLoop

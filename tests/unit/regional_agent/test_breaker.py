@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import SystemClock
-from regional_agent.domain.breaker import Breaker, BreakerState
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
 from regional_agent.store.guard import Guard, says_that_it_cannot
@@ -16,8 +16,8 @@ from tests.unit.regional_agent.test_leasing import StandingClock
 PAUSE_MS = 1000
 
 
-def opened(failures: int = 3) -> Breaker:
-    breaker = Breaker(failures, PAUSE_MS)
+def opened(failures: int = 3) -> CircuitBreaker:
+    breaker = CircuitBreaker(failures, PAUSE_MS)
     for _ in range(failures):
         assert breaker.may_call(0)
         breaker.failed(0)
@@ -25,7 +25,7 @@ def opened(failures: int = 3) -> Breaker:
 
 
 def test_it_opens_at_the_last_of_so_many_failures_in_a_row_and_not_before() -> None:
-    breaker = Breaker(3, PAUSE_MS)
+    breaker = CircuitBreaker(3, PAUSE_MS)
     for outcome in (breaker.failed, breaker.failed, lambda _: breaker.succeeded(), breaker.failed, breaker.failed):
         outcome(0)
         assert breaker.state is BreakerState.CLOSED
@@ -90,7 +90,7 @@ class Probes:
 @pytest.mark.anyio
 async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
     clock, metrics = StandingClock(), Metrics()
-    guard = Guard(Breaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
+    guard = Guard(CircuitBreaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
     for _ in range(4):
         guard.heard(StoreUnavailable("gone"))
         clock.now_ms += 500
@@ -107,7 +107,7 @@ async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again
 @pytest.mark.anyio
 async def test_one_call_of_its_own_at_a_time_finds_out_that_the_store_is_back() -> None:
     probes = Probes()
-    guard = Guard(Breaker(1, 1), SystemClock(), Metrics(), probes, 1)
+    guard = Guard(CircuitBreaker(1, 1), SystemClock(), Metrics(), probes, 1)
     guard.heard(StoreUnavailable("gone"))
     for times in (1, 2):
         await probes.made(times)

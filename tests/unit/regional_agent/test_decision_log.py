@@ -5,9 +5,9 @@ import hashlib
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from regional_agent.answers import PolicyAnswer, answer_of
+from protocol.check import DenialCause, PolicyAnswer
+from regional_agent.answers import answer_of
 from regional_agent.decision_log import LINES, WINDOW_MS, DecisionLog
-from regional_agent.domain.denial_causes import DenialCause
 
 ACME = {"tenant": "acme"}
 

@@ -1,0 +1,222 @@
+"""What a service asks its region's agent, and what the agent answers: the bodies of `/v1/check` and `/v1/holds`."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from protocol.blocks import BlockField
+from protocol.problems import PROBLEMS
+from protocol.units import PositiveUnits, Units
+
+MAX_BATCH = 1000
+MOST_HOLD_MS = 24 * 3600 * 1000
+
+SubjectValue = Annotated[str, Meta(min_length=1, max_length=256)]
+HoldMilliseconds = Annotated[int, Meta(ge=1, le=MOST_HOLD_MS, description="a duration in milliseconds")]
+OperationId = Annotated[str, Meta(min_length=1, max_length=128)]
+Mode = Literal["enforce", "peek", "adjust"]
+FailureMode = Literal["open", "closed", "local"]
+
+
+class DenialCause(StrEnum):
+    """Why a policy denies a request, in the words that services, metrics and logs see."""
+
+    LIMIT = "limit"  # the limit is used up, or the rate exceeded
+    NO_LEASE = "no_lease"  # the region holds no units now; the coordinator was asked for some
+    CUT_OFF = "cut_off"  # the region holds no units now, and the coordinator does not answer
+    DRAINED = "drained"  # the region holds no units now, and is granted none because an operator drains it
+    EXPIRED = "expired"  # the region's lease has expired
+    NEVER = "never"  # the cost is above the limit or the burst
+    STORE = "store"  # the store does not answer, and the policy's failure mode denies
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class Subject(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Who makes a request, and for what. Each policy counts by some of these fields."""
+
+    tenant: SubjectValue | None = None
+    user: SubjectValue | None = None
+    api_key: SubjectValue | None = None
+    ip: SubjectValue | None = None
+    route: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    method: Annotated[str, Meta(min_length=1, max_length=16)] | None = None
+
+
+class Check(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    subject: Subject
+    cost: PositiveUnits | None = None
+    operation_id: OperationId | None = None
+    mode: Mode = "enforce"
+
+
+class CheckBatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    checks: Annotated[list[Check], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+class Hold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Reserve units of every allowance that matches the subject; of a rate each policy's own cost is spent."""
+
+    subject: Subject
+    units: PositiveUnits
+    ttl_ms: HoldMilliseconds
+    operation_id: OperationId
+
+
+class HoldCommit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    units: Units
+
+
+class HoldExtension(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    ttl_ms: HoldMilliseconds
+
+
+class HoldRelease(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class PolicyAnswer(Struct, frozen=True, kw_only=True, gc=False):
+    policy: str
+    quota: str
+    kind: str
+    allowed: bool
+    limit: int
+    remaining: int
+    reset_ms: int
+    retry_after_ms: int | None  # the first moment at which the request may pass; null if it never can
+    reason: DenialCause | None = None  # why the policy denies
+    degraded: FailureMode | None = None  # the failure mode that answered in place of the store
+    delay_ms: int = 0  # for a leaky bucket: how long to wait before the work is begun
+    shadow: bool = False  # the policy is counted, and denies nothing
+
+
+class CheckAnswer(Struct, frozen=True, kw_only=True, gc=False):
+    allowed: bool
+    degraded: FailureMode | None
+    policies: list[PolicyAnswer]
+    denied_by: str | None
+    retry_after_ms: int | None
+    blocked_by: BlockField | None = None  # the field of the block that denies the request, before any policy
+
+
+class BatchItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The status that the check alone would have had, and its answer or its problem document."""
+
+    status: int
+    answer: CheckAnswer | None = None
+    problem: dict[str, Any] | None = None
+
+
+class BatchAnswer(Struct, frozen=True, kw_only=True):
+    """One item for each check, in order."""
+
+    items: list[BatchItem]
+
+
+class HoldAnswer(Struct, frozen=True, kw_only=True):
+    hold_id: str
+    units: int
+    expires_in_ms: int
+    degraded: FailureMode | None
+    policies: list[PolicyAnswer]
+
+
+class HoldStatus(Struct, frozen=True, kw_only=True):
+    """The state of a hold. `lapsed` and `charged`: it expired, and its policy chose between the two. `nothing_held`: no
+    allowance limits the subject, or the hold was granted without the store."""
+
+    hold_id: str
+    state: Literal["open", "committed", "released", "lapsed", "charged", "nothing_held"]
+    units: int
+    committed: int
+    expires_in_ms: int
+
+
+class Denial(CheckAnswer, frozen=True, kw_only=True):
+    """A problem document (RFC 9457) that has the fields of the answer as well. Its `type` leads to an explanation."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    request_id: str
+
+
+# --- denials ----------------------------------------------------------------------------------------------------------
+
+
+def denial_of(answer: CheckAnswer, path: str, request_id: str) -> Denial:
+    slug = _slug_of_denial(answer)
+    kind = PROBLEMS[slug]
+    return Denial(
+        allowed=False,
+        degraded=answer.degraded,
+        policies=answer.policies,
+        denied_by=answer.denied_by,
+        retry_after_ms=answer.retry_after_ms,
+        blocked_by=answer.blocked_by,
+        type=f"/problems/{slug}",
+        title=kind.title,
+        status=kind.status,
+        detail=_detail_of_denial(answer),
+        instance=path,
+        request_id=request_id,
+    )
+
+
+def status_of_answer(answer: CheckAnswer) -> int:
+    return 200 if answer.allowed else PROBLEMS[_slug_of_denial(answer)].status
+
+
+def cause_of_denial(answer: CheckAnswer) -> DenialCause | None:
+    """Return the reason of the policy that denies."""
+    return next((each.reason for each in answer.policies if each.policy == answer.denied_by and each.reason), None)
+
+
+def _slug_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return "blocked"
+    cause = cause_of_denial(answer)
+    if answer.degraded == "closed":
+        return "coordinator-unavailable" if cause is DenialCause.CUT_OFF else "store-unavailable"
+    return _SLUGS.get(cause, "quota-exceeded")
+
+
+_SLUGS: Mapping[DenialCause | None, str] = {
+    DenialCause.NO_LEASE: "no-lease",
+    DenialCause.EXPIRED: "no-lease",
+    DenialCause.CUT_OFF: "cut-off",
+    DenialCause.DRAINED: "region-drained",
+    DenialCause.NEVER: "cost-above-limit",
+}
+_REASONS: Mapping[DenialCause | None, str] = {
+    DenialCause.LIMIT: "its limit is used up",
+    DenialCause.NO_LEASE: "this region holds no units of it now, and has asked the coordinator for some",
+    DenialCause.EXPIRED: "this region's lease has expired and is being renewed",
+    DenialCause.CUT_OFF: "this region is cut off from the coordinator, and its lease is spent or expired",
+    DenialCause.DRAINED: "this region is drained: send the request to another one",
+    DenialCause.NEVER: "its cost is above what the limit ever allows at once",
+    DenialCause.STORE: "the region's store does not answer, and what may pass without it is used up",
+}
+
+
+def _detail_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
+    cause = cause_of_denial(answer)
+    if answer.degraded == "closed":
+        server = (
+            "the coordinator, which decides each request of it,"
+            if cause is DenialCause.CUT_OFF
+            else "the region's store"
+        )
+        return f"policy {answer.denied_by!r} fails closed, and {server} does not answer"
+    when = "" if answer.retry_after_ms is None else f"; try again in {-(-answer.retry_after_ms // 1000)} s"
+    return f"policy {answer.denied_by!r} denies this request: {_REASONS.get(cause, _REASONS[DenialCause.LIMIT])}{when}"
