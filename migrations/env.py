@@ -1,6 +1,6 @@
-"""What alembic runs for each command: on the connection that `migrations.run` hands over, in one transaction.
+"""The entry point that alembic executes for each command: it runs all steps in one transaction.
 
-Without a connection (alembic's offline mode) it prints the SQL instead, which `migrations.lint` reads.
+`migrations.run` hands over the connection. Without one (offline mode) alembic prints the SQL, for `migrations.lint`.
 """
 
 from alembic import context

@@ -1,9 +1,8 @@
-"""What the coordinator may do in the database, and nothing beyond it: the outermost wall around the ledger.
+"""The privileges of the coordinator's role: whatever its code does, it cannot change or delete what was booked.
 
-`leasehold_coordinator` is a role that nobody logs in as; what a coordinator logs in as is a member of it. It may not
-change, delete or truncate what was booked, whatever its code does. The table below is the whole of what it may, and is
-applied at the end of every `leasehold migrate`: so it is always the one that belongs to the newest schema, and an owner
-who may not create roles has the role made by somebody who may, and migrates again.
+`leasehold_coordinator` is a role without a login; the users of coordinators are its members. The tables below list all
+of its privileges. Each `leasehold migrate` applies them at its end, so they always belong to the newest schema. An
+owner who may not create roles has a superuser create this one, and migrates again.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ else:
 
 COORDINATOR = "leasehold_coordinator"
 
-# By table.
+# The privileges on whole tables.
 PRIVILEGES: Mapping[str, str] = {
     "alembic_version": "SELECT",
     "region": "SELECT, INSERT",
@@ -29,8 +28,8 @@ PRIVILEGES: Mapping[str, str] = {
     "pool": "SELECT, INSERT",
     "lease": "SELECT, INSERT",
     "report": "SELECT, INSERT",
-    "transfer": "SELECT, INSERT",  # its partitions are nobody's but the owner's
-    "usage_hour": "SELECT",  # the transfers' trigger writes them, as the owner
+    "transfer": "SELECT, INSERT",  # through the partitioned table: partitions are the owner's
+    "usage_hour": "SELECT",  # a trigger of `transfer` writes both, as the owner
     "usage_day": "SELECT",
     "quarantine": "SELECT, INSERT",
     "policy_version": "SELECT",
@@ -39,7 +38,7 @@ PRIVILEGES: Mapping[str, str] = {
     "token": "SELECT",  # tokens are issued and revoked by the owner
     "audit": "SELECT, INSERT",
     # proof
-    "position_gate": "SELECT, UPDATE",  # it has no rows: this is the right to lock it
+    "position_gate": "SELECT, UPDATE",  # it has no rows: UPDATE is the right to lock it
     "rate_share": "SELECT, INSERT, DELETE",
     "seal": "SELECT, INSERT",
     "job": "SELECT, INSERT",
@@ -49,27 +48,27 @@ PRIVILEGES: Mapping[str, str] = {
     # suspense
     "resolution": "SELECT, INSERT",
     "adjustment": "SELECT, INSERT",
-    # who is told
+    # webhooks
     "webhook": "SELECT, INSERT, DELETE",
     "outbox": "SELECT, INSERT, DELETE",
     "delivery": "SELECT, INSERT",
     "installation": "SELECT, INSERT",
-    # what changes all day
+    # overrides, blocks and idempotency
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
     "block_version": "SELECT",
     "first_answer": "SELECT, INSERT, DELETE",
-    # what comes late for a closed period
+    # late usage of closed periods
     "correction": "SELECT, INSERT",
-    # health that coordinators share
+    # health
     "measurement": "SELECT, INSERT",
     "region_heard": "SELECT, INSERT",
-    # how people divide a quota over the regions
+    # rebalancing
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
     "rebalance_move": "SELECT, INSERT",
 }
-# The columns that it may change; the others stay as they were inserted. A row lock, too, needs one of them.
+# The columns that may be updated; all others stay as they were inserted. A row lock needs this privilege as well.
 CHANGES: Mapping[str, str] = {
     "region": "weight status",
     "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
@@ -105,28 +104,28 @@ CHANGES: Mapping[str, str] = {
 
 
 class RoleMissing(Exception):
-    """Why the coordinator's role has not been given what it needs, in one sentence."""
+    """The coordinator's role could not be created or granted its privileges; the message says why."""
 
 
 async def allow_coordinator(connection: Connection, login_url: str | None = None) -> bool:
-    """Make the role and give it exactly its privileges. False if it is not there and this owner may not make it.
+    """Create the role and grant it exactly its privileges. Return False if this owner may not create it.
 
-    `login_url` is what coordinators are told: its user is made, or given that password, and made a member.
+    The user of `login_url`, with which coordinators connect, is created or given that password, and made a member.
     """
-    if not await _made(connection, f"CREATE ROLE {COORDINATOR} NOLOGIN", COORDINATOR):
+    if not await _create_role(connection, f"CREATE ROLE {COORDINATOR} NOLOGIN", COORDINATOR):
         if login_url is not None:
-            raise RoleMissing(f"the role {COORDINATOR} is not there, and this owner may not create roles")
+            raise RoleMissing(f"the role {COORDINATOR} does not exist, and this owner may not create roles")
         return False
-    for statement in await _grants(connection):
+    for statement in await _grant_statements(connection):
         await connection.execute(statement)
     if login_url is not None:
         await _allow_login(connection, login_url)
     return True
 
 
-async def _made(connection: Connection, statement: str, role: str) -> bool:
-    """Roles are the cluster's: another database's migration may be making the same one now."""
-    if await connection.fetchval(_IS_THERE, role):
+async def _create_role(connection: Connection, statement: str, role: str) -> bool:
+    """Create a role unless it exists: another database of the cluster may be migrated at the same time."""
+    if await connection.fetchval(_EXISTS, role):
         return True
     try:
         async with connection.transaction():
@@ -138,8 +137,8 @@ async def _made(connection: Connection, statement: str, role: str) -> bool:
     return True
 
 
-async def _grants(connection: Connection) -> list[str]:
-    """All away, and then what is in the tables above; nothing for what this schema does not have."""
+async def _grant_statements(connection: Connection) -> list[str]:
+    """Return statements that revoke everything and grant the privileges above, as far as this schema has the tables."""
     schema = await connection.fetchval("SELECT quote_ident(current_schema())")
     there = {(row["relname"], row["attname"]) for row in await connection.fetch(_COLUMNS)}
     tables = {table for table, _ in there}
@@ -168,13 +167,13 @@ async def _allow_login(connection: Connection, url: str) -> None:
     quoted = await connection.fetchrow("SELECT quote_ident($1), quote_literal($2)", name, password)
     assert quoted is not None
     user, secret = quoted
-    if not await _made(connection, f"CREATE ROLE {user} LOGIN", name):
-        raise RoleMissing(f"the role {name} is not there, and this owner may not create roles")
+    if not await _create_role(connection, f"CREATE ROLE {user} LOGIN", name):
+        raise RoleMissing(f"the role {name} does not exist, and this owner may not create roles")
     await connection.execute(f"ALTER ROLE {user} LOGIN PASSWORD {secret}")
     await connection.execute(f"GRANT {COORDINATOR} TO {user}")
 
 
-_IS_THERE = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
+_EXISTS = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)"
 _COLUMNS = """
 SELECT relname, attname FROM pg_class LEFT JOIN pg_attribute ON attrelid = pg_class.oid AND attnum > 0
 WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p')

@@ -1,8 +1,8 @@
-"""Brings a database to the newest schema.
+"""Migrate a database to the newest schema.
 
-Run by the owner of the schema and by nobody else: the coordinator only checks. Every migration waits a bounded time
-for its locks, so that a busy table fails the migration and not the service. Two runs at once are one run and a
-no-op: an advisory lock puts them in a row.
+Only the owner of the schema migrates; the coordinator merely checks the revision. Each run waits a bounded time for its
+locks, so that a busy table fails the migration instead of stopping the service. An advisory lock serialises runs: of
+two at once, the second finds nothing to do.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from typing import TextIO
 import asyncpg
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -22,25 +24,30 @@ LOCK_TIMEOUT_MS = 5_000
 ONE_MIGRATION_AT_A_TIME = 0x1EA5E401D
 
 
-def upgrade(url: str, coordinator_url: str | None = None, *, to: str = "head") -> bool:
-    """To the newest revision, or an earlier one; nothing happens if it is there already. `url` as postgresql://owner:…@host:port/db.
+class SchemaIsNewer(Exception):
+    """The database has a revision that this release does not know."""
 
-    True if the coordinator's role has what it needs; with `coordinator_url` the user that it names is a member.
+
+def upgrade(url: str, coordinator_url: str | None = None) -> bool:
+    """Run the steps that the database has not had, and grant the coordinator's role its privileges.
+
+    `url` is the owner's: postgresql://owner:secret@host:port/db. The user of `coordinator_url` is made a member of the
+    role. Return False if the role does not exist and this owner may not create it.
     """
-    return asyncio.run(_upgrade(url, coordinator_url, to))
+    return asyncio.run(_upgrade(url, coordinator_url))
 
 
-async def _upgrade(url: str, coordinator_url: str | None, to: str) -> bool:
+async def _upgrade(url: str, coordinator_url: str | None) -> bool:
     # The driver reads the URL itself, as it does for the coordinator: SQLAlchemy knows nothing of sslmode and its like.
     engine = create_async_engine(
         "postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(url), poolclass=NullPool
     )
     try:
         async with engine.begin() as connection:
-            # First the row of migrations, as long as it takes; then the tables, for a bounded time.
+            # The wait for other migrations is not bounded; the wait for tables is.
             await connection.execute(text(f"SELECT pg_advisory_xact_lock({ONE_MIGRATION_AT_A_TIME})"))
             await connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
-            await connection.run_sync(_migrate, to)
+            await connection.run_sync(_migrate)
             driver = (await connection.get_raw_connection()).driver_connection
             assert driver is not None
             return await allow_coordinator(driver, coordinator_url)
@@ -48,14 +55,18 @@ async def _upgrade(url: str, coordinator_url: str | None, to: str) -> bool:
         await engine.dispose()
 
 
-def _migrate(connection: Connection, to: str) -> None:
+def _migrate(connection: Connection) -> None:
     config = alembic_config()
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise SchemaIsNewer(f"the schema has the revision {revision}, which only a newer release knows")
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
+    command.upgrade(config, "head")
 
 
 def alembic_config(output: TextIO | None = None) -> Config:
-    """What alembic needs to know; `output` takes the SQL where it only prints."""
+    """Return alembic's settings; `output` receives the SQL in its offline mode."""
     config = Config(output_buffer=output) if output else Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.set_main_option("path_separator", "os")

@@ -1,13 +1,20 @@
-"""How a migration runs its SQL: as a script of several statements, which a prepared statement cannot be."""
+"""Run SQL in a migration: as a script of several statements, which a prepared statement cannot be."""
+
+from importlib.resources import files
 
 from alembic import op
 
 
 def execute(sql: str) -> None:
-    """Runs the statements in the transaction of the migration; as text where alembic only prints."""
+    """Run the statements in the migration's transaction; print them where alembic only prints."""
     if op.get_context().as_sql:
         op.execute(sql)
         return
     connection = op.get_bind().connection.dbapi_connection
     assert connection is not None
     connection.run_async(lambda driver: driver.execute(sql))
+
+
+def schema() -> str:
+    """Return the statements that create the current schema in an empty database."""
+    return files("migrations").joinpath("schema.sql").read_text(encoding="utf-8")

@@ -22,13 +22,13 @@ def migrate() -> None:
     from sqlalchemy.exc import SQLAlchemyError
 
     from migrations.roles import COORDINATOR, RoleMissing
-    from migrations.run import upgrade
+    from migrations.run import SchemaIsNewer, upgrade
 
     try:
         if not upgrade(url, os.environ.get(COORDINATOR_URL_VARIABLE) or None):
             say(
-                f"the schema is up to date, but the role {COORDINATOR} is not there, and this owner may not create "
+                f"the schema is up to date, but the role {COORDINATOR} does not exist, and this owner may not create "
                 f"roles: have somebody run CREATE ROLE {COORDINATOR} NOLOGIN, and migrate again"
             )
-    except (RoleMissing, OSError, PostgresError, InterfaceError, SQLAlchemyError) as error:
+    except (RoleMissing, SchemaIsNewer, OSError, PostgresError, InterfaceError, SQLAlchemyError) as error:
         fail(f"the schema was not brought up to date, nothing was changed: {error}")

@@ -1,15 +1,31 @@
-"""What was booked under an older schema is there under the newest, and in all that was added since."""
+"""Migrations: the schema in an empty database, later steps, two runs at once, and runs that fail."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
 
 import asyncpg
 import pytest
+from alembic.config import Config
 
+import migrations
 from leasehold import embedded
-from migrations.run import ONE_MIGRATION_AT_A_TIME, upgrade
+from migrations import run
+from migrations.run import ONE_MIGRATION_AT_A_TIME, SchemaIsNewer, alembic_config, upgrade
 from tests.conftest import Server
 
+VERSIONS = Path(migrations.__path__[0]) / "versions"
+LATER_STEP = """
+from migrations.statements import execute
+
+revision = "0002"
+down_revision = "0001"
+
+def upgrade() -> None:
+    execute({sql!r})
+"""
 BOOKED = """
 INSERT INTO period (id, kind, starts_at, ends_at) VALUES
     ('2026-11', 'month', '2026-11-01', '2026-12-01'), ('2026-11-18T09', 'hour', '2026-11-18 09:00', '2026-11-18 10:00');
@@ -27,14 +43,14 @@ FROM generate_series(1, 50) AS n;
 INSERT INTO transfer (period, quota, src, dst, units, cause, movement_id, charge_period, recorded_at)
 VALUES ('2026-11', 'a:tenant=t', 'funding', 'unallocated', 9, 'funded', gen_random_uuid(), '2026-11', now());
 """
-EVERYTHING = "SELECT array_agg(transfer ORDER BY id)::text FROM transfer"
-TABLES = "SELECT tableoid::regclass::text AS name, count(*) AS rows FROM transfer GROUP BY 1"
+TRANSFERS = "SELECT array_agg(transfer ORDER BY id)::text FROM transfer"
+PARTITIONS = "SELECT tableoid::regclass::text AS name, count(*) AS rows FROM transfer GROUP BY 1"
 ROLLED_UP = """
 SELECT name, tenant, policy, sum(units)::bigint AS units,
     (SELECT sum(units)::bigint FROM usage_day WHERE usage_day.name = usage_hour.name) AS by_day
 FROM usage_hour GROUP BY name, tenant, policy
 """
-
+REVISION = "SELECT version_num FROM alembic_version"
 WAITING = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
@@ -42,19 +58,32 @@ WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
 
 
 @pytest.fixture
-def released(postgres_server: Server) -> Iterator[str]:
-    """A database as the release before made it."""
-    name = "released"
-    asyncio.run(run(embedded.postgres_url(postgres_server.port, postgres_server.password), f"CREATE DATABASE {name}"))
-    url = embedded.postgres_url(postgres_server.port, postgres_server.password, name)
-    upgrade(url, to="0001")
-    yield url
-    asyncio.run(
-        run(embedded.postgres_url(postgres_server.port, postgres_server.password), f"DROP DATABASE {name} WITH (FORCE)")
-    )
+def empty_database(postgres_server: Server) -> Iterator[str]:
+    """The owner's URL of a database without any table."""
+    name = "empty"
+    server_url = embedded.postgres_url(postgres_server.port, postgres_server.password)
+    asyncio.run(execute(server_url, f"CREATE DATABASE {name}"))
+    yield embedded.postgres_url(postgres_server.port, postgres_server.password, name)
+    asyncio.run(execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
-async def run(url: str, sql: str) -> None:
+@pytest.fixture
+def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Add a step after the baseline, as a later release would, that executes some SQL."""
+
+    def config_with_steps(output: TextIO | None = None) -> Config:
+        config = alembic_config(output)
+        config.set_main_option("version_locations", f"{VERSIONS}{os.pathsep}{tmp_path}")
+        return config
+
+    def add(sql: str) -> None:
+        (tmp_path / "0002_later.py").write_text(LATER_STEP.format(sql=sql))
+
+    monkeypatch.setattr(run, "alembic_config", config_with_steps)
+    return add
+
+
+async def execute(url: str, sql: str) -> None:
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(sql)
@@ -62,7 +91,7 @@ async def run(url: str, sql: str) -> None:
         await connection.close()
 
 
-async def ask(url: str, sql: str) -> list[tuple[object, ...]]:
+async def fetch(url: str, sql: str) -> list[tuple[object, ...]]:
     connection = await asyncpg.connect(url)
     try:
         return [tuple(row.values()) for row in await connection.fetch(sql)]
@@ -70,42 +99,83 @@ async def ask(url: str, sql: str) -> list[tuple[object, ...]]:
         await connection.close()
 
 
-def test_what_was_booked_is_carried_over(released: str) -> None:
-    asyncio.run(run(released, BOOKED))
-    before = asyncio.run(ask(released, EVERYTHING))
-    upgrade(released)
-    assert asyncio.run(ask(released, EVERYTHING)) == before
-    parts = asyncio.run(ask(released, TABLES))
-    assert sorted(parts, key=str) == [('"transfer_2026-11"', 1001), ('"transfer_2026-11-18T09"', 50)]
-    rolled_up = asyncio.run(ask(released, ROLLED_UP))
+def test_an_empty_database_gets_the_schema_with_its_triggers(empty_database: str) -> None:
+    upgrade(empty_database)
+    asyncio.run(execute(empty_database, BOOKED))
+    assert asyncio.run(fetch(empty_database, "SELECT min(id), max(id) FROM transfer")) == [(1, 1051)]
+    partitions = asyncio.run(fetch(empty_database, PARTITIONS))
+    assert sorted(partitions, key=str) == [('"transfer_2026-11"', 1001), ('"transfer_2026-11-18T09"', 50)]
+    rolled_up = asyncio.run(fetch(empty_database, ROLLED_UP))
     assert sorted(rolled_up, key=str) == [("a", "t", "p", 500_500, 500_500), ("b", "z", None, 1275, 1275)]
+
+
+def test_a_later_step_keeps_what_was_booked(database: str, add_step: Callable[[str], None]) -> None:
+    asyncio.run(execute(database, BOOKED))
+    before = asyncio.run(fetch(database, TRANSFERS))
+    add_step("ALTER TABLE pool ADD COLUMN later bigint")
+    upgrade(database)
+    assert asyncio.run(fetch(database, REVISION)) == [("0002",)]
+    assert asyncio.run(fetch(database, "SELECT count(*) - count(later) FROM pool")) == [(2,)]
+    assert asyncio.run(fetch(database, TRANSFERS)) == before
     one_more = BOOKED[BOOKED.rindex("INSERT") :].rstrip(";\n")
-    assert asyncio.run(ask(released, f"{one_more} RETURNING id")) == [(1052,)]
+    assert asyncio.run(fetch(database, f"{one_more} RETURNING id")) == [(1052,)]
 
 
-def test_an_empty_ledger_is_carried_over_too(released: str) -> None:
-    upgrade(released)
-    asyncio.run(run(released, BOOKED))
-    assert asyncio.run(ask(released, "SELECT min(id), max(id) FROM transfer")) == [(1, 1051)]
+def test_a_failed_step_changes_nothing(database: str, add_step: Callable[[str], None]) -> None:
+    add_step("CREATE TABLE later (); SELECT 1 / 0")
+    with pytest.raises(asyncpg.DivisionByZeroError):
+        upgrade(database)
+    assert asyncio.run(fetch(database, REVISION)) == [("0001",)]
+    assert asyncio.run(fetch(database, "SELECT to_regclass('later')")) == [(None,)]
 
 
-def test_two_that_migrate_at_once_do_it_one_after_the_other(released: str) -> None:
-    """Somebody is at it: both are seen to wait, and then one migrates and the other finds it done."""
+def test_a_newer_schema_stays_as_it_is(database: str) -> None:
+    asyncio.run(execute(database, "UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaIsNewer, match="9999"):
+        upgrade(database)
+    assert asyncio.run(fetch(database, REVISION)) == [("9999",)]
+
+
+def test_a_step_waits_a_bounded_time_for_its_locks(
+    database: str, add_step: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy table fails the migration instead of stopping the service."""
+    add_step("ALTER TABLE region ADD COLUMN later bigint")
+    monkeypatch.setattr(run, "LOCK_TIMEOUT_MS", 50)
+
+    async def while_the_table_is_read() -> None:
+        reader = await asyncpg.connect(database)
+        try:
+            async with reader.transaction():
+                await reader.fetch("SELECT FROM region")
+                with pytest.raises(asyncpg.LockNotAvailableError):
+                    await asyncio.to_thread(upgrade, database)
+        finally:
+            await reader.close()
+
+    asyncio.run(while_the_table_is_read())
+    assert asyncio.run(fetch(database, REVISION)) == [("0001",)]
+    upgrade(database)
+    assert asyncio.run(fetch(database, REVISION)) == [("0002",)]
+
+
+def test_two_migrations_at_once_run_one_after_the_other(empty_database: str) -> None:
+    """Both wait for the advisory lock; then one migrates, and the other finds nothing to do."""
 
     async def at_once() -> None:
-        owner = await asyncpg.connect(released)
+        owner = await asyncpg.connect(empty_database)
         try:
             await owner.execute(f"SELECT pg_advisory_lock({ONE_MIGRATION_AT_A_TIME})")
-            both = [asyncio.create_task(asyncio.to_thread(upgrade, released)) for _ in range(2)]
+            both = [asyncio.create_task(asyncio.to_thread(upgrade, empty_database)) for _ in range(2)]
             async with asyncio.timeout(60):
                 while await owner.fetchval(WAITING) < 2:
-                    assert not any(each.done() for each in both), "it waited for nobody"
+                    assert not any(each.done() for each in both), "a migration did not wait"
                     await asyncio.sleep(0.01)
-            assert await owner.fetchval("SELECT version_num FROM alembic_version") == "0001"
+            assert await owner.fetchval("SELECT to_regclass('alembic_version')") is None
             await owner.execute("SELECT pg_advisory_unlock_all()")
             await asyncio.gather(*both)
         finally:
             await owner.close()
 
     asyncio.run(at_once())
-    asyncio.run(run(released, BOOKED))
+    asyncio.run(execute(empty_database, BOOKED))

@@ -27,6 +27,7 @@ TEXT = {
     ".mako",
     ".py",
     ".sh",
+    ".sql",
     ".toml",
     ".yaml",
     ".yml",
@@ -108,7 +109,7 @@ def clashes(migrations: Mapping[str, str]) -> Iterator[str]:
 def test_no_two_migrations_are_one() -> None:
     folder = ROOT / "migrations" / "versions"
     found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
-    assert len(found) > 10
+    assert found
     assert not list(clashes(found))
 
 
