@@ -22,7 +22,7 @@ from benchmarks.redis_benchmark import RedisBenchmark, found
 from benchmarks.stack import PATIENCE_S, PLANS, REGION, Stack, host_and_port, local_stack, pinned, put_limits
 from protocol.identifiers import quota_key
 from protocol.policy import LimitsDocument, PolicyBundle, RateAlgorithm
-from regional_agent.policies import Policies
+from regional_agent.admission.policies import Policies
 from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.scripts import Life, RateCharge, Scripts
 

@@ -35,22 +35,21 @@ from pydantic import SecretStr
 
 from benchmarks.frame import FEWEST_TURNS, Fact, Lines, Load, Row, compare, facts, row
 from benchmarks.load import http_is_whole
-from coordinator.api.frozen import parse_call
+from coordinator.access.issue_token import issue_token
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
-from coordinator.domain.usage import Dimension, UsageQuestion
-from coordinator.health import HealthWatch
+from coordinator.epochs.open import open_epoch
+from coordinator.exchange.parsing import parse_call
+from coordinator.health.monitor import HealthWatch
 from coordinator.job_failures import JobFailures
+from coordinator.limits.put_limits import put_limits
 from coordinator.metrics import Metrics
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.open_epoch import open_epoch
-from coordinator.operations.put_limits import put_limits
-from coordinator.operations.put_region import put_region
-from coordinator.operations.read_usage import read_usage
+from coordinator.regions.put_region import put_region
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
-from doors.serving import collect_garbage_rarely
+from coordinator.usage.read_usage import read_usage
+from coordinator.usage.rules.usage import Dimension, UsageQuestion
 from leasehold import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
@@ -59,6 +58,7 @@ from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, Lease
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
 from protocol.policy import LimitsDocument, PeriodKind
+from web.serving import collect_garbage_rarely
 
 REGIONS = 16
 LINES = 500

@@ -23,17 +23,17 @@ import asyncpg
 from benchmarks.coordinator import loaded, one_after_the_other, postgres, resident_mib
 from benchmarks.frame import Lines, Load, compare, facts
 from coordinator.database.engine import Database, open_database
-from coordinator.domain.export import ExportFormat
-from coordinator.domain.statement import Statement, StatementId
-from coordinator.domain.usage import Dimension, Granularity, UsageQuestion, boundaries
-from coordinator.operations.exports import Chunk, Export, ExportRequest, ask_export, walk
-from coordinator.operations.make_exports import file_of
-from coordinator.operations.read_statement import read_statement
-from coordinator.operations.read_usage import read_usage
-from coordinator.operations.reconcile import read_settled
-from coordinator.operations.seal import seal
-from doors.serving import collect_garbage_rarely
+from coordinator.exports.job import file_of
+from coordinator.exports.requests import Chunk, Export, ExportRequest, ask_export, walk
+from coordinator.exports.rules import ExportFormat
+from coordinator.proof.seal import seal
+from coordinator.usage.read_statement import read_statement
+from coordinator.usage.read_usage import read_usage
+from coordinator.usage.reconcile import read_settled
+from coordinator.usage.rules.statement import Statement, StatementId
+from coordinator.usage.rules.usage import Dimension, Granularity, UsageQuestion, boundaries
 from migrations.run import upgrade
+from web.serving import collect_garbage_rarely
 
 LINES = int(os.environ.get("LEASEHOLD_BENCH_LEDGER_LINES", "200000"))
 TENANTS = int(os.environ.get("LEASEHOLD_BENCH_TENANTS", "100"))

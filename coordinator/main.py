@@ -8,75 +8,73 @@ from datetime import timedelta
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.api import (
-    adjustments,
-    agents,
-    allocations,
-    blocks,
-    catalogue,
-    exports,
-    finance,
-    health,
-    installation,
-    operations,
-    overrides,
-    proof,
-    statements,
-    suspense,
-    webhooks,
-)
+from coordinator.access.idempotency_records import forget
+from coordinator.adjustments import routes as adjustments_routes
+from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
-from coordinator.database.documents import Documents
 from coordinator.database.engine import open_database
-from coordinator.database.notices import listen
-from coordinator.domain.installation import places_of
-from coordinator.health import HealthWatch
+from coordinator.database.notify import listen
+from coordinator.exchange import routes as exchange_routes
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.exchange.recall import recall_suspense
+from coordinator.exports import routes as exports_routes
+from coordinator.exports.job import do_exports, forget_exports
+from coordinator.health import routes as health_routes
+from coordinator.health.monitor import HealthWatch
+from coordinator.health.readiness import measure
+from coordinator.installation import routes as installation_routes
+from coordinator.installation.rules import places_of
 from coordinator.job_failures import JobFailures
-from coordinator.loops import Job, running
+from coordinator.jobs import Job, running
+from coordinator.limits import routes as limits_routes
+from coordinator.limits.in_force import Documents
 from coordinator.metrics import Metrics
-from coordinator.operations.close_period import go_on_closing
-from coordinator.operations.deliveries import forget_events
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.find_drift import find_drift
-from coordinator.operations.first_answers import forget
-from coordinator.operations.follow_rebalances import follow_rebalances
-from coordinator.operations.make_exports import do_exports, forget_exports
-from coordinator.operations.readiness import measure
-from coordinator.operations.recall import recall_suspense
-from coordinator.operations.seal import seal
-from coordinator.operations.share_rates import forget_quiet_rates
-from coordinator.operations.verifications import do_verifications
 from coordinator.outages import ClockNotTrusted, DatabaseUnavailable
+from coordinator.overrides import routes as overrides_routes
+from coordinator.periods.close import go_on_closing
+from coordinator.proof import routes as proof_routes
+from coordinator.proof.seal import seal
+from coordinator.proof.verifications import do_verifications
+from coordinator.rebalancing import routes as rebalancing_routes
+from coordinator.rebalancing.follow import follow_rebalances
+from coordinator.regions import routes as regions_routes
 from coordinator.settings import CoordinatorSettings
+from coordinator.shared_limits.share_rates import forget_quiet_rates
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
-from coordinator.telling import tell_webhooks
-from doors.bodies import install_schemas
-from doors.connections import ConnectionLimits
-from doors.logs import configure_logging
-from doors.metrics import HttpMetrics
-from doors.problems import Problem, install_problems, problem_response
-from doors.requests import install_requests
-from doors.serving import serve
-from doors.settings import load_settings
+from coordinator.suspense import routes as suspense_routes
+from coordinator.usage import routes as usage_routes
+from coordinator.usage import statement_routes
+from coordinator.usage.find_drift import find_drift
+from coordinator.webhooks import routes as webhooks_routes
+from coordinator.webhooks.deliveries import forget_events
+from coordinator.webhooks.delivery import tell_webhooks
 from protocol.clock import Clock, SystemClock
+from web.bodies import install_schemas
+from web.connections import ConnectionLimits
+from web.logs import configure_logging
+from web.metrics import HttpMetrics
+from web.problems import Problem, install_problems, problem_response
+from web.requests import install_requests
+from web.serving import serve
+from web.settings import load_settings
 
 ROUTERS = (
-    health.router,
-    agents.router,
-    catalogue.router,
-    overrides.router,
-    blocks.router,
-    operations.router,
-    allocations.router,
-    finance.router,
-    statements.router,
-    exports.router,
-    installation.router,
-    proof.router,
-    suspense.router,
-    adjustments.router,
-    webhooks.router,
+    health_routes.router,
+    exchange_routes.router,
+    limits_routes.router,
+    overrides_routes.router,
+    blocks_routes.router,
+    regions_routes.router,
+    rebalancing_routes.router,
+    usage_routes.router,
+    statement_routes.router,
+    exports_routes.router,
+    installation_routes.router,
+    proof_routes.router,
+    suspense_routes.router,
+    adjustments_routes.router,
+    webhooks_routes.router,
 )
 
 
@@ -101,10 +99,10 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
                     clock_warn_ms=settings.clock_warn_ms,
                     places=places_of(url, settings.installation),
                 )
-            ) as health,
+            ) as health_routes,
             running(url, jobs(settings, clock), metrics, failures),
         ):
-            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
+            app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health_routes)
             yield
             hub.close()
 
@@ -114,7 +112,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
     install_problems(app)
     install_schemas(app)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
-    app.add_middleware(agents.ExchangesAhead, unavailable=_unavailable)
+    app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))
     app.state.connection_limits = ConnectionLimits(
         max_connections=settings.max_connections,

@@ -6,10 +6,10 @@ from datetime import datetime
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator.domain.books import Cause, Report
-from coordinator.domain.budget import Budget
-from coordinator.domain.notice import Notice
-from coordinator.operations.readiness import Measured
+from coordinator.exchange.rules.balances import Cause, Report
+from coordinator.exchange.rules.budget import Budget
+from coordinator.health.readiness import Measured
+from coordinator.notice import Notice
 from protocol.messages import ExchangeResponse
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 from pydantic import Field, PostgresDsn, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from doors.connections import MAX_CONNECTIONS
-from doors.settings import Settings
 from protocol.messages import MAX_LANES
 from protocol.units import MAX_UNITS
+from web.connections import MAX_CONNECTIONS
+from web.settings import Settings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -31,7 +31,7 @@ class CoordinatorSettings(Settings):
     # on top, waits in quarantine for people.
     implausible_limit_factor: int = Field(default=10, ge=0, le=1_000_000, examples=[10])
     implausible_floor_units: int = Field(default=1_000_000, ge=0, le=MAX_UNITS, examples=[1_000_000])
-    # What one region may make this coordinator keep or look at in a minute: coordinator/budgets.py.
+    # What one region may make this coordinator keep or look at in a minute: coordinator/exchange/budgets.py.
     new_keys_per_minute: int = Field(default=10_000, ge=1, examples=[10_000])
     new_periods_per_minute: int = Field(default=60, ge=1, examples=[60])
     epochs_per_minute: int = Field(default=240, ge=1, examples=[240])

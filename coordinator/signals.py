@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from coordinator.domain.notice import Notice
+from coordinator.notice import Notice
 from protocol.messages import Signal
 
 MAX_WAITING_SIGNALS = 256

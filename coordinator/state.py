@@ -6,19 +6,19 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from coordinator.budgets import Budgets
-from coordinator.callers import Callers
-from coordinator.database.documents import Documents
+from coordinator.access.authenticate import Caller, authenticate
+from coordinator.access.callers import Callers
 from coordinator.database.engine import Database
-from coordinator.domain.budget import Budget
-from coordinator.domain.exchange import Call
-from coordinator.domain.granting import Terms
-from coordinator.domain.plausibility import ClaimBounds
-from coordinator.gathering import Gathering
-from coordinator.health import HealthWatch
+from coordinator.exchange.batcher import Gathering
+from coordinator.exchange.budgets import Budgets
+from coordinator.exchange.rules.budget import Budget
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.plausibility import ClaimBounds
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.transaction import Applied, apply_exchanges
+from coordinator.health.monitor import HealthWatch
+from coordinator.limits.in_force import Documents
 from coordinator.metrics import Metrics
-from coordinator.operations.apply_exchange import Applied, apply_exchanges
-from coordinator.operations.authenticate import Caller, authenticate
 from coordinator.refusals import Refusals
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub

@@ -18,18 +18,18 @@ from typing import TypeVar
 
 import msgspec
 
-from doors.problems import Problem, problem_document
-from doors.settings import load_settings
 from leasehold.asking import AgentUnavailable, Decision, Denied, Held, Mode, Refused, Subject, decision_of
 from leasehold.holding import AsyncGuarding
 from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension
 from protocol.clock import SystemClock
-from regional_agent.admission import Asked, asked_verdict
-from regional_agent.answers import Verdict, Window, headers_of, retry_after_header
-from regional_agent.asked_before import AskedBefore
-from regional_agent.refusals import REFUSALS, problem_of
-from regional_agent.region import Region
+from regional_agent.admission.check_cache import AskedBefore
+from regional_agent.admission.engine import Asked, asked_verdict
+from regional_agent.agent import Region
+from regional_agent.http.refusals import REFUSALS, problem_of
+from regional_agent.http.schemas import Verdict, Window, headers_of, retry_after_header
 from regional_agent.settings import AgentSettings
+from web.problems import Problem, problem_document
+from web.settings import load_settings
 
 PATIENCE_S = 5  # of a service that starts, with a coordinator and a store that may not be there
 LOOK_AGAIN_S = 0.01

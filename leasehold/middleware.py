@@ -18,10 +18,10 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from doors.request_ids import request_id_of
 from leasehold.asking import Decision, Refused, Subject
 from protocol.check import denial_of
 from protocol.problems import MEDIA_TYPE
+from web.request_ids import request_id_of
 
 SubjectOf = Callable[[Scope], Subject | None]
 

@@ -46,7 +46,7 @@ class DenialReason(StrEnum):
     RATE_EXCEEDED = "rate_exceeded"
     COST_ABOVE_LIMIT = "cost_above_limit"
     SLOTS_TAKEN = "slots_taken"
-    HOLD_NEEDED = "hold_needed"  # said of what is in shadow; the doors refuse such a check otherwise
+    HOLD_NEEDED = "hold_needed"  # said of what is in shadow; the web refuse such a check otherwise
 
 
 class HoldOutcome(StrEnum):

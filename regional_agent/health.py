@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
-from doors.health import Health, HealthReason, HealthStatus
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
 from protocol.outcomes import EpochRefusal
-from regional_agent.cell import Cell
-from regional_agent.domain.headroom import Headroom, headroom_of
+from regional_agent.cluster.cell import Cell
+from regional_agent.leasing.rules.headroom import Headroom, headroom_of
 from regional_agent.store.connection import StoreError, StoreUnavailable
+from web.health import Health, HealthReason, HealthStatus
 
 if TYPE_CHECKING:
-    from regional_agent.region import Region
+    from regional_agent.agent import Region
 
 log = structlog.get_logger()
 

@@ -9,22 +9,22 @@ from tempfile import TemporaryDirectory
 import uvloop
 from fastapi import FastAPI
 
-from doors.bodies import install_schemas
-from doors.connections import ConnectionLimits
-from doors.logs import configure_logging
-from doors.metrics import HttpMetrics
-from doors.problems import install_problems
-from doors.requests import install_requests
-from doors.serving import LameDuck, Listener, listening, serve_on
-from doors.settings import load_settings, variable_of
-from doors.supervisor import Beat, supervise
 from protocol.clock import Clock, SystemClock
-from regional_agent import api
-from regional_agent.callers import CallerRules
-from regional_agent.fast_door import FastDoor, fast_protocol
-from regional_agent.region import Region
+from regional_agent.agent import Region
+from regional_agent.http import routes as http_routes
+from regional_agent.http.callers import CallerRules
+from regional_agent.http.fast_path import FastDoor, fast_protocol
+from regional_agent.http.workers import Worker, Workers
 from regional_agent.settings import AgentSettings
-from regional_agent.workers import Worker, Workers
+from web.bodies import install_schemas
+from web.connections import ConnectionLimits
+from web.logs import configure_logging
+from web.metrics import HttpMetrics
+from web.problems import install_problems
+from web.requests import install_requests
+from web.serving import LameDuck, Listener, listening, serve_on
+from web.settings import load_settings, variable_of
+from web.supervisor import Beat, supervise
 
 
 def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Worker | None = None) -> FastAPI:
@@ -39,8 +39,8 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.region = region
     app.state.workers = workers
-    app.include_router(api.services)
-    app.include_router(api.health)
+    app.include_router(http_routes.services)
+    app.include_router(http_routes.health)
     install_problems(app)
     install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
@@ -54,7 +54,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
         registry=region.metrics.registry,
     )
     # Decisions are counted; a line for each would be most of the log, and a tenth of the work.
-    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=api.HOT_PATHS)
+    install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=metrics, quiet=http_routes.HOT_PATHS)
     return app
 
 

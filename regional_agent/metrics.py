@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from doors.metrics import Durations
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
-from regional_agent.decision_log import DecisionLog
-from regional_agent.domain.decision_timeout import DecisionTimeout
-from regional_agent.leasing import HotKey
+from regional_agent.admission.decision_log import DecisionLog
+from regional_agent.leasing.quotas import HotKey
+from regional_agent.store.rules.decision_timeout import DecisionTimeout
 from regional_agent.store.scripts import CutOff
+from web.metrics import Durations
 
 MOST_HOT_KEYS = 10  # at a time: a key names whoever is limited, and most are of no interest to a monitor
 HOT_MILLI = 100_000

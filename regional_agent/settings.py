@@ -9,11 +9,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from doors.connections import MAX_CONNECTIONS
-from doors.settings import Settings
 from protocol.identifiers import REGION_PATTERN
-from regional_agent.store.cluster import SCHEME, ClusterAddress
 from regional_agent.store.connection import StoreAddress
+from regional_agent.store.topology import SCHEME, ClusterAddress
+from web.connections import MAX_CONNECTIONS
+from web.settings import Settings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

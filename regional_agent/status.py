@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
-from doors.health import Health, HealthReason, HealthStatus
 from protocol.circuit_breaker import BreakerState
 from protocol.policy import Rate
 from protocol.units import Units
-from regional_agent.cell import Cell
-from regional_agent.region import Region
-from regional_agent.sharing import SLOT_MICRO
+from regional_agent.agent import Region
+from regional_agent.cluster.cell import Cell
+from regional_agent.shared_limits.sharing import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Life, SlotCharge
+from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
 MOST_HOT_KEYS = 20

@@ -13,14 +13,14 @@ from benchmarks.allocation.network import Network
 from benchmarks.allocation.score import Score
 from benchmarks.allocation.traces import Trace
 from benchmarks.allocation.waiting import Queue
-from coordinator.domain import exchange as deciding
-from coordinator.domain.books import Key, Lease, Pool
-from coordinator.domain.division import by_weight
-from coordinator.domain.entitlement import Catalogue, RegionShare
-from coordinator.domain.exchange import Call, Incoming, LockedPool
-from coordinator.domain.granting import Terms
-from coordinator.domain.notice import Notice
-from coordinator.domain.settlement import EpochState, Lane, expire
+from coordinator.exchange.rules import stages as deciding
+from coordinator.exchange.rules.balances import Key, Lease, Pool
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.settlement import EpochState, Lane, expire
+from coordinator.exchange.rules.stages import Call, Incoming, LockedPool
+from coordinator.limits.rules.entitlement import Catalogue, RegionShare
+from coordinator.notice import Notice
+from coordinator.rebalancing.rules.division import by_weight
 from coordinator.settings import CoordinatorSettings
 from protocol.messages import (
     ExchangeReply,
@@ -35,9 +35,9 @@ from protocol.messages import (
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import DEFAULT_HORIZON, QuotaKind, QuotaSpec
 from protocol.units import MAX_UNITS
-from regional_agent.domain.persistence import Persistence
-from regional_agent.leasing import Leasing
-from regional_agent.reporting import ACKNOWLEDGED, answered_by, renewal_of
+from regional_agent.leasing.exchange_loop import ACKNOWLEDGED, answered_by, renewal_of
+from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.rules.persistence import Persistence
 from regional_agent.store.scripts import PolicyDecision
 
 QUOTA = "units:tenant=acme"

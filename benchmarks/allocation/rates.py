@@ -23,9 +23,9 @@ from benchmarks.allocation.traces import (
     zipf,
 )
 from benchmarks.frame import Case, Figure, figure
-from coordinator.domain.sharing import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
+from coordinator.shared_limits.rules import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
 from protocol.policy import Sharing
-from regional_agent.domain.sharing import (
+from regional_agent.shared_limits.rules import (
     LOOK_EVERY_MS,
     URGENT_AFTER_MS,
     RateDemand,

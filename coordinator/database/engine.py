@@ -4,7 +4,7 @@
 was quicker to insert, limits that it changed) or a connection that died is tried again, a bounded number of times; each
 attempt is a whole transaction from its start. An operation may therefore run twice, even if its first commit got
 through and only the answer was lost: so every operation is written to be safe to repeat. What stays unreachable is
-`DatabaseUnavailable`, which the doors answer with 503; what fails although Postgres is there is a `TransactionFailed`.
+`DatabaseUnavailable`, which the web answer with 503; what fails although Postgres is there is a `TransactionFailed`.
 
 READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
 ask for `snapshot=True`.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from coordinator.domain.sheet import Cell
+    from coordinator.usage.rules.sheet import Cell
 
 URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
 TIMEOUT_S = 30
@@ -115,7 +115,7 @@ def echo_json(value: object) -> None:
 
 
 def echo_csv(rows: "Iterable[Sequence[Cell]]") -> None:
-    from coordinator.domain.sheet import csv_of
+    from coordinator.usage.rules.sheet import csv_of
 
     typer.echo(csv_of(rows), nl=False)
 

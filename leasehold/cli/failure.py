@@ -17,8 +17,8 @@ def fail(sentence: str) -> NoReturn:
 
 def run_service(run: Callable[[], None]) -> None:
     """Until it is told to end. What a person has to put right is said, and not traced."""
-    from doors.serving import CannotListen
-    from doors.settings import SettingsError
+    from web.serving import CannotListen
+    from web.settings import SettingsError
 
     try:
         run()

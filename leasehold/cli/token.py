@@ -37,7 +37,7 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Create a token. It is shown now and never again: only its hash is kept."""
-    from coordinator.operations.issue_token import issue_token
+    from coordinator.access.issue_token import issue_token
 
     issued = _with_database(data, lambda connection: issue_token(connection, scope, note, datetime.now(UTC)))
     typer.echo(json.dumps({"id": str(issued.id), "token": issued.token}) if as_json else issued.token)
@@ -46,7 +46,7 @@ def create(
 @token.command(name="list")
 def list_(data: Data = None, as_json: Json = False) -> None:
     """List all tokens: what they allow, and whether they still do. Not what they are; nobody knows."""
-    from coordinator.operations.list_tokens import list_tokens
+    from coordinator.access.list_tokens import list_tokens
 
     rows = [_described(known._asdict()) for known in _with_database(data, list_tokens)]
     typer.echo(json.dumps(rows)) if as_json else _show(rows)
@@ -57,7 +57,7 @@ def revoke(
     token_id: Annotated[UUID, typer.Argument(help="The id that `token list` shows.")], data: Data = None
 ) -> None:
     """Revoke a token: the next request that carries it is refused."""
-    from coordinator.operations.revoke_token import revoke_token
+    from coordinator.access.revoke_token import revoke_token
 
     if not _with_database(data, lambda connection: revoke_token(connection, token_id, datetime.now(UTC))):
         fail(f"there is no token with the id {token_id}")

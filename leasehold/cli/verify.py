@@ -70,8 +70,8 @@ async def _read(url: str, kept: list[dict[str, Any]]) -> object:
     import msgspec
 
     from coordinator.database.connection import read_sums_as_integers
-    from coordinator.domain.proof import KeptSeal
-    from coordinator.operations.verify import verify as proven
+    from coordinator.proof.rules import KeptSeal
+    from coordinator.proof.verify import verify as proven
 
     connection = await asyncpg.connect(url)
     try:

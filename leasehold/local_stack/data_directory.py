@@ -144,7 +144,7 @@ def _refuse_foreign(path: Path, names: Iterable[str]) -> None:
 
 
 def _new_secrets() -> Secrets:
-    # doors.tokens makes tokens of the same shape; importing it would make the launcher wait for what it does not need.
+    # web.tokens makes tokens of the same shape; importing it would make the launcher wait for what it does not need.
     tokens = {scope: f"lh_{secrets.token_urlsafe(32)}" for scope in SCOPES}
     owner, coordinator = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     return Secrets(owner, coordinator, {region: secrets.token_urlsafe(24) for region in REGIONS}, tokens)

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.readiness import schema_revision
+from coordinator.access.issue_token import issue_token
+from coordinator.health.readiness import schema_revision
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, URL_VARIABLE
 from migrations.revisions import is_behind
 

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import hiredis
 import structlog
 
-from regional_agent.domain.decision_timeout import DecisionTimeout
+from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 log = structlog.get_logger()
 

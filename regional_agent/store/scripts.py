@@ -16,8 +16,8 @@ from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, 
 from protocol.outcomes import DenialReason, HoldOutcome
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from protocol.units import MAX_UNITS
-from regional_agent.domain.hold_ids import HoldId, HoldPart, HoldTerms
-from regional_agent.domain.modes import LOOKS
+from regional_agent.admission.rules.hold_ids import HoldId, HoldPart, HoldTerms
+from regional_agent.admission.rules.modes import LOOKS
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, Reply, Store, StoreError
 from regional_agent.store.sources import digests, sources

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.connection import Store
-from regional_agent.store.guard import Guard
 
 WATCH_S = 1.0
 AFTER_FAILURE_S = 0.2

@@ -13,15 +13,15 @@ from typing import Any
 
 import asyncpg
 
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.revoke_token import revoke_token
-from doors.tokens import new_token
+from coordinator.access.issue_token import issue_token
+from coordinator.access.revoke_token import revoke_token
 from leasehold import embedded
 from leasehold.local_stack.calls import call, is_ready
 from leasehold.processes import spawn, stop, wait_until
 from migrations.run import upgrade
 from protocol.clock import SystemClock
 from tests.conftest import free_port, restricted
+from web.tokens import new_token
 
 PATIENCE_S = 60
 DATABASE = "leasehold"

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from coordinator.settings import CoordinatorSettings
-from doors.settings import Settings, SettingsError, load_settings
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, REGIONS, URL_VARIABLE, Plan
 from regional_agent.settings import AgentSettings
+from web.settings import Settings, SettingsError, load_settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "compose/compose.yaml").read_text())

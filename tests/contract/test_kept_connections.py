@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from doors.serving import KEEP_ALIVE_S
-from regional_agent.coordinator_client import KEPT_S, CoordinatorClient
-from regional_agent.reporting import RENEWED_WITHIN_MS
+from regional_agent.leasing.coordinator_client import KEPT_S, CoordinatorClient
+from regional_agent.leasing.exchange_loop import RENEWED_WITHIN_MS
+from web.serving import KEEP_ALIVE_S
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
+from coordinator.access.issue_token import issue_token
 from coordinator.database.connection import Connection
-from coordinator.database.outbox import tell
-from coordinator.domain.webhooks import EventKind, event
-from coordinator.operations.issue_token import issue_token
+from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.rules import EventKind, event
 from tests.conftest import free_port, restricted
 from tests.integration.coordinator.people.test_webhooks import Receiver, receiver
 from tests.integration.coordinator.standing import connected

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import asyncpg
 import httpx
 
-from coordinator.operations.issue_token import issue_token
+from coordinator.access.issue_token import issue_token
 from leasehold.processes import wait_until
 from protocol.clock import SystemClock
 from protocol.periods import Calendar, period_at

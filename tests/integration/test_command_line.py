@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 from typer.testing import CliRunner, Result
 
-from coordinator.domain.scopes import REGION_PREFIX, SCOPES, is_scope
+from coordinator.access.rules.scopes import REGION_PREFIX, SCOPES, is_scope
 from leasehold.cli import app
 from leasehold.local_stack.data_directory import SCOPES as LAUNCHERS_SCOPES
 from leasehold.local_stack.data_directory import write_private

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from coordinator.operations.issue_token import issue_token
+from coordinator.access.issue_token import issue_token
 from leasehold.cli import app
 from tests.integration.regional_agent.conftest import another_coordinator
 

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from coordinator.operations.issue_token import issue_token
+from coordinator.access.issue_token import issue_token
 from tests.integration.regional_agent.conftest import another_coordinator
 from tests.integration.test_commands_about_limits import DOCUMENT, Shell
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.operations.verify_guards import Guards, expected_guards, read_guards
+from coordinator.proof.verify_guards import Guards, expected_guards, read_guards
 from migrations.revisions import known_revisions
 from tests.integration.coordinator.standing import connected
 

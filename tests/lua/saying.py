@@ -10,9 +10,9 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Rate
-from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
-from regional_agent.store.guard import Guard
+from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,

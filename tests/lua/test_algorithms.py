@@ -17,8 +17,8 @@ from protocol.identifiers import lane_of
 from protocol.messages import RateShare
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.store import keys
+from regional_agent.store.batcher import Gatherer
 from regional_agent.store.connection import Argument, Reply, StoreConnection
-from regional_agent.store.gathering import Gatherer
 from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, RateWant, Request, Scripts
 from tests.conftest import Server
 from tests.lua.saying import RATE, give_share, guard

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Fenced, Life, Operation, OperationClaim, OperationConflict, Scripts
 from tests.lua.saying import available, install, lease_reply, set_aside, take

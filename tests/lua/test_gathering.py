@@ -9,8 +9,8 @@ import pytest
 
 from protocol.outcomes import DenialReason
 from protocol.policy import RateAlgorithm
+from regional_agent.store.batcher import MOST_REQUESTS, Gatherer
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.gathering import MOST_REQUESTS, Gatherer
 from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,

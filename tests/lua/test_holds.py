@@ -9,7 +9,7 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.messages import LeaseReply
 from protocol.outcomes import HoldOutcome
 from protocol.units import MAX_UNITS
-from regional_agent.domain.hold_ids import HoldId, HoldPart
+from regional_agent.admission.rules.hold_ids import HoldId, HoldPart
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import (

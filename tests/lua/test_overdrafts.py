@@ -5,7 +5,7 @@ from msgspec import structs
 
 from protocol.identifiers import quota_key
 from protocol.messages import FrozenLease, LeaseReply
-from regional_agent.domain.hold_ids import HoldId
+from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store.scripts import Decision, Fenced, Life, Request, Run, Scripts
 from tests.lua.saying import (

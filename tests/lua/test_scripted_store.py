@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply, StoreError
 from regional_agent.store.scripts import Charge, Life, Operation, RateCharge, Request, Run, Scripts, SlotCharge, part_of
 from regional_agent.store.sources import sources

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from protocol.messages import RateShare
-from regional_agent.domain.sharing import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant, wanted_micro
+from regional_agent.shared_limits.rules import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant, wanted_micro
 from regional_agent.store.scripts import RateWant
 from tests.conftest import Server
 from tests.lua.saying import RATE

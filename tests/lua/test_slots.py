@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protocol.identifiers import lane_of, quota_key
 from protocol.messages import SlotShare
 from protocol.outcomes import HoldOutcome
-from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, OnReply, StoreConnection
 from regional_agent.store.scripts import (

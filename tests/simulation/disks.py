@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from regional_agent.domain.journal import Read, Record, packed, read
-from regional_agent.journal import end_of_records
+from regional_agent.store_outage.journal import end_of_records
+from regional_agent.store_outage.rules.records import Read, Record, packed, read
 
 FLUSH_S = 0.003
 

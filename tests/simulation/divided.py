@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from coordinator.domain.adjusting import AdjustmentKind
-from coordinator.domain.books import Account, Cause, Key, Movement, Transfer
-from coordinator.domain.division import Move
-from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement
-from coordinator.domain.setting import NOTHING_SET
+from coordinator.adjustments.rules import AdjustmentKind
+from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Transfer
+from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
+from coordinator.rebalancing.rules.division import Move
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET
 from protocol.clock import Clock
 from protocol.policy import LimitValue, Mode
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction

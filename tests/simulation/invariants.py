@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from coordinator.domain.books import Account, Correction, Key, Lease, Pool
-from coordinator.domain.entitlement import Entitlement, entitlement
-from coordinator.domain.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
-from coordinator.domain.settlement import EpochState
+from coordinator.exchange.rules.balances import Account, Correction, Key, Lease, Pool
+from coordinator.exchange.rules.settlement import EpochState
+from coordinator.limits.rules.entitlement import Entitlement, entitlement
+from coordinator.usage.rules.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from protocol.periods import is_over, next_period, period_at, period_of

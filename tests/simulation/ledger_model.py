@@ -17,9 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from coordinator.database.ledger import Surprise
-from coordinator.domain import exchange as deciding
-from coordinator.domain.adjusting import (
+from coordinator.adjustments.rules import (
     EXPIRES_AFTER,
     AdjustmentKind,
     AdjustmentRefusal,
@@ -30,11 +28,37 @@ from coordinator.domain.adjusting import (
     refusal_of,
     state_of,
 )
-from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.allocation import fund
-from coordinator.domain.books import COUNTED_AS, Account, Correction, Entry, Key, Lease, Movement, Pool, Transfer
-from coordinator.domain.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
-from coordinator.domain.closing import (
+from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.epochs.rules.lost_ledger import (
+    fillers,
+    is_kept,
+    is_too_far_behind,
+    rebase_all,
+    state_of_forgotten,
+    told,
+)
+from coordinator.epochs.rules.split_brain import LATELY, contenders
+from coordinator.exchange.rules import stages as deciding
+from coordinator.exchange.rules.allocation import fund
+from coordinator.exchange.rules.balances import (
+    COUNTED_AS,
+    Account,
+    Correction,
+    Entry,
+    Key,
+    Lease,
+    Movement,
+    Pool,
+    Transfer,
+)
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.settlement import EpochState, Lane, QuarantineReason, expire, key_of
+from coordinator.exchange.rules.stages import BookedReport, Call, Decision, LockedPool, Work
+from coordinator.exchange.statements import Surprise
+from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of
+from coordinator.notice import Notice
+from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
+from coordinator.periods.rules.closing import (
     HOLD_WAIT,
     HoldTerms,
     Late,
@@ -48,20 +72,21 @@ from coordinator.domain.closing import (
     missing_for_close,
     open_key,
 )
-from coordinator.domain.contest import LATELY, contenders
-from coordinator.domain.division import Move, by_weight, debitable, division_of, fetched_by, funded_for, recalled_by
-from coordinator.domain.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of
-from coordinator.domain.exchange import BookedReport, Call, Decision, LockedPool, Work
-from coordinator.domain.granting import Terms
-from coordinator.domain.notice import Notice
-from coordinator.domain.proof import genesis_head
-from coordinator.domain.rebalancing import Plan, Planner, Table, fate_of, plan_of
-from coordinator.domain.rebasing import fillers, is_kept, is_too_far_behind, rebase_all, state_of_forgotten, told
-from coordinator.domain.reconciliation import reconcile
-from coordinator.domain.resolution import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
-from coordinator.domain.resolution import Terms as Agreed
-from coordinator.domain.setting import Setting, Settings
-from coordinator.domain.settlement import EpochState, Lane, QuarantineReason, expire, key_of
+from coordinator.proof.rules import genesis_head
+from coordinator.rebalancing.rules.division import (
+    Move,
+    by_weight,
+    debitable,
+    division_of,
+    fetched_by,
+    funded_for,
+    recalled_by,
+)
+from coordinator.rebalancing.rules.plan import Plan, Planner, Table, fate_of, plan_of
+from coordinator.rebalancing.rules.region_settings import Setting, Settings
+from coordinator.suspense.rules import EpochEnd, ResolutionKind, ResolutionRefusal, propose, resolve, resolve_late
+from coordinator.suspense.rules import Terms as Agreed
+from coordinator.usage.rules.reconciliation import reconcile
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal

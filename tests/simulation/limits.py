@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coordinator.domain.books import COUNTED_AS, Account, Cause, Key, Pool
-from coordinator.domain.entitlement import Entitlement, entitlement
+from coordinator.exchange.rules.balances import COUNTED_AS, Account, Cause, Key, Pool
+from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from protocol.identifiers import parse_quota_key
 from protocol.policy import LimitsDocument, Mode, QuotaKind, extension_of
 from tests.simulation.faults import REGIONS

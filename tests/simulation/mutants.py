@@ -14,30 +14,33 @@ from unittest.mock import patch
 
 import msgspec
 
-from coordinator.api import frozen as frozen_module
+from coordinator.adjustments.rules import AdjustmentState
 from coordinator.clock import ComparedClock
-from coordinator.domain import allocation, books, carry_over, closing, division, granting, resolution, settlement
-from coordinator.domain import exchange as exchange_module
-from coordinator.domain.adjusting import AdjustmentState
-from coordinator.domain.allocation import grant_units
-from coordinator.domain.books import Account, Cause, drain_lines, movement, post, split
-from coordinator.domain.closing import Obstacle
-from coordinator.domain.entitlement import Catalogue
-from coordinator.domain.exchange import Incoming
-from coordinator.domain.granting import lease_reply
-from coordinator.domain.plausibility import ClaimBounds
-from coordinator.domain.settlement import EpochState, Verdict, judge_number
+from coordinator.exchange import parsing as frozen_module
+from coordinator.exchange.rules import allocation, balances, granting, settlement
+from coordinator.exchange.rules import stages as exchange_module
+from coordinator.exchange.rules.allocation import grant_units
+from coordinator.exchange.rules.balances import Account, Cause, drain_lines, movement, post, split
+from coordinator.exchange.rules.granting import lease_reply
+from coordinator.exchange.rules.plausibility import ClaimBounds
+from coordinator.exchange.rules.settlement import EpochState, Verdict, judge_number
+from coordinator.exchange.rules.stages import Incoming
+from coordinator.limits.rules.entitlement import Catalogue
+from coordinator.periods.rules import carry_over, closing
+from coordinator.periods.rules.closing import Obstacle
+from coordinator.rebalancing.rules import division
+from coordinator.suspense import rules as suspense_rules
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Mode
-from regional_agent import booking
-from regional_agent.booking import JournalBooking
-from regional_agent.coordinator_client import CoordinatorUnavailable
-from regional_agent.journal import Journal
-from regional_agent.life import LifeKeeper
-from regional_agent.reporting import Conversation
+from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
+from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.exchange_loop import Conversation
 from regional_agent.store.connection import StoreConnection
+from regional_agent.store_outage import booking
+from regional_agent.store_outage.booking import JournalBooking
+from regional_agent.store_outage.journal import Journal
 from tests.simulation import ledger_model
 from tests.simulation.disks import VirtualSegment
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
@@ -313,7 +316,7 @@ def estimated_booked_as_consumed(world: World) -> Iterator[Any]:
     def booked(entry: Any, pool: Any, lease: Any, src: Any, dst: Any, *rest: Any) -> None:
         real(entry, pool, lease, src, Account.CONSUMED if dst is Account.ESTIMATED else dst, *rest)
 
-    yield patch.object(resolution, "post", booked)
+    yield patch.object(suspense_rules, "post", booked)
 
 
 @mutant
@@ -821,7 +824,7 @@ def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
 @drawn_from(*LIMITS_ARE_REACHED)
 def overage_is_told_once_more(world: World) -> Iterator[Any]:
     """What is beyond the limit is told so, and not counted: the next that is told of it is beyond by as much again."""
-    real = books.use
+    real = balances.use
 
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
         beyond = pool.beyond
@@ -861,7 +864,7 @@ def an_adjustment_is_approved_once_more(world: World) -> Iterator[Any]:
 @drawn_from(*ADJUSTED)
 def what_is_credited_is_beyond_the_limit(world: World) -> Iterator[Any]:
     """What is used of it is told to be overage."""
-    yield patch.object(books.Pool, "spendable", property(lambda pool: pool.funded + pool.unused_in))
+    yield patch.object(balances.Pool, "spendable", property(lambda pool: pool.funded + pool.unused_in))
 
 
 @mutant
@@ -922,7 +925,7 @@ def what_is_in_suspense_is_carried_over(world: World) -> Iterator[Any]:
 
     def carry_or_free(self: LedgerModel, part: Any, transaction: Transaction, now: Any) -> None:
         goes_over = any(each.key == part.key for each in left(self, part.key.period, now)[1])
-        (out if goes_over and isinstance(part, books.Lease) else real_carry)(self, part, transaction, now)
+        (out if goes_over and isinstance(part, balances.Lease) else real_carry)(self, part, transaction, now)
 
     yield patch.object(LedgerModel, "_left", left)
     yield patch.object(LedgerModel, "_carry", carry_or_free)
@@ -938,8 +941,8 @@ def what_came_into_a_period_goes_over_again(world: World) -> Iterator[Any]:
 @drawn_from(*GOES_OVER)
 def what_went_over_is_included_as_well(world: World) -> Iterator[Any]:
     """What comes late for the closed period is within its limit, of which a part was given to the next one."""
-    real = books.Pool.included_left.fget  # type: ignore[attr-defined]  # it is a property
-    yield patch.object(books.Pool, "included_left", property(lambda pool: real(replace(pool, unused_out=0))))
+    real = balances.Pool.included_left.fget  # type: ignore[attr-defined]  # it is a property
+    yield patch.object(balances.Pool, "included_left", property(lambda pool: real(replace(pool, unused_out=0))))
 
 
 # --- overdrafts -------------------------------------------------------------------------------------------------------

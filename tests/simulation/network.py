@@ -17,16 +17,15 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from coordinator.api.frozen import parse_call
 from coordinator.clock import ComparedClock
-from coordinator.domain.exchange import Call
-from coordinator.domain.granting import Terms
-from coordinator.domain.sharing import Shared
-from coordinator.gathering import Gathering
-from coordinator.operations.apply_exchange import Applied
-from coordinator.operations.share_rates import decide, terms_asked
+from coordinator.exchange.batcher import Gathering
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable
-from doors.problems import Problem
+from coordinator.shared_limits.rules import Shared
+from coordinator.shared_limits.share_rates import decide, terms_asked
 from protocol.blocks import BlockList
 from protocol.messages import (
     EpochOpened,
@@ -40,9 +39,10 @@ from protocol.messages import (
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.policy import PolicyBundle
-from regional_agent.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.virtual_time import VirtualClock
+from web.problems import Problem
 
 Serve = Callable[[], Awaitable[bytes | EpochRefusal | None]]
 T = TypeVar("T")

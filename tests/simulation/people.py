@@ -8,14 +8,14 @@ from uuid import UUID
 
 import msgspec
 
-from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal
-from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.books import Cause, Correction, Key, Lease, Pool
-from coordinator.domain.overrides import faults_of_change, faults_of_override
-from coordinator.domain.rebalancing import Planner, plan_even_out, plan_move
-from coordinator.domain.resolution import ResolutionKind
-from coordinator.domain.setting import NOTHING_SET, Setting
-from coordinator.domain.settlement import EpochState
+from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
+from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.exchange.rules.balances import Cause, Correction, Key, Lease, Pool
+from coordinator.exchange.rules.settlement import EpochState
+from coordinator.overrides.rules import faults_of_change, faults_of_override
+from coordinator.rebalancing.rules.plan import Planner, plan_even_out, plan_move
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
+from coordinator.suspense.rules import ResolutionKind
 from protocol.identifiers import lane_of, subject_key
 from protocol.messages import (
     EpochOpened,

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from coordinator.domain.adjusting import AdjustmentKind
-from coordinator.domain.books import Correction, Key, Lease
-from coordinator.domain.closing import OpenLease
-from coordinator.domain.reconciliation import (
+from coordinator.adjustments.rules import AdjustmentKind
+from coordinator.exchange.rules.balances import Correction, Key, Lease
+from coordinator.periods.rules.closing import OpenLease
+from coordinator.usage.rules.reconciliation import (
     CORRECTION,
     LEASE,
     POOL,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from regional_agent.domain.modes import LOOKS, SETS_ASIDE
+from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import REASONS, SHADOW, Decision, Request, Run, _unpacked
 from regional_agent.store.sources import digests, join_parts, sources

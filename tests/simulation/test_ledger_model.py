@@ -15,55 +15,55 @@ import asyncpg
 import msgspec
 import pytest
 
-from coordinator.api.frozen import parse_call
-from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
-from coordinator.database.ledger import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
-from coordinator.database.moves import move_of_row
-from coordinator.database.notices import CHANNEL
-from coordinator.domain.adjusting import AdjustmentKind, AdjustmentRefusal
-from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.audit import Actor
-from coordinator.domain.books import Correction, Key, Lease, Movement, Report, Transfer
-from coordinator.domain.closing import HOLD_WAIT
-from coordinator.domain.contest import MOST_OPENINGS
-from coordinator.domain.exchange import Call
-from coordinator.domain.granting import Terms
-from coordinator.domain.rebalancing import Planner, plan_division, plan_even_out, plan_move
-from coordinator.domain.resolution import ResolutionKind, ResolutionRefusal
-from coordinator.domain.setting import NOTHING_SET, Setting
-from coordinator.domain.wishes import AnyAsked, EvenOut, MoveUnits, Weigh, Words
-from coordinator.operations.add_override import add_override
-from coordinator.operations.adjust import (
+from coordinator.access.rules.audit import Actor
+from coordinator.adjustments.adjust import (
     ProposedAdjustment,
     approve_adjustment,
     propose_adjustment,
     withdraw_adjustment,
 )
-from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRequest, close_period
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.follow_rebalances import cancel_rebalance, follow
-from coordinator.operations.open_epoch import fence_lost, open_epoch
-from coordinator.operations.put_limits import put_limits
-from coordinator.operations.put_region import put_region
-from coordinator.operations.read_adjustments import Adjustment
-from coordinator.operations.read_overrides import Override
-from coordinator.operations.read_rebalances import Rebalance
-from coordinator.operations.rebalance import Wish, begin_rebalance
-from coordinator.operations.rebase_lane import lock_lane, rebase_lane
-from coordinator.operations.rebind_epoch import rebind_epoch
-from coordinator.operations.recall import recall_outstanding, recall_suspense
-from coordinator.operations.reconcile import read_settled
-from coordinator.operations.resolve_suspense import Proposal, approve_resolution, propose_resolution
-from coordinator.operations.retire_epoch import retire_epoch
+from coordinator.adjustments.read_adjustments import Adjustment
+from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
+from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.database.connection import Connection
+from coordinator.database.notify import CHANNEL
+from coordinator.epochs.lost_ledger import lock_lane, rebase_lane
+from coordinator.epochs.open import fence_lost, open_epoch
+from coordinator.epochs.rebind import rebind_epoch
+from coordinator.epochs.retire import retire_epoch
+from coordinator.epochs.rules.split_brain import MOST_OPENINGS
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.recall import recall_outstanding, recall_suspense
+from coordinator.exchange.rules.balances import Correction, Key, Lease, Movement, Report, Transfer
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.statements import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.exchange.transaction import apply_exchange
+from coordinator.limits.in_force import Documents
+from coordinator.limits.put_limits import put_limits
+from coordinator.overrides.add_override import add_override
+from coordinator.overrides.read_overrides import Override
+from coordinator.periods.close import CloseRequest, close_period
+from coordinator.periods.rules.closing import HOLD_WAIT
+from coordinator.rebalancing.follow import cancel_rebalance, follow
+from coordinator.rebalancing.moves import move_of_row
+from coordinator.rebalancing.read_rebalances import Rebalance
+from coordinator.rebalancing.rebalance import Wish, begin_rebalance
+from coordinator.rebalancing.rules.plan import Planner, plan_division, plan_even_out, plan_move
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
+from coordinator.rebalancing.rules.requests import AnyAsked, EvenOut, MoveUnits, Weigh, Words
+from coordinator.regions.put_region import put_region
+from coordinator.suspense.resolve import Proposal, approve_resolution, propose_resolution
+from coordinator.suspense.rules import ResolutionKind, ResolutionRefusal
+from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
 from protocol.periods import Calendar, moment_of, period_at
 from protocol.policy import PeriodKind
-from regional_agent.domain.journal import Entry, batches
+from regional_agent.store_outage.rules.records import Entry, batches
 from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.world import ALL_LEASED, Modes, document

@@ -12,12 +12,12 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.domain.sharing import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
-from coordinator.operations.share_rates import decide
+from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
+from coordinator.shared_limits.share_rates import decide
 from protocol.messages import SharesRequest, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
 from protocol.policy import safe_slots
-from regional_agent.domain.hold_ids import HoldId, HoldTerms
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply
 from regional_agent.store.scripts import (
     Decision,

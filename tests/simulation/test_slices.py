@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from protocol.check import Check, CheckAnswer, Mode, Subject
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.policy import LimitsDocument, PolicyBundle, PolicySpec, QuotaKind, QuotaSpec, parse_rate
-from regional_agent.admission import Admission
-from regional_agent.domain.slices import HOT, LIFE_MS, PART
-from regional_agent.journal import Journal
-from regional_agent.leasing import Leasing
+from regional_agent.admission.engine import Admission
+from regional_agent.admission.policies import Policies
+from regional_agent.admission.rules.slices import HOT, LIFE_MS, PART
+from regional_agent.admission.token_slices import Slicing
+from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
-from regional_agent.policies import Policies
-from regional_agent.sharing import Sharing
-from regional_agent.slicing import Slicing
+from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.store.batcher import Gatherer
+from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.connection import OnReply
-from regional_agent.store.gathering import Gatherer
-from regional_agent.store.guard import Guard
 from regional_agent.store.scripts import Life, Scripts
-from regional_agent.without_store import WithoutStore
+from regional_agent.store_outage.fallback import WithoutStore
+from regional_agent.store_outage.journal import Journal
 from tests.simulation.stores import Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 

@@ -1,6 +1,6 @@
 """All that a run consists of, put together: coordinators, regions, agents, services that ask, and what happens to them.
 
-The agents are real ones (`regional_agent.region.Region`, with its loops and its last words), on virtual wires.
+The agents are real ones (`regional_agent.agent.Region`, with its loops and its last words), on virtual wires.
 """
 
 import asyncio
@@ -19,23 +19,22 @@ from uuid import UUID
 import msgspec
 import structlog
 from pydantic import SecretStr
+from regional_agent.admission.rules import hold_ids
 
-from coordinator.domain.books import Key
-from coordinator.domain.granting import Terms
-from coordinator.domain.settlement import EpochState
-from doors.problems import Problem
+from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.settlement import EpochState
 from protocol.check import Check, CheckAnswer, Hold, Subject
 from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
 from protocol.messages import OpenEpoch
 from protocol.policy import LimitsDocument, Mode, faults_of
-from regional_agent import life as life_module
-from regional_agent import region as region_module
-from regional_agent.admission import NoPoliciesYet
-from regional_agent.domain import hold_ids
-from regional_agent.domain.ceilings import AboveCeiling
-from regional_agent.domain.subjects import InvalidSubjectValue
-from regional_agent.region import Region
+from regional_agent import agent as region_module
+from regional_agent.admission.engine import NoPoliciesYet
+from regional_agent.admission.rules.ceilings import AboveCeiling
+from regional_agent.admission.rules.subjects import InvalidSubjectValue
+from regional_agent.agent import Region
+from regional_agent.leasing import epoch as life_module
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
@@ -46,6 +45,7 @@ from tests.simulation.limits import Limits
 from tests.simulation.network import TRANSACTION_S, Coordinators, VirtualClient, Weather
 from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
+from web.problems import Problem
 
 TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
 LANES = 2

@@ -3,7 +3,7 @@
 import pytest
 from fastapi import Request, Response
 
-from coordinator.api.conditions import expectation, strong_tag, unless_known
+from coordinator.http.conditions import expectation, strong_tag, unless_known
 
 
 def request(if_none_match: str | None) -> Request:

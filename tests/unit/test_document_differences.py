@@ -4,7 +4,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.difference import Change, ChangeKind, differences
+from coordinator.limits.rules.difference import Change, ChangeKind, differences
 
 names = st.sampled_from(("a", "b", "c", "d"))
 values = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(("x", "y"))

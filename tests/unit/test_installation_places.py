@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.domain.installation import Home, places_of, why_unconfirmed
+from coordinator.installation.rules import Home, places_of, why_unconfirmed
 
 HOME = Home("7", 16_384, frozenset({"db:5432/leasehold"}))
 

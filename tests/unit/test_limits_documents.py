@@ -3,9 +3,7 @@
 import msgspec
 import pytest
 
-from coordinator.api.limits_documents import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
-from doors.bodies import JSON
-from doors.problems import Problem
+from coordinator.limits.document import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
 from protocol.policy import (
     LimitsDocument,
     Portion,
@@ -20,6 +18,8 @@ from protocol.policy import (
     thresholds_of,
 )
 from protocol.units import MAX_UNITS
+from web.bodies import JSON
+from web.problems import Problem
 
 GOOD = """\
 plans:

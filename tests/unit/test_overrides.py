@@ -7,11 +7,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.entitlement import Catalogue, Entitlement, entitlement, quotas_of
-from coordinator.domain.granting import Offer, Terms, offer_of
+from coordinator.exchange.rules.granting import Offer, Terms, offer_of
+from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement, quotas_of
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
 from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
-from regional_agent.policies import Policies, begun, edges_ms
+from regional_agent.admission.policies import Policies, begun, edges_ms
 from regional_agent.store.scripts import AllowanceCharge
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)

@@ -5,8 +5,8 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.api.queries import Cursor, Query, a_flag, a_page_size, a_text, read_cursor, write_cursor
-from doors.problems import Problem
+from coordinator.http.queries import Cursor, Query, a_flag, a_page_size, a_text, read_cursor, write_cursor
+from web.problems import Problem
 
 
 def query(text: str) -> Query:

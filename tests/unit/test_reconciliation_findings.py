@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.books import Account, Cause, Key, Lease, Pool, Report, post
-from coordinator.domain.proof import genesis_head
-from coordinator.domain.reconciliation import (
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool, Report, post
+from coordinator.proof.rules import genesis_head
+from coordinator.usage.rules.reconciliation import (
     LEASE,
     POOL,
     Books,

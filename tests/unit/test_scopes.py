@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.domain.scopes import SCOPES, allows, is_scope, region_of
+from coordinator.access.rules.scopes import SCOPES, allows, is_scope, region_of
 
 
 @pytest.mark.parametrize("scope", [*SCOPES, "region:eu-west"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.usage import MAX_BUCKETS, Granularity, boundaries, month_around, parse_instant
+from coordinator.usage.rules.usage import MAX_BUCKETS, Granularity, boundaries, month_around, parse_instant
 from protocol.zones import zone_of
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe", "Asia/Beirut")

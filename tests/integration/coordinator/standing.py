@@ -9,7 +9,7 @@ import asyncpg
 from fastapi import FastAPI
 
 from coordinator.database.connection import Connection, read_sums_as_integers
-from doors.serving import serve
+from web.serving import serve
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 

@@ -14,13 +14,13 @@ from fastapi import FastAPI
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
+from coordinator.access.issue_token import issue_token
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import Database
 from coordinator.job_failures import JobFailures
-from coordinator.loops import Job, running
+from coordinator.jobs import Job, running
 from coordinator.main import create_app
 from coordinator.metrics import Metrics
-from coordinator.operations.issue_token import issue_token
 from coordinator.outages import ClockNotTrusted
 from coordinator.settings import CoordinatorSettings
 from protocol.clock import SystemClock

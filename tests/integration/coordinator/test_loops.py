@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from coordinator.database.engine import Database, open_database
-from coordinator.loops import Job, JobTookTooLong, running, tick
+from coordinator.jobs import Job, JobTookTooLong, running, tick
 from coordinator.metrics import Metrics
 from tests.conftest import free_port
 from tests.integration.coordinator.standing import connected

@@ -13,7 +13,7 @@ import hiredis
 
 from leasehold import embedded
 from leasehold.processes import stop, wait_until
-from regional_agent.domain.slot_map import SLOTS, slot_of
+from regional_agent.cluster.rules.slot_map import SLOTS, slot_of
 from tests.conftest import free_port
 
 PASSWORD = "secret"

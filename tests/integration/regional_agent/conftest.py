@@ -17,16 +17,16 @@ import pytest
 from pydantic import SecretStr
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from coordinator.access.issue_token import issue_token
 from coordinator.main import create_app as create_coordinator
-from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
-from doors.serving import serve
-from regional_agent.cell import Cell
+from regional_agent.agent import Region
+from regional_agent.cluster.cell import Cell
 from regional_agent.main import create_app as create_agent
-from regional_agent.region import Region
 from regional_agent.settings import AgentSettings
 from tests.conftest import restricted
+from web.serving import serve
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 EXPORT = {"tenant": "acme", "route": "/v1/exports", "method": "POST"}

@@ -4,9 +4,9 @@ import httpx
 import pytest
 
 from regional_agent.main import create_app
-from tests.integration.doors.conftest import connected, serving
 from tests.integration.regional_agent.conftest import World
 from tests.integration.regional_agent.test_fast_door import Doors, opened, request
+from tests.integration.web.conftest import connected, serving
 
 pytestmark = pytest.mark.anyio
 

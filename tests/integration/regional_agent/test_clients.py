@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from doors.serving import serve
 from leasehold import AgentUnavailable, AsyncClient, Client, Denied, Refused
 from regional_agent.main import create_app
 from tests.integration.regional_agent.conftest import EXPORT, World, until
+from web.serving import serve
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from leasehold.processes import wait_until
-from regional_agent.domain.cells import CELLS, cell_of
-from regional_agent.domain.slot_map import slot_of
-from regional_agent.store.cluster import Cluster
+from regional_agent.cluster.rules.cells import CELLS, cell_of
+from regional_agent.cluster.rules.slot_map import slot_of
+from regional_agent.store.topology import Cluster
 from tests.integration.regional_agent.clusters import PASSWORD, Nodes, a_cluster
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
 

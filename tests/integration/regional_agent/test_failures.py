@@ -21,7 +21,7 @@ from protocol.check import Check, Subject
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
-from regional_agent.region import Region
+from regional_agent.agent import Region
 from regional_agent.store import keys
 from regional_agent.store.connection import OnReply, Reply
 from tests.conftest import free_port

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from regional_agent.fast_door import FastDoor, fast_protocol
+from regional_agent.http.fast_path import FastDoor, fast_protocol
 from regional_agent.main import create_app
-from tests.integration.doors.conftest import Answer, Raw, connected, serving
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
+from tests.integration.web.conftest import Answer, Raw, connected, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from protocol.circuit_breaker import BreakerState
-from regional_agent.domain.cells import CELLS
+from regional_agent.cluster.rules.cells import CELLS
 from tests.integration.regional_agent.clusters import Node, a_cluster
 from tests.integration.regional_agent.conftest import Agent, World, until
 from tests.integration.regional_agent.test_cluster import epochs_of, export, tenant_in, until_booked, until_it_answers

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from regional_agent.domain.hold_ids import HoldSeal
+from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.store import keys
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
 

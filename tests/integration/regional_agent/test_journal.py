@@ -18,9 +18,9 @@ import pytest
 from leasehold import embedded
 from leasehold.processes import spawn
 from protocol.circuit_breaker import BreakerState
-from regional_agent.domain.journal import read
-from regional_agent.journal import JournalDirectory
 from regional_agent.store.scripts import AllowanceCharge
+from regional_agent.store_outage.journal import JournalDirectory
+from regional_agent.store_outage.rules.records import read
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import Agent, World, until
 from tests.integration.regional_agent.test_failures import FAILURES, Store, a_small_disk, a_store, fill

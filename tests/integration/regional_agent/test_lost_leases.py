@@ -75,7 +75,7 @@ async def test_what_was_never_reported_of_a_lost_lease_is_not_admitted_again(
 
 async def test_a_store_that_may_evict_leases_admits_no_allowance(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as its settings are looked at again, on a connection that has stood for long."""
-    monkeypatch.setattr("regional_agent.life.WATCH_S", 0.05)
+    monkeypatch.setattr("regional_agent.leasing.epoch.WATCH_S", 0.05)
     assert (await world.admin.put("/v1/limits", json=document())).is_success
     agent = await world.agent()
     await agent.lease(LIMIT)

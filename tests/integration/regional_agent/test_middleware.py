@@ -24,7 +24,6 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from doors.settings import variable_of
 from leasehold import AsyncClient, Refused
 from leasehold.asking import Subject
 from leasehold.engine import Engine
@@ -32,6 +31,7 @@ from leasehold.middleware import Ask, Limited
 from regional_agent.settings import AgentSettings
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_clients import served_agent
+from web.settings import variable_of
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]

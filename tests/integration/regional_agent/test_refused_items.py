@@ -9,7 +9,7 @@ import pytest
 
 from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.lanes import FIRST_PAUSE_MS
+from regional_agent.leasing.lanes import FIRST_PAUSE_MS
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_conversation import eventually, spent_and_booked
 

@@ -72,7 +72,7 @@ async def test_a_replica_or_other_settings_end_the_exemption(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though they are as before when the store restarts, and its data as they were when it was exempt."""
-    monkeypatch.setattr("regional_agent.life.WATCH_S", 0.05)
+    monkeypatch.setattr("regional_agent.leasing.epoch.WATCH_S", 0.05)
     port = free_port()
     with store(tmp_path, port, "always"):
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))

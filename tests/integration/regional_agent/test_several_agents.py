@@ -7,7 +7,7 @@ import pytest
 
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, Versions
-from regional_agent.coordinator_client import CoordinatorClient
+from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.store.scripts import Life
 from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
 from tests.integration.regional_agent.test_conversation import QUOTA, eventually

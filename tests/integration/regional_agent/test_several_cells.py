@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from regional_agent.cell import Cell
-from regional_agent.domain.cells import cell_of
+from regional_agent.cluster.cell import Cell
+from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.scripts import HoldState
 from tests.integration.regional_agent.clusters import Nodes, a_cluster

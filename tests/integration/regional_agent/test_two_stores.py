@@ -8,7 +8,7 @@ import pytest
 from leasehold import embedded
 from protocol.messages import OpenEpoch
 from protocol.outcomes import EpochRefusal
-from regional_agent.coordinator_client import CoordinatorClient, CoordinatorRefused
+from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
 from tests.integration.regional_agent.conftest import Agent, World
 from tests.integration.regional_agent.test_topology import PASSWORD, spends, stores
 

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from leasehold.processes import identity
-from regional_agent.domain.cells import CELLS
+from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.settings import AgentSettings
 from tests.integration.regional_agent.clusters import a_cluster
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, World

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.allocation import Ask, decayed, grant_units
+from coordinator.exchange.rules.allocation import Ask, decayed, grant_units
 
 units = st.integers(0, 2**53 - 1)
 weights = st.integers(0, 1000)

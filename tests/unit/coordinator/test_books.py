@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.domain.allocation import Ask, fund, grant, grant_units
-from coordinator.domain.books import (
+from coordinator.exchange.rules.allocation import Ask, fund, grant, grant_units
+from coordinator.exchange.rules.balances import (
     COUNTED_AS,
     DRAINED,
     OVERAGE,
@@ -29,7 +29,7 @@ from coordinator.domain.books import (
     post,
     use,
 )
-from coordinator.domain.settlement import expire, judge_totals, settle
+from coordinator.exchange.rules.settlement import expire, judge_totals, settle
 from protocol.lease import RETURNS_COUNT, LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease, UsageLine
 from protocol.outcomes import ExchangeOutcome

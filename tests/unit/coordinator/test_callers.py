@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.callers import Callers
-from coordinator.operations.authenticate import Caller
+from coordinator.access.authenticate import Caller
+from coordinator.access.callers import Callers
 from coordinator.outages import DatabaseUnavailable
 
 pytestmark = pytest.mark.anyio

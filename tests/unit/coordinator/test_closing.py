@@ -2,9 +2,9 @@
 
 from datetime import timedelta
 
-from coordinator.domain.books import Correction, Key, Pool, Report
-from coordinator.domain.closing import Late, settle_late
-from coordinator.domain.settlement import Quarantined, QuarantineReason
+from coordinator.exchange.rules.balances import Correction, Key, Pool, Report
+from coordinator.exchange.rules.settlement import Quarantined, QuarantineReason
+from coordinator.periods.rules.closing import Late, settle_late
 from protocol.lease import LeaseState
 from tests.unit.coordinator.test_books import KEY, NOW, frozen_lease, new_lease
 

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.allocation import fund
-from coordinator.domain.books import Account, Cause, Key, Lease, Pool, Report, drain
-from coordinator.domain.division import (
+from coordinator.exchange.rules.allocation import fund
+from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool, Report, drain
+from coordinator.exchange.rules.granting import ANSWERING, Shelf, Wanted, push, recalls, serve
+from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare
+from coordinator.rebalancing.rules.division import (
     Division,
     Move,
     Part,
@@ -20,9 +22,7 @@ from coordinator.domain.division import (
     spare_of,
     taken_by_region,
 )
-from coordinator.domain.entitlement import Catalogue, Entitlement, RegionShare
-from coordinator.domain.granting import ANSWERING, Shelf, Wanted, push, recalls, serve
-from coordinator.domain.setting import Setting, faults_of_settings
+from coordinator.rebalancing.rules.region_settings import Setting, faults_of_settings
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.domain.exchange import Call, Incoming
-from coordinator.gathering import MOST_CALLS, Gathering
-from coordinator.operations.apply_exchange import Applied
+from coordinator.exchange.batcher import MOST_CALLS, Gathering
+from coordinator.exchange.rules.stages import Call, Incoming
+from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable, TransactionFailed
 from protocol.messages import (
     ExchangeReply,

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordinator.domain.granting import Terms, has_fallen
+from coordinator.exchange.rules.granting import Terms, has_fallen
 from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind
 

@@ -7,8 +7,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.entitlement import Catalogue, limit_of_key
-from coordinator.domain.limit_history import History, Overridden, Subscribed, Version, limits_in_force, narrower
+from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
+from coordinator.limits.rules.history import History, Overridden, Subscribed, Version, limits_in_force, narrower
 from protocol.policy import QuotaKind, QuotaSpec
 
 START, END = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)

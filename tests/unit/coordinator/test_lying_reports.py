@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain.sharing import (
+from coordinator.shared_limits.rules import (
     LONGEST_MS,
     MOST_REMEMBERED,
     PARTS,
@@ -19,7 +19,7 @@ from coordinator.domain.sharing import (
     share_out,
     terms_of_slots,
 )
-from coordinator.domain.sharing import Member as Weighed
+from coordinator.shared_limits.rules import Member as Weighed
 from protocol.policy import MAX_RATE_MICRO, Sharing
 from protocol.units import MAX_UNITS
 from tests.unit.coordinator.test_sharing import LIMIT, NAMES, World, terms

@@ -7,15 +7,23 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.adjusting import AdjustmentKind, adjust, entry_of
-from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.allocation import fund
-from coordinator.domain.books import Account, Cause, Key, Movement, Pool, post
-from coordinator.domain.division import Division, Part, debitable, division_of, funded_for, grantable_to, spare_of
-from coordinator.domain.entitlement import Catalogue, RegionShare
-from coordinator.domain.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
-from coordinator.domain.plan_change import change_limit
-from coordinator.domain.settlement import cover
+from coordinator.adjustments.rules import AdjustmentKind, adjust, entry_of
+from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.exchange.rules.allocation import fund
+from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
+from coordinator.exchange.rules.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
+from coordinator.exchange.rules.settlement import cover
+from coordinator.limits.rules.entitlement import Catalogue, RegionShare
+from coordinator.limits.rules.plan_change import change_limit
+from coordinator.rebalancing.rules.division import (
+    Division,
+    Part,
+    debitable,
+    division_of,
+    funded_for,
+    grantable_to,
+    spare_of,
+)
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.policy import Mode, QuotaKind, QuotaSpec

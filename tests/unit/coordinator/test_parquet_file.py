@@ -10,7 +10,7 @@ import pyarrow.parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.domain.export import ExportRow, ParquetFile
+from coordinator.exports.rules import ExportRow, ParquetFile
 
 TEXTS = st.one_of(st.none(), st.text(st.characters(codec="utf-8"), max_size=5))
 NUMBERS = st.integers(-(2**63), 2**63 - 1)

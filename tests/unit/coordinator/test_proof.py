@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from coordinator.domain.books import Account, Cause, Key, Report, Transfer
-from coordinator.domain.proof import genesis_head, next_head
+from coordinator.exchange.rules.balances import Account, Cause, Key, Report, Transfer
+from coordinator.proof.rules import genesis_head, next_head
 
 BODY = b"\x01" * 32
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from coordinator.domain.rebasing import KEPT_AT_ONCE, is_kept
+from coordinator.epochs.rules.lost_ledger import KEPT_AT_ONCE, is_kept
 from tests.integration.coordinator.standing import NOON
 
 

@@ -4,9 +4,9 @@ from uuid import uuid4
 
 import pytest
 
-from coordinator.domain.books import Account, Cause, Lease, Pool, movement, post
-from coordinator.domain.resolution import EpochEnd, ResolutionKind, Terms, propose, resolve
-from coordinator.domain.settlement import EpochState
+from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool, movement, post
+from coordinator.exchange.rules.settlement import EpochState
+from coordinator.suspense.rules import EpochEnd, ResolutionKind, Terms, propose, resolve
 from protocol.lease import LeaseState
 from tests.unit.coordinator.test_books import KEY, NOW, new_lease
 

@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from doors.settings import SettingsError, load_settings
+from web.settings import SettingsError, load_settings
 
 URL = {"LEASEHOLD_COORDINATOR_DATABASE_URL": "postgresql://me:hunter2@127.0.0.1:5432/leasehold"}
 

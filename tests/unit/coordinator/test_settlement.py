@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from coordinator.domain.books import Account, Cause, Lease, Pool, Report, movement, post
-from coordinator.domain.granting import refusal_of
-from coordinator.domain.settlement import (
+from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool, Report, movement, post
+from coordinator.exchange.rules.granting import refusal_of
+from coordinator.exchange.rules.settlement import (
     EpochState,
     Lane,
     QuarantineReason,

@@ -8,7 +8,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.domain.sharing import (
+from coordinator.shared_limits.rules import (
     CARRIED,
     KEPT_MS,
     LATEST_REPLY_MS,
@@ -29,8 +29,8 @@ from coordinator.domain.sharing import (
     terms_of,
 )
 from protocol.policy import Sharing
-from regional_agent.domain import sharing as regional
-from regional_agent.domain.sharing import Share, share_of_grant
+from regional_agent.shared_limits import rules as regional
+from regional_agent.shared_limits.rules import Share, share_of_grant
 
 LIMIT = 90_000_000
 rates = st.integers(0, 10**13)

@@ -6,8 +6,8 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.sheet import Sheet, csv_of, html_of, restored
-from coordinator.domain.statement import StatementId, parse_statement_id
+from coordinator.usage.rules.sheet import Sheet, csv_of, html_of, restored
+from coordinator.usage.rules.statement import StatementId, parse_statement_id
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.sampled_from(
     ["=1+1", "'", "''=", "-1", "@A1"]

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from coordinator.domain.notice import Notice
+from coordinator.notice import Notice
 from coordinator.signals import MAX_WAITING_SIGNALS, SignalHub
 from protocol.messages import Signal
 

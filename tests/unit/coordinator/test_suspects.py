@@ -1,6 +1,6 @@
 """Lanes that failed by themselves are known for a while, within bounds, and no region makes another one a suspect."""
 
-from coordinator.domain.suspects import MOST_LANES, MOST_REGIONS, SUSPECTED_FOR_S, Suspects
+from coordinator.exchange.rules.suspects import MOST_LANES, MOST_REGIONS, SUSPECTED_FOR_S, Suspects
 
 
 def test_a_suspect_is_known_for_a_while_or_until_it_is_cleared() -> None:

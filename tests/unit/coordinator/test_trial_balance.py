@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domain.books import Account, Cause, Key, Overdrawn, Pool, Report, post
-from coordinator.domain.proof import TrialBalance, without_zeros
+from coordinator.exchange.rules.balances import Account, Cause, Key, Overdrawn, Pool, Report, post
+from coordinator.proof.rules import TrialBalance, without_zeros
 
 ACCOUNTS = sorted({*Account} - {Account.ADJUSTMENT})
 MOVES = st.lists(st.tuples(st.sampled_from(ACCOUNTS), st.sampled_from(ACCOUNTS), st.integers(1, 50)), max_size=30)

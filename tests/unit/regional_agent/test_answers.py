@@ -7,8 +7,8 @@ from msgspec import structs
 
 from protocol.check import DenialCause, FailureMode, PolicyAnswer
 from protocol.outcomes import DenialReason
-from regional_agent.answers import Window, answer_of, headers_of, retry_after_header
-from regional_agent.domain.denial_causes import LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.admission.rules.denial_causes import LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.http.schemas import Window, answer_of, headers_of, retry_after_header
 
 
 def answer(

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from protocol.check import Check, Subject
-from regional_agent.admission import Asked
-from regional_agent.answers import Verdict
-from regional_agent.store.gathering import MOST_REQUESTS
+from regional_agent.admission.engine import Asked
+from regional_agent.http.schemas import Verdict
+from regional_agent.store.batcher import MOST_REQUESTS
 from tests.simulation.test_slices import Agent, Region
 from tests.simulation.virtual_time import VirtualLoop
 

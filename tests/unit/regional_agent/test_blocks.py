@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.blocks import BlockedValue, BlockField, BlockList
-from regional_agent.blocks import Blocked, Blocks
+from regional_agent.admission.blocks import Blocked, Blocks
 
 HEARD_AT_MS = 1000
 TEXTS = st.sampled_from(["a", "b", "c"])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import SystemClock
 from regional_agent.metrics import Metrics
+from regional_agent.store.circuit_breaker import Guard, says_that_it_cannot
 from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
-from regional_agent.store.guard import Guard, says_that_it_cannot
 from tests.unit.regional_agent.test_leasing import StandingClock
 
 PAUSE_MS = 1000

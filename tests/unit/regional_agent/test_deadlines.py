@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from regional_agent.domain.decision_timeout import DecisionTimeout
 from regional_agent.store.connection import BEHIND_OTHERS, NoAnswer, _Protocol
+from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 PATIENCE_S = 0.005
 IN_TIME_S, TOO_LATE_S = 0.004, 0.0015

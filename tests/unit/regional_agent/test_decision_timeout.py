@@ -2,7 +2,7 @@
 
 import pytest
 
-from regional_agent.domain.decision_timeout import ENOUGH, WINDOW, DecisionTimeout
+from regional_agent.store.rules.decision_timeout import ENOUGH, WINDOW, DecisionTimeout
 
 
 def after(*round_trips_ms: float, shortest_ms: int = 5, longest_ms: int = 50) -> DecisionTimeout:

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.units import MAX_UNITS
-from regional_agent.domain.demand import Demand
-from regional_agent.domain.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Patience, low_water
+from regional_agent.leasing.rules.demand import Demand
+from regional_agent.leasing.rules.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Patience, low_water
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1_000))

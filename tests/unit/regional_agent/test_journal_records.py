@@ -6,7 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.domain.journal import (
+from regional_agent.store_outage.rules.local_allowances import Ask, LocalAllowances
+from regional_agent.store_outage.rules.records import (
     MOST_BYTES,
     MOST_LEASES,
     MOST_LINES,
@@ -20,7 +21,6 @@ from regional_agent.domain.journal import (
     read,
     summed,
 )
-from regional_agent.domain.local_allowances import Ask, LocalAllowances
 
 entries = st.builds(
     Entry,

@@ -3,8 +3,8 @@
 from itertools import pairwise
 
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.domain.set_aside import MOST_ITEMS, SetAside
-from regional_agent.lanes import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Lanes
+from regional_agent.leasing.lanes import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Lanes
+from regional_agent.leasing.rules.set_aside import MOST_ITEMS, SetAside
 
 LANE = (7, 2)
 

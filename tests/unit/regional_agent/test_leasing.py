@@ -8,8 +8,8 @@ from prometheus_client import generate_latest
 
 from protocol.messages import LeaseWant
 from protocol.units import MAX_UNITS
-from regional_agent.domain.refill import LONGEST_PAUSE_MS
-from regional_agent.leasing import UNANSWERED_MS, HotKey, Leasing
+from regional_agent.leasing.quotas import UNANSWERED_MS, HotKey, Leasing
+from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
 from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import PolicyDecision
 

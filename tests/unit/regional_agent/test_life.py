@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.messages import EpochOpened, OpenEpoch, RebindEpoch
-from regional_agent.life import LifeKeeper
+from regional_agent.leasing.epoch import LifeKeeper
 from regional_agent.store.scripts import Scripts
 from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 

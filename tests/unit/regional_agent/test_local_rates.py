@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.domain.local_rates import MOST_BUCKETS, Ask, LocalRates
+from regional_agent.store_outage.rules.local_rates import MOST_BUCKETS, Ask, LocalRates
 
 ASK = Ask("api:tenant=acme", 1, 2_000_000, 10)  # two a second, ten at once
 

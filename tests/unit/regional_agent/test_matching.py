@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.policy import LimitsDocument, PolicyBundle
-from regional_agent.domain.remembered import Remembered
-from regional_agent.domain.routes import Routes
-from regional_agent.policies import Policies
+from regional_agent.admission.policies import Policies
+from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.routes import Routes
 
 texts = st.text("ab/", max_size=6)  # few letters, so that prefixes are prefixes of each other
 segments = st.sampled_from(["*", "*", "a", "b", "ab", ""])

@@ -1,6 +1,6 @@
 """How long a reply is waited for, and when the same is said again."""
 
-from regional_agent.domain.persistence import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Persistence
+from regional_agent.leasing.rules.persistence import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Persistence
 
 
 def test_it_is_said_again_ever_later_counted_from_when_it_was_said() -> None:

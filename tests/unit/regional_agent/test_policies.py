@@ -7,8 +7,8 @@ import pytest
 
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
 from protocol.policy import LimitsDocument, PolicyBundle, faults_of
-from regional_agent.domain.subjects import InvalidSubjectValue
-from regional_agent.policies import Policies, UnknownSubjectField
+from regional_agent.admission.policies import Policies, UnknownSubjectField
+from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.store.scripts import AllowanceCharge, RateCharge, SlotCharge
 
 DOCUMENT: dict[str, Any] = {

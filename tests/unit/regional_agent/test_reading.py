@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from protocol.identifiers import parse_quota_key
 from protocol.policy import LimitsDocument, PolicyBundle, faults_of
-from regional_agent.domain.subjects import InvalidAddress
-from regional_agent.policies import Policies, UnknownSubjectField
+from regional_agent.admission.policies import Policies, UnknownSubjectField
+from regional_agent.admission.rules.subjects import InvalidAddress
 
 CLASSES = ["heavy", "light"]
 ROUTES = st.sampled_from(["*", "/a", "/a*", "/a/b", "/b*", "/*/b", "/b/*"])

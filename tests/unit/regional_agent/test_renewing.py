@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages import ExchangeReply, LeaseReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from regional_agent.reporting import answered_by, renewal_of
+from regional_agent.leasing.exchange_loop import answered_by, renewal_of
 
 HOUR_MS = 3_600_000
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from doors.settings import SettingsError, load_settings
 from regional_agent.settings import AgentSettings
+from web.settings import SettingsError, load_settings
 
 GOOD = {
     "LEASEHOLD_AGENT_REGION": "us-east",

@@ -9,8 +9,8 @@ import pytest
 
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
 from protocol.policy import Rate
-from regional_agent.domain.sharing import RateDemand
-from regional_agent.sharing import Key, Sharing
+from regional_agent.shared_limits.rules import RateDemand
+from regional_agent.shared_limits.sharing import Key, Sharing
 from regional_agent.store.scripts import Life, RatesReported, RateWant, SlotCharge, SlotsReported, SlotWant
 from tests.unit.regional_agent.test_leasing import StandingClock
 

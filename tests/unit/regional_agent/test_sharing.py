@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regional_agent.domain.sharing import (
+from regional_agent.shared_limits.rules import (
     RateDemand,
     Share,
     cannot_wait,

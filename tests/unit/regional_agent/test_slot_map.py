@@ -3,8 +3,8 @@
 import pytest
 
 from protocol.identifiers import quota_key
-from regional_agent.domain.cells import CELLS, cell_of, home_of
-from regional_agent.domain.slot_map import Place, nodes_of, places_of, slot_of
+from regional_agent.cluster.rules.cells import CELLS, cell_of, home_of
+from regional_agent.cluster.rules.slot_map import Place, nodes_of, places_of, slot_of
 
 ONE = "one 10.0.0.1:7000@17000,node-one master - 0 0 {one} connected 0-8191 [9842->-two]"
 TWO = "two 10.0.0.2:7000@17000,,shard-id=x {two_is} - 0 0 {two} connected 8192-16383"

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from protocol.policy import LimitsDocument, PolicyBundle
-from regional_agent.admission import Asked
-from regional_agent.answers import Window
-from regional_agent.domain.cells import cell_of
-from regional_agent.policies import Policies
-from regional_agent.spread import without_strangers
+from regional_agent.admission.engine import Asked
+from regional_agent.admission.policies import Policies
+from regional_agent.cluster.multi_cell import without_strangers
+from regional_agent.cluster.rules.cells import cell_of
+from regional_agent.http.schemas import Window
 from regional_agent.store.scripts import Operation, Request
 
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.policy import Rate
-from regional_agent import sharing as sharing_module
-from regional_agent import wants as wants_module
-from regional_agent.leasing import Leasing
-from regional_agent.sharing import Sharing
+from regional_agent.leasing import demands as wants_module
+from regional_agent.leasing.demands import Want
+from regional_agent.leasing.quotas import Leasing
+from regional_agent.shared_limits import sharing as sharing_module
+from regional_agent.shared_limits.sharing import Sharing
 from regional_agent.store.scripts import PolicyDecision
-from regional_agent.wants import Want
 from tests.unit.regional_agent.test_leasing import QUOTA, StandingClock, spent
 
 NO_LEASE = PolicyDecision(1, 1000, 0, 0, 0, 0, 0, 0)

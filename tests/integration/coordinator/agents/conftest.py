@@ -13,11 +13,11 @@ import pytest
 from fastapi import FastAPI
 from pydantic import SecretStr
 
+from coordinator.access.issue_token import issue_token
 from coordinator.database.connection import Connection
+from coordinator.health.readiness import measure
+from coordinator.limits.put_limits import put_limits
 from coordinator.main import create_app
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.put_limits import put_limits
-from coordinator.operations.readiness import measure
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.identifiers import lane_of

@@ -9,16 +9,16 @@ from uuid import uuid4
 
 import msgspec
 
-from coordinator.api.frozen import parse_call
+from coordinator.access.rules.audit import Actor
 from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
-from coordinator.domain.audit import Actor
-from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.close_period import CloseRequest, close_period
-from coordinator.operations.open_epoch import open_epoch
-from coordinator.operations.reconcile import read_settled
-from coordinator.operations.retire_epoch import retire_epoch
+from coordinator.epochs.open import open_epoch
+from coordinator.epochs.retire import retire_epoch
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.transaction import apply_exchange
+from coordinator.limits.in_force import Documents
+from coordinator.periods.close import CloseRequest, close_period
+from coordinator.usage.reconcile import read_settled
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, OpenEpoch, Versions
 from tests.conftest import restricted
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand

@@ -13,24 +13,26 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from coordinator.api.frozen import parse_call
-from coordinator.database import documents, ledger, shares
 from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
 from coordinator.database.engine import Database, open_database
-from coordinator.domain.granting import Terms
-from coordinator.domain.wishes import Weigh, Words
-from coordinator.operations.add_override import add_override
-from coordinator.operations.apply_exchange import apply_exchange
-from coordinator.operations.delete_override import delete_override
-from coordinator.operations.delete_subscription import delete_subscription
-from coordinator.operations.put_limits import put_limits
-from coordinator.operations.put_region import put_region
-from coordinator.operations.put_subscription import put_subscription
-from coordinator.operations.read_overrides import Override
-from coordinator.operations.read_rebalances import Rebalance
-from coordinator.operations.rebalance import Wish, begin_rebalance
-from coordinator.operations.share_rates import share_rates
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.transaction import apply_exchange
+from coordinator.limits import in_force
+from coordinator.limits.delete_subscription import delete_subscription
+from coordinator.limits.in_force import Documents
+from coordinator.limits.put_limits import put_limits
+from coordinator.limits.put_subscription import put_subscription
+from coordinator.overrides.add_override import add_override
+from coordinator.overrides.delete_override import delete_override
+from coordinator.overrides.read_overrides import Override
+from coordinator.rebalancing.read_rebalances import Rebalance
+from coordinator.rebalancing.rebalance import Wish, begin_rebalance
+from coordinator.rebalancing.rules.requests import Weigh, Words
+from coordinator.regions.put_region import put_region
+from coordinator.shared_limits import statements as shared_limits_statements
+from coordinator.shared_limits.share_rates import share_rates
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, RateReport, SharesRequest, Versions
 from protocol.policy import LimitsDocument
@@ -142,7 +144,7 @@ class Race:
         self._changing: asyncio.Task[Any] | None = None
 
     async def run(self) -> ExchangeReply:
-        await self.database.run(lambda c: ledger.read_catalogue(c, self.documents, [], NOON))  # it is known, as mostly
+        await self.database.run(lambda c: exchange_statements.read_catalogue(c, self.documents, [], NOON))
         reply = await self.database.run(self._attempt)
         if self._changing is None:
             await self._begin_change()
@@ -167,7 +169,7 @@ class Race:
 
     async def _begin_change(self) -> None:
         stand = self.scene.stand
-        is_before = ledger._LEASES_AND_VERSION not in self.attempts[-1]
+        is_before = exchange_statements._LEASES_AND_VERSION not in self.attempts[-1]
         self._changing = asyncio.create_task(committed(stand, self.change))
         async with asyncio.timeout(20):
             while not (self._changing.done() or await stand.owner.fetchval(_SOMEBODY_WAITS)):
@@ -243,7 +245,7 @@ async def test_a_change_of_another_tenant_repeats_nothing(stand: Stand, agent: A
     assert first.leases[0].granted == HELD + WANTED
     assert race.came_first
     (statements,), (steady,) = race.attempts, alone.attempts
-    assert [sql for sql in statements if sql not in steady] == [ledger._CATALOGUE, documents._REGIONS]
+    assert [sql for sql in statements if sql not in steady] == [exchange_statements._CATALOGUE, in_force._REGIONS]
 
 
 def lowers_plan_of_other(scene: Scene) -> Step[Any]:
@@ -261,10 +263,10 @@ async def test_a_steady_catalogue_costs_an_exchange_no_statement(stand: Stand, a
         await race.run()
     (statements,) = race.attempts
     assert statements == [
-        ledger._LANES_AND_CATALOGUE,
-        ledger._LOCK_POOLS,
-        ledger._LEASES_AND_VERSION,
-        ledger._BOOK_ALL,
+        exchange_statements._LANES_AND_CATALOGUE,
+        exchange_statements._LOCK_POOLS,
+        exchange_statements._LEASES_AND_VERSION,
+        exchange_statements._BOOK_ALL,
     ]
 
 
@@ -284,7 +286,7 @@ async def test_a_rate_is_not_shared_by_what_a_committed_change_replaced(stand: S
         await committed(stand, lambda c: put_limits(c, lower, lambda _: True, None, NOON))
 
     async def attempt(connection: Connection) -> Any:
-        recorded = _Before(connection, shares._WRITE, None if changed else change)
+        recorded = _Before(connection, shared_limits_statements._WRITE, None if changed else change)
         return await share_rates(recorded, Documents(), agent.region, request, NOON)  # type: ignore[arg-type]  # as far as it goes
 
     async with open_database(restricted(stand.url), 2) as database:

@@ -9,13 +9,13 @@ import asyncpg
 import httpx
 import pytest
 
-from coordinator.domain.audit import Actor
-from coordinator.operations.close_period import CloseRequest, PeriodClose, close_period, go_on_closing
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.recall import recall_suspense
-from coordinator.operations.reconcile import read_settled
-from coordinator.operations.seal import seal
-from coordinator.operations.verify import verify
+from coordinator.access.rules.audit import Actor
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.exchange.recall import recall_suspense
+from coordinator.periods.close import CloseRequest, PeriodClose, close_period, go_on_closing
+from coordinator.proof.seal import seal
+from coordinator.proof.verify import verify
+from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of
 from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from coordinator.domain.contest import LATELY, MOST_OPENINGS
-from coordinator.domain.proof import genesis_head
+from coordinator.epochs.rules.split_brain import LATELY, MOST_OPENINGS
+from coordinator.proof.rules import genesis_head
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agents.conftest import Agent, Stand, lease, leased, want
 from tests.integration.coordinator.standing import connected

@@ -4,7 +4,7 @@ from secrets import token_hex
 
 import pytest
 
-from coordinator.operations.expire_leases import expire_leases
+from coordinator.exchange.expire_leases import expire_leases
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from tests.integration.coordinator.agents.conftest import Agent, Stand, lease, leased, receipt, want
 from tests.integration.coordinator.standing import connected

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from coordinator.database.ledger import FEW_TRANSFERS
-from coordinator.domain.books import Account, Cause, Key, Report, Transfer
-from coordinator.domain.proof import genesis_head, next_head
+from coordinator.exchange.rules.balances import Account, Cause, Key, Report, Transfer
+from coordinator.exchange.statements import FEW_TRANSFERS
+from coordinator.proof.rules import genesis_head, next_head
 from protocol.identifiers import lane_of
 from protocol.messages import body_hash
 from protocol.outcomes import ExchangeOutcome, GrantRefusal

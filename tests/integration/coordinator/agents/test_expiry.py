@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from pydantic import SecretStr
 
+from coordinator.exchange.expire_leases import Expired, expire_leases
 from coordinator.main import create_app
-from coordinator.operations.expire_leases import Expired, expire_leases
 from coordinator.settings import CoordinatorSettings
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, Agent, Stand, lease, leased, want

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from coordinator.api.frozen import parse_call
-from coordinator.database.documents import Documents
-from coordinator.domain.granting import Terms
-from coordinator.operations.apply_exchange import Applied, apply_exchanges
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.transaction import Applied, apply_exchanges
+from coordinator.limits.in_force import Documents
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, Versions
 from protocol.outcomes import ExchangeOutcome

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coordinator.database.documents import Documents
-from coordinator.database.ledger import read_catalogue
+from coordinator.exchange.statements import read_catalogue
+from coordinator.limits.in_force import Documents
 from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MAX_UNITS

@@ -7,11 +7,11 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.domain.rebasing import KEPT_AGAIN
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.put_limits import put_limits
-from coordinator.operations.put_region import put_region
-from coordinator.operations.verify import verify
+from coordinator.epochs.rules.lost_ledger import KEPT_AGAIN
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.limits.put_limits import put_limits
+from coordinator.proof.verify import verify
+from coordinator.regions.put_region import put_region
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal

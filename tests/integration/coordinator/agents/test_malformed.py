@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.api.agents import ExchangesAhead
+from coordinator.exchange.routes import ExchangesAhead
 from protocol.identifiers import lane_of
 from protocol.messages import MAX_FROZEN_BYTES
 from protocol.outcomes import ExchangeOutcome, GrantRefusal

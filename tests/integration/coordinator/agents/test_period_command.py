@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from coordinator.operations.close_period import go_on_closing
-from coordinator.operations.issue_token import issue_token
+from coordinator.access.issue_token import issue_token
+from coordinator.periods.close import go_on_closing
 from leasehold.cli import app
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand
 from tests.integration.coordinator.agents.test_closing import GRACE, NEXT, in_december, pool, use

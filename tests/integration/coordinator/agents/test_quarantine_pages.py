@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.operations.read_suspense import MOST_EVIDENCE_BYTES
+from coordinator.suspense.read_suspense import MOST_EVIDENCE_BYTES
 from tests.integration.coordinator.agents.conftest import Agent, Stand, lease
 
 pytestmark = pytest.mark.anyio

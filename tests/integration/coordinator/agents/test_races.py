@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.database import ledger
 from coordinator.database.connection import Connection
-from coordinator.domain.books import Key
-from coordinator.domain.resolution import ResolutionKind
-from coordinator.operations.close_period import CloseRefused
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
-from coordinator.operations.seal import seal
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.exchange.rules.balances import Key
+from coordinator.periods.close import CloseRefused
+from coordinator.proof import seal as seal_module
+from coordinator.proof.seal import seal
+from coordinator.suspense.resolve import Proposal, Resolution, approve_resolution, propose_resolution
+from coordinator.suspense.rules import ResolutionKind
 from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome
 from tests.conftest import restricted
@@ -203,7 +204,7 @@ async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month
         close = closes(stand)
 
         async def reports(connection: Connection) -> ExchangeReply:
-            return await late(Overtaken(connection, ledger._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
+            return await late(Overtaken(connection, exchange_statements._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
 
         waiting = asyncio.create_task(committed(stand, reports))
         await until_it_waits(stand.owner, waiting)
@@ -218,10 +219,8 @@ async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month
 async def test_a_report_is_below_the_seal_that_waited_for_it(
     stand: Stand, agent: Agent, spent: Step[ExchangeReply], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from coordinator.operations import seal as module  # noqa: PLC0415
-
-    patient = module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'")
-    monkeypatch.setattr(module, "_SNAPSHOT_BEHIND_THE_GATE", patient)
+    patient = seal_module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'")
+    monkeypatch.setattr(seal_module, "_SNAPSHOT_BEHIND_THE_GATE", patient)
     reply, sealed = await one_after_the_other(stand, spent, lambda c: seal(c, stand.clock.now()))
     assert sealed.position == receipt(reply).position
 

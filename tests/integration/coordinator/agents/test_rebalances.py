@@ -7,14 +7,14 @@ from uuid import UUID
 import httpx
 import pytest
 
+from coordinator.access.rules.audit import Actor
 from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
-from coordinator.domain.audit import Actor
-from coordinator.domain.wishes import MoveUnits, Weigh, Words
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.follow_rebalances import follow
-from coordinator.operations.read_rebalances import Rebalance
-from coordinator.operations.rebalance import Changed, Impossible, Wish, begin_rebalance
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.limits.in_force import Documents
+from coordinator.rebalancing.follow import follow
+from coordinator.rebalancing.read_rebalances import Rebalance
+from coordinator.rebalancing.rebalance import Changed, Impossible, Wish, begin_rebalance
+from coordinator.rebalancing.rules.requests import MoveUnits, Weigh, Words
 from protocol.messages import Signal
 from protocol.outcomes import GrantRefusal
 from tests.conftest import restricted

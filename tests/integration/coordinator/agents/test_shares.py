@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator.database.documents import Documents
-from coordinator.domain.sharing import KEPT_MS, REFRESHES
-from coordinator.operations.share_rates import SharedOut, forget_quiet_rates, share_rates
+from coordinator.limits.in_force import Documents
+from coordinator.shared_limits.rules import KEPT_MS, REFRESHES
+from coordinator.shared_limits.share_rates import SharedOut, forget_quiet_rates, share_rates
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotShare
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import API, EXPORTS, Agent, Stand

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.domain.notice import Notice
+from coordinator.notice import Notice
 from protocol.messages import Signal
 from tests.integration.coordinator.agents.conftest import EXPORTS, Stand, lease, leased, want
 
@@ -88,8 +88,8 @@ async def test_a_coordinator_that_stops_ends_its_streams(stand: Stand) -> None:
 
 
 async def test_a_revoked_token_ends_its_stream(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.api.agents.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("coordinator.api.agents.TOKEN_CHECK_S", 0.05)
+    monkeypatch.setattr("coordinator.exchange.routes.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("coordinator.exchange.routes.TOKEN_CHECK_S", 0.05)
     async with stand.served() as url:
         agent = await stand.agent("us-east", url)
         async with stream(agent.client, "us-east") as hears:
@@ -101,7 +101,7 @@ async def test_a_revoked_token_ends_its_stream(stand: Stand, monkeypatch: pytest
 async def test_a_revoked_token_ends_a_stream_that_is_never_silent(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.api.agents.TOKEN_CHECK_S", 0.05)
+    monkeypatch.setattr("coordinator.exchange.routes.TOKEN_CHECK_S", 0.05)
     async with stand.served() as url:
         agent = await stand.agent("us-east", url)
         async with stream(agent.client, "us-east") as hears, asyncio.TaskGroup() as tasks:

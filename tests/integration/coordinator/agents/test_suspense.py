@@ -6,7 +6,7 @@ import asyncpg
 import httpx
 import pytest
 
-from coordinator.operations.expire_leases import expire_leases
+from coordinator.exchange.expire_leases import expire_leases
 from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, PERIOD, Agent, Stand, lease, leased, want
 from tests.integration.coordinator.standing import connected
 

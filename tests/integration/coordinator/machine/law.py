@@ -11,8 +11,8 @@ from typing import NamedTuple
 import asyncpg
 
 from coordinator.database.connection import Connection
-from coordinator.domain.books import Key
-from coordinator.domain.exchange import Call, Incoming
+from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.rules.stages import Call, Incoming
 from protocol.messages import ExchangeReply, FrozenLease, Receipt
 from protocol.outcomes import ExchangeOutcome
 

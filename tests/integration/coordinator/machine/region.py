@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from coordinator.domain.books import Key
+from coordinator.exchange.rules.balances import Key
 from protocol.identifiers import lane_of
 from protocol.messages import ExchangeReply, FrozenBatch, FrozenLease, LeaseReply, UsageLine
 from protocol.outcomes import ExchangeOutcome

@@ -23,38 +23,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec.structs import replace
 
-from coordinator.api.frozen import parse_call
-from coordinator.database.connection import Connection
-from coordinator.database.documents import Documents
-from coordinator.domain.adjusting import AdjustmentKind
-from coordinator.domain.adjusting import Terms as Adjusting
-from coordinator.domain.audit import Actor
-from coordinator.domain.books import Key
-from coordinator.domain.closing import Missing, Obstacle
-from coordinator.domain.exchange import Call
-from coordinator.domain.granting import Terms
-from coordinator.domain.resolution import ResolutionKind
-from coordinator.operations.add_override import add_override
-from coordinator.operations.adjust import (
+from coordinator.access.rules.audit import Actor
+from coordinator.adjustments.adjust import (
     ProposedAdjustment,
     approve_adjustment,
     propose_adjustment,
     withdraw_adjustment,
 )
-from coordinator.operations.apply_exchange import Applied, apply_exchanges
-from coordinator.operations.close_period import CloseRefused, CloseRequest, PeriodClose, close_period
-from coordinator.operations.delete_override import delete_override
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.open_epoch import fence_lost, open_epoch
-from coordinator.operations.put_limits import LimitsOutcome, put_limits
-from coordinator.operations.put_region import put_region
-from coordinator.operations.read_adjustments import Adjustment
-from coordinator.operations.read_overrides import Override
-from coordinator.operations.rebind_epoch import rebind_epoch
-from coordinator.operations.reconcile import read_settled
-from coordinator.operations.resolve_suspense import Proposal, Resolution, approve_resolution, propose_resolution
-from coordinator.operations.retire_epoch import retire_epoch
-from coordinator.operations.verify import verify
+from coordinator.adjustments.read_adjustments import Adjustment
+from coordinator.adjustments.rules import AdjustmentKind
+from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.database.connection import Connection
+from coordinator.epochs.open import fence_lost, open_epoch
+from coordinator.epochs.rebind import rebind_epoch
+from coordinator.epochs.retire import retire_epoch
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.exchange.parsing import parse_call
+from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.transaction import Applied, apply_exchanges
+from coordinator.limits.in_force import Documents
+from coordinator.limits.put_limits import LimitsOutcome, put_limits
+from coordinator.overrides.add_override import add_override
+from coordinator.overrides.delete_override import delete_override
+from coordinator.overrides.read_overrides import Override
+from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose, close_period
+from coordinator.periods.rules.closing import Missing, Obstacle
+from coordinator.proof.verify import verify
+from coordinator.regions.put_region import put_region
+from coordinator.suspense.resolve import Proposal, Resolution, approve_resolution, propose_resolution
+from coordinator.suspense.rules import ResolutionKind
+from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of
 from protocol.messages import (
     EpochOpened,

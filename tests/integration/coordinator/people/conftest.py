@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
+from coordinator.access.issue_token import issue_token
 from coordinator.database.connection import Connection
 from coordinator.main import create_app
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.seal import seal
+from coordinator.proof.seal import seal
 from coordinator.settings import CoordinatorSettings
 from protocol.identifiers import lane_of
 from protocol.periods import minute_of

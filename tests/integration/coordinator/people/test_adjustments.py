@@ -9,8 +9,8 @@ import asyncpg
 import httpx
 import pytest
 
-from coordinator.operations.close_period import period_root
-from coordinator.operations.verify import verify
+from coordinator.periods.close import period_root
+from coordinator.proof.verify import verify
 from protocol.periods import minute_of
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
 

@@ -7,16 +7,16 @@ import asyncpg
 import httpx
 import pytest
 
-from coordinator.api.queries import Cursor, question_digest, write_cursor
-from coordinator.database.audit import record
-from coordinator.domain.audit import Action
-from coordinator.operations.authenticate import authenticate
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.revoke_token import revoke_token
-from doors.tokens import token_hash
+from coordinator.access.audit import record
+from coordinator.access.authenticate import authenticate
+from coordinator.access.issue_token import issue_token
+from coordinator.access.revoke_token import revoke_token
+from coordinator.access.rules.audit import Action
+from coordinator.http.queries import Cursor, question_digest, write_cursor
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
 from tests.integration.coordinator.standing import NOON, connected
+from web.tokens import token_hash
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.operations import put_block
+from coordinator.blocks import put_block
 from tests.integration.coordinator.people.conftest import Stand, open_region, problem
 from tests.integration.coordinator.standing import NOON
 

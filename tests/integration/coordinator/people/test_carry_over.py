@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.operations.close_period import period_root
-from coordinator.operations.expire_leases import expire_leases
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.periods.close import period_root
 from protocol.units import MAX_UNITS
 from tests.integration.coordinator.agents.racing import until_it_waits
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed

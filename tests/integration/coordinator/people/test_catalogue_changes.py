@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from coordinator.domain.notice import Notice
-from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.limits.policy_bundle import policy_bundle
+from coordinator.notice import Notice
 from protocol.messages import Signal
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
 from tests.integration.coordinator.standing import NOON, connected

@@ -18,10 +18,10 @@ import pytest
 from msgspec.structs import replace
 
 from coordinator.database.engine import Database, open_database
-from coordinator.domain.export import ExportFormat
-from coordinator.operations import exports
-from coordinator.operations.exports import Export, ExportRequest, ask_export, read_from, walk
-from coordinator.operations.make_exports import CHUNKS_TO_A_MARK, do_exports
+from coordinator.exports import requests
+from coordinator.exports.job import CHUNKS_TO_A_MARK, do_exports
+from coordinator.exports.requests import Export, ExportRequest, ask_export, read_from, walk
+from coordinator.exports.rules import ExportFormat
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem, sealed
 from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, close, region
@@ -173,7 +173,7 @@ async def large(database: str) -> AsyncIterator[tuple[Database, Export]]:
     assert isinstance(asked, Export)
     async with open_database(restricted(database), 2) as one:
         await do_exports(one, StandingClock())
-        found = await one.read(lambda c: exports.read_export(c, asked.id))
+        found = await one.read(lambda c: requests.read_export(c, asked.id))
         assert found is not None
         yield one, found
 
@@ -206,7 +206,7 @@ async def test_a_download_of_a_large_one_begins_at_a_mark(large: tuple[Database,
     marks = await one.read(
         lambda c: c.fetchval("SELECT jsonb_array_length(marks) FROM export WHERE id = $1", export.id)
     )
-    assert marks == LINES // (exports.CHUNK * CHUNKS_TO_A_MARK)
+    assert marks == LINES // (requests.CHUNK * CHUNKS_TO_A_MARK)
     whole = b"".join([part async for part in read_from(one, export, 0)])
     assert hashlib.sha256(whole).hexdigest() == export.sha256
     for start in (10, len(whole) // 2, len(whole) - 10):
@@ -235,5 +235,5 @@ async def test_however_few_lines_a_tenant_has_each_look_for_them_is_bounded(
     for tenant, rows in {"t3": LINES // 10 + 1, "nobody": 1, "t99": 0}.items():
         chunks = [chunk async for chunk in walk(one, replace(export, tenant=tenant, ledger_head=head))]
         assert sum(chunk.rows for chunk in chunks) == rows
-        assert all(b.reached - a.reached <= exports.STRETCH for a, b in pairwise(chunks))
+        assert all(b.reached - a.reached <= requests.STRETCH for a, b in pairwise(chunks))
         assert chunks[-1].reached == last

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
-from coordinator.operations.issue_token import issue_token
+from coordinator.access.issue_token import issue_token
 from leasehold.cli import app
 from tests.integration.coordinator.people.conftest import Region, Stand, sealed
 from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, region

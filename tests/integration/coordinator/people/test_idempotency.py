@@ -8,7 +8,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from coordinator.operations.first_answers import ABANDONED_AFTER, KEPT_FOR, Attempt, claim, forget
+from coordinator.access.idempotency_records import ABANDONED_AFTER, KEPT_FOR, Attempt, claim, forget
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
 
 pytestmark = pytest.mark.anyio

@@ -11,16 +11,16 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
+from coordinator.access.issue_token import issue_token
 from coordinator.database.engine import open_database
-from coordinator.database.outbox import tell
-from coordinator.domain.installation import places_of
-from coordinator.domain.webhooks import EventKind, event
+from coordinator.installation.operations import look_at_installation
+from coordinator.installation.rules import places_of
 from coordinator.main import create_app
-from coordinator.operations.deliveries import take_due
-from coordinator.operations.installation import look_at_installation
-from coordinator.operations.issue_token import issue_token
 from coordinator.settings import CoordinatorSettings
-from coordinator.telling import tell_webhooks
+from coordinator.webhooks.deliveries import take_due
+from coordinator.webhooks.delivery import tell_webhooks
+from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.rules import EventKind, event
 from leasehold.cli import app as cli
 from tests.conftest import Server, copied, restricted
 from tests.integration.coordinator.people.conftest import Stand

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import yaml
 
-from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.limits.policy_bundle import policy_bundle
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, Used, open_region, problem
 
 pytestmark = pytest.mark.anyio

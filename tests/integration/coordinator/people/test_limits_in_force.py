@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.operations.read_limit_history import _OVERRIDES, _PLANS, _VERSIONS
+from coordinator.limits.read_limit_history import _OVERRIDES, _PLANS, _VERSIONS
 from protocol.periods import minute_of
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, sealed
 from tests.integration.coordinator.people.test_adjustments import People, people

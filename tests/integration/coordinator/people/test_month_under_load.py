@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.domain.statement import StatementId
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.verify import verify
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.proof.verify import verify
+from coordinator.usage.rules.statement import StatementId
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed
 from tests.integration.coordinator.people.test_adjustments import ACME, NOVEMBER, People, people
 from tests.integration.coordinator.standing import connected

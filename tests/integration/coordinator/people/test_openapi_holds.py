@@ -14,9 +14,9 @@ import requests
 from fastapi import FastAPI
 from structlog.testing import capture_logs
 
-from coordinator.domain.scopes import SCOPES
+from coordinator.access.issue_token import issue_token
+from coordinator.access.rules.scopes import SCOPES
 from coordinator.openapi import document
-from coordinator.operations.issue_token import issue_token
 from tests.integration.coordinator.people.conftest import Stand
 from tests.integration.coordinator.people.test_statements import region
 from tests.integration.coordinator.standing import served

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.operations import add_override
-from coordinator.operations.policy_bundle import policy_bundle
+from coordinator.limits.policy_bundle import policy_bundle
+from coordinator.overrides import add_override
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 from tests.integration.coordinator.standing import NOON
 

@@ -16,9 +16,9 @@ import pytest
 
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, open_database
-from coordinator.domain.export import ExportFormat
-from coordinator.operations import make_exports
-from coordinator.operations.exports import (
+from coordinator.exports import job as exports_job
+from coordinator.exports.job import do_exports, forget_exports
+from coordinator.exports.requests import (
     Export,
     ExportRequest,
     PartMissing,
@@ -27,7 +27,7 @@ from coordinator.operations.exports import (
     read_export,
     read_from,
 )
-from coordinator.operations.make_exports import do_exports, forget_exports
+from coordinator.exports.rules import ExportFormat
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
 from tests.integration.coordinator.people.test_exports import LINES, data, exported, large, text
@@ -107,7 +107,7 @@ async def other(database: str) -> AsyncIterator[Connection]:
 
 @pytest.fixture(autouse=True)
 def of_several_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make_exports, "ROW_GROUP", LINES // 4)
+    monkeypatch.setattr(exports_job, "ROW_GROUP", LINES // 4)
 
 
 async def asked(owner: Connection, token: UUID | None = None, now: datetime = NOON) -> Export:
@@ -134,17 +134,17 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
     """The first is not dead, but slow: it notes and keeps nothing any more once somebody else is at it."""
     one, in_text = large
     export = await asked(other)
-    first = await one.run(lambda c: make_exports._begin(c, export.id))
+    first = await one.run(lambda c: exports_job._begin(c, export.id))
     assert first is not None
-    some = make_exports._Made(1, 7, 5)
-    assert await one.run(lambda c: make_exports._keep(c, first, some, 0, b"wrong"))
+    some = exports_job._Made(1, 7, 5)
+    assert await one.run(lambda c: exports_job._keep(c, first, some, 0, b"wrong"))
     async with open_database(restricted(database), 2) as another:
-        second = await another.run(lambda c: make_exports._begin(c, export.id))
+        second = await another.run(lambda c: exports_job._begin(c, export.id))
         assert second is not None
-        assert not await one.run(lambda c: make_exports._keep(c, first, some, 5, b"wrong"))
+        assert not await one.run(lambda c: exports_job._keep(c, first, some, 5, b"wrong"))
         assert await parts(other) == 0
         await do_exports(another, StandingClock())
-        assert not await another.run(lambda c: make_exports._keep(c, second, some, 5, b"wrong"))
+        assert not await another.run(lambda c: exports_job._keep(c, second, some, 5, b"wrong"))
         finished, body = await content(another, export.id)
     assert (await content(one, export.id))[1] == body  # whichever coordinator is asked
     assert hashlib.sha256(body).hexdigest() == finished.sha256
@@ -159,13 +159,13 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
 async def test_progress_is_told_in_lines(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export = await asked(other)
-    attempt = await one.run(lambda c: make_exports._begin(c, export.id))
+    attempt = await one.run(lambda c: exports_job._begin(c, export.id))
     assert attempt is not None
     found = await read_export(other, export.id)
     assert found is not None
     assert (found.rows, found.rows_expected, found.progress) == (0, None, 0)
-    await one.run(lambda c: make_exports._still(c, make_exports._EXPECT, attempt, 60_000))
-    await one.run(lambda c: make_exports._keep(c, attempt, make_exports._Made(1, 15_000, 5), 0, b"bytes"))
+    await one.run(lambda c: exports_job._still(c, exports_job._EXPECT, attempt, 60_000))
+    await one.run(lambda c: exports_job._keep(c, attempt, exports_job._Made(1, 15_000, 5), 0, b"bytes"))
     found = await read_export(other, export.id)
     assert found is not None
     assert (found.rows, found.rows_expected, found.progress) == (15_000, 60_000, 250)
@@ -195,12 +195,12 @@ async def test_what_is_cancelled_is_not_made(large: tuple[Database, Export], oth
     export, token = await asked(other), uuid4()
     ours = await asked(other, token)
     assert ours.id == export.id
-    attempt = await one.run(lambda c: make_exports._begin(c, export.id))
+    attempt = await one.run(lambda c: exports_job._begin(c, export.id))
     assert attempt is not None
     await other.execute("UPDATE export SET wanted_by = ARRAY[$1::uuid] WHERE id = $2", token, export.id)
     async with other.transaction():
         await cancel_export(other, export.id, token, NOON)
-    assert not await one.run(lambda c: make_exports._keep(c, attempt, make_exports._Made(1, 1, 1), 0, b"x"))
+    assert not await one.run(lambda c: exports_job._keep(c, attempt, exports_job._Made(1, 1, 1), 0, b"x"))
     await do_exports(one, StandingClock())
     assert await parts(other) == 0
 
@@ -210,7 +210,7 @@ async def test_it_is_kept_for_a_week(large: tuple[Database, Export], other: Conn
     export, clock = await asked(other), StandingClock()
     await do_exports(one, clock)
     finished, _ = await content(one, export.id)
-    assert finished.kept_until == clock.now() + make_exports.KEPT_FOR
+    assert finished.kept_until == clock.now() + exports_job.KEPT_FOR
     reading = read_from(one, finished, 0)
     await anext(reading)
     async with other.transaction():

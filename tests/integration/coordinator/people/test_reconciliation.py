@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.operations.reconcile import read_settled
+from coordinator.usage.reconcile import read_settled
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 
 pytestmark = pytest.mark.anyio

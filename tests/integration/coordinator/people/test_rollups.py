@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.domain.usage import Dimension, Granularity, Kept, UsageQuestion, boundaries
-from coordinator.operations.read_usage import read_usage
-from coordinator.operations.reconcile import reconcile_period
+from coordinator.usage.read_usage import read_usage
+from coordinator.usage.reconcile import reconcile_period
+from coordinator.usage.rules.usage import Dimension, Granularity, Kept, UsageQuestion, boundaries
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, Used, open_region
 from tests.integration.coordinator.standing import NOON, connected

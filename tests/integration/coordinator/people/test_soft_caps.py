@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.operations.expire_leases import expire_leases
+from coordinator.exchange.expire_leases import expire_leases
 from protocol.periods import minute_of
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, open_region, sealed
 

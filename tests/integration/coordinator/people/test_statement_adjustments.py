@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.domain.statement import StatementId
+from coordinator.usage.rules.statement import StatementId
 from tests.integration.coordinator.people.conftest import Region, Stand, Used, problem, sealed
 from tests.integration.coordinator.people.test_adjustments import (
     ACME,

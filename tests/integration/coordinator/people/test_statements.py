@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.domain.sheet import restored
-from coordinator.domain.statement import StatementId
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.read_statement import MOST_LINES
+from coordinator.exchange.expire_leases import expire_leases
+from coordinator.usage.read_statement import MOST_LINES
+from coordinator.usage.rules.sheet import restored
+from coordinator.usage.rules.statement import StatementId
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem, sealed
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@ from uuid import uuid4
 
 import pytest
 
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.list_tokens import list_tokens
-from coordinator.operations.revoke_token import revoke_token
+from coordinator.access.issue_token import issue_token
+from coordinator.access.list_tokens import list_tokens
+from coordinator.access.revoke_token import revoke_token
 from tests.integration.coordinator.standing import NOON, connected
 
 pytestmark = pytest.mark.anyio

@@ -15,12 +15,12 @@ import pytest
 from pydantic import SecretStr
 
 from coordinator.database.engine import Database, open_database
-from coordinator.domain.webhooks import AT_MOST_ATTEMPTS
+from coordinator.exchange.expire_leases import expire_leases
 from coordinator.main import create_app
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.find_drift import DRIFTING, find_drift
 from coordinator.settings import CoordinatorSettings
-from coordinator.telling import tell_webhooks
+from coordinator.usage.find_drift import DRIFTING, find_drift
+from coordinator.webhooks.delivery import tell_webhooks
+from coordinator.webhooks.rules import AT_MOST_ATTEMPTS
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 from tests.integration.coordinator.people.test_adjustments import People

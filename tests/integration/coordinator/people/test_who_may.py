@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.domain.scopes import SCOPES
-from coordinator.operations.list_tokens import list_tokens
-from coordinator.operations.revoke_token import revoke_token
+from coordinator.access.list_tokens import list_tokens
+from coordinator.access.revoke_token import revoke_token
+from coordinator.access.rules.scopes import SCOPES
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
 
 pytestmark = pytest.mark.anyio

@@ -9,9 +9,9 @@ import pytest
 from pydantic import SecretStr
 
 from coordinator.main import create_app
-from coordinator.operations.find_drift import find_drift
-from coordinator.operations.verify import verify
+from coordinator.proof.verify import verify
 from coordinator.settings import CoordinatorSettings
+from coordinator.usage.find_drift import find_drift
 from protocol.identifiers import lane_of
 from protocol.periods import minute_of
 from protocol.units import MAX_UNITS

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from coordinator.database.connection import Connection
 from coordinator.main import create_app
-from coordinator.operations.seal import seal
+from coordinator.proof.seal import seal
 from coordinator.settings import CoordinatorSettings
 from tests.conftest import Server, copied
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region

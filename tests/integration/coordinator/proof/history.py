@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from coordinator.operations.expire_leases import expire_leases
-from coordinator.operations.issue_token import issue_token
-from coordinator.operations.revoke_token import revoke_token
+from coordinator.access.issue_token import issue_token
+from coordinator.access.revoke_token import revoke_token
+from coordinator.exchange.expire_leases import expire_leases
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, sealed
 from tests.integration.coordinator.standing import put_off
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.domain.proof import FaultKind
-from coordinator.operations.coverage import COVERAGE, NotProven, Proven
-from coordinator.operations.verify import verify
+from coordinator.proof.coverage import COVERAGE, NotProven, Proven
+from coordinator.proof.rules import FaultKind
+from coordinator.proof.verify import verify
 from tests.integration.coordinator.proof.conftest import forging
 from tests.integration.coordinator.proof.history import IN_DECEMBER
 from tests.integration.coordinator.standing import connected

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.database.engine import open_database
-from coordinator.operations.seal import seal
-from coordinator.operations.verifications import do_verifications
+from coordinator.proof.seal import seal
+from coordinator.proof.verifications import do_verifications
 from leasehold.cli import app
 from leasehold.local_stack.plan import URL_VARIABLE
 from tests.conftest import Server, copied

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.domain.proof import Fault, FaultKind, seal_hash
-from coordinator.operations.seal import seal_of
-from coordinator.operations.verify import Verification, verify
+from coordinator.proof.rules import Fault, FaultKind, seal_hash
+from coordinator.proof.seal import seal_of
+from coordinator.proof.verify import Verification, verify
 from tests.integration.coordinator.proof.conftest import DAY, MONTH, SEALS, forging
 from tests.integration.coordinator.standing import NOON, connected
 

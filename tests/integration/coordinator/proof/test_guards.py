@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.domain.proof import FaultKind
-from coordinator.operations.verify import GUARDS_UNKNOWN, verify
+from coordinator.proof.rules import FaultKind
+from coordinator.proof.verify import GUARDS_UNKNOWN, verify
 from tests.integration.coordinator.proof.history import IN_DECEMBER
 from tests.integration.coordinator.standing import connected
 

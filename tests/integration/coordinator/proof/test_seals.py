@@ -7,9 +7,10 @@ import asyncpg
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.domain.proof import Seal, genesis_head
-from coordinator.operations.seal import Sealed, find_sealed, read_seals, seal
-from coordinator.operations.verify import verify
+from coordinator.proof import seal as seal_module
+from coordinator.proof.rules import Seal, genesis_head
+from coordinator.proof.seal import Sealed, find_sealed, read_seals, seal
+from coordinator.proof.verify import verify
 from tests.integration.coordinator.people.conftest import Region, Used, open_region
 from tests.integration.coordinator.proof.conftest import MONTH, POOLS, do_something, standing
 from tests.integration.coordinator.standing import NOON, connected
@@ -68,10 +69,8 @@ async def until_somebody_waits(owner: Connection, sessions: int = 1) -> None:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is no reason for a sealer to give up in the middle of a test."""
-    statement = "coordinator.operations.seal._SNAPSHOT_BEHIND_THE_GATE"
-    from coordinator.operations import seal as module  # noqa: PLC0415
-
-    monkeypatch.setattr(statement, module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'"))
+    statement = "coordinator.proof.seal._SNAPSHOT_BEHIND_THE_GATE"
+    monkeypatch.setattr(statement, seal_module._SNAPSHOT_BEHIND_THE_GATE.replace("'1s'", "'20s'"))
 
 
 async def test_a_seal_waits_for_whoever_has_a_position_and_has_not_committed(database: str, patience: None) -> None:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from coordinator.domain.proof import Fault, FaultKind, KeptSeal
-from coordinator.operations.seal import seal
-from coordinator.operations.verify import verify
+from coordinator.proof.rules import Fault, FaultKind, KeptSeal
+from coordinator.proof.seal import seal
+from coordinator.proof.verify import verify
 from tests.integration.coordinator.people.conftest import Used, open_region
 from tests.integration.coordinator.proof.conftest import forging, standing
 from tests.integration.coordinator.proof.history import (

@@ -1,0 +1,78 @@
+"""Let a lane go on whose ledger was put back to an older state, as people have approved."""
+
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.epochs.rules.lost_ledger import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.rules.balances import Key, Lease
+from coordinator.exchange.rules.settlement import EpochState, Lane, key_of
+from coordinator.exchange.statements import LaneName
+from coordinator.suspense.rules import ResolutionRefusal
+from protocol.messages import FrozenBatch, FrozenLease
+
+
+async def lock_lane(connection: Connection, epoch: int, lane: int) -> Lane | None:
+    region = await _region(connection, epoch)
+    return (await exchange_statements.lock_lanes(connection, [LaneName(epoch, lane, region)])).get((epoch, lane))
+
+
+async def kept_seq(connection: Connection, lane: Lane) -> int | None:
+    """The number of the batch that was kept last, if the lane has not come that far since."""
+    seq: int | None = await connection.fetchval(_KEPT_SEQ, lane.epoch, lane.lane, lane.last_seq)
+    return seq
+
+
+async def rebase_lane(
+    connection: Connection, lane: Lane, seq: int, resolution: UUID, now: datetime
+) -> ResolutionRefusal | None:
+    """Up to just before the kept batch of this number."""
+    if seq <= lane.last_seq:
+        return ResolutionRefusal.NOT_REGRESSED
+    if is_too_far_behind(lane, seq):
+        return ResolutionRefusal.TOO_FAR_BEHIND
+    region = await _region(connection, lane.epoch)
+    kept = await connection.fetchval(_KEPT, lane.epoch, lane.lane, seq)
+    batch = msgspec.json.decode(kept, type=FrozenBatch)
+    if lane.epoch_state is not EpochState.RETIRED:  # of which nothing is booked any more
+        await _rebase_leases(connection, lane, region, told(batch), resolution, now)
+    if missing := list(fillers(lane, region, seq, resolution, now)):
+        await exchange_statements.fill_lane(connection, lane, missing, now)
+    return None
+
+
+async def _rebase_leases(
+    connection: Connection, lane: Lane, region: str, frozen: list[FrozenLease], resolution: UUID, now: datetime
+) -> None:
+    keys = [key_of(each) for each in frozen]
+    pools = await exchange_statements.lock_pools(connection, keys, keys)
+    pools, corrections = await exchange_statements.lock_late(connection, pools, [lane.epoch], now)
+    read = await exchange_statements.read_leases(connection, keys, [lane.epoch])
+    leases = {lease.key: lease for lease in read if lease.epoch == lane.epoch}
+    new = [_forgotten(key, lane, region, now) for key in keys if key not in leases]
+    leases |= {lease.key: lease for lease in new}
+    states = {(lane.epoch, key): lease.state for key, lease in leases.items()}
+    done = rebase_all(lane, frozen, leases, pools, corrections, resolution, now)
+    await exchange_statements.insert_leases(connection, [lease for lease in new if lease in done.leases], states)
+    await exchange_statements.write_books(connection, done.pools, done.leases, states)
+    await exchange_statements.write_corrections(connection, done.corrections)
+    await exchange_statements.write_transfers(connection, done.entries, now)
+
+
+def _forgotten(key: Key, lane: Lane, region: str, now: datetime) -> Lease:
+    return Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
+
+
+async def _region(connection: Connection, epoch: int) -> str:
+    region: str | None = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", epoch)
+    return region or ""  # which is none's
+
+
+_KEPT_SEQ = """
+SELECT seq FROM quarantine WHERE epoch = $1 AND lane = $2 AND quota = '' AND seq > $3
+ORDER BY recorded_at DESC, seq DESC LIMIT 1
+"""
+_KEPT = "SELECT evidence::text FROM quarantine WHERE epoch = $1 AND lane = $2 AND quota = '' AND seq = $3"

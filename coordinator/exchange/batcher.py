@@ -1,0 +1,279 @@
+"""Exchanges that wait at the same time are applied in one transaction.
+
+A call that finds a place free goes at once, alone. While all places are taken calls pile up, and the next place takes
+as many of them as it may, so the busier it is, the less a call costs. Whoever was answered together is likely to ask
+again soon, one after the other as the network brings them: whoever comes first waits for the others, at most for as
+long as their gather took. Or it would go alone, and they without it, for ever, in twice the transactions. In one
+transaction there is at most one call of each lane; whoever comes second stays in line, and nobody of that lane
+overtakes it. A call about a quota that another transaction is at stays in line as well: there it would wait for the
+pool's lock, and here it is gathered with all others that do.
+
+If a gather fails, each of its members goes on alone, in places of their own, so that the next gather does not wait for
+them. A call that fails alone is split into its exchanges, and an exchange that fails alone is answered as refused, with
+`contention` or `internal` as the rule: the others are booked. For a while, calls about its lane run alone from the
+start, so that it cannot fail one gather after the other. An outage of Postgres is everybody's: then all fail, and
+nothing is tried again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import structlog
+from msgspec import structs
+
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.suspects import Suspects
+from coordinator.exchange.transaction import Applied
+from coordinator.outages import DatabaseUnavailable, TransactionFailed
+from protocol.messages import ExchangeFault, ExchangeReply
+from protocol.outcomes import ExchangeOutcome
+
+PLACES = 2  # one decides while the other waits for the database
+PLACES_ALONE = 2  # beside those, for calls that run alone
+LOG_EVERY_S = 10.0
+MOST_CALLS = 64
+MOST_EXCHANGES = 256
+PATIENCE = 1.0  # times what a gather took: so long whoever was answered may take to ask again
+
+CONTENTION = ExchangeFault(
+    field="",
+    rule="contention",
+    reason="Another transaction holds what this exchange needs. Send it again.",
+    again_in_ms=1_000,
+)
+INTERNAL = ExchangeFault(
+    field="",
+    rule="internal",
+    reason="The coordinator failed to book this exchange. Its log says why.",
+    again_in_ms=30_000,
+)
+
+log = structlog.get_logger("coordinator.exchange.batcher")
+Apply = Callable[[Sequence[Call]], Awaitable[Sequence[Applied]]]
+
+
+class _Waiting(NamedTuple):
+    call: Call
+    answer: asyncio.Future[Applied]
+    lanes: frozenset[tuple[int, int]]
+    quotas: frozenset[str]
+
+
+def _waiting(call: Call, answer: asyncio.Future[Applied]) -> _Waiting:
+    lanes = frozenset((each.batch.epoch, each.batch.lane) for each in call.incoming)
+    frozen = (lease.quota for each in call.incoming for lease in each.batch.leases)
+    wanted = (want.quota for each in call.incoming for want in each.live.wants)
+    return _Waiting(call, answer, lanes, frozenset((*frozen, *wanted)))
+
+
+class Gathering:
+    def __init__(self, apply: Apply, places: int = PLACES, patience: float = PATIENCE) -> None:
+        self._apply = apply
+        self._patience = patience
+        self._free = places
+        self._line: deque[_Waiting] = deque()
+        self._running: dict[asyncio.Task[None], frozenset[str]] = {}  # and the quotas that each is at
+        self._spoken_for: set[str] = set()  # quotas that a transaction is at, or that somebody in line waits for
+        self._company = 0  # so many are likely to be in line soon
+        self._patience_s = 0.0
+        self._pause: asyncio.TimerHandle | None = None  # while they are waited for
+        self._alone: deque[_Waiting] = deque()
+        self._free_alone = PLACES_ALONE
+        self._tasks: set[asyncio.Task[None]] = set()  # of calls that run alone, or wait for their parts
+        self._suspects = Suspects()
+        self._log_again_s = 0.0
+
+    async def apply(self, call: Call) -> Applied:
+        """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
+        loop = asyncio.get_running_loop()
+        waiting = _waiting(call, loop.create_future())
+        if self._suspects.includes(call.region, waiting.lanes, loop.time()):
+            self._alone.append(waiting)
+            self._start_alone()
+            return await waiting.answer
+        may_go = self._free and self._spoken_for.isdisjoint(waiting.quotas)
+        self._line.append(waiting)
+        self._spoken_for |= waiting.quotas
+        if self._pause:
+            if len(self._line) >= self._company:
+                self._go_on()
+        elif may_go:  # or else nobody may: who is in line was looked at when the last transaction ended
+            self._start()
+        return await waiting.answer
+
+    def _start(self) -> None:
+        self._company = 0
+        while self._free and (gathered := self._take()):
+            self._free -= 1
+            task = asyncio.create_task(self._run(gathered))
+            self._running[task] = frozenset[str]().union(*(waiting.quotas for waiting in gathered))
+            task.add_done_callback(self._ended)
+        self._spoken_for = set[str]().union(*self._running.values(), *(waiting.quotas for waiting in self._line))
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._free += 1
+        self._stop_waiting()
+        if len(self._line) < self._company:
+            self._pause = asyncio.get_running_loop().call_later(self._patience_s, self._go_on)
+        else:
+            self._start()
+
+    def _expect(self, answered: int, took_s: float) -> None:
+        """Of one alone nothing is known: it may not come again for long."""
+        self._company = min(len(self._line) + answered, MOST_CALLS) if answered > 1 else 0
+        self._patience_s = took_s * self._patience
+
+    def _go_on(self) -> None:
+        self._stop_waiting()
+        self._start()
+
+    def _stop_waiting(self) -> None:
+        if self._pause:
+            self._pause.cancel()
+            self._pause = None
+
+    def _take(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        left: deque[_Waiting] = deque()
+        lanes: set[tuple[int, int]] = set()
+        busy: set[str] = set().union(*self._running.values())
+        exchanges = 0
+        while self._line and len(taken) < MOST_CALLS and exchanges < MOST_EXCHANGES:
+            waiting = self._line.popleft()
+            if waiting.answer.cancelled():
+                continue
+            if is_busy := not busy.isdisjoint(waiting.quotas):
+                busy |= waiting.quotas  # nobody overtakes it, or it might wait for ever
+            if is_busy or not lanes.isdisjoint(waiting.lanes):
+                left.append(waiting)
+            else:
+                taken.append(waiting)
+                exchanges += len(waiting.call.incoming)
+            lanes |= waiting.lanes
+        self._line.extendleft(reversed(left))
+        return taken
+
+    async def _run(self, gathered: Sequence[_Waiting]) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            answers = await self._apply([waiting.call for waiting in gathered])
+        except Exception as error:
+            if _is_outage(error):
+                _fail(gathered, error)
+            else:
+                self._alone.extendleft(reversed(gathered))  # before suspects: most of them are in no trouble
+                self._start_alone()
+        else:
+            self._expect(len(gathered), clock() - began_s)
+            for waiting, answer in zip(gathered, answers, strict=True):
+                _answer(waiting, answer)
+
+    # --- alone --------------------------------------------------------------------------------------------------------
+
+    def _start_alone(self) -> None:
+        while self._free_alone and self._alone:
+            waiting = self._alone.popleft()
+            if not waiting.answer.cancelled():
+                self._free_alone -= 1
+                self._begin(self._run_alone(waiting)).add_done_callback(self._ended_alone)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _ended_alone(self, _: "asyncio.Task[None]") -> None:
+        self._free_alone += 1
+        self._start_alone()
+
+    async def _run_alone(self, waiting: _Waiting) -> None:
+        try:
+            (answer,) = await self._apply([waiting.call])
+        except Exception as error:
+            if _is_outage(error):
+                _fail([waiting], error)
+            elif len(waiting.call.incoming) > 1:
+                self._split(waiting)
+            else:
+                await self._refuse(waiting, error)
+        else:
+            self._suspects.clear(waiting.call.region, waiting.lanes)
+            _answer(waiting, answer)
+
+    def _split(self, waiting: _Waiting) -> None:
+        """Run each exchange of a call as a call of its own."""
+        call, loop = waiting.call, asyncio.get_running_loop()
+        parts = [_waiting(call._replace(incoming=[each], refused=()), loop.create_future()) for each in call.incoming]
+        self._alone.extend(parts)
+        self._begin(_answer_by_parts(waiting, parts))
+
+    async def _refuse(self, waiting: _Waiting, error: Exception) -> None:
+        """Answer the one exchange that failed, as a call of which nothing is left to apply."""
+        loop, call = asyncio.get_running_loop(), waiting.call
+        self._suspects.add(call.region, waiting.lanes, loop.time())
+        fault = CONTENTION if isinstance(error, TransactionFailed) else INTERNAL
+        self._log(call, fault, error, loop.time())
+        replies = [
+            ExchangeReply(outcome=ExchangeOutcome.REFUSED, lane=each.batch.lane, seq=each.batch.seq, fault=fault)
+            for each in call.incoming
+        ]
+        places = set(range(len(call.refused) + len(replies))) - {place for place, _ in call.refused}
+        refused = sorted([*call.refused, *zip(sorted(places), replies, strict=True)], key=itemgetter(0))
+        try:
+            (answer,) = await self._apply([call._replace(incoming=(), refused=refused)])
+        except Exception:
+            _fail([waiting], error)
+        else:
+            _answer(waiting, answer)
+
+    def _log(self, call: Call, fault: ExchangeFault, error: Exception, now_s: float) -> None:
+        """Log a traceback at most once in a while. Each refusal is counted where it is answered."""
+        if now_s >= self._log_again_s:
+            self._log_again_s = now_s + LOG_EVERY_S
+            lanes = [(each.batch.epoch, each.batch.lane) for each in call.incoming]
+            exc_info = None if fault is CONTENTION else error
+            log.error("exchange failed", region=call.region, lanes=lanes, error=str(error), exc_info=exc_info)
+
+
+def _is_outage(error: Exception) -> bool:
+    return isinstance(error, DatabaseUnavailable) and not isinstance(error, TransactionFailed)
+
+
+async def _answer_by_parts(waiting: _Waiting, parts: Sequence[_Waiting]) -> None:
+    answers = await asyncio.gather(*(part.answer for part in parts), return_exceptions=True)
+    applied = [answer for answer in answers if not isinstance(answer, BaseException)]
+    for answer in answers:
+        if isinstance(answer, Exception):
+            _fail([waiting], answer)  # what was booked is found when it is sent again
+            return
+    _answer(waiting, _merged(waiting.call, applied))
+
+
+def _merged(call: Call, parts: Sequence[Applied]) -> Applied:
+    replies = [reply for part in parts for reply in part.response.replies]
+    for place, reply in call.refused:
+        replies.insert(place, reply)
+    return Applied(
+        structs.replace(parts[-1].response, replies=replies),
+        [report for part in parts for report in part.reports],
+        sum(part.quarantined for part in parts),
+        [notice for part in parts for notice in part.notices],
+        [epoch for part in parts for epoch in part.lost],
+    )
+
+
+def _answer(waiting: _Waiting, answer: Applied) -> None:
+    if not waiting.answer.done():
+        waiting.answer.set_result(answer)
+
+
+def _fail(gathered: Sequence[_Waiting], error: Exception) -> None:
+    for waiting in gathered:
+        if not waiting.answer.done():
+            waiting.answer.set_exception(error)

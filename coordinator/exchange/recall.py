@@ -1,0 +1,64 @@
+"""Ask regions for what they hold and will not need: a hint, and again with the next turn.
+
+A store that is not asked anything does not know that a period is over, nor that its agent died before it could return
+what was left. What is asked for is given back, and then it is known what was spent of it. What a region holds in the
+period that runs it keeps.
+"""
+
+from datetime import datetime
+
+from coordinator.database.connection import Connection
+from coordinator.database.notify import notify
+from coordinator.notice import Notice
+from protocol.messages import Signal
+
+MOST = 1000  # of one turn; the next ones come with the next
+
+
+async def recall_outstanding(connection: Connection, period: str, now: datetime) -> int:
+    """Of a period that is being closed: nobody waits for expiry. Gives how many leases were asked for."""
+    return await _recall(connection, now, _OUTSTANDING, period)
+
+
+async def recall_suspense(connection: Connection, now: datetime) -> int:
+    """What ran out, or was carried out of a closed period: its store may be there again, and can say what became of it.
+
+    Some will not answer this time either, and there may be more of them than a turn has room for: so any of all.
+    """
+    return await _recall(connection, now, _SUSPENSE)
+
+
+async def recall_region(connection: Connection, region: str) -> int:
+    """Of a region that is drained: all that it holds, in the periods that run as well."""
+    rows = await connection.fetch(_HELD, region, MOST)
+    await notify(connection, [Notice(Signal(kind="recall", quota=row["quota"]), region) for row in rows])
+    return len(rows)
+
+
+async def _recall(connection: Connection, now: datetime, waiting: str, *about: str) -> int:
+    rows = await connection.fetch(_RECALL.format(waiting=waiting), now, MOST, *about)
+    signals = [(Signal(kind="recall", quota=row["quota"], keep=row["keep"]), row["region"]) for row in rows]
+    await notify(connection, [Notice(signal, region) for signal, region in signals])
+    return len(rows)
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_OUTSTANDING = "SELECT epoch, region, quota, period FROM lease WHERE period = $3 AND outstanding > 0"
+_SUSPENSE = """
+SELECT epoch, lease.region, quota, period FROM lease JOIN region_epoch AS its USING (epoch)
+WHERE suspense > 0 AND lease.state = 'expired' AND its.state = 'current'
+UNION SELECT epoch, correction.region, quota, charge_period FROM correction JOIN region_epoch AS its USING (epoch)
+WHERE carried > 0 AND NOT quarantined AND its.state = 'current'
+"""
+_RECALL = """
+WITH waiting AS ({waiting})
+SELECT waiting.region, waiting.quota, coalesce(max(running.outstanding), 0) AS keep
+FROM waiting LEFT JOIN lease AS running ON (running.epoch, running.quota) = (waiting.epoch, waiting.quota)
+    AND running.period <> waiting.period AND EXISTS (
+        SELECT FROM period WHERE period.id = running.period AND period.starts_at <= $1 AND period.ends_at > $1)
+GROUP BY waiting.region, waiting.quota ORDER BY random() LIMIT $2
+"""
+_HELD = """
+SELECT DISTINCT quota FROM lease WHERE region = $1 AND outstanding > 0 LIMIT $2
+"""

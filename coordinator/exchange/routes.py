@@ -1,0 +1,236 @@
+"""For agents: epochs, exchanges, signals and policies. An agent speaks for one region, and only for that."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+from msgspec import structs
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator.access.auth import actor_of, caller_of, require_a_region, require_this_region
+from coordinator.epochs.open import fence_lost, open_epoch
+from coordinator.epochs.rebind import rebind_epoch
+from coordinator.exchange.parsing import parse_call, parse_shares, refused
+from coordinator.exchange.rules.budget import Budget
+from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.transaction import Applied
+from coordinator.http.conditions import unless_known
+from coordinator.http.polling import a_version, has_it, news
+from coordinator.http.queries import Query, number_of
+from coordinator.limits.policy_bundle import tagged_policy_bundle
+from coordinator.outages import DatabaseUnavailable
+from coordinator.shared_limits.share_rates import share_rates
+from coordinator.state import Coordinator, TheCoordinator, coordinator_of
+from protocol.messages import (
+    EpochOpened,
+    ExchangeRequest,
+    ExchangeResponse,
+    OpenEpoch,
+    RebindEpoch,
+    SharesRequest,
+    SharesResponse,
+    Signal,
+)
+from protocol.outcomes import EpochRefusal
+from protocol.policy import PolicyBundle
+from web.bodies import described, read_body, read_json, reply
+from web.problems import InvalidParameter, Problem
+
+router = APIRouter(tags=["agents"])
+
+OwnRegion = Annotated[str, Depends(require_this_region)]
+SpokenFor = Annotated[str, Depends(require_a_region)]
+
+HEARTBEAT_S = 10.0
+TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much traffic there is
+CONTEST_RETRY_S = "15"
+
+_REFUSED_EPOCHS = {
+    EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
+    EpochRefusal.REGION_DOWN: ("region-down", "the region is down: it opens no epoch"),
+    EpochRefusal.TWO_STORES: ("two-stores", "this store and another replace each other again and again in this region"),
+    EpochRefusal.NOT_ISSUED: ("rebind-refused", "this nonce has opened no such epoch of this region"),
+    EpochRefusal.EPOCH_OVER: ("rebind-refused", "the epoch is over"),
+    EpochRefusal.ANOTHER_LIFE: ("rebind-refused", "the epoch belongs to another life of the store"),
+    EpochRefusal.STORE_BEHIND: ("rebind-refused", "the ledger has heard more of this epoch than the store remembers"),
+}
+
+
+# --- epochs and exchanges ---------------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None, 429: None})
+)
+async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Opening twice with the same nonce and fingerprint gives the same epoch."""
+    body = await read_body(request, OpenEpoch)
+    if body.cell >= body.cells:
+        raise refused([InvalidParameter("cell", "maximum", f"of {body.cells} cells the last is {body.cells - 1}")])
+    _take_an_epoch(coordinator, region, Budget.JOURNAL_EPOCHS if body.journal else Budget.EPOCHS)
+    lanes, now = coordinator.settings.lanes, coordinator.clock.now()
+    opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
+    if opened is None:
+        raise Problem("not-found", "there is no such region")
+    return reply(_granted(opened))
+
+
+def _take_an_epoch(coordinator: Coordinator, region: str, budget: Budget) -> None:
+    if not coordinator.budgets.take(region, budget, 1):
+        headers = {"Retry-After": str(coordinator.budgets.retry_after_s(region, budget))}
+        detail = f"The region has opened too many epochs in this minute ({budget.value}). Ask again later."
+        raise Problem("over-budget", detail, headers=headers, extra={"budget": budget.value})
+
+
+@router.post(
+    "/v1/regions/{region}/epochs/{epoch}:rebind", **described(body=RebindEpoch, answers={200: EpochOpened, 409: None})
+)
+async def rebind_epoch_(request: Request, region: OwnRegion, epoch: str, coordinator: TheCoordinator) -> Response:
+    """A single store that fsyncs every write goes on in its epoch after a restart. Again: nothing changes."""
+    body, number, now = await read_body(request, RebindEpoch), number_of("epoch", epoch), coordinator.clock.now()
+    by = actor_of(request, await caller_of(request, coordinator))
+    return reply(_granted(await coordinator.database.run(lambda c: rebind_epoch(c, region, number, body, by, now))))
+
+
+def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
+    if isinstance(answer, EpochRefusal):
+        headers = {"Retry-After": CONTEST_RETRY_S} if answer is EpochRefusal.TWO_STORES else {}
+        raise Problem(*_REFUSED_EPOCHS[answer], headers=headers, extra={"refusal": answer.value})
+    return answer
+
+
+@router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
+async def exchange(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Book what lanes report and grant what they want. The same bytes again are booked once. An exchange or a want that
+    is malformed is refused by itself, in its place among the replies.
+    """
+    applied = await _apply(coordinator, parse_call(region, await read_json(request)))
+    return reply(applied.response)
+
+
+class ExchangesAhead:
+    """Nearly all that regions say. What the framework would do for it (finding it, and what it depends on) costs more
+    than the answer: so the same function is called without. Whatever is not exactly it is the framework's. A test asks
+    both ways and compares.
+    """
+
+    def __init__(self, app: ASGIApp, unavailable: Callable[[Request, Exception], Awaitable[Response]]) -> None:
+        self._app = app
+        self._unavailable = unavailable
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = _EXCHANGES.fullmatch(scope["path"]) if scope.get("method") == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = _ROUTE  # by which it is counted and logged
+        request = Request(scope, receive)
+        try:
+            response = await _exchange(request, found[1])
+        except DatabaseUnavailable as error:
+            response = await self._unavailable(request, error)
+        await response(scope, receive, send)
+
+
+async def _exchange(request: Request, region: str) -> Response:
+    coordinator = await coordinator_of(request)
+    return await exchange(request, await require_this_region(request, region, coordinator), coordinator)
+
+
+_EXCHANGES = re.compile("/v1/regions/([^/]+)/exchanges")
+_ROUTE = next(each for each in router.routes if isinstance(each, Route) and _EXCHANGES.fullmatch(each.path))
+
+
+async def _apply(coordinator: Coordinator, call: Call) -> Applied:
+    applied, now = await coordinator.gathering.apply(call), coordinator.clock.now()
+    if applied.lost:
+        await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))
+    coordinator.metrics.note_exchanges(applied.response, applied.reports, applied.quarantined, applied.notices)
+    coordinator.refusals.note_replies(call.region, applied.response.replies)
+    return applied
+
+
+@router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
+async def shares(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """What this region wants of rates and slots that are shared by demand, and what it may use from now on. A rate or
+    slot that is malformed is refused by itself.
+    """
+    parsed, now = parse_shares(await read_json(request)), coordinator.clock.now()
+    out = await coordinator.database.run(lambda c: share_rates(c, coordinator.documents, region, parsed.request, now))
+    coordinator.metrics.note_overshoots(out.overshoots)
+    coordinator.refusals.note_items(region, "rate", parsed.refused_rates)
+    coordinator.refusals.note_items(region, "slot", parsed.refused_slots)
+    refused_items = [*parsed.refused_rates, *parsed.refused_slots, *out.response.refused]
+    return reply(structs.replace(out.response, refused=refused_items))
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+_SIGNALS = described(answers={200: None})
+_SIGNALS["responses"][200] = {"description": "Hints, as they come", "content": {"text/event-stream": {}}}
+
+
+@router.get("/v1/regions/{region}/signals", **_SIGNALS)
+async def signals(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+    """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
+    events = _events(request, region, coordinator)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _events(request: Request, region: str, coordinator: Coordinator) -> AsyncIterator[bytes]:
+    with coordinator.hub.subscribe(region) as subscription:
+        yield _event(Signal(kind="hello"))
+        clock = asyncio.get_running_loop().time
+        checked_at_s = clock()
+        while (taken := await subscription.take(HEARTBEAT_S)) is not None:
+            if clock() >= checked_at_s + TOKEN_CHECK_S:
+                if not await _may_stay(request, region, coordinator):
+                    return
+                checked_at_s = clock()
+            yield b"".join(map(_event, taken)) or b": still here\n\n"
+
+
+async def _may_stay(request: Request, region: str, coordinator: Coordinator) -> bool:
+    """A revoked token ends its stream, too. An outage of the database revokes nothing."""
+    try:
+        await require_this_region(request, region, coordinator)
+    except Problem:
+        return False
+    except DatabaseUnavailable:
+        return True
+    return True
+
+
+def _event(signal: Signal) -> bytes:
+    return b"event: %s\ndata: %s\n\n" % (signal.kind.encode(), msgspec.json.encode(signal))
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+@router.get("/v1/policies", **described(answers={200: PolicyBundle, 304: None}))
+async def policies(request: Request, region: SpokenFor, coordinator: TheCoordinator) -> Response:
+    """All that an agent needs to decide. With `since`, waits until there is another version than that."""
+    query = Query(request)
+    since = query.one("since", a_version, None)
+    query.checked()
+    with coordinator.hub.subscribe(region) as subscription:
+        bundle, tag = await _bundle(coordinator, region)
+        if has_it(request, since, bundle.version, tag):
+            await news(subscription, "policies")
+            bundle, tag = await _bundle(coordinator, region)
+    if has_it(request, since, bundle.version, tag):
+        return Response(status_code=304)
+    return unless_known(request, reply(bundle), tag)
+
+
+async def _bundle(coordinator: Coordinator, region: str) -> tuple[PolicyBundle, str]:
+    """Return it with its ETag."""
+    now = coordinator.clock.now()
+    return await coordinator.database.run(lambda c: tagged_policy_bundle(c, region, now), snapshot=True)

@@ -1,0 +1,102 @@
+"""Who gets how much of an allowance, and which part of a rate. The formulas are those of the design, in integers.
+
+A grant aims at what the region will use in a while (the horizon), but never takes more than half of what its share of
+all demand makes of the pool: towards the end grants shrink geometrically, so the last units go where they are used.
+"""
+
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from coordinator.exchange.rules.balances import Account, Cause, Entry, Lease, Pool, post
+from protocol.lease import LeaseState
+
+FLOOR_UNITS = 1
+USUAL_HORIZON_MS = 10_000
+DEMAND_HALVES_IN_MS = 5_000
+LAST_KEPT_MS = 300  # so long what a region has must last before a grant could come
+
+
+class Ask(NamedTuple):
+    """What one region wants of one pool, and what else is known of both."""
+
+    demand_milli: int
+    waiting: int
+    available: int  # what its lease has left, as far as is known
+    last_grant: int
+    total_demand_milli: int  # of all regions, each as often as its weight says, this one included
+    weight: int
+    total_weight: int
+    horizon_ms: int
+
+
+def grant_units(grantable: int, limit: int, ask: Ask) -> int:
+    """How many units to grant now; never more than are grantable."""
+    target = _target(limit, ask)
+    if not ask.waiting and ask.available > max(target, ask.last_grant) // 2:
+        return 0  # far from its low water mark: more would only lie idle
+    soon = units_in(ask.demand_milli, 150)
+    return min(grantable, max(min(target, _cap(grantable, ask)), ask.waiting, soon))
+
+
+def _target(limit: int, ask: Ask) -> int:
+    within_horizon = max(units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
+    longest_ms = max(ask.horizon_ms, USUAL_HORIZON_MS)  # who wants to ride out more strands more
+    most = limit * longest_ms // (200 * USUAL_HORIZON_MS)
+    return min(within_horizon, max(most, units_in(ask.demand_milli, longest_ms // 10)))
+
+
+def _cap(grantable: int, ask: Ask) -> int:
+    demand_milli = ask.weight * ask.demand_milli
+    by_demand = grantable * demand_milli // (2 * max(ask.total_demand_milli, demand_milli, 1))
+    return max(by_demand, grantable * ask.weight // (8 * max(ask.total_weight, ask.weight, 1)))
+
+
+def units_in(demand_milli: int, duration_ms: int) -> int:
+    return demand_milli * duration_ms // 1_000_000
+
+
+def decayed(demand_milli: int, since: datetime, now: datetime) -> int:
+    """The demand of a region that has gone quiet weighs less and less: half of it after five seconds."""
+    if not demand_milli or since >= now:
+        return demand_milli  # most are: in a gather, whoever spoke before
+    elapsed_ms = (now - since) // timedelta(milliseconds=1)
+    halvings, rest_ms = divmod(elapsed_ms, DEMAND_HALVES_IN_MS)
+    left = demand_milli >> min(halvings, 64)
+    return left - left * rest_ms // (2 * DEMAND_HALVES_IN_MS)
+
+
+def demand_milli_of(lease: Lease, now: datetime) -> int:
+    """What it still weighs, as long as it may be granted to."""
+    return decayed(lease.demand_milli, lease.reported_at, now) if lease.state is LeaseState.ACTIVE else 0
+
+
+def fund(entry: Entry, pool: Pool, limit: int) -> None:
+    """Bring what is funded to the limit. A lower one takes only what nobody holds; the rest follows as it returns.
+
+    What was debited has been taken before: it is not taken twice.
+    """
+    post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
+    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.own)
+    post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
+
+
+def extend(entry: Entry, pool: Pool, at_most: int, need: int) -> None:
+    """What is soft goes on: before the pool is short, and as far as its cap lets it. Like a limit, one that was lowered
+    takes only what nobody holds.
+    """
+    surplus = min(max(0, pool.extended - at_most), pool.unallocated)
+    post(entry, pool, None, Account.UNALLOCATED, Account.EXTENSION, surplus, Cause.RETRACTED)
+    if pool.grantable < need:
+        units = min(2 * need - pool.grantable, max(0, at_most - pool.extended))
+        post(entry, pool, None, Account.EXTENSION, Account.UNALLOCATED, units, Cause.EXTENDED)
+
+
+def needed(limit: int, waiting: int, demand_milli: int, horizon_ms: int) -> int:
+    """So much lies ready where there is always more: nobody is asked to give anything back."""
+    return max(limit // 4 + 1, waiting, units_in(demand_milli, horizon_ms))
+
+
+def grant(entry: Entry, pool: Pool, lease: Lease, units: int) -> None:
+    post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, units, Cause.GRANT)
+    if units:
+        lease.last_grant = units

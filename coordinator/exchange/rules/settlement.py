@@ -1,0 +1,311 @@
+"""What becomes of a numbered batch, and how its usage is booked.
+
+Judged in two steps, since a lane's number says at once what may be read and locked next: first the number and the
+bytes, then the totals. Every answer has a name; nothing here raises for what a region may send.
+"""
+
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+from coordinator.exchange.rules.balances import (
+    Account,
+    Cause,
+    Entry,
+    Key,
+    Lease,
+    Line,
+    Movement,
+    Pool,
+    Report,
+    drain,
+    movement,
+    post,
+    use,
+)
+from protocol.lease import RETURNS_COUNT, LeaseEvent, after
+from protocol.messages import ExchangeFault, FrozenBatch, FrozenLease
+from protocol.outcomes import ExchangeOutcome
+from protocol.periods import period_of
+from protocol.units import MAX_UNITS
+
+
+class EpochState(StrEnum):
+    CURRENT = "current"  # may be granted to
+    FENCED = "fenced"  # its evidence is booked
+    RETIRED = "retired"  # people decided that no more evidence counts
+
+
+class Lane(NamedTuple):
+    """A lane as the ledger has it, locked."""
+
+    epoch: int
+    lane: int
+    last_seq: int
+    last_hash: bytes | None
+    head: bytes
+    epoch_state: EpochState
+    fingerprint: str
+    lanes: int
+    lost_data: bool = False  # its store did, so what it returned may have been spent
+
+
+class Verdict(NamedTuple):
+    outcome: ExchangeOutcome
+    expected_seq: int | None = None
+    is_kept: bool = False  # for people, now and for the first time: acknowledged, and nothing is booked
+    fault: ExchangeFault | None = None  # of one that is refused
+
+
+class QuarantineReason(StrEnum):
+    LINES_DISAGREE = "lines_disagree"  # the lines do not add up to what the total grew by
+    RETURNED_TOO_MUCH = "returned_too_much"  # more than was left of the lease
+    QUARANTINED_BEFORE = "quarantined_before"  # more evidence on a lease that people have yet to look at
+    TOO_LATE = "too_late"  # its period was closed longer ago than the contract allows
+    EPOCH_RETIRED = "epoch_retired"  # people decided that no more evidence counts, and here is some
+    LEDGER_REGRESSED = "ledger_regressed"  # of a whole batch: the ledger had given what it does not know any more
+    IMPLAUSIBLE = "implausible"  # more usage beyond its grants than one region may report without people's approval
+    UNKNOWN_QUOTA = "unknown_quota"  # never granted, and no allowance of the limits document
+    IMPLAUSIBLE_PERIOD = "implausible_period"  # never granted, and no period of the quota's calendar near now
+    OVER_BUDGET = "over_budget"  # never granted, and the region has named too many new keys or periods in this minute
+
+
+# Kept as rows of the quarantine table only: there is no lease, pool or period of such a report.
+WITHOUT_LEASE = frozenset(
+    {QuarantineReason.UNKNOWN_QUOTA, QuarantineReason.IMPLAUSIBLE_PERIOD, QuarantineReason.OVER_BUDGET}
+)
+
+
+class Quarantined(NamedTuple):
+    key: Key
+    reason: QuarantineReason
+    evidence: FrozenLease
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes) -> Verdict:
+    """`applied` means that the totals may be looked at; everything else is final."""
+    if lane is None:
+        return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
+    if lane.epoch_state is EpochState.RETIRED:
+        return _judge_late(_judge_seq(lane, seq, body_hash))
+    # A fenced epoch is reported by its region's next life: evidence is never refused.
+    if lane.epoch_state is EpochState.CURRENT and lane.fingerprint != fingerprint:
+        return Verdict(ExchangeOutcome.WRONG_FINGERPRINT)
+    return _judge_seq(lane, seq, body_hash)
+
+
+def _judge_seq(lane: Lane, seq: int, body_hash: bytes) -> Verdict:
+    if seq > lane.last_seq + 1:
+        return Verdict(ExchangeOutcome.GAP, expected_seq=lane.last_seq + 1)
+    if seq == lane.last_seq + 1:
+        return Verdict(ExchangeOutcome.APPLIED)
+    if seq < lane.last_seq:
+        return Verdict(ExchangeOutcome.STALE)
+    return Verdict(ExchangeOutcome.REPLAYED if body_hash == lane.last_hash else ExchangeOutcome.CONFLICT)
+
+
+def _judge_late(verdict: Verdict) -> Verdict:
+    """Of a retired epoch nothing is booked and nothing is dropped: it is kept once, and its number is acknowledged."""
+    if verdict.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED):
+        return Verdict(ExchangeOutcome.RETIRED, is_kept=verdict.outcome is ExchangeOutcome.APPLIED)
+    return verdict
+
+
+def judge_totals(
+    batch: FrozenBatch, leases: Mapping[Key, Lease], closed: Collection[Key] = frozenset()
+) -> ExchangeOutcome:
+    """Did the store forget something, or did the ledger? What it had given in a period that is closed by now it can
+    never know again, and what was used of it is booked all the same: that is not asked for.
+    """
+    outcomes = set()
+    for frozen in batch.leases:
+        key = key_of(frozen)
+        outcomes.add(_judge_lease(frozen, leases.get(key), is_closed=key in closed))
+    for evidence_of_loss in (ExchangeOutcome.STORE_REGRESSED, ExchangeOutcome.LEDGER_REGRESSED):
+        if evidence_of_loss in outcomes:
+            return evidence_of_loss
+    return ExchangeOutcome.APPLIED
+
+
+def _judge_lease(frozen: FrozenLease, lease: Lease | None, *, is_closed: bool = False) -> ExchangeOutcome:
+    known = lease or _NOTHING
+    if frozen.consumed < known.region_consumed or frozen.returned < known.region_returned:
+        return ExchangeOutcome.STORE_REGRESSED
+    if not is_closed and (frozen.granted > known.granted or frozen.overage > known.overage):
+        return ExchangeOutcome.LEDGER_REGRESSED
+    return ExchangeOutcome.APPLIED
+
+
+class _Known(NamedTuple):
+    granted: int
+    overage: int
+    region_consumed: int
+    region_returned: int
+
+
+_NOTHING = _Known(0, 0, 0, 0)
+
+
+def key_of(frozen: FrozenLease) -> Key:
+    return Key(frozen.quota, frozen.period)
+
+
+def is_empty(frozen: FrozenLease) -> bool:
+    """A lease on which nothing ever happened says nothing."""
+    return not (frozen.consumed or frozen.returned or frozen.lines)
+
+
+def keep(batch: FrozenBatch) -> list[Quarantined]:
+    """Evidence that came too late to count, for people to judge."""
+    return [
+        Quarantined(key_of(frozen), QuarantineReason.EPOCH_RETIRED, frozen)
+        for frozen in batch.leases
+        if not is_empty(frozen)
+    ]
+
+
+# --- booking ----------------------------------------------------------------------------------------------------------
+
+
+def settle(
+    report: Report,
+    frozen_leases: Sequence[FrozenLease],
+    pools: Mapping[Key, Pool],
+    leases: Mapping[Key, Lease],
+    own: Collection[Key] = (),
+    overage_left: MutableMapping[Key, int] | None = None,
+) -> list[Quarantined]:
+    """Book a batch that was judged `applied`. One bad lease never holds up the others.
+
+    `own`: of these pools each region has its own limit, so what nobody holds may be another's, and covers nothing.
+    `overage_left`: how much more the region may use beyond its grants before people must look at it; what is booked
+    as overage is taken off.
+    """
+    overage_left = {} if overage_left is None else overage_left
+    quarantined = []
+    for frozen in frozen_leases:
+        lease = leases.get(key_of(frozen))
+        if lease is None:
+            continue  # never granted to, and nothing happened on it
+        overage = lease.overage
+        most_overage = overage_left.get(lease.key, MAX_UNITS)
+        reason = _settle_lease(report, frozen, pools[lease.key], lease, most_overage, may_cover=lease.key not in own)
+        overage_left[lease.key] = most_overage - (lease.overage - overage)
+        lease.region_consumed, lease.region_returned = frozen.consumed, frozen.returned
+        if reason:
+            quarantined.append(Quarantined(lease.key, reason, frozen))
+    return quarantined
+
+
+def _settle_lease(
+    report: Report,
+    frozen: FrozenLease,
+    pool: Pool,
+    lease: Lease,
+    most_overage: int = MAX_UNITS,
+    *,
+    may_cover: bool = True,
+) -> QuarantineReason | None:
+    """Afterwards the lease is where its report says, or in quarantine for the reason given."""
+    consumed = frozen.consumed - lease.region_consumed
+    # Of a lease whose returns did not count until now, all that it ever returned comes at once.
+    returned = frozen.returned - (lease.returned if lease.state in RETURNS_COUNT else lease.region_returned)
+    if after(lease.state, LeaseEvent.REPORT) is None:
+        return QuarantineReason.QUARANTINED_BEFORE if consumed or returned or frozen.lines else None
+    if not (consumed or returned or frozen.lines):
+        renew(lease)  # nothing happened since
+        return None
+    reason = _disagreement(frozen, lease, consumed, returned)
+    if reason is None and _overage_of(pool, lease, consumed, returned, may_cover=may_cover) > most_overage:
+        reason = QuarantineReason.IMPLAUSIBLE
+    if reason:
+        _quarantine(report, pool, lease)
+        return reason
+    # First what was given back: work beyond the lease that was reported after it is covered from there.
+    if lease.state in RETURNS_COUNT:
+        drain(report, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)
+    cover(report, pool, lease, consumed, at_most=pool.unallocated if may_cover else 0)
+    lease.overdrawn = max(lease.overdrawn, frozen.overdrawn)
+    _book_lines(report, frozen, pool, lease)
+    renew(lease)
+    return None
+
+
+def renew(lease: Lease) -> None:
+    """A lease that had expired is good again as soon as nothing of it is left that is not accounted for."""
+    renewed = after(lease.state, LeaseEvent.RENEW)
+    if renewed and not lease.unaccounted:
+        lease.state = renewed
+
+
+def expire(pool: Pool, lease: Lease, now: datetime) -> Movement | None:
+    """Its time and the margin are over: set aside what the region has not accounted for. It trusts nothing it was told.
+
+    Spending has ended, but what was spent is not known: so it frees no unit. None if there is nothing to set aside.
+    """
+    state = after(lease.state, LeaseEvent.EXPIRE)
+    if state is None or not lease.outstanding or lease.expires_at > now:
+        return None
+    entry = movement(lease, "expired", lease.expires_at.isoformat(), lease.outstanding)
+    post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
+    lease.state, lease.demand_milli, lease.waiting = state, 0, 0
+    return entry
+
+
+def may_become_overage(frozen: FrozenLease, lease: Lease) -> bool:
+    """Tell whether a report says more than the lease was given: only then a bound for its overage must be known."""
+    consumed = frozen.consumed - lease.region_consumed
+    returned = frozen.returned - min(lease.returned, lease.region_returned)
+    return consumed + returned > lease.unaccounted
+
+
+def _overage_of(pool: Pool, lease: Lease, consumed: int, returned: int, *, may_cover: bool) -> int:
+    """Return how much overage a report would book: what neither the lease nor unallocated units of its pool cover."""
+    drained = returned if lease.state in RETURNS_COUNT else 0
+    covered = pool.unallocated + drained if may_cover else 0
+    return max(0, consumed + drained - lease.unaccounted - covered)
+
+
+def _disagreement(frozen: FrozenLease, lease: Lease, consumed: int, returned: int) -> QuarantineReason | None:
+    if lines_disagree(frozen, consumed):
+        return QuarantineReason.LINES_DISAGREE
+    # Whatever was consumed since: it may be more than was left, for what is done without asking is booked all the same.
+    if returned > lease.unaccounted and lease.state in RETURNS_COUNT:
+        return QuarantineReason.RETURNED_TOO_MUCH
+    return None
+
+
+def lines_disagree(frozen: FrozenLease, consumed: int) -> bool:
+    return sum(line.units for line in frozen.lines) != consumed
+
+
+def _quarantine(report: Report, pool: Pool, lease: Lease) -> None:
+    """Nothing of it is available or billed until people have looked at it."""
+    state = after(lease.state, LeaseEvent.QUARANTINE)
+    assert state is not None
+    lease.state = state
+    lease.demand_milli = lease.waiting = 0
+    post(report, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.QUARANTINED)
+
+
+def cover(entry: Entry, pool: Pool, lease: Lease, consumed: int, at_most: int) -> None:
+    """Work that was done beyond the lease: from what nobody holds as far as that goes, the rest as overage."""
+    short = max(0, consumed - lease.unaccounted)
+    covered = min(short, at_most)
+    post(entry, pool, lease, Account.UNALLOCATED, Account.OUTSTANDING, covered, Cause.COVERING)
+    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, short - covered, Cause.OVERAGE)
+
+
+def _book_lines(report: Report, frozen: FrozenLease, pool: Pool, lease: Lease) -> None:
+    use(report, pool, lease, lines_within(frozen))
+
+
+def lines_within(frozen: FrozenLease) -> list[Line]:
+    """A unit belongs to its lease's period, whatever the store's clock said."""
+    period = period_of(frozen.period)
+    first, last = period.first_minute, period.last_minute
+    return [Line(line.units, min(max(line.minute, first), last), line.dimensions) for line in frozen.lines]

@@ -1,0 +1,160 @@
+"""Make the exports that people have asked for, one after the other; begun anew where a coordinator died in the middle.
+
+An attempt has a number, and whatever it notes or keeps it does under that number: so one that was thought to be dead,
+and another that began anew since, never mix what they made. It stops where the export was cancelled.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.database.engine import Database
+from coordinator.exports.requests import Chunk, Export, count_rows, lines, read_export, walk
+from coordinator.exports.rules import ExportFormat, ParquetFile, can_be_written
+from protocol.clock import Clock
+
+CHUNKS_TO_A_MARK = 5
+ROW_GROUP = 100_000  # lines of a Parquet file; each is a part, and shown as progress
+KEPT_FOR = timedelta(days=7)
+
+
+async def do_exports(database: Database, clock: Clock) -> None:
+    """All that wait and can be written here. Those come last that others have begun, and could not end."""
+    written = [each.value for each in ExportFormat if can_be_written(each)]
+    while (export_id := await database.read(lambda c: c.fetchval(_NEXT, written))) is not None:
+        await _make(database, export_id, clock)
+
+
+class _Attempt(NamedTuple):
+    export: UUID
+    number: int
+
+
+class _Made(NamedTuple):
+    """So much of it, up to here."""
+
+    reached: int
+    rows: int
+    bytes: int
+
+
+async def _make(database: Database, export_id: UUID, clock: Clock) -> None:
+    attempt = await database.run(lambda c: _begin(c, export_id))
+    if attempt is None:
+        return  # it was cancelled since it was found
+    export = await database.read(lambda c: read_export(c, export_id))
+    assert export is not None
+    expected = await count_rows(database, export)
+    if not await database.run(lambda c: _still(c, _EXPECT, attempt, expected)):
+        return
+    parquet = export.format is ExportFormat.PARQUET
+    chunks = file_of(database, export) if parquet else walk(database, export)
+    done = await (_keep_parts if parquet else _leave_marks)(database, attempt, chunks)
+    if done is not None:
+        marks = msgspec.json.encode(done.marks).decode()
+        kept_until = clock.now() + KEPT_FOR if parquet else None
+        told = clock.now(), done.made.rows, done.made.bytes, done.sha256, marks, kept_until
+        await database.run(lambda c: _still(c, _FINISH, attempt, *told))
+
+
+async def _begin(connection: Connection, export_id: UUID) -> _Attempt | None:
+    """Whatever was made of it goes: an attempt begins at the beginning."""
+    number = await connection.fetchval(_BEGIN, export_id)
+    if number is None:
+        return None
+    await connection.execute("DELETE FROM export_part WHERE export = $1", export_id)
+    return _Attempt(export_id, number)
+
+
+async def _still(connection: Connection, statement: str, attempt: _Attempt, *told: object) -> bool:
+    """False if somebody else has begun it anew, or nobody wants it any more: then nothing was noted."""
+    return await connection.execute(statement, *attempt, *told) != "UPDATE 0"
+
+
+class _Done(NamedTuple):
+    made: _Made
+    sha256: bytes
+    marks: list[tuple[int, int]]  # byte, transfer
+
+
+async def _leave_marks(database: Database, attempt: _Attempt, chunks: AsyncIterator[Chunk]) -> _Done | None:
+    digest, made, marks, number = hashlib.sha256(), _Made(0, 0, 0), list[tuple[int, int]](), 0
+    async for chunk in chunks:
+        digest.update(chunk.body)
+        number, made = number + 1, _with(made, chunk)
+        if number % CHUNKS_TO_A_MARK == 0:
+            marks.append((made.bytes, made.reached))
+            if not await database.run(lambda c, told=made: _still(c, _REACHED, attempt, *told)):  # type: ignore[misc]
+                return None
+    return _Done(made, digest.digest(), marks)
+
+
+async def _keep_parts(database: Database, attempt: _Attempt, chunks: AsyncIterator[Chunk]) -> _Done | None:
+    digest, made = hashlib.sha256(), _Made(0, 0, 0)
+    async for chunk in chunks:
+        digest.update(chunk.body)
+        starts_at, made = made.bytes, _with(made, chunk)
+        if chunk.body and not await database.run(
+            lambda c, told=made, part=(starts_at, chunk.body): _keep(c, attempt, told, *part)  # type: ignore[misc]
+        ):
+            return None
+    return _Done(made, digest.digest(), [])
+
+
+def _with(made: _Made, chunk: Chunk) -> _Made:
+    return _Made(chunk.reached, made.rows + chunk.rows, made.bytes + len(chunk.body))
+
+
+async def _keep(connection: Connection, attempt: _Attempt, made: _Made, starts_at: int, body: bytes) -> bool:
+    """The row of the export is locked by what is noted: nobody begins anew, or cancels, between that and the part."""
+    if not await _still(connection, _REACHED, attempt, *made):
+        return False
+    await connection.execute(_KEEP, attempt.export, starts_at, body)
+    return True
+
+
+async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
+    """Beside the loop: packing some thousand lines takes longer than any other call may wait."""
+    head = export.ledger_head
+    facts = {
+        "export": str(export.id),
+        "period": export.period,
+        "tenant": export.tenant or "",
+        "is_final": str(export.is_final).lower(),
+        "seal": str(head.seal),
+        "seal_hash": head.hash,
+        "position": str(head.position),
+    }
+    file, reached = await asyncio.to_thread(ParquetFile, facts, ROW_GROUP), 0
+    async for rows, reached in lines(database, export):
+        yield Chunk(await asyncio.to_thread(file.add, rows), len(rows), reached)
+    yield Chunk(await asyncio.to_thread(file.end), 0, reached)
+
+
+async def forget_exports(connection: Connection, now: datetime) -> None:
+    """The bytes of files whose time is over. Their manifests stay."""
+    await connection.execute(_FORGET, now)
+
+
+_NEXT = """
+SELECT id FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL AND format = ANY ($1)
+ORDER BY attempt, asked_at, id LIMIT 1
+"""
+_BEGIN = """
+UPDATE export SET attempt = attempt + 1, rows_expected = NULL, reached = 0, rows = 0, bytes = 0
+WHERE id = $1 AND finished_at IS NULL AND cancelled_at IS NULL RETURNING attempt
+"""
+_OURS = "WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL"
+_EXPECT = f"UPDATE export SET rows_expected = $3 {_OURS}"  # noqa: S608 - the text above, as in all of these
+_REACHED = f"UPDATE export SET reached = $3, rows = $4, bytes = $5 {_OURS}"  # noqa: S608
+_KEEP = "INSERT INTO export_part (export, starts_at, body) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+_FINISH = f"""
+UPDATE export SET finished_at = $3, rows = $4, bytes = $5, sha256 = $6, marks = $7, kept_until = $8 {_OURS}
+"""  # noqa: S608
+_FORGET = "DELETE FROM export_part USING export WHERE export.id = export_part.export AND kept_until <= $1"

@@ -1,0 +1,277 @@
+"""Exports: asked for by people, made by whichever coordinator comes first (make_exports.py), read as often as wanted.
+
+Of lines of text no file is kept. What is below a seal is never added to and never changed, so the lines of an export,
+read in the order of the ledger, are the same bytes each time: counting them once makes the manifest, and a download is
+the same walk. It goes in short statements, each for some thousand lines, found in a stretch of the ledger that is
+bounded too, for of one tenant there may be few: nobody's slow download holds a transaction open, memory does not grow,
+and a walk can begin at any of the marks that the count has left.
+
+A Parquet file is not its lines one after the other, and another release of its library may spell the same lines in
+other bytes. So its bytes are kept, in parts, for some days, where every coordinator reads the same
+(docs/adr/0035-where-a-parquet-file-is.md).
+"""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.database.engine import Database
+from coordinator.exports.rules import ExportFormat, ExportRow, encoded, heading
+from coordinator.usage.read_usage import PLAN_FOR_WHAT_IS_ASKED
+
+CHUNK = 5_000  # lines
+STRETCH = 50_000  # transfers that are looked through for them
+
+
+class LedgerHead(Struct, frozen=True):
+    """The seal that the export is of: whoever keeps its hash elsewhere can tell if any of it is changed."""
+
+    seal: int
+    hash: str
+    position: int
+    transfer: int
+
+
+class Export(Struct, frozen=True, kw_only=True):
+    """The manifest. Without `finished_at` it is being made: `rows` of `rows_expected` are, and `progress` thousandths.
+
+    `rows_expected` is null until they are counted. What is `cancelled_at` is not made any more, nor kept; `kept_until`
+    is told of a Parquet file.
+    """
+
+    id: UUID
+    period: str
+    tenant: str | None
+    format: ExportFormat
+    is_final: bool  # the period is closed, and this is all of it
+    ledger_head: LedgerHead
+    asked_at: datetime
+    finished_at: datetime | None
+    cancelled_at: datetime | None
+    kept_until: datetime | None
+    progress: int
+    rows: int
+    rows_expected: int | None
+    bytes: int
+    sha256: str | None
+    columns: tuple[str, ...] = ExportRow._fields
+
+    def is_kept(self, now: datetime) -> bool:
+        return self.cancelled_at is None and (self.kept_until is None or now < self.kept_until)
+
+
+class NoExport(StrEnum):
+    NO_PERIOD = "the books have no such period"
+    NOT_SEALED = "nothing is sealed yet: ask again in a minute"
+
+
+class ExportRequest(NamedTuple):
+    period: str
+    tenant: str | None
+    format: ExportFormat
+
+
+async def ask_export(
+    connection: Connection, export_id: UUID, request: ExportRequest, token_id: UUID, now: datetime
+) -> Export | NoExport:
+    """Safe to repeat: an id is one export. Whoever asks for what is there already, or is being made, is given that."""
+    if not await connection.fetchval("SELECT EXISTS (SELECT FROM period WHERE id = $1)", request.period):
+        return NoExport.NO_PERIOD
+    await connection.execute(_ONE_AT_A_TIME)
+    seal = await connection.fetchrow("SELECT number, transfer FROM seal ORDER BY number DESC LIMIT 1")
+    if seal is None:
+        return NoExport.NOT_SEALED
+    is_final = await connection.fetchval(_IS_FINAL, request.period, seal["transfer"])
+    same = await connection.fetchval(_THE_SAME, *request, seal["number"], is_final, now, export_id)
+    if same is None:
+        await connection.execute(_ASK, export_id, *request, seal["number"], is_final, token_id, now)
+    else:
+        await connection.execute(_WANT, same, token_id)
+    found = await read_export(connection, same or export_id)
+    assert found is not None
+    return found
+
+
+async def cancel_export(connection: Connection, export_id: UUID, token_id: UUID, now: datetime) -> Export | None:
+    """It ends when nobody who asked for it wants it any more. Safe to repeat."""
+    if await connection.fetchval(_CANCEL, export_id, token_id, now):
+        await connection.execute("DELETE FROM export_part WHERE export = $1", export_id)
+    return await read_export(connection, export_id)
+
+
+async def read_export(connection: Connection, export_id: UUID) -> Export | None:
+    row = await connection.fetchrow(_READ, export_id)
+    return _export(row) if row else None
+
+
+def _export(row: asyncpg.Record) -> Export:
+    return Export(
+        ledger_head=LedgerHead(row["seal"], row["hash"].hex(), row["position"], row["transfer"]),
+        progress=1000 if row["finished_at"] else min(999, 1000 * row["rows"] // max(1, row["rows_expected"] or 1)),
+        format=ExportFormat(row["format"]),
+        sha256=row["sha256"].hex() if row["sha256"] else None,
+        **{name: row[name] for name in _AS_KEPT},
+    )
+
+
+_AS_KEPT = (
+    *("id", "period", "tenant", "is_final", "rows", "rows_expected", "bytes"),
+    *("asked_at", "finished_at", "cancelled_at", "kept_until"),
+)
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+class Lines(NamedTuple):
+    rows: list[ExportRow]
+    reached: int  # the last transfer that they may be of
+
+
+async def lines(database: Database, export: Export, after: int = 0) -> AsyncIterator[Lines]:
+    """All that come after a transfer, some thousand at a time."""
+    while (end := await _end_of_stretch(database, export, after)) is not None:
+        while after < end:
+            rows = await _rows(database, export, end, after)
+            after = rows[-1].transfer if len(rows) == CHUNK else end
+            yield Lines(rows, after)
+
+
+async def count_rows(database: Database, export: Export) -> int:
+    """Stretch by stretch as well: however many there are, no statement takes long."""
+    after = rows = 0
+    while (end := await _end_of_stretch(database, export, after)) is not None:
+        ((of_stretch,),) = await _read(database, _COUNT, export.period, export.tenant, end, after)
+        after, rows = end, rows + of_stretch
+    return rows
+
+
+class Chunk(NamedTuple):
+    body: bytes
+    rows: int
+    reached: int
+
+
+async def walk(database: Database, export: Export, after: int = 0) -> AsyncIterator[Chunk]:
+    """The bytes of an export that is text; from the beginning with the heading."""
+    if not after:
+        yield Chunk(heading(export.format), 0, 0)
+    async for rows, reached in lines(database, export, after):
+        yield Chunk(encoded(export.format, rows), len(rows), reached)
+
+
+async def _end_of_stretch(database: Database, export: Export, after: int) -> int | None:
+    """None if nothing is left."""
+    asked = export.period, export.ledger_head.transfer, after, STRETCH
+    end: int | None = await database.read(lambda c: c.fetchval(_END_OF_STRETCH, *asked))
+    return end
+
+
+async def _rows(database: Database, export: Export, end: int, after: int) -> list[ExportRow]:
+    rows = await _read(database, _LINES, export.period, export.tenant, end, after, CHUNK)
+    return [ExportRow(*row) for row in rows]
+
+
+async def _read(database: Database, statement: str, *asked: object) -> list[asyncpg.Record]:
+    async def read(connection: Connection) -> list[asyncpg.Record]:
+        await connection.execute(PLAN_FOR_WHAT_IS_ASKED)
+        return list(await connection.fetch(statement, *asked))
+
+    return await database.run(read, snapshot=True)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
+    """From a byte on."""
+    return (_parts_from if export.format is ExportFormat.PARQUET else _walk_from)(database, export, start)
+
+
+async def _walk_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
+    """Found from the last mark before it."""
+    marks: list[tuple[int, int]] = msgspec.json.decode(
+        await database.read(lambda c: c.fetchval("SELECT marks FROM export WHERE id = $1", export.id))
+    )
+    at, after = max((mark for mark in marks if mark[0] <= start), default=(0, 0))
+    async for chunk in walk(database, export, after):
+        rest = chunk.body[max(0, start - at) :]
+        at += len(chunk.body)
+        if rest:
+            yield rest
+
+
+class PartMissing(Exception):
+    """It was cancelled, or its time was over, while somebody read it: the download breaks off, and is told so."""
+
+
+async def _parts_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
+    while start < export.bytes:
+        part = await database.read(lambda c, at=start: c.fetchrow(_PART, export.id, at))  # type: ignore[misc]
+        if part is None:
+            raise PartMissing(export.id)
+        yield part["body"][start - part["starts_at"] :]
+        start = part["starts_at"] + len(part["body"])
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+# Two who ask for the same at the same moment are given one. Rare and short: it may be one lock for all.
+_ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('ask for an export'))"
+_IS_FINAL = """
+SELECT state = 'closed' AND NOT EXISTS (SELECT FROM transfer WHERE transfer.period = period.id AND transfer.id > $2)
+FROM period WHERE id = $1
+"""
+# All of a closed period is the same as of any seal.
+_THE_SAME = """
+SELECT id FROM export
+WHERE id = $7 OR (period = $1 AND tenant IS NOT DISTINCT FROM $2 AND format = $3 AND (seal = $4 OR ($5 AND is_final))
+    AND cancelled_at IS NULL AND (kept_until IS NULL OR kept_until > $6))
+ORDER BY id = $7 DESC, asked_at, id LIMIT 1
+"""
+_ASK = """
+INSERT INTO export (id, period, tenant, format, seal, is_final, asked_by, asked_at, wanted_by)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, ARRAY[$7::uuid])
+"""
+_WANT = "UPDATE export SET wanted_by = wanted_by || $2::uuid WHERE id = $1 AND NOT $2 = ANY (wanted_by)"
+_CANCEL = """
+UPDATE export SET wanted_by = array_remove(wanted_by, $2::uuid),
+    cancelled_at = CASE WHEN wanted_by <@ ARRAY[$2::uuid] THEN $3::timestamptz END
+WHERE id = $1 AND $2::uuid = ANY (wanted_by) AND cancelled_at IS NULL
+RETURNING cancelled_at IS NOT NULL
+"""
+_READ = """
+SELECT export.*, seal.hash, seal.position, seal.transfer
+FROM export JOIN seal ON seal.number = export.seal WHERE id = $1
+"""
+_PART = """
+SELECT starts_at, body FROM export_part WHERE export = $1 AND starts_at <= $2
+    AND starts_at + octet_length(body) > $2 ORDER BY starts_at DESC LIMIT 1
+"""
+_END_OF_STRETCH = """
+SELECT max(id) FROM (
+    SELECT id FROM transfer WHERE period = $1 AND id <= $2 AND id > $3 ORDER BY id LIMIT $4) AS stretch
+"""
+_WHICH = """
+    WHERE period = $1 AND dst = 'consumed' AND id <= $3 AND id > $4 AND ($2::text IS NULL
+        OR quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant = $2)
+        OR (dimensions ->> 'tenant' = $2 AND quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant IS NULL)))"""
+_COUNT = f"SELECT count(*) FROM transfer {_WHICH}"  # noqa: S608 - the text above
+# The ids of transfers below a seal are as final as its position. Only lines that are given are joined to their pool.
+_LINES = f"""
+SELECT line.id, line.window_at, period, line.charge_period, coalesce(pool.tenant, line.dimensions ->> 'tenant'),
+    pool.name, quota, line.region, line.dimensions ->> 'policy', line.dimensions ->> 'route_class',
+    line.dimensions ->> 'api_key', line.dimensions ->> 'degraded', line.units, line.cause, line.epoch, line.lane,
+    line.seq, line.line, line.part, coalesce(line.dimensions ->> 'counted_as', 'included')
+FROM (
+    SELECT * FROM transfer {_WHICH}
+    ORDER BY id LIMIT $5
+) AS line JOIN pool USING (quota, period) ORDER BY line.id
+"""  # noqa: S608

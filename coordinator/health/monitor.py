@@ -1,0 +1,244 @@
+"""Whether this coordinator can do its work: what `/readyz`, the metrics and the log say of it.
+
+Once a second, and whenever `/readyz` is asked, a coordinator proves on a connection of its own that it can read and
+commit, and compares its clock with the database's. Requests never wait for this, and it never waits for requests. A
+reason is logged once when it begins and once when it ends.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+import structlog
+
+from coordinator.clock import ComparedClock
+from coordinator.database.connection import Connection
+from coordinator.database.engine import SESSION
+from coordinator.health.readiness import (
+    Measured,
+    note_heard_regions,
+    prove_commit,
+    read_database_clock,
+    read_measured,
+    schema_revision,
+)
+from coordinator.installation.operations import look_at_installation
+from coordinator.job_failures import JobFailures
+from coordinator.metrics import Metrics
+from migrations.revisions import is_behind
+from web.health import Health, HealthReason, HealthStatus
+
+LOOK_EVERY_S = 1.0
+PROVE_WITHIN_S = 2.0
+FIGURES_EVERY_S = 10.0
+SILENT_AFTER = timedelta(minutes=1)
+
+_log = structlog.get_logger(__name__)
+
+
+class Finding(NamedTuple):
+    code: str
+    text: str
+    status: HealthStatus = HealthStatus.NOT_READY
+    subject: str = ""  # tells findings of one code apart
+
+
+class HealthWatch:
+    def __init__(
+        self,
+        url: str,
+        clock: ComparedClock,
+        metrics: Metrics,
+        failures: JobFailures,
+        *,
+        clock_warn_ms: int,
+        places: frozenset[str],
+    ) -> None:
+        self._url = url
+        self._clock = clock
+        self._metrics = metrics
+        self._failures = failures
+        self._places = places
+        self._unconfirmed: str | None = None  # why this may be a copy of the installation
+        self._clock_warn_ms = clock_warn_ms
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._in_use = asyncio.Lock()  # a connection does one thing at a time
+        self._looking: asyncio.Task[None] | None = None
+        self._database: Finding | None = Finding("starting", "the database has not been asked yet")
+        self._since: dict[tuple[str, str], datetime] = {}
+        self._failed_looks = 0
+        self._heard_at_ms: dict[str, int] = {}
+        self._silent: set[str] = set()
+
+    async def run(self) -> None:
+        """Look for ever: at the database each second, at what coordinators share every ten."""
+        looks = 0
+        while True:
+            await self.look()
+            if looks % round(FIGURES_EVERY_S / LOOK_EVERY_S) == 0:
+                await self.share_and_read()
+            looks += 1
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Prove that a commit works, within PROVE_WITHIN_S. Callers at the same time share one proof."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+        await asyncio.shield(self._looking)
+
+    def note_heard(self, region: str) -> None:
+        """A token of this region was accepted."""
+        self._heard_at_ms[region] = self._clock.monotonic_ms()
+
+    def report(self) -> Health:
+        found = list(self._findings())
+        reasons = [
+            HealthReason(code=each.code, since=self._since_of(each), text=each.text)
+            for each in sorted(found, key=lambda each: each.status is not HealthStatus.NOT_READY)
+        ]
+        return Health(status=_worst_of(found), reasons=reasons)
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        self._drop_connection()
+
+    # --- the database ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        try:
+            self._database = await self._prove()
+            if self._database is None:
+                self._failed_looks = 0
+        finally:
+            self._looking = None
+        self._failed_looks += self._database is not None
+        self._show()
+
+    async def _prove(self) -> Finding | None:
+        reads = False
+        try:
+            async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
+                connection = await self._connected()
+                asked_at = self._clock.untrusted_now()
+                database_now = await read_database_clock(connection)
+                self._clock.compare(asked_at, database_now, self._clock.untrusted_now())
+                if is_behind(await schema_revision(connection)):
+                    return _SCHEMA_BEHIND
+                reads = True
+                await prove_commit(connection)
+        except Exception as error:  # whatever it was: it cannot commit now
+            self._drop_connection()
+            return _finding_of(error, reads=reads)
+        return None
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await asyncpg.connect(self._url, timeout=PROVE_WITHIN_S, server_settings=SESSION)
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    # --- what coordinators share -------------------------------------------------------------------------------------
+
+    async def share_and_read(self) -> None:
+        """Write which regions were heard here, and read the figures that one coordinator measured for all."""
+        if self._database is not None:
+            return
+        heard, self._heard_at_ms = self._heard_at_ms, {}
+        now_ms = self._clock.monotonic_ms()
+        try:
+            async with self._in_use, asyncio.timeout(PROVE_WITHIN_S):
+                connection = await self._connected()
+                await note_heard_regions(connection, {name: now_ms - at_ms for name, at_ms in heard.items()})
+                measured = await read_measured(connection)
+                installation = await look_at_installation(connection, self._places, self._clock.untrusted_now())
+        except Exception as error:
+            self._drop_connection()
+            self._heard_at_ms = heard | self._heard_at_ms
+            _log.warning("shared figures could not be read", error=type(error).__name__)
+        else:
+            self._metrics.show_measured(measured)
+            self._show_silence(measured)
+            self._unconfirmed = installation.reason
+
+    def _show_silence(self, measured: Measured) -> None:
+        silent = {
+            name: heard_at
+            for name, heard_at in measured.heard_at.items()
+            if measured.read_at - heard_at > SILENT_AFTER and name not in measured.down
+        }
+        for name in silent.keys() - self._silent:
+            _log.warning("region not heard for a minute", region=name, last_heard_at=silent[name].isoformat())
+        for name in self._silent - silent.keys():
+            _log.info("region heard again", region=name)
+        self._silent = set(silent)
+        self._metrics.show_silent_regions(measured.heard_at, self._silent)
+
+    # --- what is found -----------------------------------------------------------------------------------------------
+
+    def _findings(self) -> Iterator[Finding]:
+        if self._database is not None:
+            yield self._database
+        reason = self._clock.why_not_trusted
+        if reason and not (self._database and self._clock.difference_ms is None):
+            yield Finding("clock_differs", reason)
+        elif (
+            not reason
+            and self._clock.is_compared_with_the_database
+            and abs(self._clock.difference_ms or 0) > self._clock_warn_ms
+        ):
+            text = f"the clock differs from the database's by {(self._clock.difference_ms or 0) / 1000:.1f} s"
+            yield Finding("clock_drifts", text, HealthStatus.DEGRADED)
+        if self._unconfirmed:
+            text = f"no webhooks are sent: {self._unconfirmed}; if this is right, run `leasehold installation confirm`"
+            yield Finding("installation_unconfirmed", text, HealthStatus.DEGRADED)
+        for job, failing in self._failures.in_a_row().items():
+            text = f"the job {job!r} failed at least {self._failures.TOO_OFTEN} times in a row: {failing.error}"
+            yield Finding("job_failing", text, HealthStatus.DEGRADED, job)
+
+    def _show(self) -> None:
+        """Log what began and what ended since the last look, and set the metrics."""
+        found = {(each.code, each.subject): each for each in self._findings()}
+        for key in found.keys() - self._since.keys():
+            self._since[key] = self._clock.untrusted_now()
+            each = found[key]
+            _log.warning("coordinator " + each.status.value.replace("_", " "), code=each.code, reason=each.text)
+        for key in self._since.keys() - found.keys():
+            since = self._since.pop(key)
+            lasted_s = round((self._clock.untrusted_now() - since).total_seconds(), 1)
+            _log.info("coordinator recovered", code=key[0], subject=key[1] or None, lasted_s=lasted_s)
+        self._metrics.show_health(_worst_of(found.values()) is not HealthStatus.NOT_READY, _severities(found.values()))
+        self._metrics.clock_difference.set((self._clock.difference_ms or 0) / 1000)
+
+    def _since_of(self, found: Finding) -> datetime:
+        return self._since.get((found.code, found.subject)) or self._clock.untrusted_now()
+
+
+def _worst_of(found: Iterable[Finding]) -> HealthStatus:
+    statuses = {each.status for each in found}
+    order = (HealthStatus.NOT_READY, HealthStatus.DEGRADED)
+    return next((each for each in order if each in statuses), HealthStatus.READY)
+
+
+def _severities(found: Iterable[Finding]) -> Mapping[str, str]:
+    return {each.code: each.status.value for each in found}
+
+
+_SCHEMA_BEHIND = Finding(
+    "schema_behind", "the database's schema is older than this coordinator; run `leasehold migrate`"
+)
+
+
+def _finding_of(error: Exception, *, reads: bool) -> Finding:
+    kind = type(error).__name__
+    if not reads:
+        return Finding("database_unavailable", f"Postgres does not answer: {kind}")
+    if isinstance(error, TimeoutError):
+        kind = f"not within {PROVE_WITHIN_S:g} s; look at its synchronous standby and its disk"
+    return Finding("commits_fail", f"Postgres answers, and does not commit: {kind}")

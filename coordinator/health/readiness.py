@@ -1,0 +1,119 @@
+"""Statements of health checks: can it be read and committed, what time is it there, and figures that are shared.
+
+One coordinator measures for all of them (`measure`, a job), and each reads the result: a scrape of the metrics asks
+the database nothing, and what is costly to add up is added up once.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import asyncpg
+import msgspec
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.regions.read_regions import read_regions
+
+MOST_REGIONS = 1_000
+
+
+class RegionFigures(Struct, frozen=True):
+    regressed_lanes: int
+    contested: bool
+
+
+class Figures(Struct, frozen=True):
+    """What one coordinator measured for all."""
+
+    units: list[tuple[str, str, float]]  # quota, account, units, of all the periods that are not over
+    regions: dict[str, RegionFigures]
+
+
+class Measured(NamedTuple):
+    """The newest figures, when they were measured, and when each region was last heard by any coordinator."""
+
+    figures: Figures | None
+    measured_at: datetime | None
+    read_at: datetime  # by the database's clock, as the other moments are
+    heard_at: Mapping[str, datetime]
+    down: frozenset[str]
+
+
+async def schema_revision(connection: Connection) -> str | None:
+    """Where the migrations stand; None if none ever ran."""
+    try:
+        found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+    except asyncpg.UndefinedTableError:
+        return None
+    return found
+
+
+async def read_database_clock(connection: Connection) -> datetime:
+    now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    return now
+
+
+async def prove_commit(connection: Connection) -> None:
+    """Return when a commit is as durable as any: it is written, and a synchronous standby has confirmed it.
+
+    The message changes no table. A transaction that writes nothing to the log would not wait for the standby.
+    """
+    await connection.execute("SELECT pg_logical_emit_message(true, 'leasehold', 'ready')")
+
+
+async def measure(connection: Connection, now: datetime) -> None:
+    """Add up the units of the running periods, and look at the regions, for all coordinators."""
+    rows = await connection.fetch(_UNITS)
+    units = [(row["name"], account, float(row[account])) for row in rows for account in ACCOUNTS]
+    regions = {
+        region.name: RegionFigures(region.regressed_lanes, region.contested)
+        for region in await read_regions(connection, "", MOST_REGIONS, now)
+    }
+    await connection.execute(_KEEP, msgspec.json.encode(Figures(units, regions)).decode())
+
+
+async def read_measured(connection: Connection) -> Measured:
+    row = await connection.fetchrow(_MEASURED)
+    assert row is not None
+    figures = None if row["figures"] is None else msgspec.json.decode(row["figures"], type=Figures)
+    heard = await connection.fetch(_HEARD)
+    return Measured(
+        figures,
+        row["measured_at"],
+        row["read_at"],
+        {each["region"]: each["heard_at"] for each in heard},
+        frozenset(each["region"] for each in heard if each["is_down"]),
+    )
+
+
+async def note_heard_regions(connection: Connection, ago_ms: Mapping[str, int]) -> None:
+    """Note how long ago each region was heard. The latest moment counts, whichever coordinator heard it."""
+    if ago_ms:
+        names = sorted(ago_ms)
+        await connection.execute(_NOTE_HEARD, names, [ago_ms[name] for name in names])
+
+
+ACCOUNTS = ("funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
+_SUMS = ", ".join(f"sum({account}) AS {account}" for account in ACCOUNTS)
+_UNITS = f"""
+SELECT name, {_SUMS} FROM pool JOIN period ON period.id = pool.period WHERE period.ends_at > now() GROUP BY name
+"""  # noqa: S608 - the names come from the line above
+_KEEP = """
+INSERT INTO measurement (figures, measured_at) VALUES ($1::text::jsonb, clock_timestamp())
+ON CONFLICT (only_row) DO UPDATE SET figures = excluded.figures, measured_at = excluded.measured_at
+"""
+_MEASURED = """
+SELECT clock_timestamp() AS read_at, figures::text AS figures, measured_at
+FROM (VALUES (true)) AS one (row) LEFT JOIN measurement ON only_row
+"""
+_HEARD = """
+SELECT region, heard_at, status = 'down' AS is_down FROM region_heard JOIN region ON region.name = region_heard.region
+"""
+_NOTE_HEARD = """
+INSERT INTO region_heard (region, heard_at)
+SELECT region.name, clock_timestamp() - make_interval(secs => heard.ago_ms / 1000.0)
+FROM unnest($1::text[], $2::bigint[]) AS heard (name, ago_ms) JOIN region USING (name)
+ORDER BY region.name
+ON CONFLICT (region) DO UPDATE SET heard_at = greatest(region_heard.heard_at, excluded.heard_at)
+"""

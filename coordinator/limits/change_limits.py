@@ -1,0 +1,57 @@
+"""Bring a tenant's allowances to the limits of the plan that it is on by now, in the transaction that put it there.
+
+So what is said of a change, and is in the audit, is what the books did; nobody has to ask for units first.
+"""
+
+from datetime import datetime
+from uuid import uuid4
+
+from coordinator.database.connection import Connection
+from coordinator.database.notify import notify
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.rules.balances import Key, Movement
+from coordinator.limits.in_force import Documents
+from coordinator.limits.rules.entitlement import Entitlement, entitlement
+from coordinator.limits.rules.plan_change import LimitEffect, change_limit
+from coordinator.rebalancing.rules.division import by_weight, division_of, funded_for
+from protocol.outcomes import GrantRefusal
+
+MOST = 1000  # allowances of one tenant; the limits of any others are in force when somebody asks for units of them
+
+
+async def change_limits(connection: Connection, documents: Documents, tenant: str, now: datetime) -> list[LimitEffect]:
+    """Of the periods that run. Only what has another limit than before is told of."""
+    keys = [Key(*row) for row in await connection.fetch(_RUNNING, tenant, now, MOST)]
+    catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
+    found = {key: _limit(entitlement(catalogue, key.quota)) for key in keys}
+    limits = {key: limit for key, limit in found.items() if limit is not None}
+    pools = {key: each.pool for key, each in (await exchange_statements.lock_pools(connection, limits, ())).items()}
+    divisions = {key: division_of(catalogue, key, (), by_weight(catalogue)) for key in pools}
+    own = [key for key, division in divisions.items() if division.is_regional]
+    leases = await exchange_statements.read_leases(connection, pools, (), own)
+    entry = Movement(uuid4(), None, None)
+    of_pool = {key: [lease for lease in leases if lease.key == key] for key in pools}
+    changed = [
+        change_limit(entry, pool, of_pool[key], limits[key], divisions[key])
+        for key, pool in pools.items()
+        if pool.funded != funded_for(limits[key], pool, of_pool[key], divisions[key])
+    ]
+    # Everything is decided: from here on only the database can fail, and then nothing was.
+    if entry.transfers:
+        await exchange_statements.write_books(connection, [pools[key] for key in pools], [], {})
+        await exchange_statements.write_transfers(connection, [entry], now)
+    await notify(connection, [notice for each in changed for notice in each.notices])
+    return [each.effect for each in changed]
+
+
+def _limit(found: Entitlement | GrantRefusal) -> int | None:
+    """None: the document has no such allowance any more. A plan that gives none of it limits it to nothing."""
+    if isinstance(found, Entitlement):
+        return found.limit
+    return 0 if found is GrantRefusal.NO_LIMIT else None
+
+
+_RUNNING = """
+SELECT quota, period FROM pool JOIN period ON period.id = pool.period
+WHERE pool.tenant = $1 AND period.state = 'open' AND starts_at <= $2 AND ends_at > $2 ORDER BY 1, 2 LIMIT $3
+"""

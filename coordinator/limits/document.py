@@ -1,0 +1,266 @@
+"""The limits document as people write it: JSON or YAML in, and out again.
+
+It is read whole before anything is believed: a document is small, has no aliases (which could make it endlessly large),
+is not nested deeply, and no key comes twice. Whatever is wrong with it is said with the field and, as far as the text
+can be followed, with line and column. A large document takes seconds: nothing here belongs into an event loop.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, NoReturn, get_args, get_origin
+
+import msgspec
+import yaml
+
+from protocol.counting import counted
+from protocol.policy import Fault, LimitsDocument, faults_of
+from web.bodies import decode, invalid
+from web.problems import InvalidParameter, Problem
+
+YAML = "application/yaml"
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024  # ten thousand policies, written at length
+MAX_EVENTS = 500_000  # of a YAML document: what bounds the time to read it
+MAX_DEPTH = 16
+MAX_FAULTS = 100
+MAX_TEXT = 256
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with the numbers of version 1.2, and `_` between digits.
+
+    Version 1.1 reads `12:30` as 750, base sixty: a surprise to people, and quadratic in the length of the text.
+    """
+
+
+_NUMBERS = {
+    "tag:yaml.org,2002:int": (int, re.compile(r"[-+]?[0-9][0-9_]*")),
+    "tag:yaml.org,2002:float": (float, re.compile(r"[-+]?(?:[0-9][0-9_]*)?\.?[0-9]+(?:[eE][-+]?[0-9]+)?")),
+}
+
+
+def _number(_: Any, node: yaml.ScalarNode) -> int | float:
+    number, pattern = _NUMBERS[node.tag]
+    if not pattern.fullmatch(node.value) or len(node.value) > MAX_TEXT:
+        raise ValueError(f"a number that cannot be read{_at(node.start_mark)}")
+    value: int | float = number(node.value.replace("_", ""))
+    return value
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS]
+    for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+for _tag, (_, _pattern) in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, re.compile(f"(?:{_pattern.pattern})$"), list("-+.0123456789"))
+    _Loader.add_constructor(_tag, _number)
+
+_Dumper: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_PATH = re.compile(r"[^.\[\]]+")
+_BYTE = re.compile(r"byte (\d{1,9})")
+
+
+def read_document(body: bytes, media_type: str) -> LimitsDocument:
+    """Raises the problem that names every fault."""
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise Problem("body-too-large", f"a limits document has at most {MAX_DOCUMENT_BYTES} bytes")
+    document = _read(body, media_type)
+    if faults := [*_unprintable("", msgspec.to_builtins(document)), *faults_of(document)]:
+        refuse_document(body, faults)
+    return document
+
+
+def refuse_document(body: bytes, faults: Sequence[Fault]) -> NoReturn:
+    """The problem that says for each fault where in the text it is."""
+    root = _root_of(body)
+    found = [
+        InvalidParameter(fault.field[:MAX_TEXT], fault.rule, fault.reason[:MAX_TEXT] + _place(root, fault.field))
+        for fault in faults[:MAX_FAULTS]
+    ]
+    more = f"; the first {MAX_FAULTS} are named" if len(faults) > MAX_FAULTS else ""
+    detail = f"the document has {counted(len(faults), 'fault')}{more}"
+    raise Problem("invalid-request", detail, invalid_parameters=found)
+
+
+def write_yaml(value: object) -> bytes:
+    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
+    return text.encode()
+
+
+def _read(body: bytes, media_type: str) -> LimitsDocument:
+    try:
+        return _from_yaml(body) if media_type == YAML else decode(body, LimitsDocument)
+    except Problem as problem:
+        if not problem.invalid_parameters:
+            raise _placed(problem, body) from None
+        faults = [Fault(*each) for each in problem.invalid_parameters]
+        refuse_document(body, _faults_of_shape(body, media_type) or faults)
+
+
+def _placed(problem: Problem, body: bytes) -> Problem:
+    """What is not JSON, with line and column in place of the number of a byte."""
+
+    def place(found: re.Match[str]) -> str:
+        before = body[: int(found[1])].decode(errors="replace")
+        return f"line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))}"
+
+    return Problem(problem.kind, _BYTE.sub(place, problem.detail))
+
+
+def _from_yaml(body: bytes) -> LimitsDocument:
+    try:
+        return msgspec.convert(_plain_values(body.decode()), LimitsDocument)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        fault = InvalidParameter("body", "yaml", _sentence(error))
+        raise Problem("invalid-request", "the body is not valid YAML", invalid_parameters=[fault]) from None
+
+
+def _plain_values(text: str) -> object:
+    _check_events(text)
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            raise ValueError("the document is empty")
+        _check_keys(node)
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_events(text: str) -> None:
+    """Before a tree is made of them: nothing that multiplies, nothing that nests without end."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if count > MAX_EVENTS:
+            raise ValueError(f"it has too many values{_at(event.start_mark)}")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise ValueError(f"anchors and aliases are not taken{_at(event.start_mark)}")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels{_at(event.start_mark)}")
+
+
+def _check_keys(node: yaml.Node) -> None:
+    for mapping in _mappings(node):
+        seen: set[str] = set()
+        for key, _ in mapping.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
+                raise ValueError(f"a key that is not a name{_at(key.start_mark)}")
+            if key.value in seen:
+                raise ValueError(f"the key {key.value!r} comes twice{_at(key.start_mark)}")
+            seen.add(key.value)
+
+
+def _mappings(node: yaml.Node) -> Iterator[yaml.MappingNode]:
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        for _, value in node.value:
+            yield from _mappings(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _mappings(value)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"{error.problem}{_at(error.problem_mark)}"
+    return str(error).partition("\n")[0]
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _unprintable(path: str, value: object) -> Iterator[Fault]:
+    """Text that no request can match and that the database cannot keep."""
+    if isinstance(value, str) and not value.isprintable():
+        yield Fault(path, "text", "it holds a character that cannot be printed")
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from _unprintable(f"{path}[{index}]", each)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _unprintable(f"{path}.{key!a}".lstrip("."), key)
+            yield from _unprintable(f"{path}.{key}".lstrip("."), each)
+
+
+def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
+    """Return every unknown field, missing field and wrong type: a decoder stops at the first of them."""
+    try:
+        plain = _plain_values(body.decode()) if media_type == YAML else msgspec.json.decode(body)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []  # this is the fault, and it has been told
+    return list(_misshapen(plain, LimitsDocument, ""))
+
+
+def _misshapen(value: object, type_: Any, path: str) -> Iterator[Fault]:
+    """The faults of the innermost values that do not fit their type."""
+    try:
+        msgspec.convert(value, type_)
+    except msgspec.ValidationError as error:
+        inner = [fault for part in _parts(value, type_, path) for fault in part]
+        yield from inner or [Fault(*each) for each in invalid(error, path).invalid_parameters]
+
+
+def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[Fault]]:
+    plain = get_args(type_)[0] if get_origin(type_) is Annotated else type_
+    if isinstance(value, dict) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        fields = {field.encode_name: field for field in msgspec.structs.fields(plain)}
+        yield [
+            Fault(_joined(path, name), "unknown", f"Object contains unknown field `{name}`")
+            for name in value
+            if name not in fields
+        ]
+        yield [
+            Fault(_joined(path, name), "required", f"Object missing required field `{name}`")
+            for name, field in fields.items()
+            if field.required and name not in value
+        ]
+        yield from (_misshapen(value[name], fields[name].type, _joined(path, name)) for name in fields if name in value)
+    elif isinstance(value, list) and get_origin(plain) is list:
+        yield from (_misshapen(each, get_args(plain)[0], f"{path}[{index}]") for index, each in enumerate(value))
+    elif isinstance(value, dict) and get_origin(plain) is dict:
+        yield from (_misshapen(each, get_args(plain)[1], _joined(path, key)) for key, each in value.items())
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# --- where in the text ------------------------------------------------------------------------------------------------
+
+
+def _root_of(body: bytes) -> yaml.Node | None:
+    """The text as a tree. JSON is near enough to YAML for finding the way; where it is not, no place is named."""
+    try:
+        text = body.decode()
+        _check_events(text)
+        root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError):
+        return None
+    return root
+
+
+def _place(root: yaml.Node | None, field: str) -> str:
+    """The nearest to the field that the text has: of what is missing, where it should be."""
+    node = root
+    for step in _PATH.findall(field):
+        inner = _step(node, step)
+        if inner is None:
+            break
+        node = inner
+    return "" if node is None else _at(node.start_mark)
+
+
+def _step(node: yaml.Node | None, step: str) -> yaml.Node | None:
+    if isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+        found: yaml.Node = node.value[int(step)]
+        return found
+    if isinstance(node, yaml.MappingNode):
+        return next((value for key, value in node.value if key.value == step), None)
+    return None
+
+
+def _at(mark: Any) -> str:
+    return f" (line {mark.line + 1}, column {mark.column + 1})"

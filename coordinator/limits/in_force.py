@@ -1,0 +1,62 @@
+"""What is in force, parsed once for each state: the limits document, the regions, and what people set for them.
+
+A state is named by its version and by a moment or a stamp. A version number alone comes again after a restore of the
+database, with another content.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import UUID
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.limits.rules.entitlement import RegionShare, quotas_of
+from coordinator.rebalancing.rules.region_settings import Setting, Settings
+from protocol.policy import LimitsDocument, QuotaSpec
+
+
+class Documents:
+    def __init__(self) -> None:
+        self._document: tuple[int, datetime | None] = 0, None
+        self._quotas: Mapping[str, QuotaSpec] = {}
+        self._default_plan: str | None = None
+        self._catalogue: tuple[int, UUID] | None = None
+        self._regions: Mapping[str, RegionShare] = {}
+        self._settings: Settings = {}
+
+    async def at(
+        self, connection: Connection, version: int, applied_at: datetime | None
+    ) -> tuple[Mapping[str, QuotaSpec], str | None]:
+        """The quotas and the default plan of a version; none before the first document was applied."""
+        if (version, applied_at) != self._document:
+            text = await connection.fetchval(_DOCUMENT, version, applied_at) if version else b"{}"
+            document = msgspec.json.decode(text, type=LimitsDocument)
+            self._quotas, self._default_plan = quotas_of(document), document.default_plan
+            self._document = version, applied_at
+        return self._quotas, self._default_plan
+
+    async def regions_at(
+        self, connection: Connection, policy_version: int, stamp: UUID
+    ) -> tuple[Mapping[str, RegionShare], Settings]:
+        """Every change of a region or a setting is another version of the policies. What is read may be newer."""
+        if (policy_version, stamp) != self._catalogue:
+            row = await connection.fetchrow(_REGIONS)
+            assert row is not None
+            regions = msgspec.json.decode(row["regions"], type=dict[str, RegionShare])
+            settings = msgspec.json.decode(row["settings"], type=dict[str, dict[str, Setting]])
+            if row["is_own"]:  # this transaction made it: if it is rolled back, another one will have that number
+                return regions, settings
+            self._regions, self._settings, self._catalogue = regions, settings, (row["version"], row["stamp"])
+        return self._regions, self._settings
+
+
+_DOCUMENT = "SELECT document::text FROM limits_version WHERE version = $1 AND applied_at = $2"
+_REGIONS = """
+SELECT version, stamp, coalesce(xmin = pg_current_xact_id_if_assigned()::xid, false) AS is_own,
+    coalesce((SELECT json_object_agg(name, json_build_array(status, weight)) FROM region), '{}')::text AS regions,
+    coalesce((SELECT json_object_agg(key, regions) FROM (
+        SELECT key, json_object_agg(region, json_build_array(weight, floor, ceiling)) AS regions
+        FROM region_setting GROUP BY key) AS by_key), '{}')::text AS settings
+FROM policy_version
+"""

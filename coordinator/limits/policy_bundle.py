@@ -1,0 +1,65 @@
+"""What one region's agents need to decide, read at one version.
+
+Several questions are asked, the version first. So even where each sees a later moment (READ COMMITTED), a bundle's
+contents are never older than its version: an agent that goes on from that version may hear a change twice, and misses
+none.
+"""
+
+from datetime import datetime
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.limits.read_limits import read_limits
+from coordinator.limits.version import catalogue_tag
+from protocol.policy import LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
+
+
+async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
+    """A region that is not active has no part in any rate: its weight is 0.
+
+    Overrides that will come are in it, too: a burst that was announced begins in a region that is cut off as well.
+    """
+    version: int = await connection.fetchval("SELECT version FROM policy_version")
+    weight, total, hold_key = await connection.fetchrow(_REGION, region) or (0, 0, b"")
+    overrides = await connection.fetch(_OVERRIDES, now)
+    document = (await read_limits(connection)).document
+    return PolicyBundle(
+        version=version,
+        document=document,
+        subscriptions={row["tenant"]: row["plan"] for row in await connection.fetch(_SUBSCRIPTIONS)},
+        began_at=await _began_at(connection, document),
+        weight=weight,
+        total_weight=max(total, 1),
+        hold_key=hold_key,
+        overrides=[OverrideTerm(**{**row, "limit": msgspec.json.decode(row["limit"])}) for row in overrides],
+    )
+
+
+async def tagged_policy_bundle(connection: Connection, region: str, now: datetime) -> tuple[PolicyBundle, str]:
+    """Return the bundle with its ETag."""
+    return await policy_bundle(connection, region, now), f'"{region}-{await catalogue_tag(connection)}"'
+
+
+async def _began_at(connection: Connection, document: LimitsDocument) -> dict[str, datetime]:
+    """Only where somebody wants to know."""
+    if all(quota.period != PeriodKind.ANNIVERSARY for quota in document.quotas):
+        return {}
+    return {row["tenant"]: row["began_at"] for row in await connection.fetch(_BEGAN_AT)}
+
+
+_REGION = """
+SELECT coalesce(sum(weight) FILTER (WHERE name = $1 AND status = 'active'), 0),
+    coalesce(sum(weight) FILTER (WHERE status = 'active'), 0),
+    (SELECT hold_key FROM region WHERE name = $1)
+FROM region
+"""
+_SUBSCRIPTIONS = "SELECT tenant, plan FROM subscription ORDER BY tenant"
+_BEGAN_AT = "SELECT tenant, began_at FROM subscription ORDER BY tenant"
+# Whole milliseconds: it begins no earlier, and ends no later, than it does here.
+_OVERRIDES = """
+SELECT key, value::text AS limit,
+    greatest(0, ceil(extract(epoch FROM valid_from - $1) * 1000))::bigint AS starts_in_ms,
+    floor(extract(epoch FROM valid_until - $1) * 1000)::bigint AS ends_in_ms
+FROM limit_override WHERE valid_until IS NULL OR valid_until > $1 ORDER BY created_at, id
+"""

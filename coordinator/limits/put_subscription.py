@@ -1,0 +1,62 @@
+"""Put a tenant on a plan."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from msgspec import structs
+
+from coordinator.access.audit import record
+from coordinator.access.rules.audit import Action, Actor
+from coordinator.database.connection import Connection
+from coordinator.limits.change_limits import change_limits
+from coordinator.limits.in_force import Documents
+from coordinator.limits.read_limits import read_limits
+from coordinator.limits.read_subscriptions import Subscription, read_subscription
+from coordinator.limits.rules.plan_change import LimitEffect
+from coordinator.limits.version import advance_catalogue, lock_catalogue
+from protocol.policy import Fault
+
+
+class PutSubscription(NamedTuple):
+    """Without a subscription it was refused, and `fault` says why."""
+
+    subscription: Subscription | None
+    fault: Fault | None = None
+    is_new: bool = False
+    effects: Sequence[LimitEffect] = ()
+
+
+async def put_subscription(
+    connection: Connection,
+    documents: Documents,
+    tenant: str,
+    plan: str,
+    by: Actor | None,
+    now: datetime,
+    began_at: datetime | None = None,
+) -> PutSubscription:
+    """`began_at`: of one that is new here, if it began before. Anniversaries hang on it, so it is never changed."""
+    await lock_catalogue(connection)
+    found = await read_subscription(connection, tenant)
+    if found is not None and began_at not in (None, found.began_at):
+        reason = f"the subscription began at {found.began_at.isoformat()}, which is kept"
+        return PutSubscription(None, Fault("began_at", "fixed", reason))
+    if found is not None and found.plan == plan:
+        return PutSubscription(found)
+    if plan not in (await read_limits(connection)).document.plans:
+        return PutSubscription(None, Fault("plan", "known", "the limits document has no such plan"))
+    put = Subscription(tenant, plan, now, found.began_at if found else (began_at or now).astimezone(UTC))
+    await connection.execute(_UPSERT, *structs.astuple(put))
+    await advance_catalogue(connection)
+    effects = await change_limits(connection, documents, tenant, now)
+    was = found.plan if found else None
+    details = {"plan": plan, "was": was, "began_at": put.began_at, "effects": effects}
+    await record(connection, by, Action.SUBSCRIPTION_PUT, tenant, details, now)
+    return PutSubscription(put, is_new=found is None, effects=effects)
+
+
+_UPSERT = """
+INSERT INTO subscription (tenant, plan, changed_at, began_at) VALUES ($1, $2, $3, $4)
+ON CONFLICT (tenant) DO UPDATE SET plan = excluded.plan, changed_at = excluded.changed_at
+"""

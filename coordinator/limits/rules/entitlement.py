@@ -1,0 +1,189 @@
+"""What the catalogue entitles a quota key to: its quota's rules, and the limit of its tenant's plan or an override."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import NamedTuple
+
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting, Settings, amount
+from coordinator.shared_limits.rules import SLOT_MICRO, Member, Terms, terms_of, terms_of_slots
+from protocol.identifiers import parse_quota_key, wider_keys
+from protocol.outcomes import GrantRefusal
+from protocol.periods import Calendar, Period, calendar_of
+from protocol.policy import (
+    MAX_RATE_MICRO,
+    LimitsDocument,
+    LimitValue,
+    Mode,
+    QuotaKind,
+    QuotaSpec,
+    Sharing,
+    extension_of,
+    horizon_ms_of,
+    limit_of,
+    parse_rate,
+    sharing_of,
+    slot_ttl_ms,
+)
+
+
+class RegionShare(NamedTuple):
+    status: str
+    weight: int
+
+    @property
+    def is_active(self) -> bool:
+        return self.status == "active"
+
+
+class Catalogue(NamedTuple):
+    """What is in force at one moment, as far as some calls need it."""
+
+    version: int
+    quotas: Mapping[str, QuotaSpec]
+    default_plan: str | None
+    plans: Mapping[str, str]  # of the tenants that are asked about
+    regions: Mapping[str, RegionShare]
+    overrides: Mapping[str, LimitValue] = MappingProxyType({})  # in force now, of those that reach the asked
+    block_version: int = 0
+    settings: Settings = MappingProxyType({})  # all that there are
+    began_at: Mapping[str, datetime] = MappingProxyType({})  # of the subscriptions of the tenants that are asked about
+    written: Mapping[Calendar, tuple[Period, ...]] = MappingProxyType({})  # of zones whose rules may change
+
+    @property
+    def active(self) -> list[RegionShare]:
+        return [region for region in self.regions.values() if region.is_active]
+
+    def decides_like(self, other: "Catalogue") -> bool:
+        """Compare all but the numbers that count changes: most changes are about other tenants and other quotas."""
+        return self._replace(version=0, block_version=0) == other._replace(version=0, block_version=0)
+
+    def settings_of(self, quota_key: str) -> dict[str, Setting]:
+        """By region. Of several that reach the key the narrowest counts, for each word by itself."""
+        found: dict[str, Setting] = {}
+        for key in reversed(wider_keys(quota_key)) if self.settings else ():
+            for region, setting in self.settings.get(key, {}).items():
+                found[region] = setting.beside(found.get(region, NOTHING_SET))
+        return found
+
+    def weights_of(self, quota_key: str) -> dict[str, int]:
+        """Of the active regions: what is set for the quota, else the region's own."""
+        settings = self.settings_of(quota_key)
+        weights = {name: settings.get(name, NOTHING_SET).weight for name in self.regions if self.is_active(name)}
+        return {name: self.regions[name].weight if weight is None else weight for name, weight in weights.items()}
+
+    def mode_of(self, quota_key: str) -> Mode:
+        spec = self.quotas.get(parse_quota_key(quota_key)[0])
+        return Mode(spec.mode) if spec else Mode.LEASED
+
+    def is_active(self, region: str) -> bool:
+        return region in self.regions and self.regions[region].is_active
+
+    def must_return(self, region: str) -> bool:
+        """Return whether the region gives back what it has and is granted nothing: it is draining, or down."""
+        return region in self.regions and not self.regions[region].is_active
+
+
+class Entitlement(NamedTuple):
+    """An allowance of which leases may be granted."""
+
+    calendar: Calendar
+    limit: int
+    horizon_ms: int
+    is_overridden: bool = False  # it may be over when another period begins
+    written: tuple[Period, ...] = ()  # the newest of the calendar that are in the books
+    extension: int = 0  # so many units may be admitted beyond the limit
+    mode: Mode = Mode.LEASED
+
+
+def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
+    return {quota.name: quota for quota in document.quotas}
+
+
+def tenant_of(quota_key: str) -> str | None:
+    return parse_quota_key(quota_key)[1].get("tenant")
+
+
+def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefusal:
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.ALLOWANCE:
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of_key(catalogue, spec, quota_key)
+    if not isinstance(limit, int) or spec.period is None:
+        return GrantRefusal.NO_LIMIT
+    is_overridden = override_of_key(catalogue, quota_key) is not None
+    calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
+    written = catalogue.written.get(calendar, ())
+    return Entitlement(
+        calendar, limit, horizon_ms_of(spec), is_overridden, written, extension_of(spec), Mode(spec.mode)
+    )
+
+
+def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:
+    """`began_at`: of the subscriptions of the tenants that are asked about."""
+    return calendar_of(spec, began_at.get(tenant_of(quota_key) or ""))
+
+
+def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+    """Of a rate that is shared by demand: its limit, and its regions as people weigh and bound them."""
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.RATE or sharing_of(spec) is Sharing.REGIONAL:
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of_key(catalogue, spec, quota_key)
+    if limit is None:
+        return GrantRefusal.NO_LIMIT
+    rate = parse_rate(limit, spec.algorithm)
+    return terms_of(rate.rate_micro, sharing_of(spec), *_who_shares(catalogue, spec, quota_key), rate.burst)
+
+
+def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
+    """The same of slots."""
+    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    if spec is None:
+        return GrantRefusal.UNKNOWN_QUOTA
+    if spec.kind is not QuotaKind.CONCURRENCY or sharing_of(spec) is Sharing.REGIONAL:
+        return GrantRefusal.NOT_LEASED
+    limit = limit_of_key(catalogue, spec, quota_key)
+    if not isinstance(limit, int):
+        return GrantRefusal.NO_LIMIT
+    return terms_of_slots(limit, slot_ttl_ms(spec), *_who_shares(catalogue, spec, quota_key))
+
+
+def _who_shares(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
+    """The active regions as people weigh and bound them, and the weights by which their stores know safe shares."""
+    settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
+    members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
+    return members, {name: catalogue.regions[name].weight for name in weights}
+
+
+def _member(spec: QuotaSpec, weight: int, setting: Setting) -> Member:
+    micro = SLOT_MICRO if spec.kind is QuotaKind.CONCURRENCY else 1
+    floor_micro = 0 if setting.floor is None else amount(spec, setting.floor) * micro
+    ceiling_micro = MAX_RATE_MICRO if setting.ceiling is None else amount(spec, setting.ceiling) * micro
+    return Member(weight, floor_micro, ceiling_micro)
+
+
+def limit_of_key(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
+    """An override's, of whichever is for the narrowest subject; else the plan's."""
+    overridden = override_of_key(catalogue, quota_key)
+    return limit_of(spec, plan_of_key(catalogue, quota_key)) if overridden is None else catalogue.overrides[overridden]
+
+
+def override_of_key(catalogue: Catalogue, quota_key: str) -> str | None:
+    """For whom the override is that counts for this key."""
+    if not catalogue.overrides:
+        return None
+    return next((key for key in wider_keys(quota_key) if key in catalogue.overrides), None)
+
+
+def plan_of_key(catalogue: Catalogue, quota_key: str) -> str | None:
+    counted_by = parse_quota_key(quota_key)[1]
+    if "plan" in counted_by:
+        return counted_by["plan"] or None
+    tenant = counted_by.get("tenant")
+    subscribed = catalogue.plans.get(tenant) if tenant is not None else None
+    return subscribed or catalogue.default_plan

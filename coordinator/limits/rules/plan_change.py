@@ -1,0 +1,70 @@
+"""What another plan does to an allowance in the middle of its period.
+
+A higher limit is there at once, and whoever waits is told. A lower one takes back nothing that was admitted: only what
+nobody holds, and what regions hold is asked back from each by its part. What is then still `over` the limit was used,
+or comes back as regions hear of it, and until then nothing more is granted.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from coordinator.exchange.rules.allocation import fund
+from coordinator.exchange.rules.balances import Entry, Lease, Pool
+from coordinator.notice import Notice
+from coordinator.rebalancing.rules.division import Division, funded_for, spare_of
+from protocol.lease import LeaseState
+from protocol.messages import Signal
+
+
+class LimitEffect(Struct, frozen=True, kw_only=True):
+    """On one allowance, in the period that runs."""
+
+    quota: str
+    period: str
+    was: int
+    limit: int  # of all regions together, where each has its own
+    consumed: int
+    outstanding: int  # with regions; as far as it is over the limit they are asked for it
+    over: int  # beyond the limit: used, or with regions
+
+
+class Changed(NamedTuple):
+    effect: LimitEffect
+    notices: Sequence[Notice]
+
+
+def change_limit(entry: Entry, pool: Pool, leases: Sequence[Lease], limit: int, division: Division) -> Changed:
+    """`leases`: all of the pool, where each region has its own limit; else those that may be granted to."""
+    was = pool.funded
+    fund(entry, pool, funded_for(limit, pool, leases, division))
+    limit = sum(map(division.own_of, division.parts)) if division.is_regional else limit
+    effect = LimitEffect(
+        quota=pool.key.quota,
+        period=pool.key.period,
+        was=was,
+        limit=limit,
+        consumed=pool.consumed,
+        outstanding=pool.outstanding,
+        over=pool.funded - limit,
+    )
+    if limit > was:
+        return Changed(effect, [Notice(Signal(kind="grant", quota=pool.key.quota))])
+    active = [lease for lease in leases if lease.state is LeaseState.ACTIVE]
+    if division.is_regional:
+        spares = [(lease, spare_of(lease, pool, leases, division)) for lease in active]
+    else:
+        spares = list(_spares(active, effect))
+    return Changed(effect, [_recall(lease, spare) for lease, spare in spares if spare])
+
+
+def _spares(leases: Sequence[Lease], effect: LimitEffect) -> Iterator[tuple[Lease, int]]:
+    """Of what is over the limit, the part of each."""
+    held = sum(lease.outstanding for lease in leases)
+    for lease in leases if effect.over else ():
+        yield lease, -(-min(effect.over, held) * lease.outstanding // max(held, 1))
+
+
+def _recall(lease: Lease, spare: int) -> Notice:
+    return Notice(Signal(kind="recall", quota=lease.key.quota, keep=lease.outstanding - spare), lease.region)

@@ -1,0 +1,456 @@
+"""Close a period: in one transaction, which holds the period alone.
+
+Whoever books shares the period's row until they commit. So when it is held alone, nothing of the period is under way,
+and what is read of it is true until the end of this transaction. What is below the newest seal can be read before, and
+is: then nobody waits for it. A close may be asked for again and again: what is done already is not done twice, and the
+answer tells what is still missing.
+
+    first asked    open → closing, from when on nothing is granted
+    from then on   regions that hold units of it are asked for them every few seconds: nobody waits for expiry
+    nothing left   closing → closed: what is in suspense is carried into the open period, leases are closed, and the
+                   root over all that stays is recorded with the position of the ledger
+"""
+
+import functools
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.access.audit import record
+from coordinator.access.rules.audit import Action, Actor
+from coordinator.database.connection import Connection
+from coordinator.database.engine import Database
+from coordinator.database.notify import notify
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.recall import recall_outstanding
+from coordinator.exchange.rules.balances import Correction, Key, Lease, Movement, Pool
+from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.statements import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.limits.in_force import Documents
+from coordinator.notice import Notice
+from coordinator.periods.read_periods import BookedPeriod, read_period
+from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
+from coordinator.periods.rules.closing import (
+    HOLD_WAIT,
+    HoldTerms,
+    Missing,
+    Obstacle,
+    OpenLease,
+    carry,
+    close_lease,
+    correction_of,
+    leave_holds,
+    missing_for_close,
+    open_key,
+)
+from coordinator.proof.rules import Digest
+from coordinator.usage.reconcile import Settled, read_books, read_settled
+from coordinator.usage.rules.reconciliation import reconcile
+from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.rules import EventKind, event
+from protocol.clock import Clock
+from protocol.messages import Signal
+from protocol.periods import period_of
+
+
+class Carried(Struct, frozen=True):
+    """Suspense that leaves the period, and waits in the open one."""
+
+    quota: str
+    region: str
+    epoch: int
+    charge_period: str
+    units: int
+
+
+class CarriedOver(Struct, frozen=True):
+    """Units that were left, and can be spent in the period after it."""
+
+    quota: str
+    into: str
+    units: int
+
+
+class PeriodClose(Struct, frozen=True, kw_only=True):
+    """How far a close has come."""
+
+    period: BookedPeriod
+    is_dry_run: bool
+    missing: list[Missing]
+    carried: list[Carried]  # by the close; before it, what would be
+    carried_over: list[CarriedOver]  # likewise; more, if regions give back what they still hold
+
+
+class CloseRefused(NamedTuple):
+    """Nothing was changed: people have something to do first."""
+
+    missing: Sequence[Missing]
+
+
+class CloseRequest(NamedTuple):
+    by: Actor
+    carry_suspense: bool = False
+    dry_run: bool = False
+    leave_holds: bool = False
+
+
+async def close(
+    database: Database,
+    period: str,
+    request: CloseRequest | None,
+    grace: timedelta,
+    now: datetime,
+    hold_wait: timedelta = HOLD_WAIT,
+) -> PeriodClose | CloseRefused | None:
+    """Looked at first, and then held; who only wants to be told sees one moment, and holds nothing."""
+    settled = await database.run(lambda c: read_settled(c, period), snapshot=True)
+    is_dry_run = request is not None and request.dry_run
+    return await database.run(
+        lambda c: close_period(c, period, request, settled, grace, now, hold_wait), snapshot=is_dry_run
+    )
+
+
+async def close_period(
+    connection: Connection,
+    period: str,
+    request: CloseRequest | None,
+    settled: Settled,
+    grace: timedelta,
+    now: datetime,
+    hold_wait: timedelta = HOLD_WAIT,
+) -> PeriodClose | CloseRefused | None:
+    """None if there is no such period. Without a request it goes on with what was asked for before."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    is_dry_run = request is not None and request.dry_run
+    held = "" if is_dry_run else " FOR UPDATE"  # whoever only looks holds up nobody
+    row = await connection.fetchrow(f"SELECT * FROM period WHERE id = $1{held}", period)  # noqa: S608 - see above
+    if row is None or (request is None and row["state"] != "closing"):
+        return None
+    parts = await _waiting(connection, period, held)
+    if row["state"] == "closed":
+        over = [CarriedOver(*row.values()) for row in await connection.fetch(_WERE_CARRIED_OVER, period)]
+        return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
+    carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
+    leaves_holds = row["leaves_holds"] or (request is not None and request.leave_holds)
+    holds = HoldTerms((row["closing_at"] or now) + grace + hold_wait, leaves_holds)
+    missing = await _missing(connection, row, carries, holds, settled, grace, now)
+    left = await _left(connection, period, now)
+    missing += await _earlier(connection, row, left.names)
+    if any(each.is_for_people for each in missing):
+        return CloseRefused(missing)
+    if not is_dry_run:
+        await _begin(connection, row, request, carries, leaves_holds, now)
+        if not missing and await _leave_holds(connection, period, now):
+            parts = await _waiting(connection, period, held)
+    leaves = [_carried(part) for part in parts]
+    if not is_dry_run and not missing:
+        await _close(connection, row["closing_by"] or _asker(request), parts, left, settled, now)
+    over = [CarriedOver(each.key.quota, each.into.period, each.units) for each in left.goes_over]
+    return await _told(connection, period, missing, leaves, over, is_dry_run)
+
+
+async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT) -> None:
+    """All that are being closed, each on its own. Nothing is looked at as long as something ends by itself."""
+    rows = await database.read(lambda c: c.fetch(_CLOSING))
+    for period, closing_at, leaves_holds in rows:
+        recalled = await database.run(functools.partial(recall_outstanding, period=period, now=clock.now()))
+        waits_for_regions = recalled and not leaves_holds and clock.now() < closing_at + grace + hold_wait
+        if not waits_for_regions and clock.now() >= closing_at + grace:
+            await close(database, period, None, grace, clock.now(), hold_wait)
+
+
+# --- may it? ----------------------------------------------------------------------------------------------------------
+
+
+async def _missing(
+    connection: Connection,
+    row: asyncpg.Record,
+    carries_suspense: bool,
+    holds: HoldTerms,
+    settled: Settled,
+    grace: timedelta,
+    now: datetime,
+) -> list[Missing]:
+    leases = [OpenLease(*each.values()) for each in await connection.fetch(_OPEN_LEASES, row["id"])]
+    findings = reconcile(row["id"], await read_books(connection, row["id"], settled), now).findings
+    grace_ends_at = (row["closing_at"] or now) + grace
+    period = period_of(row["id"])
+    return missing_for_close(period, leases, findings, grace_ends_at, now, holds, carries_suspense=carries_suspense)
+
+
+async def _begin(
+    connection: Connection,
+    row: asyncpg.Record,
+    request: CloseRequest | None,
+    carries: bool,
+    leaves_holds: bool,
+    now: datetime,
+) -> None:
+    """Asked for again, only the consents to carry suspense and to leave holds can be new."""
+    known = row["state"] == "closing" and (row["carries_suspense"], row["leaves_holds"]) == (carries, leaves_holds)
+    if request is None or known:
+        return
+    await connection.execute(_BEGIN, row["id"], now, request.by.name, carries, leaves_holds)
+    details = {"carry_suspense": carries} | ({"holds": "leave"} if leaves_holds else {})
+    await record(connection, request.by, Action.PERIOD_CLOSING, row["id"], details, now)
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------
+
+
+def _asker(request: CloseRequest | None) -> str:
+    assert request is not None
+    return request.by.name
+
+
+async def _close(
+    connection: Connection,
+    by: str,
+    parts: Sequence[Lease | Correction],
+    left: "Left",
+    settled: Settled,
+    now: datetime,
+) -> None:
+    period, keys = left.period, {part.key for part in parts} | {each.key for each in left.goes_over}
+    there = {open_key(part.key, now) for part in parts} | {each.into for each in left.goes_over}
+    await exchange_statements.lock_pools(connection, keys | there, there)  # all at once, in their order
+    carried = await _carry_out(connection, parts, now)
+    await _carry_over(connection, left, now)
+    await connection.execute(_CLOSE_LEASES, period)
+    position, new = await connection.fetchrow(_POSITION, period, settled.sealed) or (0, 0)
+    transfers = settled.transfers + new
+    root = await period_root(connection, period)
+    closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
+    exchange_statements.expect((len(closed),), (1,), "period")
+    over = sum(each.units for each in left.goes_over)
+    details = {"position": position, "transfers": transfers, "root": root.hex(), "carried_units": carried}
+    details |= {"carried_over_units": over} if over else {}
+    await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
+    await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
+
+
+async def _leave_holds(connection: Connection, period: str, now: datetime) -> int:
+    """Set aside what is outstanding when nothing is missing any more: it is held. Return how many leases it was."""
+    leases = [exchange_statements.lease_of_row(row) for row in await connection.fetch(_HELD, period)]
+    if leases:
+        pools = await exchange_statements.lock_pools(connection, {lease.key for lease in leases}, ())
+        states = {(lease.epoch, lease.key): lease.state for lease in leases}
+        entries = [leave_holds(pools[lease.key].pool, lease) for lease in leases]
+        await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
+        await exchange_statements.write_transfers(connection, entries, now)
+    return len(leases)
+
+
+async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction], now: datetime) -> int:
+    """Both sides in one movement. Gives how many units left."""
+    here = {part.key for part in parts}
+    there = {open_key(key, now) for key in here}
+    pools = await exchange_statements.lock_pools(connection, here | there, there)
+    states = {(part.epoch, part.key): part.state for part in parts if isinstance(part, Lease)}
+    corrections: list[Correction] = []
+    entries: list[Movement] = []
+    for part in parts:
+        pool, open_pool = pools[part.key].pool, _open(pools[open_key(part.key, now)])
+        arrives = correction_of(part, open_pool.key.period)
+        entries.append(carry(pool, part, open_pool, arrives))
+        corrections += [arrives, part] if isinstance(part, Correction) else [arrives]
+        if isinstance(part, Lease):
+            close_lease(part)
+    leases = [part for part in parts if isinstance(part, Lease)]
+    await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
+    await exchange_statements.write_corrections(connection, corrections)
+    await exchange_statements.write_transfers(connection, entries, now)
+    return sum(entry.transfers[0].units for entry in entries)
+
+
+def _open(locked: LockedPool) -> Pool:
+    if locked.closed_at:
+        raise exchange_statements.Surprise(f"{locked.pool.key} should be open by the clock, and is closed")
+    return locked.pool
+
+
+async def _waiting(connection: Connection, period: str, held: str) -> list[Lease | Correction]:
+    """What is in suspense, held so that no fence changes the leases meanwhile."""
+    leases = [exchange_statements.lease_of_row(row) for row in await connection.fetch(_SUSPENDED + held, period)]
+    corrections = [exchange_statements.correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
+    return [*leases, *corrections]
+
+
+def _carried(part: Lease | Correction) -> Carried:
+    return Carried(part.key.quota, part.region, part.epoch, part.charge_period, part.to_carry)
+
+
+# --- what goes over ---------------------------------------------------------------------------------------------------
+
+
+class Left(NamedTuple):
+    """Of a period that is being closed, what goes into the one after it as things stand."""
+
+    period: str
+    names: Sequence[str]  # of the quotas of which something may
+    goes_over: Sequence[CarryOver] = ()
+
+
+async def _left(connection: Connection, period: str, now: datetime) -> Left:
+    """As it is; what is closed when the period after it is closed already stays where it is."""
+    catalogue = await exchange_statements.read_catalogue(connection, Documents(), [], now)
+    names = may_carry_over(dict(catalogue.quotas))
+    rows = await connection.fetch(_UNUSED, period, names) if names else []
+    if not rows:
+        return Left(period, names)
+    keys = [Key(row["quota"], period) for row in rows]
+    catalogue = await exchange_statements.read_catalogue(connection, Documents(), [key.quota for key in keys], now)
+    pools = await exchange_statements.look_at_pools(connection, keys)
+    found = [each for key in keys if (each := carry_over_of(pools[key].pool, catalogue))]
+    closed = {row["id"] for row in await connection.fetch(_CLOSED, [each.into.period for each in found])}
+    return Left(period, names, [each for each in found if each.into.period not in closed])
+
+
+async def _carry_over(connection: Connection, left: Left, now: datetime) -> None:
+    """Who closes holds the period alone, so the pools that were looked at stand still; the others are locked now."""
+    if not left.goes_over:
+        return
+    into = [each.into for each in left.goes_over]
+    pools = await exchange_statements.lock_pools(connection, [*(each.key for each in left.goes_over), *into], into)
+    exhausted = [key for key in into if not pools[key].pool.grantable]
+    entries = [carry_over(pools[each.key].pool, _open(pools[each.into]), each.units) for each in left.goes_over]
+    await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], [], {})
+    await exchange_statements.write_transfers(connection, entries, now)
+    await notify(connection, [Notice(Signal(kind="grant", quota=key.quota)) for key in exhausted])
+
+
+async def _earlier(connection: Connection, row: asyncpg.Record, names: Sequence[str]) -> list[Missing]:
+    """What is left of the period before belongs into this one, and cannot come into it any more when this is closed."""
+    if not names:
+        return []
+    rows = await connection.fetch(_EARLIER, row["calendar"], row["starts_at"], list(names))
+    reason = "close it first: what is left of it is carried over into this one"
+    return [Missing(what=Obstacle.EARLIER, reason=f"{each['id']}: {reason}") for each in rows]
+
+
+# --- what it is then --------------------------------------------------------------------------------------------------
+
+
+async def _told(
+    connection: Connection,
+    period: str,
+    missing: list[Missing],
+    carried: list[Carried],
+    carried_over: list[CarriedOver],
+    is_dry_run: bool,
+) -> PeriodClose:
+    found = await read_period(connection, period)
+    assert found is not None
+    return PeriodClose(period=found, is_dry_run=is_dry_run, missing=missing, carried=carried, carried_over=carried_over)
+
+
+async def _were_carried(connection: Connection, period: str) -> list[Carried]:
+    return [Carried(*row.values()) for row in await connection.fetch(_WERE_CARRIED, period)]
+
+
+async def period_root(connection: Connection, period: str) -> bytes:
+    """Of all that stays: the pools, the leases, the corrections and the adjustments of the period, each in its order.
+
+    A period that was never adjusted, never went beyond its limits, and could not be overdrawn, has the root that it had
+    before there were adjustments, soft caps, overdrafts and units that are carried over.
+    """
+    digest = Digest()
+    since = (_ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS, _OVERDRAWN_ROWS, _UNUSED_ROWS)
+    for sql in (_POOL_ROWS, _LEASE_ROWS, _CORRECTION_ROWS, *since):
+        async for row in _rows(connection, sql, period):
+            digest.add(row)
+    return digest.value
+
+
+async def _rows(connection: Connection, sql: str, period: str) -> AsyncIterator[list[object]]:
+    async for row in connection.cursor(sql, period, prefetch=1000):
+        yield list(row.values())
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_BEGIN = """
+UPDATE period SET state = 'closing', closing_at = coalesce(closing_at, $2), closing_by = coalesce(closing_by, $3),
+    carries_suspense = $4, leaves_holds = $5
+WHERE id = $1 AND state IN ('open', 'closing')
+"""
+_OPEN_LEASES = """
+WITH part AS (
+    SELECT quota, region, epoch, period AS charge_period, outstanding, suspense, state = 'quarantined' AS quarantined,
+        reported_at
+    FROM lease WHERE period = $1
+    UNION ALL SELECT quota, region, epoch, charge_period, 0, carried, quarantined, NULL
+    FROM correction WHERE period = $1
+), found AS (
+    SELECT part.*, EXISTS (SELECT FROM resolution WHERE approved_at IS NULL AND (resolution.epoch, resolution.quota,
+        resolution.period) = (part.epoch, part.quota, part.charge_period)) AS proposed FROM part
+)
+SELECT quota, region, epoch, charge_period, outstanding, suspense, quarantined, proposed, reported_at
+FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
+"""
+_CLOSING = "SELECT id, closing_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
+_HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
+_SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
+_CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"
+_CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
+_POSITION = """
+SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1 AND id > $2)
+"""
+_CLOSE = """
+UPDATE period SET state = 'closed', closed_at = $2, position = $3, transfers = $4, root = $5
+WHERE id = $1 AND state = 'closing' RETURNING id
+"""
+# Only of these pools something may go over.
+_UNUSED = """
+SELECT quota FROM pool WHERE period = $1 AND name = ANY ($2::text[]) AND unallocated > 0 ORDER BY quota
+"""
+_CLOSED = "SELECT id FROM period WHERE id = ANY ($1::text[]) AND state = 'closed'"
+_EARLIER = """
+SELECT id FROM period WHERE calendar = $1 AND ends_at = $2 AND state <> 'closed'
+    AND EXISTS (SELECT FROM pool WHERE pool.period = period.id AND name = ANY ($3::text[]) AND funded > 0)
+ORDER BY id
+"""
+_WERE_CARRIED_OVER = """
+SELECT there.quota, there.period, there.units FROM transfer AS here JOIN transfer AS there USING (movement_id)
+WHERE here.period = $1 AND here.dst = 'unused_out' AND there.src = 'unused_in' ORDER BY there.quota
+"""
+_WERE_CARRIED = """
+SELECT quota, region, epoch, charge_period, units FROM transfer
+WHERE period = $1 AND dst = 'carried_out' ORDER BY quota, region, epoch, charge_period
+"""
+_SINCE = ("adjustment", "credited", "extended", "beyond", "unused_in", "unused_out")  # hashed where there is any
+_HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
+_POOL_ROWS = f"""
+SELECT quota, name, tenant, {", ".join(_HASHED)} FROM pool WHERE period = $1 ORDER BY quota
+"""  # noqa: S608 - the names come from the tuples
+_ADJUSTED_ROWS = """
+SELECT quota, adjustment, credited FROM pool WHERE period = $1 AND (adjustment, credited) <> (0, 0) ORDER BY quota
+"""
+_UNUSED_ROWS = """
+SELECT quota, unused_in, unused_out FROM pool WHERE period = $1 AND (unused_in, unused_out) <> (0, 0) ORDER BY quota
+"""
+_CAPPED_ROWS = """
+SELECT quota, extended, beyond FROM pool WHERE period = $1 AND (extended, beyond) <> (0, 0) ORDER BY quota
+"""
+_ADJUSTMENT_ROWS = """
+SELECT id::text, quota, period, kind, units, reason, document, proposed_by::text, proposed_at, approved_by::text,
+    approved_at
+FROM adjustment WHERE booked_in = $1 ORDER BY id
+"""
+_HASHED_OF_LEASES = [column for column in LEASE_COLUMNS if column not in ("overdraft", "overdrawn")]
+_OVERDRAWN_ROWS = """
+SELECT epoch, quota, overdraft, overdrawn FROM lease WHERE period = $1 AND (overdraft, overdrawn) <> (0, 0)
+ORDER BY epoch, quota
+"""
+_LEASE_ROWS = f"""
+SELECT epoch, quota, region, state, {", ".join(_HASHED_OF_LEASES)} FROM lease WHERE period = $1 ORDER BY epoch, quota
+"""  # noqa: S608 - likewise
+# What is beyond is in the usage, which the seals cover.
+_HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "beyond"]
+_CORRECTION_ROWS = f"""
+SELECT epoch, quota, charge_period, region, {", ".join(_HASHED_OF_CORRECTIONS)} FROM correction
+WHERE period = $1 ORDER BY epoch, quota, charge_period
+"""  # noqa: S608 - likewise

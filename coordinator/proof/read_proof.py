@@ -1,0 +1,199 @@
+"""Read what proves a line of a statement to somebody who trusts nobody here. Wants a snapshot.
+
+Each report that the line is from is given whole, as its head hashes it; of each seal that covers one of them, all that
+it hashes of the reports; and all seals from the first of these to the last, each hashing the one before it. What no
+report tells of is in its seal by itself. docs/auditing.md has the few lines that check it.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.proof.rules import TransferRow, billed_row, genesis_head, microseconds, plain
+from coordinator.proof.seal import movement_entries, report_entries, seal_of
+from coordinator.usage.read_statement import NoStatement, Source, read_sources
+from coordinator.usage.rules.statement import LineKind, StatementId
+
+MOST_SEALS = 20_000  # two weeks of minutes
+
+
+class ProvenLine(Struct, frozen=True):
+    """What is claimed."""
+
+    period: str
+    tenant: str
+    kind: LineKind
+    quota: str
+    charge_period: str
+    region: str | None
+    units: int
+    adjustment: UUID | None  # the movement that it is of
+
+
+class ProvenReport(Struct, frozen=True):
+    """`head` is the SHA-256 of `previous` and, as JSON, of all the rest but `position` and itself."""
+
+    position: int
+    previous: str
+    head: str
+    region: str
+    epoch: int
+    lane: int
+    seq: int
+    body_hash: str
+    recorded_at: int  # in microseconds since 1970, like all times here
+    billed: list[list[Any]]
+
+
+class ProvenSeal(Struct, frozen=True):
+    """`hash` is the SHA-256 of `sealed`, as JSON. The entries are there where the line is from one of them."""
+
+    hash: str
+    sealed: list[Any]
+    reports: list[list[Any]] | None
+    movements: list[list[Any]] | None
+
+
+class LineProof(Struct, frozen=True):
+    """Of a part of the line's reports; the parts together make up its units."""
+
+    line: ProvenLine
+    reports: list[ProvenReport]
+    movements: list[int]  # transfers that no report tells of
+    seals: list[ProvenSeal]
+    page: dict[str, str | None]
+
+
+class ProofPart(NamedTuple):
+    line: ProvenLine
+    reports: list[ProvenReport]
+    movements: list[int]
+    seals: list[ProvenSeal]
+    numbers: list[str]
+
+
+class TooManySeals(NamedTuple):
+    """Between the first report of the part and its last."""
+
+    seals: int
+
+
+class BillsNothing(NamedTuple):
+    """A credit or a debit: a line of no units, which anything would prove."""
+
+    path: str
+
+
+class NoSuchSeal(NamedTuple):
+    reason: str
+
+
+async def read_proof(
+    connection: Connection,
+    of: StatementId,
+    n: int,
+    as_of: int | datetime | None,
+    after: str,
+    count: int,
+    last_seal: int | None,
+) -> ProofPart | NoStatement | TooManySeals | BillsNothing | NoSuchSeal | None:
+    """None if it has no such line. At most so many reports; with all seals up to `last_seal`, if one is asked for."""
+    if last_seal is not None and (missing := await _without_seal(connection, last_seal)):
+        return missing
+    found = await read_sources(connection, of, n, as_of, after, count + 1)
+    if found is None or isinstance(found, NoStatement):
+        return found
+    line, adjustment = found.line, found.line.adjustment
+    if adjustment and not line.units:
+        return BillsNothing(adjustment.path)
+    sources, numbers = found.sources[:count], found.numbers
+    movements = [int(number.partition(".")[2]) for number in numbers[:count] if number.startswith("1.")]
+    reports = [await _report(connection, source) for source in sources if source.seq is not None]
+    positions = [report.position for report in reports]
+    rows = await connection.fetch(_SEALS, positions, movements, last_seal)
+    if len(rows) > MOST_SEALS:
+        return TooManySeals(len(rows))
+    seals = [await _seal(connection, *pair, positions, movements) for pair in _with_the_one_before(rows)]
+    movement = adjustment.id if adjustment else None
+    claimed = ProvenLine(*of, line.kind, line.quota, line.charge_period, line.region, line.units, movement)
+    return ProofPart(claimed, reports, movements, seals, numbers)
+
+
+async def _without_seal(connection: Connection, number: int) -> NoSuchSeal | None:
+    newest = await connection.fetchval("SELECT max(number) FROM seal")
+    if newest is None:
+        return NoSuchSeal("nothing is sealed yet")
+    return None if 1 <= number <= newest else NoSuchSeal(f"they are numbered from 1 to {newest}")
+
+
+async def _report(connection: Connection, source: Source) -> ProvenReport:
+    place = source.epoch, source.lane, source.seq
+    row = await connection.fetchrow(_REPORT, *place)
+    assert row is not None
+    assert source.epoch is not None
+    assert source.lane is not None
+    transfers = [TransferRow._make(each) for each in await connection.fetch(_TRANSFERS, *place)]
+    return ProvenReport(
+        row["position"],
+        (row["previous"] or genesis_head(source.epoch, source.lane)).hex(),
+        row["head"].hex(),
+        row["region"],
+        source.epoch,
+        source.lane,
+        row["seq"],
+        row["body_hash"].hex(),
+        microseconds(row["recorded_at"]),
+        [billed_row(transfer) for transfer in transfers],
+    )
+
+
+def _with_the_one_before(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """The first row is only there to say where the next one begins, if there is one before at all."""
+    is_before = bool(rows) and rows[0]["number"] < rows[0]["first"]
+    return list(pairwise(rows if is_before else [None, *rows]))
+
+
+async def _seal(
+    connection: Connection, before: Any, row: Any, positions: Sequence[int], movements: Sequence[int]
+) -> ProvenSeal:
+    seal = seal_of(row)
+    position, transfer = (before["position"], before["transfer"]) if before else (0, 0)
+    has_report = any(position < each <= seal.position for each in positions)
+    has_movement = any(transfer < each <= seal.transfer for each in movements)
+    return ProvenSeal(
+        row["hash"].hex(),
+        [plain(value) for value in seal],
+        await _listed(report_entries(connection, position, seal.position)) if has_report else None,
+        await _listed(movement_entries(connection, transfer, seal.transfer)) if has_movement else None,
+    )
+
+
+async def _listed(entries: AsyncIterator[list[object]]) -> list[list[Any]]:
+    return [[plain(value) for value in entry] async for entry in entries]
+
+
+_REPORT = """
+SELECT report.*, region_epoch.region, before.head AS previous
+FROM report JOIN region_epoch USING (epoch) LEFT JOIN report AS before
+    ON (before.epoch, before.lane, before.seq) = (report.epoch, report.lane, report.seq - 1)
+WHERE report.epoch = $1 AND report.lane = $2 AND report.seq = $3
+"""
+_TRANSFERS = f"""
+SELECT {", ".join(TransferRow._fields)} FROM transfer WHERE epoch = $1 AND lane = $2 AND seq = $3
+ORDER BY line, part, id
+"""  # noqa: S608 - the names are the row's
+# From the seal before the first that is needed, to the last.
+_SEALS = """
+WITH needed AS (
+    SELECT min(number) AS first, greatest(max(number), $3::bigint) AS last FROM (
+        SELECT (SELECT min(number) FROM seal WHERE position >= at) AS number FROM unnest($1::bigint[]) AS at
+        UNION ALL
+        SELECT (SELECT min(number) FROM seal WHERE transfer >= at) FROM unnest($2::bigint[]) AS at) AS of_each
+)
+SELECT seal.*, needed.first FROM seal, needed WHERE number BETWEEN first - 1 AND last ORDER BY number
+"""

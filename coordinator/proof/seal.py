@@ -1,0 +1,237 @@
+"""Seal the ledger: fix what it is up to a position, in a way that shows if it is ever changed.
+
+Why nothing can still appear at or below a sealed position. Positions are handed out before they are committed, so the
+greatest one that can be seen says nothing about those below it. Therefore every statement that books passes a gate
+first (a trigger, before the statement's rows are numbered), and keeps its weak lock on it until its transaction has
+ended. The sealer takes the strong lock, which it is given only when nobody is within; then it takes its snapshot, then
+it lets go. So whatever was numbered before the snapshot has ended before the snapshot, and is in it or never will be;
+and whatever is numbered after it gets greater numbers, for a sequence never goes back. The same holds for the ids of
+transfers and of audit entries.
+
+The lock is held for one round trip, since LOCK takes no snapshot and a rollback to a savepoint lets go of it, while the
+snapshot stays. Everything is read from the snapshot afterwards, with nobody waiting.
+"""
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import asyncpg
+import msgspec
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.proof.rules import FIRST_PREVIOUS, Digest, Seal, seal_hash, without_zeros
+
+PREFETCH = 1000
+GATE_PATIENCE = "1s"  # whoever books waits behind a sealer that waits: better not to seal, and to try again
+
+
+async def seal(connection: Connection, now: datetime) -> Seal:
+    """In a transaction that has done nothing yet. Two sealers at once: the second one's number is taken already."""
+    await _take_snapshot(connection)
+    last = await connection.fetchrow(_LAST)
+    position, transfer, audit = await _ends(connection)
+    since = (last["position"], last["transfer"], last["audit"]) if last else (0, 0, 0)
+    reports = await _digest(report_entries(connection, since[0], position))
+    movements = await _digest(movement_entries(connection, since[1], transfer))
+    entries = await _digest(audit_entries(connection, since[2], audit))
+    sealed = Seal(
+        number=last["number"] + 1 if last else 1,
+        previous=last["hash"] if last else FIRST_PREVIOUS,
+        position=position,
+        transfer=transfer,
+        audit=audit,
+        reports=reports.rows,
+        reports_hash=reports.value,
+        movements=movements.rows,
+        movements_hash=movements.value,
+        entries=entries.rows,
+        entries_hash=entries.value,
+        balances=await _balances(connection, since[1], transfer),
+        # A time names one seal, whatever the clocks of two coordinators say.
+        sealed_at=max(now, last["sealed_at"] + timedelta(microseconds=1)) if last else now,
+    )
+    await _write(connection, sealed)
+    return sealed
+
+
+async def _take_snapshot(connection: Connection) -> None:
+    await connection.execute(_SNAPSHOT_BEHIND_THE_GATE)
+
+
+async def _ends(connection: Connection) -> tuple[int, int, int]:
+    row = await connection.fetchrow(_ENDS)
+    assert row is not None
+    # The last of each period, for there is no order of all: a handful of looks into an index.
+    transfer = await connection.fetchval(_LAST_TRANSFER)
+    return row["position"], transfer, row["audit"]
+
+
+async def _digest(rows: AsyncIterator[list[object]]) -> Digest:
+    digest = Digest()
+    async for row in rows:
+        digest.add(row)
+    return digest
+
+
+async def _balances(connection: Connection, since: int, transfer: int) -> dict[str, dict[str, int]]:
+    rows = await connection.fetch(_BALANCES, since, transfer)
+    return {row["period"]: without_zeros({name: row[name] for name in POOL_ACCOUNTS}) for row in rows}
+
+
+async def _write(connection: Connection, sealed: Seal) -> None:
+    values: list[Any] = [*sealed]
+    values[Seal._fields.index("balances")] = msgspec.json.encode(sealed.balances).decode()
+    await connection.execute(_INSERT, *values, seal_hash(sealed))
+
+
+# --- what a seal hashes, row by row: for sealing, and for verifying ---------------------------------------------------
+
+
+async def report_entries(connection: Connection, after: int, up_to: int) -> AsyncIterator[list[object]]:
+    """By position, which comes first. A head stands for everything that is booked with its report."""
+    async for row in connection.cursor(_REPORTS, after, up_to, prefetch=PREFETCH):
+        yield list(row.values())
+
+
+async def movement_entries(connection: Connection, after: int, up_to: int) -> AsyncIterator[list[object]]:
+    async for row in connection.cursor(_MOVEMENTS, after, up_to, prefetch=PREFETCH):
+        yield [_parsed(name, value) for name, value in row.items()]
+
+
+async def audit_entries(connection: Connection, after: int, up_to: int) -> AsyncIterator[list[object]]:
+    async for row in connection.cursor(_AUDIT, after, up_to, prefetch=PREFETCH):
+        yield [_parsed(name, value) for name, value in row.items()]
+
+
+def _parsed(name: str, value: object) -> object:
+    """JSON counts by what it says, and not by how a database spells it."""
+    if name in ("dimensions", "details") and isinstance(value, str):
+        return msgspec.json.decode(value)
+    return str(value) if name == "movement_id" and value is not None else value
+
+
+# --- reading seals ----------------------------------------------------------------------------------------------------
+
+
+class ShownSeal(Struct, frozen=True):
+    """Keep `hash` elsewhere: it vouches for everything up to `position`, and for all the seals before."""
+
+    number: int
+    hash: str
+    previous: str
+    position: int
+    transfer: int
+    audit: int
+    reports: int
+    reports_hash: str
+    movements: int
+    movements_hash: str
+    entries: int
+    entries_hash: str
+    balances: dict[str, dict[str, int]]
+    sealed_at: datetime
+
+
+async def read_seals(connection: Connection, before: int | None, count: int) -> list[ShownSeal]:
+    """The newest first."""
+    return [_shown(row) for row in await connection.fetch(_SEALS, before, count)]
+
+
+def _shown(row: asyncpg.Record) -> ShownSeal:
+    values = {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+    return msgspec.convert(values | {"balances": msgspec.json.decode(row["balances"])}, ShownSeal)
+
+
+def seal_of(row: asyncpg.Record) -> Seal:
+    values = {name: row[name] for name in Seal._fields}
+    return Seal(**values | {"balances": msgspec.json.decode(row["balances"])})
+
+
+class Sealed(NamedTuple):
+    """A position at or below which nothing will ever appear, and the last transfer that was sealed with it."""
+
+    position: int
+    transfer: int
+
+
+async def find_sealed(connection: Connection, as_of: int | datetime) -> Sealed | None:
+    """What was meant, if it is sealed; a time means the position of the newest seal up to it.
+
+    A time after the newest seal means nothing yet: the next seal might still be before it. And of several seals of one
+    position it is always the first: which is the last could change.
+    """
+    position = await connection.fetchval(_SEALED_AT, as_of) if isinstance(as_of, datetime) else as_of
+    row = position is not None and await connection.fetchrow(_SEALED, position)
+    return Sealed(position, row["transfer"]) if row else None
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+POOL_ACCOUNTS = (
+    "funded",
+    "overage",
+    "carried_in",
+    "correction",
+    "unallocated",
+    "outstanding",
+    "suspense",
+    "carried",
+    "carried_out",
+    "estimated",
+    "consumed",
+    "written_off",
+    "adjustment",
+    "extended",
+    "unused_in",
+    "unused_out",
+)
+# As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
+_SNAPSHOT_BEHIND_THE_GATE = f"""
+SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
+SET LOCAL lock_timeout = '{GATE_PATIENCE}';
+SAVEPOINT gate;
+LOCK TABLE position_gate IN EXCLUSIVE MODE;
+SELECT pg_current_snapshot();
+ROLLBACK TO SAVEPOINT gate;
+"""
+_LAST = "SELECT number, position, transfer, audit, sealed_at, hash FROM seal ORDER BY number DESC LIMIT 1"
+_ENDS = """
+SELECT coalesce((SELECT max(position) FROM report), 0) AS position,
+    coalesce((SELECT max(id) FROM audit), 0) AS audit
+"""
+_LAST_TRANSFER = """
+SELECT coalesce(max(last.id), 0) FROM period, LATERAL (
+    SELECT id FROM transfer WHERE transfer.period = period.id ORDER BY id DESC LIMIT 1) AS last
+"""
+_BALANCES = f"""
+SELECT period, {", ".join(f"sum({account}) AS {account}" for account in POOL_ACCOUNTS)}
+FROM pool WHERE period IN (
+    SELECT id FROM period WHERE EXISTS (
+        SELECT FROM transfer WHERE transfer.period = period.id AND transfer.id > $1 AND transfer.id <= $2))
+GROUP BY period ORDER BY period
+"""  # noqa: S608 - the names come from the tuple above
+_REPORTS = """
+SELECT position, epoch, lane, seq, head FROM report WHERE position > $1 AND position <= $2 ORDER BY position
+"""
+_MOVEMENTS = """
+SELECT id, period, quota, src, dst, units, cause, region, epoch, lane, seq, line, part, movement_id, window_at,
+    dimensions, charge_period, reverses, recorded_at
+FROM transfer WHERE seq IS NULL AND id > $1 AND id <= $2 ORDER BY id, period
+"""
+_AUDIT = """
+SELECT id, recorded_at, actor, action, object, request_id, details FROM audit
+WHERE id > $1 AND id <= $2 ORDER BY id
+"""
+_INSERT = f"""
+INSERT INTO seal ({", ".join(Seal._fields)}, hash)
+VALUES ({", ".join(f"${number}" for number in range(1, len(Seal._fields) + 2))})
+"""  # noqa: S608 - likewise
+_SEALS = "SELECT * FROM seal WHERE $1::bigint IS NULL OR number < $1 ORDER BY number DESC LIMIT $2"
+_SEALED = "SELECT transfer FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
+_SEALED_AT = """
+SELECT position FROM seal
+WHERE sealed_at <= $1 AND $1 <= (SELECT sealed_at FROM seal ORDER BY number DESC LIMIT 1)
+ORDER BY number DESC LIMIT 1
+"""

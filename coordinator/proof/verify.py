@@ -1,0 +1,265 @@
+"""Prove the books, from nothing: every lane's chain, every seal, every balance. Wants a snapshot.
+
+It reads the ledger once for the chains and once for the seals, row by row, and keeps a report, the lanes and the sums
+of the periods: memory does not grow with the ledger. It ends at the first place that is not as it was booked; what
+comes after a forged link proves nothing any more.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.proof.rules import (
+    FIRST_PREVIOUS,
+    Chain,
+    Digest,
+    Fault,
+    FaultKind,
+    KeptSeal,
+    LaneRow,
+    ReportRow,
+    Seal,
+    TransferRow,
+    TrialBalance,
+    fault_of_kept,
+    fault_of_seal,
+)
+from coordinator.proof.seal import audit_entries, movement_entries, report_entries, seal_of
+from coordinator.proof.verify_audited import fault_of_audited
+from coordinator.proof.verify_guards import fault_of_guards, guards_are_known
+from coordinator.proof.verify_periods import fault_of_periods
+
+PREFETCH = 2000
+PATIENCE_S = 3600  # for the first row, which may wait for a sort of everything
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """`intact`, or the first fault. The counts say how far it came."""
+
+    intact: bool
+    fault: Fault | None
+    lanes: int
+    reports: int
+    transfers: int
+    movements: int
+    seals: int
+    sealed_position: int
+    newest_seal: str | None  # its hash: compare it with the one that was kept elsewhere
+    not_compared: list[str] = []  # parts that this program could not look at, with the reason
+
+
+GUARDS_UNKNOWN = "guards: the schema is of another release; verify with that release"
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.lanes = self.reports = self.transfers = self.movements = self.seals = self.sealed_position = 0
+        self.newest_seal: str | None = None
+
+
+async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal] = ()) -> Verification:
+    """Prove the whole ledger. `kept`: seals that an auditor has from elsewhere, which must be there as they were."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    counts = _Counts()
+    fault = (
+        await _fault_of_chains(connection, counts)
+        or await _fault_of_seals(connection, counts, kept)
+        or await fault_of_audited(connection)
+        or await fault_of_periods(connection, now)
+    )
+    knows_guards = await guards_are_known(connection)
+    if fault is None and knows_guards:
+        fault = await fault_of_guards(connection)
+    not_compared = [] if knows_guards else [GUARDS_UNKNOWN]
+    return Verification(intact=fault is None, fault=fault, not_compared=not_compared, **vars(counts))
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+_Place = tuple[int, int]
+
+
+async def _fault_of_chains(connection: Connection, counts: _Counts) -> Fault | None:
+    """Lanes and what they booked are walked side by side, both in the order of epoch and lane."""
+    waiting = {(row["epoch"], row["lane"]): LaneRow(*row.values()) for row in await connection.fetch(_LANES)}
+    counts.lanes = len(waiting)
+    place, chain = None, None
+    async for group in _groups(connection):
+        if group.place != place:
+            if chain and (fault := chain.fault_at_end()):
+                return fault
+            if None in group.place:
+                return _without_lane(group)
+            if fault := _fault_of_the_silent(waiting, group.place):
+                return fault
+            place, lane = group.place, waiting.pop(group.place, None)
+            if lane is None:
+                return _without_lane(group)
+            chain = Chain(lane)
+        assert chain is not None
+        if fault := chain.fault_of(group.seq, group.report, group.transfers):
+            return fault
+        counts.reports += 1
+        counts.transfers += len(group.transfers)
+    return (chain and chain.fault_at_end()) or _fault_of_the_silent(waiting, None)
+
+
+def _fault_of_the_silent(waiting: dict[_Place, LaneRow], before: _Place | None) -> Fault | None:
+    """Lanes that have booked nothing: their heads must still be where they began."""
+    silent = [place for place in waiting if before is None or place < before]
+    faults = (Chain(waiting.pop(place)).fault_at_end() for place in sorted(silent))
+    return next((fault for fault in faults if fault), None)
+
+
+class _Group(NamedTuple):
+    """What the books have of one number of one lane."""
+
+    place: _Place
+    seq: int
+    report: ReportRow | None
+    transfers: list[TransferRow]
+
+
+def _without_lane(group: _Group) -> Fault:
+    return Fault(FaultKind.LANE_UNKNOWN, "the lane was never opened", *group.place, group.seq)
+
+
+async def _groups(connection: Connection) -> AsyncIterator[_Group]:
+    group: _Group | None = None
+    async for row in connection.cursor(_BOOKED, prefetch=PREFETCH, timeout=PATIENCE_S):
+        values = tuple(row)
+        key, transfer = values[:3], values[_OF_REPORT:]
+        if group is None or (*group.place, group.seq) != key:
+            if group is not None:
+                yield group
+            report = None if values[3] is None else ReportRow(*key, *values[3:_OF_REPORT])
+            group = _Group((values[0], values[1]), values[2], report, [])
+        if transfer[0] is not None:
+            group.transfers.append(TransferRow._make(transfer))
+    if group is not None:
+        yield group
+
+
+# --- seals ------------------------------------------------------------------------------------------------------------
+
+
+async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequence[KeptSeal]) -> Fault | None:
+    """First whether they are what they were; only then what they say counts."""
+    ends: list[int] = []
+    numbers, hashes = {seal.number for seal in kept}, dict[int, str]()
+    number, previous, last = 1, FIRST_PREVIOUS, None
+    async for row in connection.cursor(_SEALS, prefetch=PREFETCH):
+        last = seal_of(row)
+        if fault := fault_of_seal(last, row["hash"], number, previous):
+            return fault
+        ends.append(last.transfer)
+        if number in numbers:
+            hashes[number] = row["hash"].hex()
+        number, previous = number + 1, row["hash"]
+    if last is not None:
+        counts.seals, counts.sealed_position, counts.newest_seal = last.number, last.position, previous.hex()
+    if (fault := fault_of_kept(kept, hashes, counts.seals)) or last is None:
+        return fault
+    return await _fault_of_sealed(connection, counts, last, ends)
+
+
+async def _fault_of_sealed(connection: Connection, counts: _Counts, last: Seal, ends: list[int]) -> Fault | None:
+    contents = _Contents(connection, last)
+    moves = _Moves(connection, ends)
+    async for row in connection.cursor(_SEALS, prefetch=PREFETCH):
+        seal = seal_of(row)
+        if fault := await contents.fault_of(seal) or await moves.fault_of(seal):
+            return fault
+        counts.movements += seal.movements
+    return None
+
+
+class _Entries:
+    """Rows in the order of the number that each begins with, taken as far as a seal goes."""
+
+    def __init__(self, rows: AsyncIterator[list[object]], kind: FaultKind) -> None:
+        self._rows = rows
+        self._kind = kind
+        self._next: list[object] | None = None
+        self._begins_after = 0
+
+    async def fault_of(self, seal: int, up_to: int, rows: int, kept: bytes) -> Fault | None:
+        digest = Digest()
+        row = self._next or await anext(self._rows, None)
+        while row is not None and int(str(row[0])) <= up_to:
+            digest.add(row)
+            row = await anext(self._rows, None)
+        self._next = row
+        begins_after, self._begins_after = self._begins_after, up_to
+        if (digest.rows, digest.value) == (rows, kept):
+            return None
+        reason = f"{rows} were sealed from {begins_after + 1} to {up_to}, and {digest.rows} are there"
+        return Fault(
+            self._kind, reason if digest.rows != rows else f"{reason}, not all of them as they were", seal=seal
+        )
+
+
+class _Contents:
+    """Up to the last seal."""
+
+    def __init__(self, connection: Connection, last: Seal) -> None:
+        self._reports = _Entries(report_entries(connection, 0, last.position), FaultKind.SEALED_REPORTS_CHANGED)
+        self._movements = _Entries(movement_entries(connection, 0, last.transfer), FaultKind.SEALED_MOVEMENTS_CHANGED)
+        self._audit = _Entries(audit_entries(connection, 0, last.audit), FaultKind.SEALED_AUDIT_CHANGED)
+
+    async def fault_of(self, seal: Seal) -> Fault | None:
+        return (
+            await self._reports.fault_of(seal.number, seal.position, seal.reports, seal.reports_hash)
+            or await self._movements.fault_of(seal.number, seal.transfer, seal.movements, seal.movements_hash)
+            or await self._audit.fault_of(seal.number, seal.audit, seal.entries, seal.entries_hash)
+        )
+
+
+class _Moves:
+    """What was moved between one seal and the next, added up by the database and summed here."""
+
+    def __init__(self, connection: Connection, transfers: list[int]) -> None:
+        # The first id that a seal does not have any more is where the next one begins.
+        self._rows = aiter(
+            connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH, timeout=PATIENCE_S)
+        )
+        self._next: asyncpg.Record | None = None
+        self._balance = TrialBalance()
+
+    async def fault_of(self, seal: Seal) -> Fault | None:
+        row = self._next or await anext(self._rows, None)
+        moved = set()
+        while row is not None and row["seal"] <= seal.number:
+            self._balance.move(row["period"], row["src"], row["dst"], row["units"])
+            moved.add(row["period"])
+            row = await anext(self._rows, None)
+        self._next = row
+        made = self._balance.of(sorted(moved))
+        if made == seal.balances:
+            return None
+        period = min(period for period in {*made, *seal.balances} if made.get(period) != seal.balances.get(period))
+        reason = f"{seal.balances.get(period)} was sealed, and the transfers make {made.get(period)}"
+        return Fault(FaultKind.SEALED_BALANCE_CHANGED, reason, seal=seal.number, period=period)
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_LANES = """
+SELECT epoch, lane, region, last_seq, last_hash, head FROM lane JOIN region_epoch USING (epoch) ORDER BY epoch, lane
+"""
+_OF_REPORT = 7  # so many columns come before the transfer's
+_BOOKED = f"""
+SELECT epoch, lane, seq, report.body_hash, report.head, report.lines, report.recorded_at AS reported_at,
+    {", ".join(f"booked.{column} AS booked_{column}" for column in TransferRow._fields)}
+FROM report FULL JOIN (SELECT * FROM transfer WHERE seq IS NOT NULL) AS booked USING (epoch, lane, seq)
+ORDER BY 1, 2, 3, booked.line, booked.part, booked.id
+"""  # noqa: S608 - the names are the row's above
+_SEALS = "SELECT * FROM seal ORDER BY number"
+_MOVED = """
+SELECT width_bucket(id, $1::bigint[]) AS seal, period, src, dst, sum(units) AS units
+FROM transfer WHERE id < ($1::bigint[])[cardinality($1::bigint[])] GROUP BY 1, 2, 3, 4 ORDER BY 1
+"""

@@ -1,0 +1,238 @@
+"""Compare what people decided with the audit, which the seals prove.
+
+Finance reads decisions from tables: adjustments, resolutions, closes, limits, plans, tokens. The audit has an entry for
+each change of such a row, written in the same transaction. So each row must be what its entries say, and each row that
+the entries speak of must be there.
+
+To cover another table, add it to AUDITED: its SQL says what the audit tells of each row. All tables are listed in
+`coverage.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import asyncpg
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.proof.rules import Fault, FaultKind
+
+PREFETCH = 500
+PATIENCE_S = 600.0
+
+
+class Audited(NamedTuple):
+    """A table whose rows the audit tells. Both sides are SQL that yields `about`, the row's key, and its columns."""
+
+    table: str
+    kind: FaultKind
+    kept: str  # from the table
+    told: str  # from the audit, with `entry`: the last entry about the row
+    columns: Sequence[str]
+    may_be_untold: frozenset[str] = frozenset()  # columns that entries of earlier releases lack
+
+
+async def fault_of_audited(connection: Connection) -> Fault | None:
+    """Return the first row that is not as the audit tells it."""
+    for audited in AUDITED:
+        async for row in connection.cursor(_differences(audited), prefetch=PREFETCH, timeout=PATIENCE_S):
+            if reason := _reason(audited, row):
+                return await _fault(connection, audited, row, reason)
+    return None
+
+
+def _differences(audited: Audited) -> str:
+    columns = ", ".join(audited.columns)
+    return f"""
+WITH told AS (
+    SELECT about, entry, to_jsonb(its) AS fact
+    FROM ({audited.told}) AS told, LATERAL (SELECT {columns}) AS its
+), kept AS (
+    SELECT about, to_jsonb(its) AS fact
+    FROM ({audited.kept}) AS kept, LATERAL (SELECT {columns}) AS its
+)
+SELECT about, entry, told.fact::text AS told, kept.fact::text AS kept FROM told FULL JOIN kept USING (about)
+WHERE told.fact IS DISTINCT FROM kept.fact ORDER BY about
+"""  # noqa: S608 - the statements are those below
+
+
+def _reason(audited: Audited, row: asyncpg.Record) -> str | None:
+    """Say what differs, or None if the audit does not tell of what differs."""
+    if row["kept"] is None:
+        return f"entry {row['entry']} of the audit tells of it, and it is not there"
+    if row["told"] is None:
+        return "no entry of the audit tells of it"
+    told, kept = _decoded(row["told"]), _decoded(row["kept"])
+    differing = [
+        name
+        for name in audited.columns
+        if told[name] != kept[name] and not (told[name] is None and name in audited.may_be_untold)
+    ]
+    if not differing:
+        return None
+    return f"{', '.join(differing)} differ from what entry {row['entry']} of the audit tells"
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    return msgspec.json.decode(text, type=dict[str, Any])
+
+
+async def _fault(connection: Connection, audited: Audited, row: asyncpg.Record, reason: str) -> Fault:
+    return Fault(
+        audited.kind,
+        reason,
+        seal=await connection.fetchval(_SEAL_OF_ENTRY, row["entry"]),
+        period=row["about"] if audited.table == "period" else None,
+        table=audited.table,
+        key=row["about"],
+    )
+
+
+_SEAL_OF_ENTRY = "SELECT min(number) FROM seal WHERE audit >= $1"
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def _newest(*actions: str) -> str:
+    """Select the last entry about each object."""
+    names = ", ".join(f"'{action}'" for action in actions)
+    return f"""
+SELECT DISTINCT ON (object) id, recorded_at, actor, action, object, details FROM audit WHERE action IN ({names})
+ORDER BY object, id DESC"""  # noqa: S608 - the names are those below
+
+
+# The entry has the whole row, under the names of its columns.
+_ADJUSTMENT = (
+    *("quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at", "expires_at"),
+    *("approved_by", "approved_at", "booked_in", "withdrawn_by", "withdrawn_at"),
+)
+ADJUSTMENTS = Audited(
+    table="adjustment",
+    kind=FaultKind.ADJUSTMENT_CHANGED,
+    kept="SELECT id::text AS about, * FROM adjustment",
+    told=f"""
+SELECT object AS about, entry.id AS entry, {", ".join(f"its.{name}" for name in _ADJUSTMENT)}
+FROM ({_newest("adjustment.proposed", "adjustment.approved", "adjustment.withdrawn")}) AS entry,
+    LATERAL jsonb_populate_record(NULL::adjustment, details) AS its""",  # noqa: S608
+    columns=_ADJUSTMENT,
+)
+
+_RESOLUTION = (
+    *("epoch", "quota", "period", "lane", "seq", "kind", "suspense", "charged", "reason"),
+    *("proposed_by", "proposed_at", "approved_by", "approved_at"),
+)
+# A proposal that was not approved gives way to the next one about the same lease or lane.
+RESOLUTIONS = Audited(
+    table="resolution",
+    kind=FaultKind.RESOLUTION_CHANGED,
+    kept="SELECT id::text AS about, * FROM resolution",
+    told=f"""
+SELECT * FROM (
+    SELECT object AS about, entry.id AS entry, {", ".join(f"its.{name}" for name in _RESOLUTION)},
+        max(entry.id) OVER (PARTITION BY its.epoch, its.quota, its.period, its.lane) AS newest
+    FROM ({_newest("resolution.proposed", "resolution.approved")}) AS entry,
+        LATERAL jsonb_populate_record(NULL::resolution, details) AS its
+) AS told WHERE approved_at IS NOT NULL OR entry = newest""",  # noqa: S608
+    columns=_RESOLUTION,
+)
+
+_PERIOD = (
+    *("state", "closing_at", "closing_by", "carries_suspense", "leaves_holds"),
+    *("closed_at", "position", "transfers", "root"),
+)
+# Of a period that nobody has asked to close there is no entry: it is open.
+PERIODS = Audited(
+    table="period",
+    kind=FaultKind.PERIOD_CHANGED,
+    kept="SELECT id AS about, * FROM period",
+    told=f"""
+SELECT coalesce(period.id, asked.object) AS about, coalesce(closed.id, asked.newest) AS entry,
+    CASE WHEN closed.id IS NOT NULL THEN 'closed' WHEN asked.newest IS NOT NULL THEN 'closing' ELSE 'open' END AS state,
+    asked.recorded_at AS closing_at, asked.actor AS closing_by,
+    coalesce(asked.carry_suspense, false) AS carries_suspense, coalesce(asked.leave_holds, false) AS leaves_holds,
+    closed.recorded_at AS closed_at, (closed.details ->> 'position')::bigint AS position,
+    (closed.details ->> 'transfers')::bigint AS transfers, decode(closed.details ->> 'root', 'hex') AS root
+FROM period FULL JOIN (
+    SELECT DISTINCT ON (object) object, recorded_at, actor, max(id) OVER of_object AS newest,
+        last_value((details ->> 'carry_suspense')::boolean) OVER of_object AS carry_suspense,
+        last_value(coalesce(details ->> 'holds', '') = 'leave') OVER of_object AS leave_holds
+    FROM audit WHERE action = 'period.closing'
+    WINDOW of_object AS (PARTITION BY object ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
+    ORDER BY object, id
+) AS asked ON asked.object = period.id
+LEFT JOIN ({_newest("period.closed")}) AS closed ON closed.object = coalesce(period.id, asked.object)""",  # noqa: S608
+    columns=_PERIOD,
+)
+
+LIMITS = Audited(
+    table="limits_version",
+    kind=FaultKind.LIMITS_CHANGED,
+    kept="""
+SELECT version::text AS about, version, applied_at, applied_by,
+    encode(sha256(convert_to(document::text, 'UTF8')), 'hex') AS document_sha256 FROM limits_version""",
+    told="""
+SELECT details ->> 'version' AS about, id AS entry, (details ->> 'version')::bigint AS version,
+    recorded_at AS applied_at, CASE WHEN actor LIKE 'database:%' THEN 'the owner' ELSE actor END AS applied_by,
+    details ->> 'document_sha256' AS document_sha256
+FROM audit WHERE action = 'limits.applied'""",
+    columns=("version", "applied_at", "applied_by", "document_sha256"),
+    may_be_untold=frozenset({"document_sha256"}),
+)
+
+SUBSCRIPTIONS = Audited(
+    table="subscription",
+    kind=FaultKind.SUBSCRIPTION_CHANGED,
+    kept="SELECT tenant AS about, * FROM subscription",
+    told=f"""
+SELECT object AS about, id AS entry, object AS tenant, details ->> 'plan' AS plan, recorded_at AS changed_at,
+    (details ->> 'began_at')::timestamptz AS began_at
+FROM ({_newest("subscription.put", "subscription.deleted")}) AS entry
+WHERE action = 'subscription.put'""",  # noqa: S608
+    columns=("tenant", "plan", "changed_at", "began_at"),
+    may_be_untold=frozenset({"began_at"}),
+)
+
+OVERRIDES = Audited(
+    table="limit_override",
+    kind=FaultKind.OVERRIDE_CHANGED,
+    kept="SELECT id::text AS about, * FROM limit_override",
+    told="""
+SELECT * FROM (
+    SELECT DISTINCT ON (about) coalesce(details ->> 'id', details #>> '{was,id}') AS about, id AS entry, action,
+        object AS key, details ->> 'quota' AS quota, details -> 'subject' AS subject, details -> 'limit' AS value,
+        (details ->> 'valid_from')::timestamptz AS valid_from, (details ->> 'valid_until')::timestamptz AS valid_until,
+        details ->> 'reason' AS reason, (details ->> 'created_at')::timestamptz AS created_at,
+        details ->> 'created_by' AS created_by
+    FROM audit WHERE action IN ('override.added', 'override.deleted') ORDER BY about, id DESC
+) AS told WHERE action = 'override.added'""",
+    columns=("key", "quota", "subject", "value", "valid_from", "valid_until", "reason", "created_at", "created_by"),
+)
+
+TOKENS = Audited(
+    table="token",
+    kind=FaultKind.TOKEN_CHANGED,
+    kept="SELECT id::text AS about, * FROM token",
+    told=f"""
+SELECT newest.object AS about, coalesce(revoked.id, newest.id) AS entry,
+    ARRAY(SELECT jsonb_array_elements_text(newest.details -> 'scopes')) AS scopes, newest.details ->> 'note' AS note,
+    issued.created_at, revoked.recorded_at AS revoked_at
+FROM ({_newest("token.issued")}) AS newest
+JOIN (SELECT object, min(recorded_at) AS created_at FROM audit WHERE action = 'token.issued' GROUP BY object) AS issued
+    USING (object)
+LEFT JOIN ({_newest("token.revoked")}) AS revoked USING (object)""",  # noqa: S608
+    columns=("scopes", "note", "created_at", "revoked_at"),
+)
+
+EPOCHS = Audited(
+    table="region_epoch",
+    kind=FaultKind.EPOCH_CHANGED,
+    kept="SELECT epoch::text AS about, * FROM region_epoch WHERE retired_at IS NOT NULL OR state = 'retired'",
+    told=f"""
+SELECT object AS about, id AS entry, details ->> 'region' AS region, 'retired' AS state, recorded_at AS retired_at,
+    actor AS retired_by, details ->> 'reason' AS retired_because
+FROM ({_newest("epoch.retired")}) AS entry""",  # noqa: S608
+    columns=("region", "state", "retired_at", "retired_by", "retired_because"),
+)
+
+AUDITED = (PERIODS, ADJUSTMENTS, RESOLUTIONS, LIMITS, SUBSCRIPTIONS, OVERRIDES, TOKENS, EPOCHS)

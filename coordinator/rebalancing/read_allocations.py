@@ -1,0 +1,156 @@
+"""Who holds what: of each allowance how its units are spread over the regions, as the ledger was last told."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.rules.balances import Key, Lease
+from coordinator.limits.in_force import Documents
+from coordinator.limits.rules.entitlement import Catalogue
+from coordinator.rebalancing.moves import read_moves
+from coordinator.rebalancing.rules.division import Division, Move, by_weight, division_of
+from coordinator.rebalancing.rules.region_settings import NOTHING_SET
+from protocol.lease import LeaseState
+from protocol.policy import LimitValue
+
+LONGEST = timedelta(days=366)  # whatever lasts longer does not run dry
+
+
+class RegionAllocation(Struct, frozen=True, kw_only=True):
+    """What one region has of an allowance, in all of its epochs."""
+
+    region: str
+    state: str  # of its newest lease
+    epoch: int
+    granted: int
+    returned: int
+    overage: int
+    overdraft: int  # kept for it: so much it may spend beyond its lease while it is cut off
+    overdrawn: int  # so much it did, as it last said
+    consumed: int
+    outstanding: int
+    idle: int  # of what is outstanding, what could be given back
+    suspense: int
+    demand_milli: int  # thousandths of a unit a second, as it last said
+    waiting: int  # units of requests that waited for more then
+    coming: int  # on its way here from other regions
+    dry_at: datetime | None  # when it has spent what it holds, if it goes on so; None: it does not spend
+    reported_at: datetime
+    expires_at: datetime  # after that nothing of it is spent; with the margin
+    weight: int
+    floor: LimitValue | None
+    ceiling: LimitValue | None
+    limit: int | None  # its own, where each region has one; None: they share that of the quota
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    quota: str
+    period: str
+    state: str
+    mode: str  # of the quota: leased, regional (the limit is each region's) or central
+    funded: int  # what all regions together may spend
+    unallocated: int  # what no region holds
+    kept: int  # of that, what is on its way to a region
+    outstanding: int
+    consumed: int
+    suspense: int
+    overage: int
+    regions: list[RegionAllocation]
+
+
+class AllocationQuestion(NamedTuple):
+    """Empty: any. Without a period those that run, and those that are over and not all accounted for."""
+
+    quotas: Sequence[str] = ()
+    tenants: Sequence[str] = ()
+    regions: Sequence[str] = ()
+    periods: Sequence[str] = ()
+
+
+async def read_allocations(
+    connection: Connection, documents: Documents, question: AllocationQuestion, after: Key, count: int, now: datetime
+) -> list[Allocation]:
+    """At most so many, by quota and period, that come after the given one. Wants a snapshot."""
+    rows = await connection.fetch(_POOLS, *(list(each) or None for each in question), now, *after, count)
+    keys = [Key(row["quota"], row["period"]) for row in rows]
+    catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
+    leases = await exchange_statements.read_leases(connection, keys, (), keys)
+    moves = await read_moves(connection, [key for key, row in zip(keys, rows, strict=True) if row["moves"]])
+    return [
+        _allocation(
+            row,
+            [lease for lease in leases if lease.key == key],
+            [move for move in moves if move.key == key],
+            catalogue,
+            question.regions,
+        )
+        for key, row in zip(keys, rows, strict=True)
+    ]
+
+
+def _allocation(
+    row: asyncpg.Record, leases: Sequence[Lease], moves: Sequence[Move], catalogue: Catalogue, regions: Sequence[str]
+) -> Allocation:
+    wanted = sorted({lease.region for lease in leases if not regions or lease.region in regions})
+    division = division_of(catalogue, Key(row["quota"], row["period"]), (), by_weight(catalogue))
+    plain = ("quota", "period", "state", "funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
+    return Allocation(
+        **{name: row[name] for name in plain},
+        mode=division.mode.value,
+        kept=sum(move.travelling for move in moves),
+        regions=[
+            _region(region, [lease for lease in leases if lease.region == region], moves, catalogue, division)
+            for region in wanted
+        ],
+    )
+
+
+def _region(
+    region: str, leases: Sequence[Lease], moves: Iterable[Move], catalogue: Catalogue, division: Division
+) -> RegionAllocation:
+    newest = max(leases, key=lambda lease: lease.epoch)
+    setting = catalogue.settings_of(newest.key.quota).get(region, NOTHING_SET)
+    is_active = newest.state is LeaseState.ACTIVE
+    summed = ("granted", "returned", "overage", "overdraft", "overdrawn", "consumed", "outstanding", "suspense")
+    return RegionAllocation(
+        region=region,
+        state=newest.state.value,
+        epoch=newest.epoch,
+        **{name: sum(getattr(lease, name) for lease in leases) for name in summed},
+        idle=newest.outstanding if is_active else 0,
+        demand_milli=newest.demand_milli,
+        waiting=newest.waiting,
+        coming=sum(move.travelling for move in moves if move.target == region),
+        dry_at=_dry_at(newest) if is_active else None,
+        reported_at=newest.reported_at,
+        expires_at=newest.expires_at,
+        weight=catalogue.weights_of(newest.key.quota).get(region, 0),
+        floor=setting.floor,
+        ceiling=setting.ceiling,
+        limit=division.own_of(region) if division.is_regional else None,
+    )
+
+
+def _dry_at(lease: Lease) -> datetime | None:
+    if not lease.demand_milli or lease.outstanding * 1000 > lease.demand_milli * LONGEST.total_seconds():
+        return None
+    return lease.reported_at + timedelta(milliseconds=lease.outstanding * 1_000_000 // lease.demand_milli)
+
+
+_POOLS = """
+SELECT pool.*, period.state FROM pool JOIN period ON period.id = pool.period
+WHERE ($1::text[] IS NULL OR pool.name = ANY ($1) OR pool.quota = ANY ($1))
+    AND ($2::text[] IS NULL OR pool.tenant = ANY ($2))
+    AND ($3::text[] IS NULL OR EXISTS (SELECT FROM lease
+        WHERE (lease.quota, lease.period) = (pool.quota, pool.period) AND lease.region = ANY ($3)))
+    AND CASE WHEN $4::text[] IS NULL
+        THEN period.state <> 'closed' AND (period.ends_at > $5 OR pool.outstanding > 0 OR pool.suspense > 0)
+        ELSE pool.period = ANY ($4) END
+    AND (pool.quota, pool.period) > ($6::text, $7::text)
+ORDER BY pool.quota, pool.period LIMIT $8
+"""

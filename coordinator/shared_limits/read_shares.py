@@ -1,0 +1,146 @@
+"""Who has what of the rates and slots that are shared by demand: what may be in force where, and the worst case."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from coordinator.database.connection import Connection
+from coordinator.exchange import statements as exchange_statements
+from coordinator.limits.in_force import Documents
+from coordinator.limits.rules.entitlement import Catalogue, rate_terms, slot_terms
+from coordinator.shared_limits.rules import SLOT_MICRO, Holding, Shared, Terms, beyond, count
+from coordinator.shared_limits.statements import read_shares
+from protocol.identifiers import quota_key
+from protocol.policy import Sharing
+
+
+class RegionRate(Struct, frozen=True, kw_only=True):
+    """Millionths of a unit a second."""
+
+    region: str
+    most_micro: int  # what it may be using, at most: of what it was given, not all may have been heard
+    safe_micro: int  # its part by weight, which it has when it is cut off for long
+    demand_micro: int | None  # None: it has said nothing yet
+    heard_at: datetime | None
+
+
+class SharedRate(Struct, frozen=True, kw_only=True):
+    quota: str
+    sharing: Sharing
+    limit_micro: int
+    bound_milli: int  # thousandths of a unit beyond limit and burst that are admitted in the worst case; never more
+    overshoot_milli: int  # that may have been, at most, since regions began to speak of it
+    regions: list[RegionRate]
+
+
+class RegionSlots(Struct, frozen=True, kw_only=True):
+    region: str
+    most: int  # that may be in use there, at most: what was taken by a share that is over by now is as well
+    safe: int  # its part by weight, which it has when it is cut off for long
+    wanted: int | None  # in use or waited for; None: it has said nothing yet
+    heard_at: datetime | None
+
+
+class SharedSlots(Struct, frozen=True, kw_only=True):
+    """Never more are in use in all regions together than the limit, but for what was taken before it was lowered."""
+
+    quota: str
+    limit: int
+    slot_ttl_ms: int
+    regions: list[RegionSlots]
+
+
+class ShareQuestion(NamedTuple):
+    """Empty: any."""
+
+    quotas: Sequence[str] = ()  # by name or by key
+    tenants: Sequence[str] = ()
+    regions: Sequence[str] = ()
+
+    def holdings(self, shared: Shared) -> list[tuple[str, Holding]]:
+        return [each for each in sorted(shared.holdings.items()) if not self.regions or each[0] in self.regions]
+
+
+async def read_rates(
+    connection: Connection, documents: Documents, question: ShareQuestion, after: str, limit: int, now: datetime
+) -> dict[str, SharedRate | None]:
+    """At most so many keys that come after the given one. None: it is no rate that is shared. Wants a snapshot."""
+    found, catalogue = await _read(connection, documents, question, after, limit, now)
+    now_ms = round(now.timestamp() * 1000)
+    return {
+        quota: _rate(quota, shared, terms, question, now_ms)
+        if isinstance(terms := rate_terms(catalogue, quota), Terms)
+        else None
+        for quota, shared in found.items()
+    }
+
+
+async def read_slots(
+    connection: Connection, documents: Documents, question: ShareQuestion, after: str, limit: int, now: datetime
+) -> dict[str, SharedSlots | None]:
+    """The same of slots."""
+    found, catalogue = await _read(connection, documents, question, after, limit, now)
+    now_ms = round(now.timestamp() * 1000)
+    return {
+        quota: _slots(quota, shared, terms, question, now_ms)
+        if isinstance(terms := slot_terms(catalogue, quota), Terms)
+        else None
+        for quota, shared in found.items()
+    }
+
+
+async def _read(
+    connection: Connection, documents: Documents, question: ShareQuestion, after: str, limit: int, now: datetime
+) -> tuple[Mapping[str, Shared], Catalogue]:
+    dimensions = [quota_key("any", [("tenant", tenant)]).partition(":")[2] for tenant in question.tenants]
+    found = await read_shares(connection, question.quotas, dimensions, after, limit)
+    return found, await exchange_statements.read_catalogue(connection, documents, set(found), now)
+
+
+def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedRate:
+    """What is owed grows until the next report says otherwise, so it is counted up to now."""
+    count(shared, terms, max(now_ms, shared.at_ms))
+    return SharedRate(
+        quota=quota,
+        sharing=terms.sharing,
+        limit_micro=terms.limit_micro,
+        **beyond(shared, terms)._asdict(),
+        regions=[_region_rate(*each, terms, now_ms) for each in question.holdings(shared)],
+    )
+
+
+def _region_rate(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionRate:
+    safe_micro = terms.safe_micro(region)
+    return RegionRate(
+        region=region,
+        most_micro=holding.most_within(now_ms, now_ms, safe_micro),
+        safe_micro=safe_micro,
+        demand_micro=holding.demand_micro,
+        heard_at=_heard_at(holding),
+    )
+
+
+def _slots(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedSlots:
+    return SharedSlots(
+        quota=quota,
+        limit=terms.limit_micro // SLOT_MICRO,
+        slot_ttl_ms=terms.lasting_ms,
+        regions=[_region_slots(*each, terms, now_ms) for each in question.holdings(shared)],
+    )
+
+
+def _region_slots(region: str, holding: Holding, terms: Terms, now_ms: int) -> RegionSlots:
+    safe_micro, demand_micro = terms.safe_micro(region), holding.demand_micro
+    return RegionSlots(
+        region=region,
+        most=holding.most_within(now_ms, now_ms, safe_micro) // SLOT_MICRO,
+        safe=safe_micro // SLOT_MICRO,
+        wanted=None if demand_micro is None else demand_micro // SLOT_MICRO,
+        heard_at=_heard_at(holding),
+    )
+
+
+def _heard_at(holding: Holding) -> datetime | None:
+    return None if holding.demand_micro is None else datetime.fromtimestamp(holding.heard_ms / 1000, UTC)

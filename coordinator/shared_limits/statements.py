@@ -1,0 +1,64 @@
+"""Where coordinators meet over a rate that is shared: one row for each key, locked while a report is answered."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from coordinator.database.connection import Connection
+from coordinator.shared_limits.rules import Shared
+
+
+async def lock_shares(connection: Connection, quotas: Collection[str], now: datetime) -> dict[str, Shared]:
+    """Each of them, whether it was there or not; in one order, so that nobody waits for who waits for him."""
+    names, now_ms = sorted(quotas), round(now.timestamp() * 1000)
+    rows = await connection.fetch(_LOCK, names)
+    if len(rows) < len(names):
+        await connection.execute(_MAKE, names, msgspec.msgpack.encode(Shared(now_ms, now_ms)), now)
+        rows = await connection.fetch(_LOCK, names)
+    return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
+
+
+async def write_shares(connection: Connection, shares: Mapping[str, Shared], now: datetime) -> int:
+    """Write locked shares, of which there is at least one. Return the catalogue's version behind their locks."""
+    states = [msgspec.msgpack.encode(shared) for shared in shares.values()]
+    version: int = await connection.fetchval(_WRITE, list(shares), states, now)
+    return version
+
+
+async def read_shares(
+    connection: Connection, quotas: Sequence[str], dimensions: Sequence[str], after: str, count: int
+) -> dict[str, Shared]:
+    """Of these quotas, by name or key, and with any of these dimensions (`tenant=acme`): at most so many keys that come
+    after the given one. Empty: any.
+    """
+    rows = await connection.fetch(_READ, list(quotas) or None, list(dimensions) or None, after, count)
+    return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
+
+
+async def forget_shares(connection: Connection, before: datetime) -> int:
+    """Of which no region has said anything since: nothing of what was given then is in force any more."""
+    return int((await connection.execute(_FORGET, before)).rpartition(" ")[2])
+
+
+_LOCK = "SELECT quota, state FROM rate_share WHERE quota = ANY($1) ORDER BY quota FOR UPDATE"
+_MAKE = """
+INSERT INTO rate_share (quota, state, reported_at)
+SELECT quota, $2, $3 FROM unnest($1::text[]) AS quota ORDER BY quota ON CONFLICT DO NOTHING
+"""
+_WRITE = """
+UPDATE rate_share SET state = new.state, reported_at = $3
+FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quota = new.quota
+RETURNING (SELECT version FROM policy_version)
+"""
+_READ = """
+SELECT quota, state FROM rate_share
+WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1))
+    AND ($2::text[] IS NULL OR string_to_array(split_part(quota, ':', 2), ',') && $2)
+    AND quota > $3
+ORDER BY quota LIMIT $4
+"""
+_FORGET = """
+DELETE FROM rate_share WHERE quota IN (
+    SELECT quota FROM rate_share WHERE reported_at < $1 ORDER BY quota LIMIT 1000 FOR UPDATE SKIP LOCKED)
+"""

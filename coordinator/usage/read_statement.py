@@ -1,0 +1,325 @@
+"""Read what a tenant is billed for of a period, and where each line of it comes from. Wants a snapshot.
+
+Of a closed period it is all there is. Of any other it is as of a seal, the newest unless another one is asked for: so
+whoever has a statement can ask for the same one again, and its lines keep their numbers.
+
+Beside the lines it tells the limits that were in force (read_limit_history.py).
+
+Usage comes from the rollups, like any usage; what was estimated and replaced from the leases and corrections, with what
+was moved since the seal taken back; and each adjustment from itself, if its movement is sealed.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import asyncpg
+from msgspec import Struct
+
+from coordinator.adjustments.rules import AdjustmentKind
+from coordinator.database.connection import Connection
+from coordinator.exchange.rules.balances import OVERAGE
+from coordinator.limits.read_limit_history import read_limit_history
+from coordinator.limits.rules.history import LimitInForce, LimitKind
+from coordinator.periods.read_periods import BookedPeriod, read_period
+from coordinator.proof.seal import Sealed, find_sealed
+from coordinator.usage.read_usage import read_unaccounted, read_usage
+from coordinator.usage.rules.statement import (
+    Amount,
+    LineAdjustment,
+    LineKind,
+    Statement,
+    StatementId,
+    StatementLine,
+    adjusted,
+    lines_of,
+    with_adjustments,
+)
+from coordinator.usage.rules.usage import Dimension, UsageQuestion
+from protocol.identifiers import lane_of
+
+MOST_LINES = 10_000  # of a statement: one with more would be refused, and is never cut
+
+
+class NoStatement(StrEnum):
+    NO_PERIOD = "the books have no such period"
+    NO_TENANT = "the books of this period have nothing of this tenant"
+    NOT_SEALED = "no seal covers it (yet); GET /v1/seals lists what is sealed"
+    TOO_LONG = f"it has more than {MOST_LINES:,} lines, and none is left out: an export has all that it is from"
+
+
+class _Asked(NamedTuple):
+    of: StatementId
+    period: BookedPeriod
+    sealed: Sealed | None  # None: the period is closed, and all of it counts
+
+
+async def read_statement(
+    connection: Connection, of: StatementId, as_of: int | datetime | None
+) -> Statement | NoStatement:
+    asked = await _asked(connection, of, as_of)
+    return asked if isinstance(asked, NoStatement) else await _statement(connection, asked)
+
+
+async def _asked(connection: Connection, of: StatementId, as_of: int | datetime | None) -> _Asked | NoStatement:
+    period = await read_period(connection, of.period)
+    if period is None:
+        return NoStatement.NO_PERIOD
+    if period.state == "closed" and as_of is None:
+        return _Asked(of, period, None)
+    if as_of is None:
+        as_of = await connection.fetchval(_NEWEST) or 0
+    sealed = Sealed(0, 0) if as_of == 0 else await find_sealed(connection, as_of)
+    return NoStatement.NOT_SEALED if sealed is None else _Asked(of, period, sealed)
+
+
+async def _statement(connection: Connection, asked: _Asked) -> Statement | NoStatement:
+    of, period, sealed = asked
+    read = (_usage, _estimates, _adjustments)
+    amounts = [amount for each in read for amount in await each(connection, asked)]
+    if len(amounts) > MOST_LINES:
+        return NoStatement.TOO_LONG
+    if not amounts and not await connection.fetchval(_TENANT, *of):
+        return NoStatement.NO_TENANT
+    last = _NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
+    limits = await read_limit_history(connection, of.tenant, {each.quota for each in amounts}, period, last)
+    return Statement(
+        id=str(of),
+        period=period.id,
+        starts_at=period.starts_at,
+        ends_at=period.ends_at,
+        tenant=of.tenant,
+        is_final=sealed is None,
+        as_of=(period.position or 0) if sealed is None else sealed.position,
+        root=period.root if sealed is None else None,
+        billed=sum(amount.units for amount in amounts),
+        unaccounted=await read_unaccounted(connection, _question(of), *(sealed or (None, None))),
+        lines=lines_of(of, amounts, sealed and sealed.position),
+        limits=with_adjustments(
+            [*limits, *await _carried_over(connection, asked)], amounts, period.starts_at, period.ends_at
+        ),
+    )
+
+
+# What is booked late was used before the period: of usage only the period that it is booked in counts.
+_EVER = [datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)]
+_BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION, Dimension.COUNTED_AS]
+
+
+def _question(of: StatementId) -> UsageQuestion:
+    return UsageQuestion(_EVER, _BY, {Dimension.PERIOD: [of.period], Dimension.TENANT: [of.tenant]})
+
+
+async def _usage(connection: Connection, asked: _Asked) -> list[Amount]:
+    position, last = asked.sealed or (None, None)
+    page = await read_usage(connection, _question(asked.of), position, 0, MOST_LINES + 1, last)
+    return [_amount(asked.of.period, *row.dimensions.values(), units=row.units) for row in page.rows]
+
+
+def _amount(period: str, *names: str | None, units: int) -> Amount:
+    quota, charge_period, region, counted_as = map(str, names)
+    return Amount(_KINDS[counted_as == OVERAGE, charge_period != period], quota, charge_period, region, units)
+
+
+# Is it beyond the limit, is it late?
+_KINDS = {
+    (False, False): LineKind.USAGE,
+    (True, False): LineKind.OVERAGE,
+    (False, True): LineKind.LATE_USAGE,
+    (True, True): LineKind.LATE_OVERAGE,
+}
+
+
+async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInForce]:
+    """What was left of the period before, from when it was closed on."""
+    _, last = asked.sealed or (_NEVER, _NEVER)
+    period = asked.period
+    return [
+        LimitInForce(
+            quota_key=row["quota"],
+            kind=LimitKind.CARRY_OVER,
+            units=row["units"],
+            starts_at=min(max(period.starts_at, row["recorded_at"]), period.ends_at),
+            ends_at=period.ends_at,
+            id=row["movement_id"],
+            reason=f"carried over from {row['charge_period']}",
+        )
+        for row in await connection.fetch(_CARRIED_OVER, *asked.of, last)
+    ]
+
+
+async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
+    since = asked.sealed or (_NEVER, _NEVER)
+    rows = await connection.fetch(_ESTIMATES, *asked.of, *since, MOST_LINES + 1)
+    return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
+
+
+async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
+    """By the period in whose books they are, whatever period they are about."""
+    _, last = asked.sealed or (_NEVER, _NEVER)
+    rows = await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES + 1)
+    return [_adjusted(row) for row in rows]
+
+
+def _adjusted(row: asyncpg.Record) -> Amount:
+    adjustment = LineAdjustment(
+        id=row["id"],
+        quota_key=row["quota"],
+        units=row["units"],
+        document=row["document"],
+        reason=row["reason"],
+        approved_at=row["approved_at"],
+        path=f"/v1/adjustments/{row['id']}",
+    )
+    return adjusted(AdjustmentKind(row["kind"]), row["name"], row["period"], adjustment)
+
+
+# --- the way down -----------------------------------------------------------------------------------------------------
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """A report that a line is from, with its place in the chain; or what the coordinator moved by itself."""
+
+    region: str | None
+    epoch: int | None
+    lane: int | None
+    seq: int | None
+    position: int | None
+    body_hash: str | None
+    head: str | None  # of the lane's chain, this report included
+    movement_id: UUID | None  # of what no report tells of; of an adjustment its id
+    units: int  # of this line
+    transfers: int  # so many make them up
+    recorded_at: datetime
+
+
+class Sources(NamedTuple):
+    line: StatementLine
+    sources: list[Source]
+    numbers: list[str]  # where each of them is in the list
+
+
+async def read_sources(
+    connection: Connection, of: StatementId, n: int, as_of: int | datetime | None, after: str, count: int
+) -> Sources | NoStatement | None:
+    """None if it has no such line. At most so many, in the order in which they were booked; then what has no report."""
+    asked = await _asked(connection, of, as_of)
+    if isinstance(asked, NoStatement):
+        return asked
+    found = await _statement(connection, asked)
+    if isinstance(found, NoStatement):
+        return found
+    if not 1 <= n <= len(found.lines):
+        return None
+    line = found.lines[n - 1]
+    part, number = map(int, (after or "0.0").split("."))
+    if line.adjustment:
+        names = of.period, line.adjustment.id, line.units
+        rows = await connection.fetch(_MOVEMENT, *names, part, number, count)
+    else:
+        rows = await _sources(connection, asked, line, (part, number), count)
+    return Sources(line, [_source(row) for row in rows], [f"{row['part']}.{row['number']}" for row in rows])
+
+
+async def _sources(
+    connection: Connection, asked: _Asked, line: StatementLine, after: tuple[int, int], count: int
+) -> list[asyncpg.Record]:
+    """Only the lanes are read that its quotas belong to."""
+    names = asked.of.period, line.charge_period, line.region, line.quota, asked.of.tenant
+    leases = await connection.fetch(_LEASES, *names)
+    lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
+    position, last = asked.sealed or (_NEVER, _NEVER)
+    places = [epoch for epoch, _ in lanes], [lane for _, lane in lanes]
+    return list(await connection.fetch(_SOURCES[line.kind], *names, *places, position, last, *after, count))
+
+
+def _source(row: asyncpg.Record) -> Source:
+    values: dict[str, Any] = {name: _shown(value) for name, value in row.items()}
+    return Source(**{name: values[name] for name in Source.__struct_fields__})
+
+
+def _shown(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+_NEVER = 2**63 - 1
+_NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
+_AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
+_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
+_USED = """CASE WHEN transfer.dst = 'consumed' AND {} coalesce(transfer.dimensions ? 'counted_as', false)
+        THEN transfer.units ELSE 0 END"""
+# How much of a transfer each kind of line is made of.
+_SIGNED = {
+    LineKind.USAGE: _USED.format("NOT"),
+    LineKind.OVERAGE: _USED.format(""),
+    LineKind.LATE_USAGE: _USED.format("NOT"),
+    LineKind.LATE_OVERAGE: _USED.format(""),
+    LineKind.ESTIMATED: """CASE 'estimated' WHEN transfer.dst THEN transfer.units WHEN transfer.src THEN -transfer.units
+        ELSE 0 END""",
+    LineKind.REPLACED: "CASE WHEN transfer.cause = 'replaces_estimate' THEN -transfer.units ELSE 0 END",
+}
+_MOVED = f"""
+SELECT kind, pool.name, transfer.charge_period, transfer.region, -moved.units AS units
+FROM %s JOIN pool USING (quota, period), LATERAL (VALUES
+    ('estimated', {_SIGNED[LineKind.ESTIMATED]}), ('replaced', {_SIGNED[LineKind.REPLACED]})) AS moved (kind, units)
+WHERE transfer.period = $1 AND pool.tenant = $2 AND """  # noqa: S608 - the expressions are those above
+_ESTIMATES = f"""
+SELECT kind, name, charge_period, region, sum(units) FROM (
+    SELECT 'estimated' AS kind, name, period AS charge_period, region, lease.estimated AS units
+    FROM pool JOIN lease USING (quota, period) WHERE period = $1 AND tenant = $2
+    UNION ALL SELECT kind, name, charge_period, region, booked.units
+    FROM pool JOIN correction USING (quota, period), LATERAL (VALUES
+        ('estimated', correction.estimated), ('replaced', -correction.replaced)) AS booked (kind, units)
+    WHERE period = $1 AND tenant = $2
+    UNION ALL {_MOVED % "report JOIN transfer USING (epoch, lane, seq)"} report.position > $3
+    UNION ALL {_MOVED % "transfer"} transfer.seq IS NULL AND transfer.id > $4
+) AS booked GROUP BY 1, 2, 3, 4 HAVING sum(units) <> 0 ORDER BY 1, 2, 3, 4 LIMIT $5
+"""  # noqa: S608
+# A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
+_CARRIED_OVER = """
+SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
+WHERE period = $1 AND tenant = $2 AND src = 'unused_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
+"""
+_ADJUSTMENTS = """
+SELECT adjustment.*, pool.name FROM adjustment JOIN pool ON (pool.quota, pool.period) = (adjustment.quota, booked_in)
+WHERE booked_in = $1 AND tenant = $2 AND EXISTS (
+    SELECT FROM transfer WHERE movement_id = adjustment.id AND transfer.period = booked_in AND transfer.id <= $3)
+ORDER BY adjustment.id LIMIT $4
+"""
+_MOVEMENT = """
+SELECT 1 AS part, id AS number, region, epoch, lane, seq, NULL::bigint AS position, NULL AS body_hash, NULL AS head,
+    movement_id, $3::bigint AS units, 1 AS transfers, recorded_at
+FROM transfer WHERE period = $1 AND movement_id = $2 AND 'adjustment' IN (src, dst)
+    AND (1, id) > ($4::int, $5::bigint)
+ORDER BY id LIMIT $6
+"""
+_LEASES = """
+SELECT DISTINCT epoch, quota, lanes FROM lease JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
+WHERE period = $2 AND lease.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5 AND $1::text IS NOT NULL
+UNION
+SELECT DISTINCT epoch, quota, lanes FROM correction JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
+WHERE period = $1 AND charge_period = $2 AND correction.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5
+"""
+_OF_LINE = """
+transfer.period = $1 AND transfer.charge_period = $2 AND transfer.region = $3 AND pool.name = $4
+    AND coalesce(pool.tenant, transfer.dimensions ->> 'tenant') = $5"""
+_SOURCES = {
+    kind: f"""
+SELECT 0 AS part, report.position AS number, transfer.region, epoch, lane, seq, report.position, report.body_hash,
+    report.head, NULL::uuid AS movement_id, sum({signed}) AS units, count(*) AS transfers, report.recorded_at
+FROM unnest($6::bigint[], $7::int[]) AS its (epoch, lane) JOIN report USING (epoch, lane)
+JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
+WHERE {_OF_LINE} AND {signed} <> 0 AND report.position <= $8 AND (0, report.position) > ($10::int, $11::bigint)
+GROUP BY transfer.region, epoch, lane, seq, report.position, report.body_hash, report.head, report.recorded_at
+UNION ALL
+SELECT 1, transfer.id, transfer.region, transfer.epoch, NULL, NULL, NULL, NULL, NULL, transfer.movement_id, {signed}, 1,
+    transfer.recorded_at
+FROM transfer JOIN pool USING (quota, period)
+WHERE {_OF_LINE} AND {signed} <> 0 AND seq IS NULL AND transfer.id <= $9 AND (1, transfer.id) > ($10::int, $11::bigint)
+ORDER BY part, number LIMIT $12
+"""  # noqa: S608
+    for kind, signed in _SIGNED.items()
+}

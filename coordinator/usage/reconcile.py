@@ -1,0 +1,233 @@
+"""Read the books of one period, at one moment, for the domain to judge. Wants a snapshot.
+
+Most of it stands still: what is below a seal is never added to. So it may be read before, holding up nobody, and then
+only the little that came since, with the pools and leases, is read where the period is held (close_period.py).
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import asyncpg
+from msgspec import structs
+
+from coordinator.database.connection import Connection
+from coordinator.periods.read_periods import read_period
+from coordinator.suspense.read_suspense import IS_OPEN
+from coordinator.usage.rules.anomalies import QUARANTINED_AS, Quarantinings, find_anomalies
+from coordinator.usage.rules.reconciliation import (
+    CORRECTION,
+    LEASE,
+    POOL,
+    Adjusted,
+    AdjustmentRow,
+    Anomaly,
+    Books,
+    CorrectionRow,
+    LaneRow,
+    LeaseRow,
+    Misrolled,
+    Moved,
+    Overage,
+    PoolRow,
+    Reconciliation,
+    reconcile,
+)
+from coordinator.usage.rules.trial_balance import TrialBalance, trial_balance
+from protocol.lease import LeaseState
+
+PATIENCE_S = 600.0  # ten million lines are minutes' work where others are at work, too
+
+
+class Settled(NamedTuple):
+    """What was read before, of all that is below a seal."""
+
+    sealed: int  # the last transfer that it covers
+    transfers: int  # so many of the period are among them
+    moved: Sequence[Moved] = ()
+    lanes: Sequence[LaneRow] = ()
+    misrolled: Sequence[Misrolled] = ()
+
+
+async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
+    """None if there is no such period."""
+    found = await read_period(connection, period)
+    if found is None:
+        return None
+    books = await read_books(connection, period)
+    return structs.replace(
+        reconcile(period, books, now),
+        state=found.state,
+        closed_at=found.closed_at,
+        closed_by=found.closed_by,
+        anomalies=await _anomalies(connection, period, books),
+    )
+
+
+async def _anomalies(connection: Connection, period: str, books: Books) -> list[Anomaly]:
+    known_quotas: list[str] = await connection.fetchval(_KNOWN_QUOTAS)
+    rows = await connection.fetch(_QUARANTINED, period, list(QUARANTINED_AS))
+    return find_anomalies(books, frozenset(known_quotas), [Quarantinings(*row.values()) for row in rows])
+
+
+async def balance_period(connection: Connection, period: str, now: datetime) -> TrialBalance | None:
+    """None if there is no such period."""
+    if await read_period(connection, period) is None:
+        return None
+    return trial_balance(period, await read_books(connection, period), now)
+
+
+async def read_settled(connection: Connection, period: str) -> Settled:
+    """The heavy part, of all lines of a period. Rollups and chains are whole as they are here, or are not: nothing that
+    comes mends them."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    sealed: int = await connection.fetchval(_SEALED)
+    moved = await connection.fetch(_MOVED, period, 0, sealed, timeout=PATIENCE_S)
+    return Settled(
+        sealed,
+        sum(row["transfers"] for row in moved),
+        _moved(moved),
+        await _lanes(connection, await connection.fetchval(_EPOCHS, period)),
+        [Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period, timeout=PATIENCE_S)],
+    )
+
+
+async def read_books(connection: Connection, period: str, settled: Settled | None = None) -> Books:
+    settled = settled or await read_settled(connection, period)
+    leases = [_lease(row) for row in await connection.fetch(_LEASES, period)]
+    corrections = [_correction(row) for row in await connection.fetch(_CORRECTIONS, period)]
+    epochs = {lease.epoch for lease in leases} | {each.epoch for each in corrections}
+    new = epochs - {lane.epoch for lane in settled.lanes}
+    return Books(
+        pools=[_pool(row) for row in await connection.fetch(_POOLS, period)],
+        leases=leases,
+        moved=[*settled.moved, *_moved(await connection.fetch(_MOVED, period, settled.sealed, _NEWEST))],
+        lanes=[*settled.lanes, *(await _lanes(connection, sorted(new)) if new else ())],
+        misrolled=settled.misrolled,
+        corrections=corrections,
+        adjustments=[_adjusted(row) for row in await connection.fetch(_ADJUSTMENTS, period)],
+        overages=[Overage(*row.values()) for row in await connection.fetch(_OVERAGES, period)],
+    )
+
+
+def _moved(rows: Sequence[asyncpg.Record]) -> list[Moved]:
+    return [Moved(*list(row.values())[:-1]) for row in rows]
+
+
+async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRow]:
+    return [LaneRow(*row.values()) for row in await connection.fetch(_LANES, epochs)]
+
+
+def _pool(row: asyncpg.Record) -> PoolRow:
+    accounts = {account: row[account] for account in POOL}
+    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"], row["beyond"])
+
+
+def _lease(row: asyncpg.Record) -> LeaseRow:
+    return LeaseRow(
+        quota=row["quota"],
+        epoch=row["epoch"],
+        region=row["region"],
+        state=LeaseState(row["state"]),
+        lanes=row["lanes"],
+        accounts={account: row[account] for account in LEASE},
+        region_consumed=row["region_consumed"],
+        region_returned=row["region_returned"],
+        reported_at=row["reported_at"],
+        overdrawn=row["overdrawn"],
+    )
+
+
+def _adjusted(row: asyncpg.Record) -> AdjustmentRow:
+    return AdjustmentRow(row["quota"], Adjusted(row["adjustment"], row["credited"], row["written_off"]))
+
+
+def _correction(row: asyncpg.Record) -> CorrectionRow:
+    accounts = {account: row[account] for account in CORRECTION}
+    return CorrectionRow(
+        row["quota"],
+        row["epoch"],
+        row["charge_period"],
+        row["region"],
+        accounts,
+        row["said"] - row["booked"],
+        row["beyond"],
+        row["replaced"],
+        row["recovered"],
+    )
+
+
+_KNOWN_QUOTAS = """
+SELECT ARRAY(SELECT quota ->> 'name' FROM jsonb_array_elements((
+    SELECT document -> 'quotas' FROM limits_version ORDER BY version DESC LIMIT 1)) AS quota)
+"""
+_QUARANTINED = f"""
+SELECT quota, region, reason, count(*), max((evidence ->> 'consumed')::numeric)
+FROM quarantine JOIN region_epoch USING (epoch)
+WHERE quarantine.period = $1 AND reason = ANY ($2::text[]) AND {IS_OPEN} GROUP BY quota, region, reason
+"""  # noqa: S608 - the expression is ours
+_POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
+_LEASES = """
+SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
+WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
+"""
+# In the terms of a pool, as coordinator/adjustments/rules.py moves them.
+_ADJUSTMENTS = """
+SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END) AS adjustment,
+    sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END) AS credited,
+    sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END) AS written_off
+FROM adjustment WHERE booked_in = $1 GROUP BY quota
+"""
+# From the rollup, which is laid beside the transfers itself.
+_OVERAGES = """
+SELECT quota, charge_period, sum(units) FROM usage_day WHERE period = $1 AND counted_as IS NOT NULL
+GROUP BY quota, charge_period
+"""
+_NEWEST = 2**63 - 1
+_SEALED = "SELECT coalesce(max(transfer), 0) FROM seal"
+_MOVED = """
+SELECT quota, epoch, charge_period, src, dst, cause, sum(units), count(*) AS transfers FROM transfer
+WHERE period = $1 AND id > $2 AND id <= $3 GROUP BY quota, epoch, charge_period, src, dst, cause
+"""
+_EPOCHS = """
+SELECT ARRAY(SELECT epoch FROM lease WHERE period = $1 UNION SELECT epoch FROM correction WHERE period = $1)
+"""
+# A region has one total for all the periods in which its lease is booked: the newest of them tells it.
+_CORRECTIONS = """
+SELECT correction.*,
+    CASE WHEN is_newest THEN correction.region_consumed ELSE 0 END AS said,
+    CASE WHEN is_newest THEN coalesce(lease.consumed, 0) + every.consumed ELSE 0 END AS booked
+FROM correction LEFT JOIN lease
+    ON (lease.epoch, lease.quota, lease.period) = (correction.epoch, correction.quota, correction.charge_period),
+LATERAL (SELECT sum(each.consumed) AS consumed, max(each.period) = correction.period AS is_newest
+    FROM correction AS each WHERE (each.epoch, each.quota, each.charge_period)
+        = (correction.epoch, correction.quota, correction.charge_period)) AS every
+WHERE correction.period = $1 ORDER BY correction.quota, correction.region, correction.epoch, correction.charge_period
+"""
+_LANES = """
+SELECT epoch, lane, last_seq, head,
+    (SELECT count(*) FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane)),
+    (SELECT head FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane) ORDER BY seq DESC LIMIT 1)
+FROM lane WHERE epoch = ANY ($1::bigint[])
+"""
+# Each transfer counts against its hour and its day: what does not come to nothing differs.
+_ROLLED_UP_BY = "quota, name, charge_period, tenant, region, policy, route_class, api_key, degraded, counted_as"
+_MISROLLED = f"""
+WITH booked AS (
+    SELECT window_at, quota, pool.name, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
+        dimensions ->> 'policy' AS policy, dimensions ->> 'route_class' AS route_class,
+        dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded,
+        dimensions ->> 'counted_as' AS counted_as, units
+    FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND dst = 'consumed'
+), both_sides AS (
+    SELECT 'hour' AS rollup, begins_at, {_ROLLED_UP_BY}, units FROM usage_hour WHERE period = $1
+    UNION ALL SELECT 'day', begins_at, {_ROLLED_UP_BY}, units FROM usage_day WHERE period = $1
+    UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
+    UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
+), differences AS (
+    SELECT rollup, quota, region, begins_at, sum(units) AS units FROM both_sides
+    GROUP BY rollup, begins_at, {_ROLLED_UP_BY} HAVING sum(units) <> 0
+)
+SELECT quota, region, rollup, count(*), sum(abs(units)), min(begins_at) FROM differences
+GROUP BY quota, region, rollup ORDER BY quota, region, rollup
+"""  # noqa: S608 - the names are those above

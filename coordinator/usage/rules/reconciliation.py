@@ -1,0 +1,517 @@
+"""Do the books of a period agree? Three accounts of the same units are laid side by side.
+
+    the transfers     every movement, from which everything else can be computed again
+    the projections   pools and leases, which the coordinator decides by
+    the regions       what each region says it consumed and returned in all, counted by its store
+
+Beside them stands the chain: each lane's reports are numbered without a gap and lead to the lane's head. Finance sees
+one word for all of it. Whatever is not balanced is listed, so that people know where to look.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import NamedTuple, TypeVar
+
+from msgspec import Struct
+
+from coordinator.proof.rules import genesis_head
+from protocol.counting import counted
+from protocol.identifiers import lane_of
+from protocol.lease import RETURNS_COUNT, LeaseState
+
+
+class Word(StrEnum):
+    """What a period is called. Of several, the first of these."""
+
+    DRIFT = "drift"  # a region consumed more or less than the ledger has booked
+    RETURNS = "returns"  # a region returned more or less than the ledger has booked
+    PROJECTION = "projection"  # a pool or a lease is not the sum of its transfers
+    ROLLUP = "rollup"  # what usage is answered from is not the sum of its transfers
+    GAPS = "gaps"  # a report is missing
+    CHAIN = "chain"  # the last report does not lead to the lane's head
+    BALANCED = "balanced"
+
+
+class Chain(StrEnum):
+    INTACT = "intact"
+    BROKEN = "broken"
+
+
+# --- what the books say -----------------------------------------------------------------------------------------------
+
+# The accounts that a lease has a part in; a pool's is the sum of its leases'.
+SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
+LEASE = ("granted", "returned", *SHARED)
+CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
+POOL = (
+    *(
+        "funded",
+        "extended",
+        "unused_in",
+        "adjustment",
+        "carried_in",
+        "correction",
+        "unallocated",
+        "unused_out",
+        "carried",
+    ),
+    *SHARED,
+)
+
+
+class PoolRow(NamedTuple):
+    quota: str
+    name: str
+    tenant: str | None
+    accounts: Mapping[str, int]  # of POOL
+    credited: int = 0  # of its `adjustment`, what can be spent
+    beyond: int = 0  # of what was consumed in the period, what is overage
+
+
+class LeaseRow(NamedTuple):
+    quota: str
+    epoch: int
+    region: str
+    state: LeaseState
+    lanes: int  # of its epoch
+    accounts: Mapping[str, int]  # of LEASE
+    region_consumed: int
+    region_returned: int
+    reported_at: datetime
+    overdrawn: int = 0  # beyond what it was given, while its region was cut off
+
+
+class CorrectionRow(NamedTuple):
+    """What became of a lease of a closed period in this one."""
+
+    quota: str
+    epoch: int
+    charge_period: str
+    region: str
+    accounts: Mapping[str, int]  # of CORRECTION
+    drift: int  # what the region says it consumed, less what all periods have booked of that
+    beyond: int = 0
+    replaced: int = 0
+    recovered: int = 0
+
+
+class Adjusted(NamedTuple):
+    """What approved adjustments come to, in the terms of a pool."""
+
+    adjustment: int = 0
+    credited: int = 0
+    written_off: int = 0
+
+
+class AdjustmentRow(NamedTuple):
+    """What the approved adjustments of a pool come to."""
+
+    quota: str
+    adjusted: Adjusted
+
+
+class Overage(NamedTuple):
+    """What is told apart as overage among the usage of a pool, by the period that it is of."""
+
+    quota: str
+    charge_period: str
+    units: int
+
+
+class Moved(NamedTuple):
+    """How much went from one account to another, in all."""
+
+    quota: str
+    epoch: int | None
+    charge_period: str
+    src: str
+    dst: str
+    cause: str
+    units: int
+
+
+class LaneRow(NamedTuple):
+    epoch: int
+    lane: int
+    last_seq: int
+    head: bytes
+    reports: int
+    last_head: bytes | None  # of the last report there is
+
+    @property
+    def gaps(self) -> int:
+        return abs(self.last_seq - self.reports)
+
+    @property
+    def is_intact(self) -> bool:
+        return self.gaps == 0 and self.head == (self.last_head or genesis_head(self.epoch, self.lane))
+
+
+class Misrolled(NamedTuple):
+    """Rows of a rollup that are not the sums of their transfers."""
+
+    quota: str
+    region: str
+    rollup: str  # hour or day
+    rows: int
+    units: int  # by how many they differ, without signs
+    begins_at: datetime  # the first hour or day that differs
+
+
+Row = TypeVar("Row", LeaseRow, CorrectionRow)
+
+
+class Books(NamedTuple):
+    pools: Sequence[PoolRow]
+    leases: Sequence[LeaseRow]
+    moved: Sequence[Moved]
+    lanes: Sequence[LaneRow]
+    misrolled: Sequence[Misrolled] = ()
+    corrections: Sequence[CorrectionRow] = ()
+    adjustments: Sequence[AdjustmentRow] = ()
+    overages: Sequence[Overage] = ()
+
+
+# --- what finance gets ------------------------------------------------------------------------------------------------
+
+
+class RegionAccount(Struct, frozen=True, kw_only=True):
+    region: str
+    granted: int
+    consumed: int
+    returned: int
+    outstanding: int
+    suspense: int
+    written_off: int
+    overage: int
+    overdrawn: int  # so much it went on beyond its leases while it was cut off: covered since, or overage
+    corrected: int  # used in periods that are closed, and booked in this one
+    region_total: int  # what the region itself says it consumed
+    drift: int  # the region's own total less the usage in the ledger
+    oldest_unreported_age_ms: int | None  # since the last report of a lease with units outstanding
+    gaps: int
+    chain: Chain
+
+
+class QuotaAccount(Struct, frozen=True, kw_only=True):
+    quota: str
+    quota_key: str
+    tenant: str | None
+    funded: int
+    unallocated: int
+    outstanding: int
+    suspense: int
+    consumed: int
+    overage: int
+    written_off: int
+    estimated: int
+    carried_in: int  # suspense of a period that was closed
+    carried: int  # of that, what still waits
+    carried_out: int
+    correction: int  # used in periods that are closed, beyond what was carried
+    adjustment: int  # credits and write-offs, less debits
+    extended: int  # what could be spent beyond the limit, as far as anybody needed it
+    unused_in: int  # left of the period before, and carried over into this one
+    unused_out: int  # left of this one, and carried over into the next
+    beyond: int  # of `consumed`, what was used in the period beyond its limit: overage
+    regions: list[RegionAccount]
+
+
+class Finding(Struct, frozen=True):
+    """One thing that does not agree."""
+
+    word: Word
+    quota_key: str
+    region: str | None
+    reason: str
+    epoch: int | None = None
+
+
+class AnomalyKind(StrEnum):
+    IMPLAUSIBLE = "implausible"  # in quarantine: more than one region may report without people's approval
+    IMPLAUSIBLE_PERIOD = "implausible_period"  # in quarantine: no period of the quota's calendar near now
+    OVER_BUDGET = "over_budget"  # in quarantine: the region had named too many new keys or periods in that minute
+    UNKNOWN_QUOTA = "unknown_quota"  # the limits document in force has no such quota: in quarantine, or booked
+    ABOVE_LIMIT = "above_limit"  # booked: more than twice what could be spent in the period
+    WITHOUT_GRANT = "without_grant"  # booked: by epochs that nothing was granted to
+
+
+class Anomaly(Struct, frozen=True):
+    kind: AnomalyKind
+    quota_key: str
+    region: str | None
+    units: int
+    reason: str
+
+
+class Reconciliation(Struct, frozen=True, kw_only=True):
+    period: str
+    state: str = "open"
+    closed_at: datetime | None = None
+    closed_by: str | None = None
+    word: Word
+    drift: int  # all drifts added up without their signs, so that two never hide each other
+    findings: list[Finding]
+    anomalies: list[Anomaly] = []  # that agrees, or waits for people: it does not change the word
+    quotas: list[QuotaAccount]
+
+
+def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
+    sums = Sums(period, books.moved)
+    lanes = {(lane.epoch, lane.lane): lane for lane in books.lanes}
+    leases, corrections = _by_quota(books.leases), _by_quota(books.corrections)
+    adjusted = defaultdict(Adjusted, books.adjustments)
+    quotas = [
+        _quota_account(pool, leases[pool.quota], corrections[pool.quota], sums, lanes, now) for pool in books.pools
+    ]
+    findings = [
+        *(each for pool in books.pools for each in _faults_of_pool(pool, leases, corrections, adjusted, sums)),
+        *(each for pool in books.pools for each in _faults_of_adjustments(pool, adjusted[pool.quota])),
+        *_faults_of_missing_rows(books, sums),
+        *_faults_of_overage(period, books),
+        *(finding for lease in books.leases for finding in _faults_of_lease(lease, sums)),
+        *(finding for correction in books.corrections for finding in _faults_of_correction(correction, sums)),
+        *(finding for quota in quotas for finding in _faults_of_regions(quota)),
+        *(_fault_of_rollup(each) for each in books.misrolled),
+    ]
+    found = {finding.word for finding in findings}
+    return Reconciliation(
+        period=period,
+        word=next((word for word in Word if word in found), Word.BALANCED),
+        drift=sum(abs(region.drift) for quota in quotas for region in quota.regions),
+        findings=sorted(findings, key=lambda each: list(Word).index(each.word)),
+        quotas=quotas,
+    )
+
+
+def _by_quota(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    by_quota: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_quota[row.quota].append(row)
+    return by_quota
+
+
+class Sums:
+    """The balances that follow from the transfers alone."""
+
+    def __init__(self, period: str, moved: Iterable[Moved]) -> None:
+        self.of_pool: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.of_lease: dict[tuple[str, int], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.of_correction: dict[tuple[str, int, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.usage: dict[tuple[str, int], int] = defaultdict(int)
+        for each in moved:
+            _move(self.of_pool[each.quota], each)
+            if each.epoch is not None and each.charge_period == period:
+                self._move_of_lease((each.quota, each.epoch), each)
+            elif each.epoch is not None:
+                self._move_of_correction((each.quota, each.epoch, each.charge_period), each)
+
+    def _move_of_lease(self, key: tuple[str, int], each: Moved) -> None:
+        _move(self.of_lease[key], each)
+        self.of_lease[key]["granted"] += each.units * ((each.src, each.dst) == ("unallocated", "outstanding"))
+        self.of_lease[key]["returned"] += each.units * (each.dst == "unallocated" and each.src not in _OF_POOLS)
+        self.usage[key] += each.units * (each.cause == "usage")
+
+    def _move_of_correction(self, key: tuple[str, int, str], each: Moved) -> None:
+        _move(self.of_correction[key], each)
+        self.of_correction[key]["replaced"] += each.units * (each.cause == "replaces_estimate")
+        self.of_correction[key]["recovered"] += each.units * (each.cause == "replaces_write_off")
+
+
+_OF_POOLS = ("funding", "extension")  # what a report moves there is of no lease
+# Where units come from: the books name these accounts by what has come out of them.
+_SOURCES = {"funding": "funded", "extension": "extended"} | {
+    name: name for name in ("overage", "carried_in", "correction", "adjustment", "unused_in")
+}
+
+
+def _move(accounts: dict[str, int], each: Moved) -> None:
+    for account, units in ((each.src, -each.units), (each.dst, each.units)):
+        if account in _SOURCES:
+            accounts[_SOURCES[account]] -= units
+        else:
+            accounts[account] += units
+
+
+def _faults_of_pool(
+    pool: PoolRow,
+    leases: Mapping[str, Sequence[LeaseRow]],
+    corrections: Mapping[str, Sequence[CorrectionRow]],
+    adjusted: Mapping[str, Adjusted],
+    sums: Sums,
+) -> Iterable[Finding]:
+    for account in POOL:
+        booked, kept = sums.of_pool[pool.quota][account], pool.accounts[account]
+        if booked != kept:
+            reason = f"the pool's {account} is {kept}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+    parts = [*(each.accounts for each in leases[pool.quota]), *(each.accounts for each in corrections[pool.quota])]
+    parts.append({"written_off": adjusted[pool.quota].written_off})
+    for account in dict.fromkeys((*SHARED, *CORRECTION)):
+        held, kept = sum(part.get(account, 0) for part in parts), pool.accounts[account]
+        if held != kept:
+            reason = f"the pool's {account} is {kept}, its leases make {held}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_missing_rows(books: Books, sums: Sums) -> Iterable[Finding]:
+    """Find transfers whose pool, lease or correction is not there: no row that is there differs from them."""
+    pools = {pool.quota for pool in books.pools}
+    leases = {(lease.quota, lease.epoch) for lease in books.leases}
+    corrections = {(each.quota, each.epoch, each.charge_period) for each in books.corrections}
+    for quota in sorted(sums.of_pool.keys() - pools):
+        yield Finding(Word.PROJECTION, quota, None, "the pool of these transfers is missing")
+    for quota, epoch in sorted(sums.of_lease.keys() - leases):
+        if any(sums.of_lease[quota, epoch].values()):
+            yield Finding(Word.PROJECTION, quota, None, f"the lease of epoch {epoch} is missing", epoch)
+    for quota, epoch, charge_period in sorted(sums.of_correction.keys() - corrections):
+        if any(sums.of_correction[quota, epoch, charge_period].values()):
+            reason = f"the correction of epoch {epoch} for {charge_period} is missing"
+            yield Finding(Word.PROJECTION, quota, None, reason, epoch)
+
+
+def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
+    for account, approved, kept in (
+        ("adjustment", made.adjustment, pool.accounts["adjustment"]),
+        ("credited", made.credited, pool.credited),
+    ):
+        if approved != kept:
+            reason = f"the pool's {account} is {kept}, what was approved makes {approved}"
+            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+
+
+def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
+    """Of the period itself a pool counts it, of closed ones their corrections."""
+    kept = Counter[tuple[str, str]]({(pool.quota, period): pool.beyond for pool in books.pools})
+    for each in books.corrections:
+        kept[each.quota, each.charge_period] += each.beyond
+    told = {(quota, charge_period): units for quota, charge_period, units in books.overages}
+    for quota, charge_period in sorted(kept.keys() | told.keys()):
+        booked, beyond = told.get((quota, charge_period), 0), kept[quota, charge_period]
+        if booked != beyond:
+            reason = (
+                f"units of {charge_period} that are counted as beyond the limit: {beyond}; that are booked so: {booked}"
+            )
+            yield Finding(Word.PROJECTION, quota, None, reason)
+
+
+def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Finding]:
+    about = f"of epoch {correction.epoch} in {correction.charge_period}"
+    made = sums.of_correction[correction.quota, correction.epoch, correction.charge_period]
+    counted_apart = {"replaced": correction.replaced, "recovered": correction.recovered}
+    for account, kept in {**correction.accounts, **counted_apart}.items():
+        booked = made[account]
+        if booked != kept:
+            reason = f"the correction {about} has {kept} as {account}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, correction.quota, correction.region, reason, correction.epoch)
+    if correction.drift:
+        reason = f"{about} it consumed {correction.drift:+} beside the ledger"
+        yield Finding(Word.DRIFT, correction.quota, correction.region, reason, correction.epoch)
+
+
+_UNBOOKED_RETURNS = frozenset(LeaseState) - RETURNS_COUNT
+
+
+def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
+    for account in LEASE:
+        booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
+        if booked != kept:
+            reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
+            yield Finding(Word.PROJECTION, lease.quota, lease.region, reason, lease.epoch)
+    # Of a store that lost data a return is not booked: what was returned may have been spent as well.
+    unbooked = lease.region_returned - lease.accounts["returned"]
+    if unbooked < 0 or (unbooked > 0 and lease.state not in _UNBOOKED_RETURNS):
+        reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
+        yield Finding(Word.RETURNS, lease.quota, lease.region, reason, lease.epoch)
+    if drift := _drift(lease, sums):
+        reason = f"in epoch {lease.epoch} it consumed {lease.region_consumed}, which is {drift:+} beside the ledger"
+        yield Finding(Word.DRIFT, lease.quota, lease.region, reason, lease.epoch)
+
+
+def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
+    for region in quota.regions:
+        if region.gaps:
+            reason = f"the lane lacks {counted(region.gaps, 'report')}"
+            yield Finding(Word.GAPS, quota.quota_key, region.region, reason)
+        elif region.chain is Chain.BROKEN:
+            reason = "the lane's last report does not lead to its head"
+            yield Finding(Word.CHAIN, quota.quota_key, region.region, reason)
+
+
+def _fault_of_rollup(each: Misrolled) -> Finding:
+    rows, units = counted(each.rows, "row"), counted(each.units, "unit")
+    reason = f"{rows} by the {each.rollup} not as the transfers are, by {units} in all"
+    return Finding(Word.ROLLUP, each.quota, each.region, reason)
+
+
+def _drift(lease: LeaseRow, sums: Sums) -> int:
+    return lease.region_consumed - sums.usage[lease.quota, lease.epoch]
+
+
+def _quota_account(
+    pool: PoolRow,
+    leases: Sequence[LeaseRow],
+    corrections: Sequence[CorrectionRow],
+    sums: Sums,
+    lanes: Mapping[tuple[int, int], LaneRow],
+    now: datetime,
+) -> QuotaAccount:
+    regions = sorted({lease.region for lease in leases} | {each.region for each in corrections})
+    return QuotaAccount(
+        quota=pool.name,
+        quota_key=pool.quota,
+        tenant=pool.tenant,
+        beyond=pool.beyond,
+        regions=[
+            _region_account(
+                name,
+                [lease for lease in leases if lease.region == name],
+                [each for each in corrections if each.region == name],
+                sums,
+                lanes,
+                now,
+            )
+            for name in regions
+        ],
+        **{account: pool.accounts[account] for account in _OF_QUOTA},
+    )
+
+
+_OF_QUOTA = (
+    *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
+    *("carried_in", "carried", "carried_out", "correction", "adjustment", "extended"),
+    *("unused_in", "unused_out"),
+)
+_OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
+
+
+def _region_account(
+    region: str,
+    leases: Sequence[LeaseRow],
+    corrections: Sequence[CorrectionRow],
+    sums: Sums,
+    lanes: Mapping[tuple[int, int], LaneRow],
+    now: datetime,
+) -> RegionAccount:
+    """One row for all the epochs that the region had."""
+    in_lanes = [lanes.get((lease.epoch, lane_of(lease.quota, lease.lanes))) for lease in leases]
+    gaps = sum(lane.gaps for lane in in_lanes if lane is not None)
+    intact = all(lane is not None and lane.is_intact for lane in in_lanes)
+    return RegionAccount(
+        region=region,
+        region_total=sum(lease.region_consumed for lease in leases),
+        overdrawn=sum(lease.overdrawn for lease in leases),
+        corrected=sum(each.accounts["consumed"] for each in corrections),
+        drift=sum(_drift(lease, sums) for lease in leases) + sum(each.drift for each in corrections),
+        oldest_unreported_age_ms=_oldest_age_ms(leases, now),
+        gaps=gaps,
+        chain=Chain.INTACT if intact else Chain.BROKEN,
+        **{account: sum(lease.accounts[account] for lease in leases) for account in _OF_REGION},
+    )
+
+
+def _oldest_age_ms(leases: Sequence[LeaseRow], now: datetime) -> int | None:
+    unreported = [lease.reported_at for lease in leases if lease.accounts["outstanding"]]
+    return max(0, (now - min(unreported)) // timedelta(milliseconds=1)) if unreported else None

@@ -1,0 +1,78 @@
+"""The trial balance of a period: each account three ways, and one word.
+
+    transfers   what the movements add up to
+    pools, leases   what the coordinator decides by
+    regions     what the regions themselves say, of what they can know
+
+The sums of a period can agree where two faults hide each other, so the word is not taken from them: it is what the
+reconciliation of every pool and lease finds of these three. Gaps, chains and rollups are not part of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from coordinator.usage.rules.reconciliation import LEASE, POOL, Books, Sums, Word, reconcile
+
+SOURCES = (
+    "funded",
+    "extended",
+    "unused_in",
+    "overage",
+    "carried_in",
+    "correction",
+    "adjustment",
+)  # where units come from; the others: where they are
+_IN_A_TRIAL_BALANCE = (Word.DRIFT, Word.RETURNS, Word.PROJECTION)
+
+
+class AccountBalance(Struct, frozen=True):
+    account: str
+    transfers: int
+    pools: int | None  # None: they have no such account
+    leases: int | None
+    regions: int | None
+
+
+class TrialBalance(Struct, frozen=True):
+    period: str
+    word: Word
+    sources: int  # by the transfers; the same as `places`, or the books do not balance
+    places: int
+    accounts: list[AccountBalance]
+
+
+def trial_balance(period: str, books: Books, now: datetime) -> TrialBalance:
+    found = {finding.word for finding in reconcile(period, books, now).findings}
+    sums = Sums(period, books.moved)
+    of_pools = _added_up(sums.of_pool.values(), POOL)
+    of_leases = _added_up([*sums.of_lease.values(), *sums.of_correction.values()], LEASE)
+    pools = _added_up((pool.accounts for pool in books.pools), POOL)
+    given_up = [{"written_off": each.adjusted.written_off} for each in books.adjustments]
+    parts = [*(lease.accounts for lease in books.leases), *(each.accounts for each in books.corrections), *given_up]
+    leases = _added_up(parts, LEASE)
+    corrected = sum(each.accounts["consumed"] + each.drift for each in books.corrections)
+    regions = {
+        "consumed": sum(lease.region_consumed for lease in books.leases) + corrected,
+        "returned": sum(lease.region_returned for lease in books.leases),
+    }
+    transfers = of_leases | of_pools
+    return TrialBalance(
+        period,
+        next((word for word in _IN_A_TRIAL_BALANCE if word in found), Word.BALANCED),
+        sources=sum(transfers[account] for account in SOURCES),
+        places=sum(transfers[account] for account in POOL if account not in SOURCES),
+        accounts=[
+            AccountBalance(account, transfers[account], pools.get(account), leases.get(account), regions.get(account))
+            for account in dict.fromkeys((*POOL, *LEASE))
+        ],
+    )
+
+
+def _added_up(books: Iterable[Mapping[str, int]], accounts: Iterable[str]) -> dict[str, int]:
+    sums = dict.fromkeys(accounts, 0)
+    for book in books:
+        for account in sums:
+            sums[account] += book.get(account, 0)
+    return sums

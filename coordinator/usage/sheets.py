@@ -1,0 +1,148 @@
+"""One answer in the shape that is asked for: JSON for programs, CSV for a spreadsheet, HTML for paper."""
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import Request, Response
+
+from coordinator.http.conditions import strong_tag, unless_known
+from coordinator.http.queries import Query, choices, one_of
+from coordinator.limits.rules.history import LimitInForce, LimitKind
+from coordinator.usage.rules.reconciliation import Reconciliation
+from coordinator.usage.rules.sheet import Cell, Sheet, csv_of, html_of
+from coordinator.usage.rules.statement import LineAdjustment, Statement, StatementLine
+from coordinator.usage.rules.trial_balance import TrialBalance
+from protocol.identifiers import parse_quota_key
+from protocol.policy import HARD, SOFT, Mode
+
+T = TypeVar("T")
+
+
+class Shape(StrEnum):
+    JSON = "json"
+    CSV = "csv"
+    HTML = "html"
+
+
+MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.HTML: "text/html"}
+SHAPE: dict[str, tuple[str, dict[str, Any]]] = {
+    "format": ("json, csv for a spreadsheet, or html to be printed; json", choices(Shape))
+}
+OTHER_MEDIA = ("text/csv", "text/html")  # than JSON, for OpenAPI
+_NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
+
+
+def shape_of(query: Query) -> Shape:
+    return query.one("format", one_of(Shape), Shape.JSON)
+
+
+def shaped(
+    request: Request, shape: Shape, value: T, sheet_of: Callable[[T], Sheet], name: str, *, for_good: bool = False
+) -> Response:
+    body = _body(shape, value, sheet_of)
+    answer = Response(body, media_type=MEDIA[shape])
+    if shape is Shape.CSV:
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+    if shape is Shape.HTML:
+        answer.headers["Content-Security-Policy"] = _NOTHING_FROM_ELSEWHERE
+    return unless_known(request, answer, strong_tag(body), for_good=for_good)
+
+
+def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:
+    if shape is Shape.JSON:
+        return msgspec.json.encode(value)
+    sheet = sheet_of(value)
+    return (csv_of(sheet.in_one_table()) if shape is Shape.CSV else html_of(sheet)).encode()
+
+
+# --- the sheets -------------------------------------------------------------------------------------------------------
+
+
+def statement_sheet(statement: Statement) -> Sheet:
+    facts: dict[str, Cell] = {
+        "tenant": statement.tenant,
+        "from": statement.starts_at,
+        "to": statement.ends_at,
+        "state": "final" if statement.is_final else "preliminary: what is reported since is not in it",
+        "ledger position": statement.as_of,
+        "root of the period": statement.root,
+        "units billed": statement.billed,
+        "not accounted for yet": statement.unaccounted,
+        "statement": statement.id,
+    }
+    columns = ("line", "kind", "quota", "used in", "region", "units", "adjusted", "document", "reason")
+    rows = [(*_facts_of(each), *_of_adjustment(each.adjustment)) for each in statement.lines]
+    limits = [_limit(each) for each in statement.limits]
+    also = Sheet("Limits in force", {}, _OF_LIMITS, limits)
+    return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also)
+
+
+# No column of the lines' units: a spreadsheet's sum of those is what is billed.
+_OF_LIMITS = ("kind", "quota", "limit", "of", "beyond it", "from", "to", "plan", "document", "reason")
+
+
+def _limit(limit: LimitInForce) -> tuple[Cell, ...]:
+    kind = "limit" if limit.kind in (LimitKind.PLAN, LimitKind.OVERRIDE) else "limit, added"
+    reason = f"limits document {limit.version}" if limit.version else f"{limit.kind}: {limit.reason}"
+    how = _whose(limit), beyond(limit.cap)
+    times = limit.starts_at, limit.ends_at
+    return kind, limit.quota_key, limit.units, *how, *times, limit.plan, limit.document, reason
+
+
+def _whose(limit: LimitInForce) -> str | None:
+    if limit.mode is None:
+        return None  # it is added to another one
+    tenants = "" if "tenant" in parse_quota_key(limit.quota_key)[1] else "all tenants together, "
+    return tenants + ("each region for itself" if limit.mode == Mode.REGIONAL else "all regions together")
+
+
+def beyond(cap: str | dict[str, int] | None) -> str | None:
+    """What can be had beyond a limit, for people."""
+    if isinstance(cap, dict):
+        return ", ".join(f"{units} {_BEYOND[name]}" for name, units in cap.items())
+    return {SOFT: "any number, billed as overage", HARD: "nothing"}.get(cap or "")
+
+
+_BEYOND = {"overage": "billed as overage", "overdraft": "in regions that are cut off"}
+
+
+def _facts_of(line: StatementLine) -> tuple[Cell, ...]:
+    return line.n, line.kind, line.quota, line.charge_period, line.region, line.units
+
+
+def _of_adjustment(adjustment: LineAdjustment | None) -> tuple[Cell, ...]:
+    return (adjustment.units, adjustment.document, adjustment.reason) if adjustment else (None, None, None)
+
+
+def trial_balance_sheet(balance: TrialBalance) -> Sheet:
+    facts: dict[str, Cell] = {"word": balance.word.value, "sources": balance.sources, "places": balance.places}
+    columns = ("account", "transfers", "pools", "leases", "regions")
+    rows = [(each.account, each.transfers, each.pools, each.leases, each.regions) for each in balance.accounts]
+    return Sheet(f"Trial balance {balance.period}", facts, columns, rows)
+
+
+_OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage", "corrected")
+
+
+def reconciliation_sheet(found: Reconciliation) -> Sheet:
+    faults = {f"fault {n}": f"{each.word}: {each.quota_key}: {each.reason}" for n, each in enumerate(found.findings, 1)}
+    anomalies = {
+        f"anomaly {n}": f"{each.kind}: {each.quota_key}: {each.units} units: {each.reason}"
+        for n, each in enumerate(found.anomalies, 1)
+    }
+    facts: dict[str, Cell] = {"word": found.word.value, "state": found.state, "drift": found.drift}
+    facts |= faults | anomalies
+    columns = ("quota", "region", *_OF_REGION, "region's own total", "drift", "gaps", "chain")
+    rows = [
+        (
+            quota.quota_key,
+            region.region,
+            *(getattr(region, name) for name in _OF_REGION),
+            *(region.region_total, region.drift, region.gaps, region.chain.value),
+        )
+        for quota in found.quotas
+        for region in quota.regions
+    ]
+    return Sheet(f"Reconciliation {found.period}", facts, columns, rows)

@@ -1,0 +1,130 @@
+"""Deliveries: which are due, what became of them, and once more from the start.
+
+Whoever takes some moves them out of the others' sight for longer than an attempt lasts, and commits before it tells
+anybody. If it dies before it has noted the answer they are due again: told twice, and never not at all.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from coordinator.access.audit import record
+from coordinator.access.rules.audit import Action, Actor
+from coordinator.database.connection import Connection
+from coordinator.webhooks.rules import EventKind, is_dead, rests_for
+
+TAKEN_FOR = timedelta(seconds=60)
+KEPT_FOR = timedelta(days=40)  # longer than any period, of which a threshold is told once
+FORGOTTEN_AT_ONCE = 1000
+
+
+class Due(NamedTuple):
+    event: UUID
+    webhook: UUID
+    url: str
+    secrets: Sequence[str]
+    body: bytes
+    attempts: int  # this one included
+
+
+class Answer(NamedTuple):
+    """Of a receiver: a status, or why there is none."""
+
+    status: int | None
+    error: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    event: UUID
+    kind: EventKind
+    occurred_at: datetime
+    attempts: int
+    next_at: datetime
+    delivered_at: datetime | None
+    dead_at: datetime | None
+    status: int | None
+    error: str | None
+
+
+async def take_due(connection: Connection, now: datetime, at_most: int) -> list[Due]:
+    rows = await connection.fetch(_TAKE, now, now + TAKEN_FOR, at_most)
+    return [_due(row, now) for row in rows]
+
+
+def _due(row: asyncpg.Record, now: datetime) -> Due:
+    previous = row["previous_secret"] if row["previous_until"] and now < row["previous_until"] else None
+    said = {
+        "id": row["event"],
+        "kind": row["kind"],
+        "installation": row["installation"],
+        "occurred_at": row["occurred_at"],
+        "data": msgspec.json.decode(row["data"]),
+    }
+    secrets = [row["secret"], *([previous] if previous else [])]
+    return Due(row["event"], row["webhook"], row["url"], secrets, msgspec.json.encode(said), row["attempts"])
+
+
+async def note_answer(connection: Connection, due: Due, answer: Answer, jitter: float, now: datetime) -> None:
+    """Unless somebody else has taken it since: then theirs counts."""
+    dead = not answer.is_success and is_dead(due.attempts, answer.status)
+    next_at = now + rests_for(due.attempts, jitter)
+    ended = now if answer.is_success else None, now if dead else None
+    await connection.execute(_NOTE, due.event, due.webhook, due.attempts, next_at, *ended, *answer)
+
+
+async def read_deliveries(connection: Connection, webhook: UUID, dead: bool, after: UUID, count: int) -> list[Delivery]:
+    """By the events' ids."""
+    rows = await connection.fetch(_LIST, webhook, dead, after, count)
+    return [msgspec.convert(dict(row), Delivery) for row in rows]
+
+
+async def replay(connection: Connection, webhook: UUID, events: Sequence[UUID], by: Actor, now: datetime) -> int:
+    """Dead letters are due once more; of no events in particular: all. How many."""
+    rows = await connection.fetch(_REPLAY, webhook, list(events), now)
+    if rows:
+        await record(connection, by, Action.WEBHOOK_REPLAYED, str(webhook), {"deliveries": len(rows)}, now)
+    return len(rows)
+
+
+async def forget_events(connection: Connection, now: datetime) -> None:
+    """With their deliveries, whatever became of them."""
+    await connection.execute(_FORGET, now - KEPT_FOR, FORGOTTEN_AT_ONCE)
+
+
+_TAKE = """
+WITH due AS (
+    SELECT event, webhook FROM delivery JOIN webhook ON webhook.id = delivery.webhook
+    WHERE next_at <= $1 AND delivered_at IS NULL AND dead_at IS NULL AND NOT paused
+    ORDER BY next_at LIMIT $3 FOR UPDATE OF delivery SKIP LOCKED
+), taken AS (
+    UPDATE delivery SET next_at = $2, attempts = attempts + 1 FROM due
+    WHERE (delivery.event, delivery.webhook) = (due.event, due.webhook) RETURNING delivery.*
+)
+SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret, previous_until, kind,
+    data::text AS data, occurred_at, (SELECT id FROM installation) AS installation
+FROM taken JOIN webhook ON webhook.id = taken.webhook JOIN outbox ON outbox.id = taken.event
+"""
+_NOTE = """
+UPDATE delivery SET next_at = $4, delivered_at = $5, dead_at = $6, status = $7, error = $8
+WHERE (event, webhook, attempts) = ($1, $2, $3) AND delivered_at IS NULL AND dead_at IS NULL
+"""
+_LIST = """
+SELECT event, kind, occurred_at, attempts, next_at, delivered_at, dead_at, status, error
+FROM delivery JOIN outbox ON outbox.id = delivery.event
+WHERE webhook = $1 AND (dead_at IS NOT NULL OR NOT $2) AND event > $3 ORDER BY event LIMIT $4
+"""
+_REPLAY = """
+UPDATE delivery SET attempts = 0, next_at = $3, dead_at = NULL
+WHERE webhook = $1 AND dead_at IS NOT NULL AND ($2::uuid[] = '{}' OR event = ANY ($2)) RETURNING event
+"""
+_FORGET = """
+DELETE FROM outbox WHERE id IN (SELECT id FROM outbox WHERE occurred_at < $1 ORDER BY occurred_at LIMIT $2)
+"""

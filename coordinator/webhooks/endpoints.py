@@ -1,0 +1,107 @@
+"""Whom people let the coordinator tell of what happens."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from secrets import token_urlsafe
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+from coordinator.access.audit import record
+from coordinator.access.rules.audit import Action, Actor
+from coordinator.database.connection import Connection
+from coordinator.webhooks.rules import ROTATES_FOR, EventKind
+
+MAX_WEBHOOKS = 100
+
+
+class Webhook(msgspec.Struct, frozen=True):
+    id: UUID
+    url: str
+    events: list[EventKind]
+    paused: bool
+    created_at: datetime
+    created_by: str
+    waiting: int = 0  # deliveries that are due, or rest
+    dead: int = 0  # that are not tried again, unless they are replayed
+
+
+class WebhookWithSecret(Webhook, frozen=True, kw_only=True):
+    secret: str | None  # null where an answer is repeated: it is shown once
+
+
+async def add_webhook(
+    connection: Connection, id_: UUID, url: str, events: Sequence[EventKind], by: Actor, now: datetime
+) -> WebhookWithSecret | None:
+    """None if there are as many as there can be. The same id again finds the first one."""
+    if await connection.fetchval("SELECT count(*) FROM webhook WHERE id <> $1", id_) >= MAX_WEBHOOKS:
+        return None
+    kinds = [each.value for each in dict.fromkeys(events)]
+    row = await connection.fetchrow(_ADD, id_, url, kinds, _new_secret(), now, by.name)
+    if row is not None:
+        await record(connection, by, Action.WEBHOOK_ADDED, str(id_), {"url": url, "events": kinds}, now)
+    return _with_secret(row or await connection.fetchrow("SELECT * FROM webhook WHERE id = $1", id_))
+
+
+async def read_webhooks(connection: Connection) -> list[Webhook]:
+    return [_webhook(row) for row in await connection.fetch(f"{_READ} ORDER BY created_at, id")]
+
+
+async def read_webhook(connection: Connection, id_: UUID) -> Webhook | None:
+    row = await connection.fetchrow(f"{_READ} WHERE id = $1", id_)
+    return _webhook(row) if row else None
+
+
+async def rotate_secret(connection: Connection, id_: UUID, by: Actor, now: datetime) -> WebhookWithSecret | None:
+    """Both secrets sign for a day."""
+    row = await connection.fetchrow(_ROTATE, id_, _new_secret(), now + ROTATES_FOR)
+    if row is None:
+        return None
+    await record(connection, by, Action.WEBHOOK_ROTATED, str(id_), {}, now)
+    return _with_secret(row)
+
+
+async def pause_webhook(connection: Connection, id_: UUID, paused: bool, by: Actor, now: datetime) -> Webhook | None:
+    """What happens meanwhile waits."""
+    if await connection.fetchval(_PAUSE, id_, paused):
+        await record(connection, by, Action.WEBHOOK_PAUSED, str(id_), {"paused": paused}, now)
+    return await read_webhook(connection, id_)
+
+
+async def delete_webhook(connection: Connection, id_: UUID, by: Actor, now: datetime) -> bool:
+    """With all that waits for it."""
+    url = await connection.fetchval("DELETE FROM webhook WHERE id = $1 RETURNING url", id_)
+    if url is not None:
+        await record(connection, by, Action.WEBHOOK_DELETED, str(id_), {"url": url}, now)
+    return url is not None
+
+
+def _new_secret() -> str:
+    return f"whsec_{token_urlsafe(32)}"
+
+
+def _webhook(row: asyncpg.Record) -> Webhook:
+    return msgspec.convert(dict(row), Webhook)
+
+
+def _with_secret(row: asyncpg.Record | None) -> WebhookWithSecret:
+    assert row is not None
+    return msgspec.convert(dict(row), WebhookWithSecret)
+
+
+_ADD = """
+INSERT INTO webhook (id, url, events, secret, created_at, created_by) VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT DO NOTHING RETURNING *
+"""
+_READ = """
+SELECT id, url, events, paused, created_at, created_by,
+    (SELECT count(*) FROM delivery WHERE delivery.webhook = webhook.id
+        AND delivered_at IS NULL AND dead_at IS NULL) AS waiting,
+    (SELECT count(*) FROM delivery WHERE delivery.webhook = webhook.id AND dead_at IS NOT NULL) AS dead
+FROM webhook
+"""
+_ROTATE = """
+UPDATE webhook SET previous_secret = secret, previous_until = $3, secret = $2 WHERE id = $1 RETURNING *
+"""
+_PAUSE = "UPDATE webhook SET paused = $2 WHERE id = $1 AND paused <> $2 RETURNING true"

@@ -1,1 +1,0 @@
-"""What the doors of both services share: problem documents, bodies, limits, request ids, logs, settings, serving."""

@@ -1,0 +1,368 @@
+"""Which policies a request meets, and what each of them takes.
+
+The document is compiled once, when it arrives, so that a request costs the same under ten policies and under ten
+thousand: a route finds its policies by hash and bisection (rules/routes.py), what a quota limits on a plan is worked
+out once, and the routes that are asked for most are remembered with their answer. All of it hangs on one bundle and is
+thrown away with it; whoever lets something else change an answer (an override that begins or ends) makes new Policies.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from protocol.addresses import Network, parse_network
+from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
+from protocol.policy import (
+    OTHER_CLASSES,
+    SLICED,
+    Costs,
+    LimitsDocument,
+    LimitValue,
+    Mode,
+    OverrideTerm,
+    PolicyBundle,
+    PolicySpec,
+    QuotaKind,
+    QuotaSpec,
+    Rate,
+    Sharing,
+    as_list,
+    costs_of,
+    limit_of,
+    parse_duration_ms,
+    parse_rate,
+    safe_share,
+    safe_slots,
+    share_of,
+    sharing_of,
+    slot_ttl_ms,
+)
+from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.routes import Routes
+from regional_agent.admission.rules.subjects import (
+    NO_CLASS,
+    NO_PLAN,
+    PLAIN_FIELDS,
+    InvalidAddress,
+    InvalidSubjectValue,
+    RouteClasses,
+    check_values,
+    is_within,
+    usage_dimensions,
+    value_of,
+)
+from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge, SlotCharge
+
+Subject = dict[str, str]
+
+MOST_ROUTES = 10_000  # of requests, each with a method, that are remembered with the policies they meet
+
+
+class UnknownSubjectField(Exception):
+    """A policy counts by a field that the request's subject does not have."""
+
+    def __init__(self, policy: str, field: str) -> None:
+        super().__init__(f"policy {policy!r} counts by {field!r}, which the subject does not have")
+        self.field = field
+
+
+class HoldNeeded(Exception):
+    """A policy limits how much runs at once: who takes a slot has to give it back, which a check never does."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__(
+            f"policy {policy!r} limits how much runs at once: ask with POST /v1/holds, or with mode 'peek'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPolicy:
+    spec: PolicySpec
+    quota: QuotaSpec
+    methods: frozenset[str]  # empty: every method
+    route_classes: frozenset[str]  # empty: every class, and none
+    networks: tuple[Network, ...]  # empty: every address, and none
+    costs: Costs  # by route class
+    is_plain: bool  # everything that it counts by stands in the subject as it is
+    wait_ms: int
+    may_slice: bool
+    is_shadow: bool  # it never denies
+    is_shared: bool
+    is_central: bool  # each request asks the coordinator
+    window_s: int  # how long the quota's window is, for the RateLimit-Policy header; 0: by the rate
+    place: int  # in the document
+    name: str
+    quota_name: str
+    kind: str  # the quota's, as services are told
+    dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
+
+    def cost(self, route_class: str) -> int:
+        return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
+
+    def key(self, subject: Subject, route_class: str = NO_CLASS, plan: str | None = None) -> str:
+        """Raises UnknownSubjectField, InvalidAddress or InvalidSubjectValue."""
+        by = self.spec.by
+        try:
+            if self.is_plain:
+                values = [(field, subject[field]) for field in by]
+            else:
+                prefix = self.spec.ip_prefix
+                values = [(field, value_of(field, subject, route_class, plan or NO_PLAN, prefix)) for field in by]
+        except KeyError as missing:
+            raise UnknownSubjectField(self.spec.name, str(missing.args[0])) from None
+        try:
+            key = quota_key(self.quota.name, values)
+        except UnicodeEncodeError:  # half of a surrogate pair
+            key = ESCAPE
+        # Only a value that was percent-encoded can hold a character that is refused.
+        if len(key) > MAX_QUOTA_KEY_LENGTH or ESCAPE in key:
+            check_values(self.quota.name, values)
+        return key
+
+    def usage_dimensions(self, subject: Subject, route_class: str) -> str:
+        """What finance groups usage by. JSON, keys in order: it names a usage line."""
+        if not self.spec.usage_by:
+            return self.dimensions
+        return usage_dimensions(self.spec.name, self.spec.usage_by, subject, route_class)
+
+
+class Met(NamedTuple):
+    """What a route and a method alone decide, and is remembered."""
+
+    route_class: str
+    policies: list[CompiledPolicy]
+    any_networks: bool  # of which an address decides some
+
+
+@dataclass(frozen=True, slots=True)
+class Demanded:
+    """What one policy takes of one request."""
+
+    policy: CompiledPolicy
+    charge: Charge
+    wait_ms: int = 0
+    began_at: datetime | None = None  # the tenant's subscription, where that says when periods begin
+
+    @property
+    def is_shadow(self) -> bool:
+        return self.policy.is_shadow
+
+    def holding(self, units: int) -> "Demanded":
+        """The same for a hold: its units are those of allowances. What is spent at once costs what a check does."""
+        if not isinstance(self.charge, AllowanceCharge):
+            return self
+        return replace(self, charge=self.charge._replace(cost=units))
+
+
+class Policies:
+    """One bundle, at an age: overrides count that have begun by then and not ended."""
+
+    def __init__(self, bundle: PolicyBundle, age_ms: int = 0) -> None:
+        self.version = bundle.version
+        self._bundle = bundle
+        self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
+        self._classes = RouteClasses(bundle.document.route_classes)
+        self._has_others = bundle.weight < bundle.total_weight
+        self._met: Remembered[tuple[str, str], Met] = Remembered(MOST_ROUTES)
+        self._limits: dict[tuple[str, str | None], int | Rate] = {}
+        self._overrides = self._in_force(age_ms)
+        self._overridden = {quota_of(key) for key in self._overrides}
+        self.central = frozenset(each.name for each in bundle.document.quotas if each.mode == Mode.CENTRAL)
+
+    def match(self, subject: Subject) -> list[CompiledPolicy]:
+        """The policies that a request meets, in the document's order for each kind of route."""
+        return _from_here(self._meet(subject), subject)
+
+    def _meet(self, subject: Subject) -> Met:
+        asked = subject.get("route", ""), subject.get("method", "")
+        met = self._met.get(asked)
+        if met is None:
+            met = self._look_up(*asked)
+            self._met.put(asked, met)
+        return met
+
+    def _look_up(self, route: str, method: str) -> Met:
+        route_class = self._classes.of(route, method)
+        by_wildcard = sorted(self._routes.by_wildcard(route), key=lambda policy: policy.place)
+        found = [
+            policy
+            for policy in (*self._routes.exactly(route), *by_wildcard)
+            if (not policy.methods or method in policy.methods)
+            and (not policy.route_classes or route_class in policy.route_classes)
+        ]
+        return Met(route_class, found, any(policy.networks for policy in found))
+
+    def demand(self, subject: Subject, cost: int | None) -> list[Demanded]:
+        """What the request takes of each policy that it meets. What cannot be read of it is no concern of a shadow."""
+        met, demanded = self._meet(subject), []
+        for policy in _from_here(met, subject):
+            try:
+                demanded.append(self._demanded(policy, subject, met.route_class, cost))
+            except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
+                if not policy.is_shadow:
+                    raise
+        return demanded
+
+    def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
+        quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
+        plan = self._plan_of(subject)
+        key = policy.key(subject, route_class, plan)
+        limit = self._limit(quota, plan, key)
+        if quota.kind is QuotaKind.ALLOWANCE:
+            assert isinstance(limit, int)
+            on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
+            charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
+            return Demanded(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
+        if quota.kind is QuotaKind.CONCURRENCY:
+            assert isinstance(limit, int)
+            return Demanded(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
+        assert isinstance(limit, Rate)
+        rate_micro, burst, window_ms = limit
+        rate = RateCharge(
+            key,
+            units,
+            rate_micro,
+            burst,
+            quota.algorithm,
+            window_ms,
+            policy.may_slice,
+            policy.is_shadow,
+            policy.is_shared and self._has_others,
+        )
+        return Demanded(policy, rate)
+
+    def _slots(self, quota: QuotaSpec, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
+        """Of what is shared by demand, the limit of all regions beside the safe share of this one."""
+        weight, total = self._bundle.weight, self._bundle.total_weight
+        if is_shadow or not _is_shared(quota) or not self._has_others:
+            return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
+        return SlotCharge(key, units, limit, slot_ttl_ms(quota), safe=safe_slots(limit, weight, total))
+
+    def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
+        """An override's, of whichever is for the narrowest subject; else the plan's.
+
+        Of a rate, this region's share.
+        """
+        if quota.name in self._overridden:
+            for wider in wider_keys(key):
+                if wider in self._overrides:
+                    return self._overrides[wider]
+        limit = self._limits.get((quota.name, plan))
+        if limit is None:  # there are no more plans and quotas than the document has
+            limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)
+        return limit
+
+    def _plan_of(self, subject: Mapping[str, str]) -> str | None:
+        return self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
+
+    def shared(self, key: str) -> Rate | SlotCharge | None:
+        """Of what is shared by demand, this region's safe share of a rate, or its slots. None if it is neither."""
+        name, values = parse_quota_key(key)
+        quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
+        if quota is None or not _is_shared(quota) or not self._has_others:
+            return None
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        return limit if isinstance(limit, Rate) else self._slots(quota, key, 0, limit, is_shadow=False)
+
+    def allowance_limit(self, key: str) -> int | None:
+        """Return the limit of an allowance by its quota key; None if it is no allowance of this document."""
+        name, values = parse_quota_key(key)
+        quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
+        if quota is None or quota.kind is not QuotaKind.ALLOWANCE:
+            return None
+        limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
+        return limit if isinstance(limit, int) else None
+
+    def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
+        """By the keys that they are for; of several for one, the last."""
+        quotas = {quota.name: quota for quota in self._bundle.document.quotas}
+        terms = [term for term in self._bundle.overrides if begun(term, age_ms)]
+        return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
+
+    def _limit_on(self, quota: QuotaSpec, plan: str | None) -> int | Rate:
+        """A tenant whose plan gives none is limited to nothing."""
+        return self._compiled(quota, limit_of(quota, plan))
+
+    def _compiled(self, quota: QuotaSpec, limit: LimitValue | None) -> int | Rate:
+        if quota.kind is QuotaKind.RATE:
+            whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
+            return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
+        return limit if isinstance(limit, int) else 0
+
+
+def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
+    """Less what is for other addresses than the request's."""
+    if not met.any_networks:
+        return met.policies
+    return [policy for policy in met.policies if not policy.networks or _is_within(subject, policy)]
+
+
+def _is_within(subject: Subject, policy: CompiledPolicy) -> bool:
+    try:
+        return is_within(subject, policy.networks)
+    except InvalidAddress:
+        if not policy.is_shadow:
+            raise
+        return False
+
+
+def begun(term: OverrideTerm, age_ms: int) -> bool:
+    """And not ended."""
+    return term.starts_in_ms <= age_ms and (term.ends_in_ms is None or age_ms < term.ends_in_ms)
+
+
+def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
+    """The ages at which an override begins or ends."""
+    for term in bundle.overrides:
+        yield term.starts_in_ms
+        if term.ends_in_ms is not None:
+            yield term.ends_in_ms
+
+
+def _is_shared(quota: QuotaSpec) -> bool:
+    return quota.kind is not QuotaKind.ALLOWANCE and sharing_of(quota) is not Sharing.REGIONAL
+
+
+def quota_of(key: str) -> str:
+    return key.partition(":")[0]
+
+
+def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
+    quotas = {quota.name: quota for quota in document.quotas}
+    return [
+        _compile(place, policy, quotas[policy.quota], costs_of(document, policy))
+        for place, policy in enumerate(document.policies)
+    ]
+
+
+def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> CompiledPolicy:
+    match = policy.match
+    return CompiledPolicy(
+        spec=policy,
+        quota=quota,
+        methods=match.methods,
+        route_classes=frozenset(as_list(match.route_class)),
+        networks=tuple(parse_network(text) for text in as_list(match.ip)),
+        costs=costs,
+        is_plain=PLAIN_FIELDS.issuperset(policy.by),
+        wait_ms=parse_duration_ms(policy.wait),
+        may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
+        is_shadow=policy.shadow,
+        is_shared=_is_shared(quota) and not policy.shadow,
+        is_central=quota.mode == Mode.CENTRAL,
+        window_s={"hour": 3600, "day": 86_400, "month": 2_592_000, "anniversary": 2_592_000}.get(quota.period or "", 0),
+        place=place,
+        name=policy.name,
+        quota_name=quota.name,
+        kind=quota.kind.value,
+        dimensions=usage_dimensions(policy.name, (), {}, NO_CLASS),
+    )
+
+
+def digest(parts: Sequence[str]) -> str:
+    """A name for a text of any length, such as an operation's id within its tenant."""
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -1,0 +1,126 @@
+"""What policies read of a request's subject beyond its plain fields: addresses, networks, the class of its route."""
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from protocol.addresses import Address, Network, parse_address, prefix_of
+from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
+from protocol.policy import IpPrefix, RouteClass
+from regional_agent.admission.rules.routes import Routes
+
+Subject = Mapping[str, str]
+
+NO_CLASS = "*"  # of a route that belongs to none
+NO_PLAN = ""  # of a tenant that is on none
+KEY_DIGITS = 16  # of the SHA-256 of an API key: enough to tell a company's keys apart
+_encoder = msgspec.json.Encoder(order="sorted")
+_SUBJECT_FIELD = {"ip_prefix": "ip"}  # where a key's field is read from another one of the subject
+PLAIN_FIELDS = frozenset({"tenant", "user", "api_key", "route", "method"})
+
+
+class InvalidAddress(Exception):
+    """A policy reads the subject's address, and it is none."""
+
+
+class InvalidSubjectValue(Exception):
+    """A value cannot be part of a quota key: the coordinator and the finance API refuse such a key."""
+
+    def __init__(self, field: str, rule: str, reason: str) -> None:
+        super().__init__(reason)
+        self.field = field  # of the subject
+        self.rule = rule
+
+
+class _Place(NamedTuple):
+    """Where a class has a route. The least comes first; nothing hangs on the order of a mapping, which JSON has not."""
+
+    is_wildcard: bool
+    says_less: int
+    is_any_method: bool
+    route_class: str
+    methods: frozenset[str]
+
+
+class RouteClasses:
+    """The class of each request: the one whose route says most of it, and of the same route, whose method does."""
+
+    def __init__(self, classes: Mapping[str, RouteClass]) -> None:
+        self._routes = Routes(
+            (each.route, _Place("*" in each.route, _fewer(each.route), not each.methods, name, each.methods))
+            for name, routes in classes.items()
+            for each in routes
+        )
+
+    def of(self, route: str, method: str) -> str:
+        found = (*self._routes.exactly(route), *self._routes.by_wildcard(route))
+        fitting = [place for place in found if place.is_any_method or method in place.methods]
+        return min(fitting, key=lambda place: place[:4]).route_class if fitting else NO_CLASS
+
+
+def _fewer(route: str) -> int:
+    """The more characters it names, the less this is."""
+    return route.count("*") - len(route)
+
+
+def usage_dimensions(policy: str, usage_by: Collection[str], subject: Subject, route_class: str) -> str:
+    """Of a usage line, as JSON with its keys in order. What the subject does not have is left out.
+
+    Of a key only a hash is told: whoever has the key can find its usage, and nobody can find the key.
+    """
+    told = {"policy": policy}
+    if "route_class" in usage_by and route_class != NO_CLASS:
+        told["route_class"] = route_class
+    if "api_key" in usage_by and "api_key" in subject:
+        told["api_key"] = hashlib.sha256(subject["api_key"].encode()).hexdigest()[:KEY_DIGITS]
+    return _encoder.encode(told).decode()
+
+
+def is_within(subject: Subject, networks: Iterable[Network]) -> bool:
+    """A request without an address is within none."""
+    if "ip" not in subject:
+        return False
+    address = address_of(subject)
+    return any(
+        network.version == address.version and address.within(network.length) == network.number for network in networks
+    )
+
+
+def value_of(field: str, subject: Subject, route_class: str, plan: str, prefix: IpPrefix) -> str:
+    """As quota keys have it. Raises KeyError, with the name of the subject's field, where that is missing."""
+    if field == "ip":
+        return address_of(subject).text
+    if field == "ip_prefix":
+        return prefix_of(address_of(subject), prefix.ipv4, prefix.ipv6)
+    if field == "plan":
+        return plan
+    return route_class if field == "route_class" else subject[field]
+
+
+def check_values(quota: str, values: Sequence[tuple[str, str]]) -> None:
+    """Raise InvalidSubjectValue, naming the field, if these values cannot be part of a quota key.
+
+    The characters are those that the coordinator accepts in queries, overrides and blocks.
+    """
+    for name, value in values:
+        if not value.isprintable():
+            field = _SUBJECT_FIELD.get(name, name)
+            raise InvalidSubjectValue(field, "characters", "control and other unprintable characters are not accepted")
+    length = len(quota_key(quota, values))
+    if length > MAX_QUOTA_KEY_LENGTH:
+        name, value = max(values, key=lambda each: len(quote(each[1], safe="")))
+        reason = (
+            f"the key of quota {quota!r} has {length} characters with these values, at most {MAX_QUOTA_KEY_LENGTH} are "
+            "accepted; all but letters, digits and -._~ count as three or more"
+        )
+        raise InvalidSubjectValue(_SUBJECT_FIELD.get(name, name), "max_length", reason)
+
+
+def address_of(subject: Subject) -> Address:
+    try:
+        return parse_address(subject["ip"])
+    except ValueError as error:
+        raise InvalidAddress(str(error)) from None

@@ -1,0 +1,226 @@
+"""One agent, put together: its parts and the loops that run by themselves."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from heapq import nlargest
+from operator import attrgetter
+from typing import Protocol
+
+import structlog
+
+from protocol.blocks import BlockList
+from protocol.circuit_breaker import BreakerState
+from protocol.clock import Clock
+from protocol.messages import Versions
+from protocol.policy import PolicyBundle
+from regional_agent.admission.blocks import Blocks
+from regional_agent.admission.engine import Admits
+from regional_agent.admission.holds import Holds
+from regional_agent.admission.policies import Policies, edges_ms
+from regional_agent.admission.rules.hold_ids import HoldSeal
+from regional_agent.cluster.cell import Cell
+from regional_agent.cluster.multi_cell import SpreadAdmission
+from regional_agent.cluster.rules.cells import CELLS, cell_of
+from regional_agent.health import HealthWatch
+from regional_agent.leasing.coordinator_client import CoordinatorClient
+from regional_agent.leasing.feeds import Feed
+from regional_agent.leasing.quotas import HotKey
+from regional_agent.leasing.signals import SignalListener
+from regional_agent.metrics import MOST_HOT_KEYS, Metrics
+from regional_agent.settings import AgentSettings, journal_of
+from regional_agent.store.connection import Store, StoreConnection
+from regional_agent.store.rules.decision_timeout import DecisionTimeout
+from regional_agent.store.topology import SCHEME, Cluster
+from regional_agent.store.watch import StoreWatch
+from regional_agent.store_outage.journal import Journal, JournalDirectory
+from regional_agent.store_outage.rules.records import owner_of
+
+log = structlog.get_logger()
+
+RETRY_S = 0.2
+
+
+class Region:
+    def __init__(self, settings: AgentSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._clock = clock
+        self.metrics = Metrics()
+        token = settings.coordinator_token.get_secret_value()
+        self._coordinator = CoordinatorClient(settings.coordinator_url, token, settings.region)
+        self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
+        self.store, stores = self._connections()
+        self.cells = [self._cell(number, store) for number, store in stores]
+        self._spread = SpreadAdmission(self.cells, self.metrics)
+        self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else self._spread
+        self.holds = Holds(self.cell_of, HoldSeal(), self.metrics, self._allowance_limit, settings.adjust_ceiling)
+        self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
+        self._policies = Feed(
+            "policies",
+            PolicyBundle,
+            ask=self._coordinator.policies,
+            put_in_force=self._put_policies_in_force,
+            edges_ms=edges_ms,
+            clock=clock,
+            state_dir=settings.state_dir,
+        )
+        self._blocks = Feed(
+            "blocks",
+            BlockList,
+            ask=self._coordinator.blocks,
+            put_in_force=self._put_blocks_in_force,
+            edges_ms=lambda _: (),  # each ends by the clock when it is looked at
+            clock=clock,
+            state_dir=settings.state_dir,
+        )
+        self.health = HealthWatch(self, clock)
+        for cell in self.cells:
+            cell.conversation.heard_of = self._hear_of
+
+    def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
+        """What keeps them, and each cell's."""
+        url = self.settings.store_url.get_secret_value()
+        timeout_ms = self.settings.store_timeout_ms
+        if not url.startswith(SCHEME):
+            single = StoreConnection(
+                url,
+                timeout_ms=timeout_ms,
+                decision_timeout=self.decision_timeout,
+                on_connected=partial(self._doubt, 0),
+            )
+            return single, [(None, single)]
+        cluster = Cluster(
+            url,
+            cells=CELLS,
+            timeout_ms=timeout_ms,
+            decision_timeout=self.decision_timeout,
+            on_connected=self._doubt,
+        )
+        return cluster, list(enumerate(cluster.cells))
+
+    def _cell(self, number: int | None, store: Store) -> Cell:
+        journal = _journal(self.settings, number, self._clock, self.metrics)
+        return Cell(number, store, journal, self._coordinator, self.metrics, self.settings, self._clock)
+
+    def cell_of(self, quota: str) -> Cell:
+        return self.cells[0 if len(self.cells) == 1 else cell_of(quota)]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """From the first connection to the last words."""
+        self.store.keep()
+        parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
+        for cell in self.cells:
+            parts += (cell.life, cell.conversation, cell.sharing, StoreWatch(cell.store, cell.guard))
+        loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
+        try:
+            yield
+        finally:
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await self._spread.close()
+            await asyncio.gather(
+                *(cell.leave(return_unspent=self.settings.return_on_stop) for cell in self.cells),
+            )
+            await self._coordinator.close()
+            await self.store.close()
+
+    def _allowance_limit(self, quota: str) -> int | None:
+        policies = self.admission.policies
+        return None if policies is None else policies.allowance_limit(quota)
+
+    def _doubt(self, cell: int) -> None:
+        self.cells[cell].life.doubt()
+
+    def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
+        policies = Policies(bundle, age_ms)
+        if bundle.hold_key:
+            self.holds.seal.use(bundle.hold_key)
+        for cell in self.cells:
+            cell.journal.belong_to(owner_of(self.settings.region, bundle.hold_key))
+            cell.admission.policies = cell.sharing.policies = policies
+            cell.slicing.give_back_all()
+            cell.leasing.follow(policies.central)
+            cell.leasing.hint(None)  # a limit may have been raised
+        self._note_versions()
+
+    def _put_blocks_in_force(self, listed: BlockList, age_ms: int) -> None:
+        blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
+        for cell in self.cells:
+            cell.admission.blocks = blocks
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        policies, blocks = self.admission.policies, self.admission.blocks
+        versions = Versions(
+            policies=policies.version if policies else 0, blocks=blocks.version if blocks is not None else 0
+        )
+        for cell in self.cells:
+            cell.conversation.versions = versions
+
+    def _hear_of(self, versions: Versions) -> None:
+        self._policies.heard_of(versions.policies)
+        self._blocks.heard_of(versions.blocks)
+
+    @property
+    def has_epochs(self) -> bool:
+        return all(cell.life.current is not None for cell in self.cells)
+
+    def unreported_age_ms(self) -> int:
+        return max(0, self._clock.monotonic_ms() - min(cell.conversation.reported_at_ms for cell in self.cells))
+
+    def breaker(self) -> BreakerState:
+        """Open as soon as one cell is left alone."""
+        return max((cell.guard.state for cell in self.cells), key=_WORST.index)
+
+    def hottest(self, most: int) -> list[HotKey]:
+        found = [key for cell in self.cells for key in cell.leasing.hottest(most)]
+        return nlargest(most, found, key=attrgetter("demand_milli"))
+
+    def measure(self) -> None:
+        """Set the gauges that are looked up rather than counted."""
+        lives, policies = [cell.life for cell in self.cells], self.admission.policies
+        self.metrics.epochs.current.set(max(life.current.epoch if life.current else 0 for life in lives))
+        self.metrics.epochs.refused(next((life.refused for life in lives if life.refused), ""))
+        self.metrics.stopped_lanes.set(sum(len(cell.conversation.stopped_lanes) for cell in self.cells))
+        self.metrics.refusals.turned_away.set(sum(cell.leasing.turned_away for cell in self.cells))
+        self.metrics.refusals.set_aside.set(sum(cell.count_set_aside() for cell in self.cells))
+        self.metrics.policy_version.set(policies.version if policies else 0)
+        self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks is not None else 0)
+        self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
+        self.metrics.store_calls.set(self.store.calls)
+        self.metrics.breaker.state(self.breaker())
+        self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
+        self.health.measure()
+        self.metrics.store_latency.show(self.decision_timeout)
+        self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
+
+
+_WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)
+
+
+def _journal(settings: AgentSettings, cell: int | None, clock: Clock, metrics: Metrics) -> Journal:
+    """A Cluster's cells have one each: each is booked when its own cell decides again."""
+    path = journal_of(settings)
+    if path is not None and cell is not None:
+        path /= f"cell-{cell}"
+    disk = JournalDirectory(path) if path is not None else None
+    limits = {"most_bytes": settings.journal_max_bytes, "most_ms": settings.journal_max_ms}
+    return Journal(disk, clock, metrics.journal, **limits)
+
+
+class Part(Protocol):
+    async def run(self) -> None:
+        """Runs until cancelled."""
+
+
+async def _forever(part: Part) -> None:
+    """An error that nobody foresaw is loud, and does not leave the agent half deaf: the loop begins again."""
+    while True:
+        try:
+            await part.run()
+        except Exception:
+            log.exception("a loop of the agent failed", loop=type(part).__name__)
+        await asyncio.sleep(RETRY_S)

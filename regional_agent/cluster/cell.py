@@ -1,0 +1,179 @@
+"""What speaks for one cell of the region's store: decides by it, leases for it, reports of it.
+
+A single store is one cell. In a Cluster there are several, and none knows of the others: what happens to one, be it a
+failover, a migration or an outage, is its own affair.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import tenacity
+
+from protocol.circuit_breaker import CircuitBreaker
+from protocol.clock import Clock
+from regional_agent.admission.engine import Admission
+from regional_agent.admission.rules.hold_ids import HoldId
+from regional_agent.admission.token_slices import Slicing
+from regional_agent.leasing.coordinator_client import CoordinatorClient
+from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.exchange_loop import FAILURES, Conversation
+from regional_agent.leasing.quotas import Leasing
+from regional_agent.metrics import Metrics
+from regional_agent.settings import AgentSettings
+from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.store.batcher import Gatherer
+from regional_agent.store.circuit_breaker import Guard
+from regional_agent.store.connection import Store, StoreUnavailable
+from regional_agent.store.scripts import Fenced, HoldState, KnownOperation, Life, Operation, Scripts
+from regional_agent.store_outage.booking import JournalBooking
+from regional_agent.store_outage.fallback import WithoutStore
+from regional_agent.store_outage.journal import Journal
+
+log = structlog.get_logger()
+
+LAST_WORDS_S = 6.0  # for each time that they are said
+HELD_PAUSE_S = 0.2
+RETRY_S = 0.2
+
+
+class Cell:
+    def __init__(
+        self,
+        number: int | None,
+        store: Store,
+        journal: Journal,
+        coordinator: CoordinatorClient,
+        metrics: Metrics,
+        settings: AgentSettings,
+        clock: Clock,
+    ) -> None:
+        """`number`: None of a single store."""
+        self.number = number
+        self._clock = clock
+        self.last_words_s = LAST_WORDS_S
+        self.store = store
+        self.journal = journal
+        self.metrics = metrics
+        self.scripts = Scripts(store, number)
+        breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
+        self.guard = Guard(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
+        self.life = LifeKeeper(store, self.scripts, coordinator, on_established=self.guard.answered)
+        self.leasing = Leasing(clock)
+        gatherer = Gatherer(self.scripts, self.guard)
+        self.sharing = Sharing(settings.name, self.scripts, self.life, self.leasing, coordinator, metrics, clock)
+        self.slicing = Slicing(gatherer, self.life, self.sharing, clock)
+        without_store = WithoutStore(journal, metrics, clock, settings.workers)
+        self.admission = Admission(
+            gatherer,
+            self.life,
+            self.leasing,
+            self.slicing,
+            self.sharing,
+            without_store,
+            metrics,
+            clock,
+            settings.adjust_ceiling,
+        )
+        self.conversation = Conversation(
+            scripts=self.scripts,
+            coordinator=coordinator,
+            leasing=self.leasing,
+            life=self.life,
+            journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.guard, clock),
+            metrics=metrics,
+            clock=clock,
+            interval_ms=settings.report_interval_ms,
+        )
+
+    def count_set_aside(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        return len(self.leasing.set_aside.items(now_ms)) + len(self.sharing.set_aside.items(now_ms))
+
+    def refusals(self) -> list[str]:
+        """Describe what the coordinator refused and is not offered to it for now, the newest first."""
+        now_ms = self._clock.monotonic_ms()
+        lanes = [
+            f"lane {lane} of epoch {epoch} is refused: {stop.reason}"
+            for (epoch, lane), stop in self.conversation.lanes.stopped.items()
+            if stop.reason
+        ]
+        shares = [
+            f"the share of {each.name} is refused: {each.reason}" for each in self.sharing.set_aside.items(now_ms)
+        ]
+        wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.leasing.set_aside.items(now_ms)]
+        return [*lanes, *reversed(wants), *reversed(shares)]
+
+    async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
+        """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
+        life = self._current_life()
+        with self._doubting():
+            told = await self.scripts.tell_hold(life.fingerprint, hold, action, amount)
+        if hold.epoch != life.epoch:
+            self.conversation.look_back_again()
+        for part in hold.parts:
+            if part.algorithm == "allowance" and action in ("commit", "release"):
+                self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
+        return told
+
+    async def find_operation(self, operation: Operation) -> KnownOperation | None:
+        """Read what is known of an operation over several cells. May raise OperationConflict."""
+        life = self._current_life()
+        with self._doubting():
+            return await self.scripts.find_operation(life, operation)
+
+    async def replace_operation(
+        self, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
+    ) -> bool:
+        """Write down how far the operation has come. False: another request has written something else."""
+        life = self._current_life()
+        with self._doubting():
+            return await self.scripts.replace_operation(life, operation, before, hold, is_concluded=is_concluded)
+
+    def _current_life(self) -> Life:
+        if self.life.current is None:
+            raise StoreUnavailable("the region has no epoch yet")
+        return self.life.current
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        try:
+            yield
+        except Fenced:
+            self.life.doubt()
+            raise StoreUnavailable("the region's store began another life; ask again") from None
+
+    async def leave(self, *, return_unspent: bool) -> None:
+        """The loops have ended: nothing more is decided, and what was spent is told."""
+        await self.admission.close()
+        self.slicing.close()
+        self.guard.close()
+        await self._last_words(return_unspent=return_unspent)
+        self.journal.release()
+
+    async def _last_words(self, *, return_unspent: bool) -> None:
+        """Who returns everything waits for what is held, until its holds have ended or run out."""
+        held = await self._say_last_words(return_unspent=return_unspent)
+        if held:
+            log.info("leaving when what is held has ended or run out", units=held, cell=self.number)
+        while held:
+            await asyncio.sleep(HELD_PAUSE_S)
+            held = await self._say_last_words(return_unspent=return_unspent)
+
+    async def _say_last_words(self, *, return_unspent: bool) -> int:
+        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up.
+
+        Gives the units that are held yet.
+        """
+        finish = tenacity.retry(
+            retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
+            wait=tenacity.wait_fixed(RETRY_S),
+            sleep=asyncio.sleep,
+        )(self.conversation.finish)
+        try:
+            async with asyncio.timeout(self.last_words_s):
+                return await finish(return_unspent=return_unspent)
+        except TimeoutError:
+            log.error("leaving without having reported everything; it stays in the store", cell=self.number)
+            return 0

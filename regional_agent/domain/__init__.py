@@ -1,1 +1,0 @@
-"""Pure decisions of the agent: no clock, no network, no store."""

@@ -1,0 +1,51 @@
+"""What admission cannot decide, as the problem that the caller is told. One table for all doors."""
+
+from regional_agent.admission.engine import NoPoliciesYet
+from regional_agent.admission.policies import HoldNeeded, UnknownSubjectField
+from regional_agent.admission.rules.ceilings import AboveCeiling
+from regional_agent.admission.rules.subjects import InvalidAddress, InvalidSubjectValue
+from regional_agent.store.scripts import OperationConflict
+from web.problems import InvalidParameter, Problem
+
+REFUSALS = (
+    UnknownSubjectField,
+    InvalidAddress,
+    InvalidSubjectValue,
+    OperationConflict,
+    HoldNeeded,
+    NoPoliciesYet,
+    AboveCeiling,
+)
+
+
+def problem_of(error: Exception) -> Problem:
+    """Raises what is no refusal."""
+    match error:
+        case UnknownSubjectField():
+            return _invalid(f"subject.{error.field}", "required", str(error))
+        case InvalidAddress():
+            return _invalid("subject.ip", "address", str(error))
+        case InvalidSubjectValue():
+            return _invalid(f"subject.{error.field}", error.rule, str(error))
+        case AboveCeiling():
+            return _invalid(error.field, "maximum", str(error))
+        case _:
+            return _problem_of_state(error)
+
+
+def _problem_of_state(error: Exception) -> Problem:
+    match error:
+        case OperationConflict():
+            fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")
+            return Problem("operation-conflict", fault.reason, invalid_parameters=[fault])
+        case HoldNeeded():
+            return Problem("hold-needed", str(error))
+        case NoPoliciesYet():
+            return Problem("not-ready", "the agent has no policies yet", headers={"Retry-After": "1"})
+        case _:
+            raise error
+
+
+def _invalid(field: str, rule: str, reason: str) -> Problem:
+    fault = InvalidParameter(field, rule, reason)
+    return Problem("invalid-request", f"{field}: {reason}", invalid_parameters=[fault])

@@ -1,0 +1,83 @@
+"""What the agent hears without asking: hints from the coordinator.
+
+A hint never carries truth. One that is lost costs time, for the next exchange says the same.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from protocol.messages import Signal
+from regional_agent.cluster.cell import Cell
+from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
+from regional_agent.store.connection import StoreError, StoreUnavailable
+from regional_agent.store.scripts import Fenced
+
+log = structlog.get_logger()
+
+PAUSE_S = 0.2
+LOG_AGAIN_S = 60.0
+
+
+class SignalListener:
+    def __init__(
+        self, *, coordinator: CoordinatorClient, cells: Sequence[Cell], cell_of: Callable[[str], Cell]
+    ) -> None:
+        self._coordinator = coordinator
+        self._cells = cells
+        self._cell_of = cell_of
+        self._failed_attempts = 0  # since a signal came
+        self._logged_at_s = -LOG_AGAIN_S
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async for signal in self._coordinator.signals():
+                    self._note_heard()
+                    await self._heed(signal)
+            except (CoordinatorUnavailable, CoordinatorRefused) as error:
+                self._note_silent(str(error))
+            await asyncio.sleep(PAUSE_S)
+
+    def _note_silent(self, reason: str) -> None:
+        """Log the first failure, and then one line a minute for all attempts."""
+        now_s = asyncio.get_running_loop().time()
+        self._failed_attempts += 1
+        if now_s >= self._logged_at_s + LOG_AGAIN_S:
+            log.warning("signal stream lost", reason=reason, failed_attempts=self._failed_attempts)
+            self._logged_at_s = now_s
+
+    def _note_heard(self) -> None:
+        if self._failed_attempts:
+            log.info("signal stream open again", failed_attempts=self._failed_attempts)
+            self._failed_attempts, self._logged_at_s = 0, -LOG_AGAIN_S
+
+    async def _heed(self, signal: Signal) -> None:
+        if signal.kind == "recall" and signal.quota is not None:
+            await self._give_back(self._cell_of(signal.quota), signal.quota, signal.keep)
+        elif signal.kind == "grant" and signal.quota is not None:
+            self._cell_of(signal.quota).leasing.hint(signal.quota)
+        elif signal.kind == "fetch" and signal.quota is not None:
+            self._cell_of(signal.quota).leasing.fetch(signal.quota)
+        elif signal.kind == "rate" and signal.quota is not None:
+            self._cell_of(signal.quota).sharing.asked(signal.quota)
+        elif signal.kind == "drain":
+            for cell in self._cells:
+                cell.conversation.look_at_region()
+        elif signal.kind in ("grant", "policies"):
+            for cell in self._cells:
+                cell.leasing.hint(None)  # a limit may have been raised
+
+    async def _give_back(self, cell: Cell, quota: str, keep: int) -> None:
+        """A recall is always answered, even where there is nothing to give: what was spent is booked at once."""
+        life = cell.life.current
+        if life is None:
+            return
+        try:
+            await cell.conversation.answer_recall(life, quota, keep)
+        except Fenced:
+            cell.life.doubt()
+        except (StoreUnavailable, StoreError) as error:
+            log.warning("a recall could not be answered", quota=quota, reason=str(error))
+        cell.conversation.report_now()

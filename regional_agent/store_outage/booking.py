@@ -1,0 +1,166 @@
+"""A journal's way into the ledger: through the same exchange as everything else, in an epoch of its own.
+
+The segment's name opens the epoch, and its batches are the same each time they are told, so it is booked once, however
+often its agent dies on the way. If the store is there, what was admitted without it is first put out of its reach: else
+its leases would admit the same units again.
+
+Operations that name themselves may have been charged by the store all the same, so it is asked before they are booked:
+a segment that has any waits for the store. After as long as the store would have known them, it is booked unasked.
+"""
+
+import msgspec
+import structlog
+
+from protocol.clock import Clock
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch, Versions
+from protocol.outcomes import ExchangeOutcome
+from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
+from regional_agent.store.circuit_breaker import Guard
+from regional_agent.store.scripts import Life, Operation, OperationClaim, Scripts
+from regional_agent.store_outage.journal import Journal, Segment, units_of
+from regional_agent.store_outage.rules.local_allowances import LocalAllowances
+from regional_agent.store_outage.rules.records import OperationIdentity, Read, batches
+
+log = structlog.get_logger()
+
+OFFER_AGAIN_MS = 30_000
+# Booked now or before; or kept for people to judge, for its epoch was retired.
+BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.STALE, ExchangeOutcome.RETIRED}
+
+
+class JournalBooking:
+    def __init__(
+        self,
+        journal: Journal,
+        allowances: LocalAllowances,
+        coordinator: CoordinatorClient,
+        scripts: Scripts,
+        guard: Guard,
+        clock: Clock,
+    ) -> None:
+        self._journal = journal
+        self._allowances = allowances
+        self._coordinator = coordinator
+        self._scripts = scripts
+        self._guard = guard
+        self._clock = clock
+        self._look_again_at_ms = clock.monotonic_ms() + OFFER_AGAIN_MS
+        self._stopped: set[str] = set()  # segments whose units the store does not have any more
+        self._again_at_ms: dict[str, int] = {}  # those that were refused: they stay on disk, for people
+        self._waits_since_ms: dict[str, int] = {}  # segments whose operations the store has not been asked about
+
+    async def book(self, life: Life | None) -> None:
+        """All that is sealed; and what is not, once the store decides again."""
+        if self._clock.monotonic_ms() >= self._look_again_at_ms:
+            self._look_again_at_ms = self._clock.monotonic_ms() + OFFER_AGAIN_MS
+            self._journal.recover()
+        is_back = life is not None and self._guard.may_ask()
+        if is_back:
+            self._journal.seal()
+        for segment in list(self._journal.sealed):
+            if self._clock.monotonic_ms() >= self._again_at_ms.get(segment.name, 0):
+                await self._book(segment, life if is_back else None)
+
+    async def book_last(self, life: Life | None) -> None:
+        """The agent leaves."""
+        await self._journal.settle()
+        await self.book(life)
+
+    async def _book(self, segment: Segment, life: Life | None) -> None:
+        content = await self._decided(segment, life)
+        if content is None:
+            return
+        try:
+            refusal = await self._tell_all(segment, content, life)
+        except CoordinatorRefused as refused:
+            refusal = str(refused)
+        if refusal is not None:
+            self._again_at_ms[segment.name] = self._clock.monotonic_ms() + OFFER_AGAIN_MS
+            log.error("a journal is refused", segment=segment.name, reason=refusal)
+            return
+        self._waits_since_ms.pop(segment.name, None)
+        if self._journal.drop(segment, content):
+            for entry in content.admitted:
+                self._allowances.take_back(entry.quota, entry.units)
+
+    async def _decided(self, segment: Segment, life: Life | None) -> Read | None:
+        """Return the segment once it is certain, and on disk, what of it is booked. None: the store is to be asked."""
+        content = await segment.content()
+        if not self._journal.is_own(segment, content):
+            return None
+        if content.is_decided:
+            return content
+        now_ms = self._clock.monotonic_ms()
+        since_ms = self._waits_since_ms.setdefault(segment.name, now_ms)
+        is_forgotten = now_ms - since_ms > max(each.remembered_ms for each in content.operations)
+        if life is None and not is_forgotten:
+            return None
+        charged = [] if life is None else await self._charged_by_store(segment, content, life)
+        try:
+            return await self._journal.decide(segment, charged)
+        except OSError as error:
+            self._again_at_ms[segment.name] = now_ms + OFFER_AGAIN_MS
+            log.error("a journal waits for its disk", segment=segment.name, reason=str(error))
+            return None
+
+    async def _charged_by_store(self, segment: Segment, content: Read, life: Life) -> list[OperationIdentity]:
+        """Claim all operations of the segment. Return those that a script, or another journal, has charged."""
+        operations = content.operations
+        claims = await self._scripts.claim_operations(
+            life, segment.name, [Operation(each.digest, each.body, each.remembered_ms) for each in operations]
+        )
+        told = dict(zip((each.identity for each in operations), claims, strict=True))
+        charged = [identity for identity, claim in told.items() if claim is OperationClaim.CHARGED]
+        misused = sum(claim is OperationClaim.ANOTHER_BODY for claim in claims)
+        if charged:
+            log.info("operations of a journal were charged before", segment=segment.name, operations=len(charged))
+        if misused:
+            log.warning("operation ids were used for something else before", segment=segment.name, operations=misused)
+        return charged
+
+    async def _tell_all(self, segment: Segment, content: Read, life: Life | None) -> str | None:
+        """Gives why it was refused."""
+        if not any(content.entries):
+            return None  # the disk took nothing after it was begun, or the store has charged all of it
+        opening = OpenEpoch(nonce=segment.name, fingerprint=f"journal:{segment.name}", lost_data=False, journal=True)
+        opened = await self._coordinator.open_epoch(opening)
+        if life is not None:
+            await self._stop(segment, content, life)
+        refusals: dict[int, str] = {}  # by lane: those behind a batch that is refused wait, and other lanes go on
+        for batch in batches(content.entries, opened.epoch, opened.lanes):
+            if batch.lane not in refusals:
+                refusal = await self._tell(batch, opening.fingerprint)
+                refusals |= {} if refusal is None else {batch.lane: refusal}
+        if refusals:
+            return "; ".join(f"lane {lane}: {reason}" for lane, reason in refusals.items())
+        log.info("a journal is booked", segment=segment.name, epoch=opened.epoch, units=units_of(content))
+        return None
+
+    async def _tell(self, batch: FrozenBatch, fingerprint: str) -> str | None:
+        """Return why a batch was not booked; None if it was."""
+        exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
+        request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
+        try:
+            [reply] = (await self._coordinator.exchange(request)).replies
+        except CoordinatorRefused as refused:
+            if not refused.is_about_content:
+                raise
+            return str(refused)
+        if reply.outcome in BOOKED:
+            return None
+        return f"{reply.outcome.value}: {reply.fault.reason}" if reply.fault is not None else reply.outcome.value
+
+    async def _stop(self, segment: Segment, content: Read, life: Life) -> None:
+        """Give back as much as was admitted, once. The conversation tells of it after this booking."""
+        if segment.name in self._stopped:
+            return
+        for (quota, period), units in _by_lease(content).items():
+            await self._scripts.give_back(life, quota, 0, period=period, most=units)
+        self._stopped.add(segment.name)
+
+
+def _by_lease(content: Read) -> dict[tuple[str, str], int]:
+    units: dict[tuple[str, str], int] = {}
+    for entry in content.entries:
+        units[entry.quota, entry.period] = units.get((entry.quota, entry.period), 0) + entry.units
+    return units

@@ -1,0 +1,57 @@
+"""What an agent may give of allowances by itself: a fraction of what its region's leases had left when last seen.
+
+It knows nothing of what the other agents of the region admit meanwhile. What it gave counts against its fraction until
+it is booked: by then the store's lease, seen anew, has less.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.store_outage.rules.local_rates import fraction_of
+
+MOST_LEASES = 10_000
+
+
+class Seen(NamedTuple):
+    available: int
+    until_ms: int  # when its period ends
+
+
+class Ask(NamedTuple):
+    quota: str
+    cost: int
+    fraction_micro: int
+
+
+class LocalAllowances:
+    def __init__(self) -> None:
+        self._seen: Remembered[str, Seen] = Remembered(MOST_LEASES)
+        self._given: Counter[str] = Counter()
+
+    def note(self, quota: str, available: int, until_ms: int) -> None:
+        """What the store has just said of a lease."""
+        self._seen.put(quota, Seen(max(0, available), until_ms))
+
+    def left(self, asks: Iterable[Ask], now_ms: int) -> list[int]:
+        """For each in turn, what is left of its fraction after it and those before it: below zero, it does not fit."""
+        needed: Counter[str] = Counter()
+        left = []
+        for ask in asks:
+            needed[ask.quota] += ask.cost
+            left.append(self.budget(ask, now_ms) - self._given[ask.quota] - needed[ask.quota])
+        return left
+
+    def budget(self, ask: Ask, now_ms: int) -> int:
+        seen = self._seen.get(ask.quota)
+        return 0 if seen is None or now_ms >= seen.until_ms else fraction_of(seen.available, ask.fraction_micro)
+
+    def give(self, quota: str, units: int) -> None:
+        self._given[quota] += units
+
+    def take_back(self, quota: str, units: int) -> None:
+        """They were booked, or not given after all."""
+        self._given[quota] -= units
+        if self._given[quota] <= 0:
+            del self._given[quota]

@@ -1,0 +1,57 @@
+"""Tokens: their shape, their hash, how they are read."""
+
+import re
+
+import pytest
+from starlette.requests import Request
+
+from web.tokens import bearer_token, new_token, same_token, token_hash
+
+
+def _request(*values: bytes) -> Request:
+    return Request({"type": "http", "headers": [(b"authorization", value) for value in values]})
+
+
+def test_tokens_are_long_and_never_the_same() -> None:
+    tokens = {new_token() for _ in range(100)}
+    assert len(tokens) == 100
+    assert all(re.fullmatch(r"lh_[A-Za-z0-9_-]{43}", token) for token in tokens)
+
+
+def test_the_hash_is_one_of_the_whole_token() -> None:
+    token = new_token()
+    assert len(token_hash(token)) == 32
+    assert token_hash(token) == token_hash(token)
+    assert token_hash(token) != token_hash(token[:-1])
+
+
+@pytest.mark.parametrize("value", [b"Bearer lh_abc", b"bearer lh_abc", b"BEARER   lh_abc"])
+def test_a_bearer_token_is_read(value: bytes) -> None:
+    assert bearer_token(_request(value)) == "lh_abc"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        (b"",),
+        (b"Bearer",),
+        (b"Bearer ",),
+        (b"lh_abc",),
+        (b"Basic bGg6YQ==",),
+        (b"Bearer lh_abc x",),
+        (b"Bearer lh_\xff",),
+        (b"Bearer " + b"a" * 600,),
+        (b"Bearer lh_abc", b"Bearer lh_abc"),
+    ],
+)
+def test_anything_else_is_no_token(values: tuple[bytes, ...]) -> None:
+    assert bearer_token(_request(*values)) is None
+
+
+def test_comparing() -> None:
+    token = new_token()
+    assert same_token(token, token)
+    assert not same_token(token + "x", token)
+    assert not same_token("ü", token)
+    assert not same_token(None, token)

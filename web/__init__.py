@@ -1,0 +1,1 @@
+"""What the web of both services share: problem documents, bodies, limits, request ids, logs, settings, serving."""

@@ -1,0 +1,315 @@
+"""JSON bodies: decoded strictly on the way in, encoded once on the way out, described in OpenAPI.
+
+msgspec decodes and validates in one pass. What it would let through is refused here as well: a name that occurs twice
+in an object, of which two programs could read different values, and U+0000, which Postgres cannot store. Its messages
+become a field, a rule and a reason, so that nobody has to parse prose.
+"""
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from protocol.problems import MEDIA_TYPE, PROBLEMS
+from web.problems import InvalidParameter, Problem
+
+JSON = "application/json"
+T = TypeVar("T")
+
+# --- in --------------------------------------------------------------------------------------------------------------
+
+
+async def read_body(request: Request, type_: type[T]) -> T:
+    """The body of a request as `type_`, or a Problem."""
+    return decode(await read_json(request), type_)
+
+
+async def read_json(request: Request) -> bytes:
+    """Return the body of a request that says it is JSON, undecoded."""
+    _refuse_other_media(request)
+    return await request.body()
+
+
+async def read_parts(request: Request, type_: type[T]) -> T:
+    """Read a body as `decode_parts` does."""
+    return decode_parts(await read_json(request), type_)
+
+
+def decode_parts(raw: bytes, type_: type[T], within: str = "") -> T:
+    """JSON text as `type_`, whose fields of msgspec.Raw the caller decodes one by one, or a Problem.
+
+    The JSON of the whole is well-formed then. All else that `decode` refuses within a part is left to the caller.
+    """
+    return _decoded(raw, type_, within, _refuse_repeated_in_outermost)
+
+
+def decode(raw: bytes, type_: type[T], within: str = "") -> T:
+    """JSON text as `type_`, or a Problem whose fields begin with `within` (for JSON that travels in JSON)."""
+    value = _decoded(raw, type_, within, _refuse_repeated)
+    if b"\\u0000" in raw and _NUL.search(str(raw, "utf-8")):
+        _refuse(within or "body", "characters", "the character U+0000 cannot be stored")
+    return value
+
+
+def _decoded(raw: bytes, type_: type[T], within: str, refuse_repeated: Callable[[object, bytes, str], None]) -> T:
+    try:
+        text = str(raw, "utf-8")
+        value: T = _decoder(type_).decode(text)
+        refuse_repeated(value, raw, text)
+    except msgspec.ValidationError as error:
+        raise invalid(error, within) from None
+    except UnicodeDecodeError as error:
+        _not_json(f"The body is not UTF-8: {error.reason} at byte {error.start}.", within)
+    except msgspec.DecodeError as error:
+        _not_json(f"{error}." if raw.strip() else "The body is empty.", within)
+    except RecursionError:
+        _not_json("The body is nested too deeply.", within)
+    except _Repeated as repeated:
+        _refuse(_joined(within, repeated.name), "duplicate", "the name occurs more than once in one object")
+    return value
+
+
+def invalid(error: msgspec.ValidationError, within: str = "") -> Problem:
+    """msgspec's message as field, rule and reason."""
+    message, _, path = str(error).partition(" - at `")
+    named = re.search(r"(?:missing required|contains unknown) field `(.*)`$", message, re.DOTALL)
+    field = _joined(within, _joined(_field(path), named[1] if named else "")) or "body"
+    parameter = InvalidParameter(field[:256], _rule(message), message[:256])
+    return Problem("invalid-request", f"{parameter.field}: {parameter.reason}", invalid_parameters=[parameter])
+
+
+def _refuse_other_media(request: Request) -> None:
+    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != JSON:
+        raise Problem("unsupported-media-type", f"Send {JSON}, not {media_type[:64] or 'a body without a type'}.")
+    charset = re.search(r"charset\s*=\s*\"?([^\s;\"]*)", parameters, re.IGNORECASE)
+    if charset and charset[1].lower() not in ("utf-8", "utf8"):
+        raise Problem("unsupported-media-type", "Send JSON in UTF-8, as RFC 8259 has it.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Problem("unsupported-media-type", "Send the body as it is, without Content-Encoding.")
+
+
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = functools.cache(msgspec.json.Decoder)
+
+
+def _refuse_repeated(value: object, raw: bytes, text: str) -> None:
+    """What is written as its own value would be names nothing twice. Only of the rest is each object looked at."""
+    if msgspec.json.encode(value) == raw:
+        return
+    with contextlib.suppress(msgspec.DecodeError):  # of numbers that only a type makes sense of
+        if msgspec.json.encode(msgspec.json.decode(raw)) == raw:
+            return
+    _UNIQUE.decode(text)
+
+
+class _Repeated(Exception):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _unique(pairs: list[tuple[str, object]]) -> None:
+    repeated = _repeated_name(pairs)
+    if repeated is not None:
+        raise _Repeated(repeated)
+
+
+def _repeated_name(pairs: list[tuple[str, object]]) -> str | None:
+    if len({name for name, _ in pairs}) == len(pairs):
+        return None
+    seen: set[str] = set()
+    return next((name for name, _ in pairs if name in seen or seen.add(name)), None)  # type: ignore[func-returns-value]
+
+
+def _refuse_repeated_in_outermost(value: object, raw: bytes, text: str) -> None:
+    """Only names of the outermost object: it is the last one whose end the decoder comes to."""
+    if msgspec.json.encode(value) == raw:
+        return
+    repeated: list[str | None] = [None]
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        repeated[0] = _repeated_name(pairs)
+
+    json.JSONDecoder(object_pairs_hook=note, parse_int=float).decode(text)
+    if repeated[0] is not None:
+        raise _Repeated(repeated[0])
+
+
+# Builds nothing: it only looks at names. Numbers are read as float, which has no limit of digits that could raise.
+_UNIQUE = json.JSONDecoder(object_pairs_hook=_unique, parse_int=float)
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # not where the backslash itself is escaped
+
+
+def _not_json(detail: str, within: str) -> NoReturn:
+    if within:  # the outer body was JSON: one of its fields is not
+        _refuse(within, "json", detail)
+    raise Problem("invalid-json", detail) from None
+
+
+def _refuse(field: str, rule: str, reason: str) -> NoReturn:
+    field = field[:256]
+    parameter = InvalidParameter(field, rule, reason)
+    raise Problem("invalid-request", f"{field}: {reason}", invalid_parameters=[parameter]) from None
+
+
+# The words of JSON Schema, found by how msgspec begins its sentences. The first that fits.
+_RULES = (
+    (re.compile(r"Object missing required field"), "required"),
+    (re.compile(r"Object contains unknown field"), "unknown"),
+    (re.compile(r"Expected `\w+` of length >="), "min_length"),
+    (re.compile(r"Expected `\w+` of length"), "max_length"),
+    (re.compile(r"Expected `\w+` matching regex"), "pattern"),
+    (re.compile(r"Expected `\w+` >"), "minimum"),
+    (re.compile(r"Expected `\w+` <|.* out of range"), "maximum"),
+    (re.compile(r"Expected `\w+` that's a multiple"), "multiple_of"),
+    (re.compile(r"Expected .*, got "), "type"),
+    (re.compile(r"Invalid enum value"), "enum"),
+    (re.compile(r"Invalid "), "format"),
+)
+
+
+def _rule(message: str) -> str:
+    return next((rule for pattern, rule in _RULES if pattern.match(message)), "invalid")
+
+
+def _field(path: str) -> str:
+    """`$.subject.tenant` + "`" as `subject.tenant`; "key` in `$.dimensions" + "`" as `dimensions`."""
+    return path.rstrip("`").rpartition("$")[2].removeprefix(".")
+
+
+def _joined(outer: str, inner: str) -> str:
+    return f"{outer}.{inner}" if outer and inner and not inner.startswith("[") else outer + inner
+
+
+# --- out -------------------------------------------------------------------------------------------------------------
+
+
+def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type=JSON)
+
+
+# --- described -------------------------------------------------------------------------------------------------------
+
+_REF = "#/components/schemas/{name}"
+_CARRIED = "x-leasehold-schemas"  # what an operation refers to, until install_schemas gathers it
+_ANY_OPERATION = (400, 401, 403, 404, 405, 422, 431, 500)
+_WITH_BODY = (413, 415)
+
+_PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "RFC 9457",
+    "type": "object",
+    "required": ["type", "title", "status", "instance", "request_id"],
+    "properties": {
+        "type": {"type": "string", "description": "stable; a path of this server that explains the kind"},
+        "title": {"type": "string"},
+        "status": {"type": "integer", "minimum": 400, "maximum": 599},
+        "detail": {"type": "string"},
+        "instance": {"type": "string", "description": "the path of the request"},
+        "request_id": {"type": "string"},
+        "invalid_parameters": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["field", "rule", "reason"],
+                "properties": {name: {"type": "string"} for name in InvalidParameter._fields},
+            },
+        },
+    },
+}
+_PROBLEM_REF = {"$ref": _REF.format(name="Problem")}
+
+
+def described(
+    *, body: Any = None, answers: Mapping[int, Any], also: Collection[str] = (), plain: Collection[int] = ()
+) -> dict[str, Any]:
+    """Keyword arguments of a FastAPI route whose bodies are msgspec's: `@router.post(path, **described(...))`.
+
+    `answers` are statuses and the types of their bodies (None: no body; for a refusal, a plain problem document; with a
+    type, a problem document that has its fields too). The refusals that any operation may answer are added. `also` are
+    further media types of what is answered with 200. `plain` are refusals whose body is JSON and no problem document.
+    """
+    carried: dict[str, Any] = {}
+    statuses = dict.fromkeys((*_ANY_OPERATION, *(_WITH_BODY if body is not None else ()))) | dict(answers)
+    responses = {
+        status: _response(status, statuses[status], carried, is_problem=status >= 400 and status not in plain)
+        for status in sorted(statuses)
+    }
+    for media_type in also:
+        responses[200].setdefault("content", {})[media_type] = {"schema": {"type": "string"}}
+    extra: dict[str, Any] = {_CARRIED: carried}
+    if body is not None:
+        extra["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(body, carried)}}}
+    return {
+        "responses": responses,
+        "openapi_extra": extra,
+        "status_code": min(answers),
+        "response_class": Response,  # has no media type of its own, so that only what is said here is described
+        "response_model": None,
+    }
+
+
+def _response(status: int, type_: Any, carried: dict[str, Any], *, is_problem: bool) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": _meaning(status)}
+    if is_problem:
+        described["content"] = {MEDIA_TYPE: {"schema": _problem_schema(type_, carried)}}
+    elif type_ is not None:
+        described["content"] = {JSON: {"schema": _schema(type_, carried)}}
+    return described
+
+
+def _meaning(status: int) -> str:
+    """In our words where we have some: Python's own phrases change from version to version."""
+    return " / ".join(kind.title for kind in PROBLEMS.values() if kind.status == status) or HTTPStatus(status).phrase
+
+
+def _problem_schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
+    return _PROBLEM_REF if type_ is None else {"allOf": [_PROBLEM_REF, _schema(type_, carried)]}
+
+
+def _schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
+    (schema,), components = msgspec.json.schema_components([type_], ref_template=_REF)
+    _merge(carried, components)
+    return schema
+
+
+def _merge(into: dict[str, Any], components: Mapping[str, Any]) -> None:
+    for name, schema in components.items():
+        if into.setdefault(name, schema) != schema:
+            raise ValueError(f"two different types are called {name}: their schemas cannot be told apart")
+
+
+def install_schemas(app: FastAPI, *, token_is_optional: bool = False) -> None:
+    """Make app.openapi() contain the components of all that was described, in an order that does not change.
+
+    What is under /v1/ takes a bearer token; `token_is_optional` says that it may also be asked without.
+    """
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        _merge(schemas, {"Problem": _PROBLEM_SCHEMA})
+        for operation in _operations(document):
+            _merge(schemas, operation.pop(_CARRIED, {}))
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, operations in document["paths"].items():
+            if path.startswith("/v1/"):
+                for operation in operations.values():
+                    operation["security"] = [{}, {"token": []}] if token_is_optional else [{"token": []}]
+        document["components"]["schemas"] = dict(sorted(schemas.items()))
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for path in document.get("paths", {}).values():
+        yield from (operation for operation in path.values() if isinstance(operation, dict))

@@ -1,0 +1,197 @@
+"""Every refusal is a problem document (RFC 9457), and every kind of refusal is in one table.
+
+Programs branch on `type`, people read `title` and `detail`, and whoever answers a call for help searches the logs for
+`request_id`. The `type` is a path of this very server, where the kind is explained. What nobody foresaw becomes
+`internal-error`: it says nothing about the inside, while the log has the traceback under the same request id.
+"""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from protocol.problems import MEDIA_TYPE, PROBLEMS
+from web.request_ids import request_id_of
+
+_log = structlog.get_logger("web.problems")
+
+
+_KIND_OF_STATUS = {
+    400: "bad-request",
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not-found",
+    405: "method-not-allowed",
+    408: "request-timeout",
+    412: "precondition-failed",
+    413: "body-too-large",
+    415: "unsupported-media-type",
+    422: "invalid-request",
+    431: "headers-too-large",
+    500: "internal-error",
+    503: "not-ready",
+}
+
+# pydantic's words for what bodies call by the shorter name
+_RULES = {"missing": "required", "extra_forbidden": "unknown"}
+
+
+class InvalidParameter(NamedTuple):
+    field: str
+    rule: str
+    reason: str
+
+
+class Problem(Exception):
+    """A refusal. `kind` is a slug of PROBLEMS; `extra` are further members of the document."""
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        invalid_parameters: Sequence[InvalidParameter] = (),
+        headers: Mapping[str, str] | None = None,
+        extra: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.detail = detail
+        self.status, self.title, _ = PROBLEMS[kind]
+        self.invalid_parameters = tuple(invalid_parameters)
+        self.headers = dict(headers or {})
+        self.extra = dict(extra or {})
+
+
+def problem_document(problem: Problem, instance: str, request_id: str) -> dict[str, object]:
+    """The members of RFC 9457 win over `extra`: nobody can send a document that contradicts its status."""
+    document = {
+        **problem.extra,
+        **_members(f"/problems/{problem.kind}", problem.title, problem.status),
+        "detail": problem.detail,
+        "instance": instance,
+        "request_id": request_id,
+    }
+    if problem.invalid_parameters:
+        document["invalid_parameters"] = [each._asdict() for each in problem.invalid_parameters]
+    return document
+
+
+def _members(type_: str, title: str, status: int) -> dict[str, object]:
+    return {"type": type_, "title": title, "status": status}
+
+
+def problem_response(problem: Problem, request: Request) -> Response:
+    document = problem_document(problem, request.url.path, request_id_of(request.scope))
+    headers = {"WWW-Authenticate": "Bearer"} if problem.status == HTTPStatus.UNAUTHORIZED else {}
+    return _response(document, problem.status, {**headers, **problem.headers})
+
+
+def _response(document: dict[str, object], status: int, headers: Mapping[str, str]) -> Response:
+    return Response(msgspec.json.encode(document), status, headers, media_type=MEDIA_TYPE)
+
+
+# --- whatever was raised ---------------------------------------------------------------------------------------------
+
+
+def answer_to(error: Exception, request: Request) -> Response:
+    """The reply to anything that was raised while a request was served."""
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, Problem):
+        error = error.__cause__  # FastAPI wraps what is raised while it reads a body
+    if isinstance(error, Problem):
+        return problem_response(error, request)
+    if isinstance(error, RequestValidationError):
+        return problem_response(_of_validation(error), request)
+    if isinstance(error, HTTPException):
+        return _of_http(error, request)
+    return _of_unforeseen(error, request)
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    if any(each["type"] == "json_invalid" for each in error.errors()):
+        return Problem("invalid-json", PROBLEMS["invalid-json"].explanation)
+    invalid = [_invalid_parameter(each) for each in error.errors()]
+    return Problem("invalid-request", f"{invalid[0].field}: {invalid[0].reason}", invalid_parameters=invalid)
+
+
+def _invalid_parameter(error: Mapping[str, Any]) -> InvalidParameter:
+    place = ".".join(str(part) for part in error["loc"][1:]) or str(error["loc"][0])
+    return InvalidParameter(place, _RULES.get(error["type"], error["type"]), error["msg"])
+
+
+def _of_http(error: HTTPException, request: Request) -> Response:
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _methods_of_path(request)
+    kind = _KIND_OF_STATUS.get(error.status_code)
+    if kind is None:
+        return _of_unlisted_status(error, request, headers)
+    return problem_response(Problem(kind, _detail(error, kind), headers=headers), request)
+
+
+def _detail(error: HTTPException, kind: str) -> str:
+    """What the raiser had to say, unless it is only the status in words, or comes from the inside."""
+    said = isinstance(error.detail, str) and error.detail != HTTPStatus(error.status_code).phrase
+    return error.detail if said and error.status_code < 500 else PROBLEMS[kind].explanation
+
+
+def _of_unlisted_status(error: HTTPException, request: Request, headers: Mapping[str, str]) -> Response:
+    """RFC 9457 has a type for what means no more than its status."""
+    members = _members("about:blank", HTTPStatus(error.status_code).phrase, error.status_code)
+    document = {**members, "instance": request.url.path, "request_id": request_id_of(request.scope)}
+    return _response(document, error.status_code, headers)
+
+
+def _methods_of_path(request: Request) -> str:
+    """Starlette names the methods of the first route only, though several may share the path."""
+    path = request.scope["path"]
+    allowed: set[str] = set()
+    for route in iter_route_contexts(request.app.routes):
+        regex = getattr(route, "path_regex", None)
+        if regex is not None and regex.match(path):
+            allowed |= route.methods or set()
+    if "GET" in allowed:
+        allowed.add("HEAD")
+    return ", ".join(sorted(allowed))
+
+
+def _of_unforeseen(error: Exception, request: Request) -> Response:
+    _log.error(
+        "unforeseen error",
+        request_id=request_id_of(request.scope),
+        method=request.method,
+        path=request.url.path,
+        exc_info=error,
+    )
+    return problem_response(Problem("internal-error", PROBLEMS["internal-error"].explanation), request)
+
+
+# --- the app ---------------------------------------------------------------------------------------------------------
+
+
+def install_problems(app: FastAPI) -> None:
+    """From here on, everything that is raised is answered with a problem document."""
+    for error in (Problem, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(error, _answer)
+    app.add_api_route("/problems/{slug}", _explain, methods=["GET"], include_in_schema=False)
+    # An unknown path is unknown; a redirect would send people where a Host header says.
+    app.router.redirect_slashes = False
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    return answer_to(error, request)
+
+
+async def _explain(slug: str) -> Response:
+    kind = PROBLEMS.get(slug)
+    if kind is None:
+        raise Problem("not-found", PROBLEMS["not-found"].explanation)
+    return PlainTextResponse(f"{kind.title}\n\nStatus {kind.status}\n\n{kind.explanation}\n")

@@ -1,0 +1,155 @@
+"""What happens to every request before and after it is served: an id, a bound, a line in the log.
+
+Both middlewares are plain ASGI. RequestContext is the outer one: whatever happens inside, also in other middleware,
+it has an id, leaves one line in the log and is answered. install_requests puts the two in that order.
+"""
+
+import time
+from collections.abc import Collection
+
+import structlog
+from fastapi import FastAPI
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from web.metrics import HttpMetrics, method_label
+from web.problems import Problem, answer_to, problem_response
+from web.request_ids import request_id_of
+
+_ASKED_BY_MACHINES = ("/healthz", "/readyz", "/metrics")  # every few seconds
+_FAULT = 500  # is always worth a line
+MOST_LENGTH_DIGITS = 19  # of a number that a body's length can be
+_CLIENT_GONE = 499  # nginx's word for it: there is no status for an answer that nobody heard
+
+_log = structlog.get_logger("web.requests")
+
+
+def install_requests(
+    app: FastAPI, *, max_body_bytes: int, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()
+) -> None:
+    """`quiet` are paths whose requests are counted and not logged, as long as they do not fail."""
+    # What was added last is outermost.
+    app.add_middleware(BodyLimit, max_body_bytes=max_body_bytes)
+    app.add_middleware(RequestContext, metrics=metrics, quiet=quiet)
+
+
+class RequestContext:
+    """X-Request-Id, the request's id in every log line, one access line, and an answer to whatever was raised."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics | None = None, quiet: Collection[str] = ()) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._quiet = frozenset((*_ASKED_BY_MACHINES, *quiet))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_ns = time.perf_counter_ns()
+        request_id = request_id_of(scope)
+        reply = _HeadReply(send, request_id) if scope["method"] == "HEAD" else _Reply(send, request_id)
+        inner = _as_get(scope)
+        bound = structlog.contextvars.bind_contextvars(request_id=request_id)
+        try:
+            await self._serve(inner, receive, reply)
+        finally:
+            self._note(scope["method"], inner, reply.status, time.perf_counter_ns() - started_ns)
+            structlog.contextvars.reset_contextvars(**bound)
+
+    async def _serve(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
+        try:
+            await self._app(scope, receive, reply)
+        except (ClientDisconnect, _NoBodyWanted):
+            return
+        except Exception as error:
+            if reply.status != _CLIENT_GONE:
+                raise  # half an answer cannot be taken back: the server cuts the connection
+            await answer_to(error, Request(scope))(scope, receive, reply)
+
+    def _note(self, method: str, scope: Scope, status: int, duration_ns: int) -> None:
+        route = getattr(scope.get("route"), "path", None) or "unmatched"
+        if self._metrics is not None:
+            self._metrics.observe(route, method_label(method), status, duration_ns / 1e9)
+        if status >= _FAULT or scope["path"] not in self._quiet:
+            _log.info("request", method=method, route=route, status=status, duration_ms=duration_ns // 10_000 / 100)
+
+
+class _Reply:
+    """The way out: remembers the status and adds the id."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._header = (b"x-request-id", request_id.encode("ascii"))
+        self.status = _CLIENT_GONE
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), self._header]
+        await self._send(message)
+
+
+class _NoBodyWanted(Exception):
+    """Ends a stream that would go on for ever."""
+
+
+class _HeadReply(_Reply):
+    """The headers, at once, and no body: the GET behind a HEAD may be a stream."""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await super().__call__(message)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif message.get("more_body"):
+            raise _NoBodyWanted
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is GET without the body (RFC 9110); the routes need not know."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+
+
+class BodyLimit:
+    """Bodies up to `max_body_bytes`: by their declared length at once, and by counting what really comes."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self._declares_too_much(scope):
+            await problem_response(self._too_large(scope), Request(scope))(scope, receive, send)
+        else:
+            await self._app(scope, self._counted(scope, receive), send)
+
+    def _declares_too_much(self, scope: Scope) -> bool:
+        declared = _header(scope, b"content-length")
+        if declared is None or not declared.isdigit():
+            return False
+        digits = declared.lstrip(b"0")  # of which there may be thousands, which int() refuses to read
+        return len(digits) > MOST_LENGTH_DIGITS or int(digits or b"0") > self._max_body_bytes
+
+    def _counted(self, scope: Scope, receive: Receive) -> Receive:
+        received_bytes = 0
+
+        async def counted() -> Message:
+            nonlocal received_bytes
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self._max_body_bytes:
+                raise self._too_large(scope)
+            return message
+
+        return counted
+
+    def _too_large(self, scope: Scope) -> Problem:
+        # Who waits for 100-continue will perhaps never send the body; the connection could not be used again.
+        headers = {"Connection": "close"} if _header(scope, b"expect") is not None else {}
+        detail = f"A body may have {self._max_body_bytes} bytes at most."
+        return Problem("body-too-large", detail, headers=headers, extra={"max_body_bytes": self._max_body_bytes})
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == wanted), None)
