@@ -19,7 +19,6 @@ from uuid import UUID
 import msgspec
 import structlog
 from pydantic import SecretStr
-from regional_agent.admission.rules import hold_ids
 
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.granting import Terms
@@ -31,6 +30,7 @@ from protocol.messages import OpenEpoch
 from protocol.policy import LimitsDocument, Mode, faults_of
 from regional_agent import agent as region_module
 from regional_agent.admission.engine import NoPoliciesYet
+from regional_agent.admission.rules import hold_ids
 from regional_agent.admission.rules.ceilings import AboveCeiling
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.agent import Region
