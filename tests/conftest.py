@@ -143,6 +143,13 @@ def database(postgres_server: Server) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def empty_database(postgres_server: Server) -> Iterator[str]:
+    """The owner's URL of a database without any table."""
+    with copied(postgres_server, "template0") as url:
+        yield url
+
+
 @contextmanager
 def copied(server: Server, template: str = TEMPLATE) -> Iterator[str]:
     """The owner's URL of a database that begins as the template is, to which nobody may be connected."""

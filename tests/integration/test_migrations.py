@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -11,10 +11,8 @@ import pytest
 from alembic.config import Config
 
 import migrations
-from leasehold import embedded
 from migrations import run
 from migrations.run import ONE_MIGRATION_AT_A_TIME, SchemaIsNewer, alembic_config, upgrade
-from tests.conftest import Server
 
 VERSIONS = Path(migrations.__path__[0]) / "versions"
 LATER_STEP = """
@@ -55,16 +53,6 @@ WAITING = """
 SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 WHERE datname = current_database() AND locktype = 'advisory' AND NOT granted
 """
-
-
-@pytest.fixture
-def empty_database(postgres_server: Server) -> Iterator[str]:
-    """The owner's URL of a database without any table."""
-    name = "empty"
-    server_url = embedded.postgres_url(postgres_server.port, postgres_server.password)
-    asyncio.run(execute(server_url, f"CREATE DATABASE {name}"))
-    yield embedded.postgres_url(postgres_server.port, postgres_server.password, name)
-    asyncio.run(execute(server_url, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture
