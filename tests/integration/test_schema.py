@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from coordinator.database.tables import metadata
-from coordinator.operations.verify_guards import read_guards
+from coordinator.proof.verify_guards import read_guards
 from migrations.statements import schema
 from tests.integration.coordinator.standing import connected
 
