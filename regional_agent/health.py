@@ -48,7 +48,7 @@ def _degrading(code: str, text: str) -> Finding:
 _NO_EPOCH: Mapping[str, Finding] = {
     EpochRefusal.REGION_DOWN: Finding("region_down", "the region has no epoch: its status is down"),
     EpochRefusal.TWO_STORES: Finding(
-        "two_stores", "the region has no epoch: two stores answer under its name; see docs/operations.md"
+        "two_stores", "the region has no epoch: two stores answer under its name; see docs/guides/operations.md"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What an agent is told by its environment. Read once, by `main`, and by nobody else."""
+"""The settings of an agent. `main` reads them from the environment once, and passes them on."""
 
 import os
 import socket
@@ -25,35 +25,158 @@ def _own_name() -> str:
 class AgentSettings(Settings):
     model_config = SettingsConfigDict(env_prefix="LEASEHOLD_AGENT_")
 
-    region: str = Field(pattern=REGION_PATTERN, examples=["us-east"])
-    coordinator_url: str = Field(pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:8400"])
-    coordinator_token: SecretStr = Field(min_length=1, examples=["lh_…"])
-    store_url: SecretStr = Field(examples=["redis://:secret@127.0.0.1:6379/0"])
-    host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"])
-    port: int = Field(default=8411, ge=0, le=65535, examples=[8411])
-    uds: str | None = Field(default=None, examples=["/run/leasehold/agent.sock"])
-    service_token: SecretStr | None = Field(default=None, min_length=16, examples=["a long random text"])
-    adjust_token: SecretStr | None = Field(default=None, min_length=16, examples=["another long random text"])
-    adjust_ceiling: int = Field(default=100, ge=1, le=1_000_000, examples=[100])
-    name: str = Field(default_factory=_own_name, min_length=1, max_length=128, examples=["agent-1"])
-    workers: int = Field(default=1, ge=1, le=64, examples=[4])
-    report_interval_ms: int = Field(default=500, ge=10, le=60_000, examples=[500])
-    store_timeout_ms: int = Field(default=250, ge=1, le=60_000, examples=[250])
-    decision_timeout_ms: int = Field(default=5, ge=1, le=60_000, examples=[5])
-    decision_timeout_max_ms: int = Field(default=50, ge=1, le=60_000, examples=[50])
-    breaker_failures: int = Field(default=5, ge=1, le=1000, examples=[5])
-    breaker_pause_ms: int = Field(default=1000, ge=1, le=60_000, examples=[1000])
-    lame_duck_ms: int = Field(default=5_000, ge=0, le=600_000, examples=[5_000])
-    return_on_stop: bool = Field(default=False, examples=["false"])
-    state_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold"])
-    journal_dir: Path | None = Field(default=None, examples=["/var/lib/leasehold/journal"])
-    journal_max_bytes: int = Field(default=16 * 1024 * 1024, ge=4096, examples=[16_777_216])
-    journal_max_ms: int = Field(default=15 * 60_000, ge=1000, examples=[900_000])
-    max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576])
-    max_header_bytes: int = Field(default=16 * 1024, ge=1024, examples=[16_384])
-    max_connections: int = Field(default=MAX_CONNECTIONS, ge=1, le=1_000_000, examples=[MAX_CONNECTIONS])
-    request_timeout_ms: int = Field(default=10_000, ge=10, le=3_600_000, examples=[10_000])  # for it to arrive
-    log_level: Annotated[LogLevel, Field(examples=["info"])] = "info"
+    region: str = Field(pattern=REGION_PATTERN, examples=["us-east"], description="Name of the region.")
+    coordinator_url: str = Field(
+        pattern=r"^https?://[^/]+$", examples=["http://127.0.0.1:8400"], description="Address of the coordinator."
+    )
+    coordinator_token: SecretStr = Field(
+        min_length=1, examples=["lh_…"], description="A token with the scope `region:NAME`."
+    )
+    store_url: SecretStr = Field(
+        examples=["redis://:secret@127.0.0.1:6379/0"],
+        description=(
+            "Redis or Valkey with `maxmemory-policy noeviction`: `redis://:password@host:port/0`, "
+            "`unix:///path` or `redis+cluster://:password@host:port,host:port`."
+        ),
+    )
+    host: str = Field(default="127.0.0.1", min_length=1, examples=["127.0.0.1"], description="Address to listen on.")
+    port: int = Field(default=8411, ge=0, le=65535, examples=[8411], description="Port to listen on.")
+    uds: str | None = Field(
+        default=None, examples=["/run/leasehold/agent.sock"], description="Unix socket to listen on instead."
+    )
+    service_token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        examples=["a long random text"],
+        description="Bearer token that services send. Required unless the agent listens on loopback or a unix socket.",
+    )
+    adjust_token: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        examples=["another long random text"],
+        description="If set, adjustments and commits beyond a hold need this token instead of the service token.",
+    )
+    adjust_ceiling: int = Field(
+        default=100, ge=1, le=1_000_000, examples=[100], description="Largest adjustment, as a multiple of the limit."
+    )
+    name: str = Field(
+        default_factory=_own_name,
+        min_length=1,
+        max_length=128,
+        examples=["agent-1"],
+        description="Name in `/v1/status`; workers append their number. Defaults to host name and process id.",
+    )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        examples=[4],
+        description="Processes that share the port. `leasehold agent --workers N` overrides it.",
+    )
+    report_interval_ms: int = Field(
+        default=500, ge=10, le=60_000, examples=[500], description="Time between exchanges with the coordinator."
+    )
+    store_timeout_ms: int = Field(
+        default=250, ge=1, le=60_000, examples=[250], description="Time-out of store calls other than decisions."
+    )
+    decision_timeout_ms: int = Field(
+        default=5,
+        ge=1,
+        le=60_000,
+        examples=[5],
+        description="How long a check waits for the store before the failure modes of its policies answer.",
+    )
+    decision_timeout_max_ms: int = Field(
+        default=50,
+        ge=1,
+        le=60_000,
+        examples=[50],
+        description=(
+            "Upper bound to which the decision time-out grows while the store is slower. Set it equal "
+            "to `DECISION_TIMEOUT_MS` for a fixed time-out."
+        ),
+    )
+    breaker_failures: int = Field(
+        default=5,
+        ge=1,
+        le=1000,
+        examples=[5],
+        description="Consecutive failed store calls that open the circuit breaker.",
+    )
+    breaker_pause_ms: int = Field(
+        default=1000,
+        ge=1,
+        le=60_000,
+        examples=[1000],
+        description="Time between probes while the circuit breaker is open.",
+    )
+    lame_duck_ms: int = Field(
+        default=5_000,
+        ge=0,
+        le=600_000,
+        examples=[5_000],
+        description=(
+            "How long the agent keeps serving after SIGTERM while `/readyz` is already 503. Set it to "
+            "the time that your load balancer needs to notice; 0 if it does not look at `/readyz`."
+        ),
+    )
+    return_on_stop: bool = Field(
+        default=False,
+        examples=["false"],
+        description=(
+            "Set it to true for the last agent of a region: at shutdown it returns all unspent units "
+            "and waits for open holds."
+        ),
+    )
+    state_dir: Path | None = Field(
+        default=None,
+        examples=["/var/lib/leasehold"],
+        description="Directory for the last known policies and blocks, to start while the coordinator is away.",
+    )
+    journal_dir: Path | None = Field(
+        default=None,
+        examples=["/var/lib/leasehold/journal"],
+        description=(
+            "Directory of the outage journal. Defaults to `journal` in the state directory. Without "
+            "one, allowances fail closed while the store is away."
+        ),
+    )
+    journal_max_bytes: int = Field(
+        default=16 * 1024 * 1024,
+        ge=4096,
+        examples=[16_777_216],
+        description="Size of the outage journal at which allowances fail closed.",
+    )
+    journal_max_ms: int = Field(
+        default=15 * 60_000,
+        ge=1000,
+        examples=[900_000],
+        description="Duration of a store outage after which allowances fail closed.",
+    )
+    max_body_bytes: int = Field(default=1024 * 1024, ge=1024, examples=[1_048_576], description="Largest request body.")
+    max_header_bytes: int = Field(
+        default=16 * 1024, ge=1024, examples=[16_384], description="Largest request line and headers together."
+    )
+    max_connections: int = Field(
+        default=MAX_CONNECTIONS,
+        ge=1,
+        le=1_000_000,
+        examples=[MAX_CONNECTIONS],
+        description="Connections that may be open, per worker. Lower where the limit of file descriptors is lower.",
+    )
+    request_timeout_ms: int = Field(
+        default=10_000,
+        ge=10,
+        le=3_600_000,
+        examples=[10_000],
+        description=(
+            "Time within which the head of a request has to arrive; a body has to arrive at 1,000 bytes "
+            "per second or more."
+        ),
+    )
+    log_level: Annotated[LogLevel, Field(examples=["info"], description="`debug`, `info`, `warning` or `error`.")] = (
+        "info"
+    )
 
     @field_validator("store_url")
     @classmethod
@@ -62,7 +185,7 @@ class AgentSettings(Settings):
         try:
             ClusterAddress(url) if url.startswith(SCHEME) else StoreAddress(url)
         except ValueError:
-            # The message would repeat the value, and with it the password.
+            # The original message would repeat the value, and with it the password.
             raise ValueError(
                 "it must look like redis://:password@host:port/0, unix:///path or"
                 " redis+cluster://:password@host:port,host:port"
@@ -70,7 +193,7 @@ class AgentSettings(Settings):
         return value
 
     @model_validator(mode="after")
-    def _asks_for_a_token_elsewhere(self) -> Self:
+    def _requires_a_token_elsewhere(self) -> Self:
         if self.service_token is None and self.uds is None and not is_loopback(self.host):
             raise ValueError(
                 "LEASEHOLD_AGENT_SERVICE_TOKEN is not set, and LEASEHOLD_AGENT_HOST is not loopback: an agent that"
@@ -80,7 +203,7 @@ class AgentSettings(Settings):
 
 
 def journal_of(settings: AgentSettings) -> Path | None:
-    """Where its journal is, if it has one: with its state, unless it is told otherwise."""
+    """Return the directory of the outage journal, if there is one: by default it is inside the state directory."""
     own = settings.state_dir / "journal" if settings.state_dir is not None else None
     return settings.journal_dir or own
 

@@ -1,4 +1,4 @@
-"""List what proves each table of the database, or why nothing does. `docs/auditing.md` tells auditors the same.
+"""List what proves each table of the database, or why nothing does. `docs/guides/auditing.md` tells auditors the same.
 
 A test compares this list with the tables and columns that the migrations make, so that a new table cannot be forgotten:
 say here what proves it, and make `verify` do so, or say why it needs no proof.

@@ -2,7 +2,7 @@
 
 Each report that the line is from is given whole, as its head hashes it; of each seal that covers one of them, all that
 it hashes of the reports; and all seals from the first of these to the last, each hashing the one before it. What no
-report tells of is in its seal by itself. docs/auditing.md has the few lines that check it.
+report tells of is in its seal by itself. docs/guides/auditing.md has the few lines that check it.
 """
 
 from collections.abc import AsyncIterator, Sequence

@@ -8,6 +8,7 @@ from leasehold.cli.allocations import allocations
 from leasehold.cli.apply import apply
 from leasehold.cli.block import block
 from leasehold.cli.coordinator import coordinator
+from leasehold.cli.env import env
 from leasehold.cli.export import export
 from leasehold.cli.installation import installation
 from leasehold.cli.migrate import migrate
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(up)
+app.command()(env)
 app.command()(coordinator)
 app.command()(agent)
 app.command()(migrate)

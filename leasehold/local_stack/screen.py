@@ -1,6 +1,8 @@
-"""What a person sees when the stack is ready: where everything is, the tokens, and three commands to try."""
+"""The screen of `leasehold up`: where everything is, the tokens, and three commands to try."""
 
 import json
+import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,7 +13,7 @@ from leasehold.local_stack.plan import Stack
 
 
 def show(stack: Stack, data: Path, seconds: float) -> None:
-    """On a terminal in colours, anywhere else as plain text. Lines are never broken: people copy them."""
+    """Print the screen, in colours on a terminal. Lines are never broken, because people copy them."""
     console = Console(highlight=False, soft_wrap=True)
     for style, line in _lines(stack, data, seconds):
         console.print(line, style=style, markup=False)
@@ -23,6 +25,8 @@ def _lines(stack: Stack, data: Path, seconds: float) -> Iterator[tuple[str, str]
     for name, url in _addresses(stack):
         yield "", f"  {name:18}{without_password(url)}"
     yield "", f"  {'data, logs':18}{data}"
+    yield "bold", "\nAddresses and tokens as variables, and `leasehold` on the PATH, for a shell in another terminal"
+    yield "cyan", f"  {environment_command(data)}"
     yield "bold", "\nTokens, one for each scope (these and the passwords are in stack.json in that directory)"
     for scope, token in stack["tokens"].items():
         yield "", f"  {scope:18}{token}"
@@ -30,6 +34,12 @@ def _lines(stack: Stack, data: Path, seconds: float) -> Iterator[tuple[str, str]
         yield "bold", f"\n{what}"
         yield "cyan", f"  {command}"
     yield "dim", "\nCtrl-C stops everything; what the regions did not spend is returned first."
+
+
+def environment_command(data: Path) -> str:
+    """Return the command that sets a shell up for this stack, wherever the shell is."""
+    command = shlex.join([str(Path(sys.executable).parent / "leasehold"), "env", "--data", str(data)])
+    return f'eval "$({command})"'
 
 
 def _addresses(stack: Stack) -> Iterator[tuple[str, str]]:
@@ -47,7 +57,7 @@ def without_password(url: str) -> str:
 
 
 def commands(stack: Stack) -> Iterator[tuple[str, str]]:
-    """What to try first, each as one line for a shell."""
+    """Yield the commands to try first, each with its description and as one line for a shell."""
     agent = next(iter(stack["agents"].values()))
     yield "An export is admitted", _check(agent, cost=1)
     yield "More than is left of the month is denied", _check(agent, cost=1001)

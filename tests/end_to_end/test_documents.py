@@ -1,6 +1,6 @@
 """The commands in README.md and docs/ do what the text around them says, on a stack of their own."""
 
-import os
+import json
 import re
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ from leasehold.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")))]
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PORT = re.compile(r"127\.0\.0\.1:(84\d\d)")
 
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
-    """With something in the books, as a reader has who comes to a page after the README."""
+    """A stack that has booked something, as a reader has who comes to a page after the quickstart."""
     with running(tmp_path_factory.mktemp("stack") / "data", "--json") as launcher:
         assert launcher.check("us-east").status == 200
         assert wait_until(lambda: launcher.consumed() == 1, PATIENCE_S)
@@ -37,24 +37,29 @@ def examples(page: str) -> list[str]:
     return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_example_of_a_page_works(page: str, stack: Launcher) -> None:
+@pytest.fixture(scope="module")
+def exported(stack: Launcher) -> str:
+    """Return the shell variables that `leasehold env` prints for the stack."""
+    command = [sys.executable, "-m", "leasehold.cli", "env", "--data", str(stack.data)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if examples(page)])
+def test_every_example_of_a_page_works(page: str, stack: Launcher, exported: str) -> None:
     for example in examples(page):
-        said = run(example, stack)
-        assert '"status":4' not in said, f"{example}\n{said}"
-        assert '"status":5' not in said, f"{example}\n{said}"
-        assert said.startswith("{"), f"{example}\n{said}"
+        printed = run(example, stack, exported)
+        assert '"status":4' not in printed or '"type":"/problems/quota-exceeded"' in printed, f"{example}\n{printed}"
+        assert '"status":5' not in printed, f"{example}\n{printed}"
+        if "curl" in example or "--json" in example:
+            assert printed.startswith("{"), f"{example}\n{printed}"
 
 
-def run(example: str, stack: Launcher) -> str:
-    """With the ports and tokens of this stack. curl's own failures end the test."""
+def run(example: str, stack: Launcher, exported: str) -> str:
+    """Run an example with the ports, tokens and PATH of this stack. A failure of a command ends the test."""
     base = int(stack.stack["coordinator"].rpartition(":")[2]) - 8400
     command = _PORT.sub(lambda found: f"127.0.0.1:{int(found[1]) + base}", example.replace("curl -s", "curl -sS"))
-    path = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # for `leasehold`
-    tokens = {"USAGE_TOKEN": stack.stack["tokens"]["usage:read"], "ADMIN_TOKEN": stack.stack["tokens"]["admin"]}
     done = subprocess.run(
-        ["bash", "-eu", "-c", command],
-        env=os.environ | path | tokens,
+        ["bash", "-eu", "-o", "pipefail", "-c", f"{exported}\n{command}"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -64,21 +69,38 @@ def run(example: str, stack: Launcher) -> str:
     return done.stdout
 
 
+def test_the_quickstart_leads_to_a_line_of_usage(stack: Launcher, exported: str) -> None:
+    """What its checks consumed is in the usage of both regions; what it was denied is not."""
+    for example in examples("docs/quickstart.md"):
+        run(example, stack, exported)
+    assert wait_until(lambda: stack.consumed() >= 7, PATIENCE_S)
+    usage = run("leasehold usage --group-by tenant,quota,region --json", stack, exported)
+    units = {line["dimensions"]["region"]: line["units"] for line in json.loads(usage)["data"]}
+    assert units["ap-south"] >= 4
+    assert units["us-east"] >= 3
+
+
 def test_the_pages_have_examples() -> None:
-    assert {page: len(examples(page)) for page in PAGES if page.count("/") < 2} == {
+    assert {page: len(examples(page)) for page in PAGES if examples(page)} == {
         "README.md": 4,
-        "docs/auditing.md": 2,
-        "docs/finance.md": 5,
-        "docs/limits.md": 5,
-        "docs/operations.md": 10,
-        "docs/performance.md": 0,
-        "docs/services.md": 4,
-        "docs/simulation.md": 0,
-        "docs/webhooks.md": 0,
+        "docs/guides/auditing.md": 2,
+        "docs/guides/finance.md": 5,
+        "docs/guides/limits.md": 5,
+        "docs/guides/operations.md": 10,
+        "docs/guides/services.md": 4,
+        "docs/quickstart.md": 6,
     }
 
 
-def test_no_link_between_pages_is_broken() -> None:
-    for page in [*PAGES, "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "lua/README.md", "compose/README.md"]:
+def test_no_link_of_a_page_outside_of_the_site_is_broken() -> None:
+    """`./dev docs` checks the links of the site itself."""
+    for page in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "lua/README.md",
+        "compose/README.md",
+    ]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
             assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}"

@@ -29,5 +29,5 @@ async def test_no_unit_is_sold_twice_or_lost_however_far_the_regions_are_and_tho
             assert real.books.is_exact
         of_rate = await wan.play_rate(stack, trace("rate", RATE, 1), wan.Subject("rate", "acme"))
     assert of_rate.played.others == 0
-    bound_s = 1  # beyond the bucket and what the rate brings, in the worst case: docs/limits.md
+    bound_s = 1  # beyond the bucket and what the rate brings, in the worst case: docs/guides/limits.md
     assert 0 < of_rate.played.admitted <= RATE.limit * (1 + bound_s + of_rate.played.took_s)

@@ -1,4 +1,4 @@
-"""`./dev faults`: make every fault of docs/operations.md in a real region, and print what the services say of it."""
+"""`./dev faults`: make every fault of docs/guides/health.md in a real region, and print what the services say."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The faults of docs/operations.md: how each is made and healed, and what the services and their logs must say."""
+"""The faults of docs/guides/health.md: how each is made and healed, and what services and logs must say."""
 
 import os
 import signal

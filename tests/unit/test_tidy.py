@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NO_TEXT = {".venv.lock", ".git"}  # the latter is a file in a worktree
-NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^dist$"
+NOT_OURS = r"^\.(?!ci$)|^__pycache__$|^dist$|^site$"
 TEXT = {
     "",
     ".cfg",

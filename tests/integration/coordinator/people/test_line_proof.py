@@ -1,4 +1,4 @@
-"""A line of a statement is proven by the script in docs/auditing.md, and not if any byte of the proof is another."""
+"""The script in docs/guides/auditing.md proves a line of a statement, and refuses any changed byte."""
 
 import asyncio
 import copy
@@ -31,7 +31,7 @@ from tests.integration.coordinator.people.test_statements import (
 __all__ = ["region"]
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).parents[4] / "docs" / "auditing.md"
+PAGE = Path(__file__).parents[4] / "docs" / "guides" / "auditing.md"
 Check = Callable[[str, list[dict[str, Any]]], str]
 
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.anyio
 ACME, NOVEMBER = "exports:tenant=acme", "2026-11"
 AT = datetime(2026, 11, 18, 9, 5, tzinfo=UTC)
 EVERYTHING = ["threshold.reached", "period.closed", "adjustment.approved", "suspense.new", "drift.found"]
-GUIDE = Path(__file__).parents[4] / "docs/webhooks.md"
+GUIDE = Path(__file__).parents[4] / "docs/guides/webhooks.md"
 
 
 class Receiver:

@@ -18,7 +18,7 @@ from tests.integration.coordinator.proof.history import IN_DECEMBER
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
-AUDITING = Path(__file__).parents[4] / "docs" / "auditing.md"
+AUDITING = Path(__file__).parents[4] / "docs" / "guides" / "auditing.md"
 PROVEN = {table: proven for table, proven in COVERAGE.items() if isinstance(proven, Proven)}
 
 # Of what a row of usage, of a seal or of a chain is made of: tests/…/test_forged.py changes each of them.
