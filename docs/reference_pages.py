@@ -21,11 +21,11 @@ from pydantic_core import PydanticUndefined
 
 from coordinator.metrics import Metrics as CoordinatorMetrics
 from coordinator.settings import CoordinatorSettings
+from protocol.problems import PROBLEMS
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from web.connections import ConnectionLimits
 from web.metrics import HttpMetrics
-from web.problems import PROBLEMS
 from web.settings import Settings, is_secret, variable_of
 
 OPENAPI = Path(__file__).parent / "openapi"
