@@ -50,7 +50,7 @@ from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
 from coordinator.usage.read_usage import read_usage
 from coordinator.usage.rules.usage import Dimension, UsageQuestion
-from leasehold import embedded
+from leasehold.local_stack import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of

@@ -30,7 +30,7 @@ def main(url: str) -> None:
 
         print(make_report("acme"))
 
-        patient = client.wait(EXPORT, patience_s=5)
+        patient = client.wait(EXPORT, timeout_s=5)
         print("after waiting:", "allowed" if patient.allowed else "denied")
 
 

@@ -1,26 +1,38 @@
-"""Leasehold: quotas over regions, never sold twice and never booked twice.
+"""Leasehold: quotas over several regions, never sold twice and never booked twice.
 
-`from leasehold import Client` is what most programs need. It is loaded when it is asked for: the command line starts
-quicker without it.
+`from leasehold import Client` is what most programs need. Each name is imported when it is used first, so that a
+program loads no more than it needs. `Engine`, which decides in the program's own process, and the command line need
+the server's packages: `pip install 'leasehold[server]'`.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leasehold.client import AgentUnavailable as AgentUnavailable
-    from leasehold.client import AsyncClient as AsyncClient
-    from leasehold.client import CircuitBreaker as CircuitBreaker
-    from leasehold.client import Client as Client
-    from leasehold.client import Decision as Decision
-    from leasehold.client import Denied as Denied
-    from leasehold.client import Refused as Refused
+    from leasehold.client._async.client import AsyncClient as AsyncClient
+    from leasehold.client._sync.client import Client as Client
+    from leasehold.client.agent_protocol import AgentUnavailable as AgentUnavailable
+    from leasehold.client.agent_protocol import Decision as Decision
+    from leasehold.client.agent_protocol import Denied as Denied
+    from leasehold.client.agent_protocol import RequestRejected as RequestRejected
+    from leasehold.client.agent_protocol import Subject as Subject
+    from leasehold.engine import Engine as Engine
+    from protocol.circuit_breaker import CircuitBreaker as CircuitBreaker
 
-__all__ = ["AgentUnavailable", "AsyncClient", "CircuitBreaker", "Client", "Decision", "Denied", "Refused"]
+_MODULES = {
+    "AgentUnavailable": "leasehold.client.agent_protocol",
+    "AsyncClient": "leasehold.client._async.client",
+    "CircuitBreaker": "leasehold.client.agent_protocol",
+    "Client": "leasehold.client._sync.client",
+    "Decision": "leasehold.client.agent_protocol",
+    "Denied": "leasehold.client.agent_protocol",
+    "Engine": "leasehold.engine",
+    "RequestRejected": "leasehold.client.agent_protocol",
+    "Subject": "leasehold.client.agent_protocol",
+}
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from leasehold import client  # noqa: PLC0415 - see above
-
-    return getattr(client, name)
+    return getattr(__import__(_MODULES[name], fromlist=[name]), name)

@@ -1,11 +1,11 @@
-"""An agent within a service's own process: the same decisions, and no hop.
+"""An agent inside a service's own process: the same decisions without a network hop.
 
     engine = Engine()                      # settings from LEASEHOLD_AGENT_…, as `leasehold agent` reads them
     async with engine.running():
         decision = await engine.check({"tenant": "acme", "route": "/v1/search"})
 
-It is one agent more of the region: it shares the store with the others, reports what it admits, and says its last words
-when the block ends.
+It is one more agent of its region: it shares the store with the others and reports what it admits. When the block ends
+it reports the rest and returns its leases.
 """
 
 import asyncio
@@ -18,9 +18,17 @@ from typing import TypeVar
 
 import msgspec
 
-from leasehold.asking import AgentUnavailable, Decision, Denied, Held, Mode, Refused, Subject, decision_of
-from leasehold.holding import AsyncGuarding
-from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension
+from leasehold.client._async.limiter import AsyncLimiter
+from leasehold.client.agent_protocol import (
+    AgentUnavailable,
+    Decision,
+    Denied,
+    HeldUnits,
+    RequestRejected,
+    Subject,
+    decision_of,
+)
+from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension, Mode
 from protocol.clock import SystemClock
 from regional_agent.admission.check_cache import AskedBefore
 from regional_agent.admission.engine import Asked, asked_verdict
@@ -31,73 +39,73 @@ from regional_agent.settings import AgentSettings
 from web.problems import Problem, problem_document
 from web.settings import load_settings
 
-PATIENCE_S = 5  # of a service that starts, with a coordinator and a store that may not be there
-LOOK_AGAIN_S = 0.01
+START_TIMEOUT_S = 5  # the coordinator or the store may be down
+POLL_S = 0.01
 
 T = TypeVar("T")
 
 
-class Engine(AsyncGuarding):
+class Engine(AsyncLimiter):
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = Region(settings or load_settings(AgentSettings), SystemClock())
         self._asked_before: AskedBefore[tuple[object, ...]] = AskedBefore(self.region.admission)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Begins when the engine can decide, or after a while in which it could not: then each question says why."""
+        """Run the engine. The block begins when the engine can decide, or after a time-out."""
         async with self.region.running():
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(START_TIMEOUT_S):
                     await self._ready()
             yield
 
     async def _ready(self) -> None:
-        while not self.region.has_epochs or self.region.admission.policies is None:  # noqa: ASYNC110 - two rooms tell
-            await asyncio.sleep(LOOK_AGAIN_S)
+        while not self.region.has_epochs or self.region.admission.policies is None:  # noqa: ASYNC110 - two components say so
+            await asyncio.sleep(POLL_S)
 
     async def check(
         self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
     ) -> Decision:
-        """May this happen now? Raises Refused for a question that an agent would refuse."""
+        """Decide whether a request may happen now. Raise RequestRejected for one that an agent would reject."""
         admission = self.region.admission
         try:
             asked = self._asked(subject, cost, operation_id, mode)
-            verdict = admission.known(asked)  # of a hot key nearly always
+            verdict = admission.known(asked)  # nearly always, for a hot key
             if not isinstance(verdict, Verdict):
                 verdict = await asked_verdict(admission, asked, verdict)
         except REFUSALS as error:
-            raise _refused(problem_of(error)) from None
+            raise _rejection(problem_of(error)) from None
         return _decision(verdict)
 
     # --- holds -------------------------------------------------------------------------------------------------------
 
-    async def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> Held:
-        """Set units aside for work whose cost is not known yet. Raises Denied where there are not as many."""
-        asked = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
+    async def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> HeldUnits:
+        """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
+        body = {"subject": dict(subject), "units": units, "ttl_ms": ttl_ms, "operation_id": operation_id}
         try:
             self.region.holds.require_key()
-            verdict = await self.region.admission.hold(_read(asked, Hold))
+            verdict = await self.region.admission.hold(_decode(body, Hold))
         except Problem as problem:
-            raise _refused(problem) from None
+            raise _rejection(problem) from None
         except REFUSALS as error:
-            raise _refused(problem_of(error)) from None
+            raise _rejection(problem_of(error)) from None
         if not verdict.answer.allowed:
             raise Denied(_decision(verdict))
         held = verdict.held(ttl_ms)
-        return Held(self.region.holds.seal.seal(held.id), units, held.ttl_ms)
+        return HeldUnits(self.region.holds.seal.seal(held.id), units, held.ttl_ms)
 
-    async def commit(self, hold: Held, units: int) -> None:
-        """So many were used. Repeating it changes nothing; another number is refused."""
-        await self._tell(hold, "commit", _read({"units": units}, HoldCommit).units)
+    async def commit(self, hold: HeldUnits, units: int) -> None:
+        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
+        await self._change(hold, "commit", _decode({"units": units}, HoldCommit).units)
 
-    async def extend(self, hold: Held, ttl_ms: int) -> None:
-        await self._tell(hold, "extend", _read({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms)
+    async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
+        await self._change(hold, "extend", _decode({"ttl_ms": ttl_ms}, HoldExtension).ttl_ms)
 
-    async def release(self, hold: Held) -> None:
-        await self._tell(hold, "release")
+    async def release(self, hold: HeldUnits) -> None:
+        await self._change(hold, "release")
 
-    async def _tell(self, hold: Held, action: str, amount: int = 0) -> None:
-        """A failure is the caller's to know: a commit that nobody heard is not billed."""
+    async def _change(self, hold: HeldUnits, action: str, amount: int = 0) -> None:
+        """Change a hold, or raise: a commit that is lost is not billed."""
         if hold.hold_id is None:
             return
         try:
@@ -105,61 +113,61 @@ class Engine(AsyncGuarding):
         except Problem as problem:
             if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise AgentUnavailable(problem.detail) from None
-            raise _refused(problem) from None
+            raise _rejection(problem) from None
 
     def _asked(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Asked:
-        question = (*subject.items(), cost, type(cost), operation_id, mode)
+        key = (*subject.items(), cost, type(cost), operation_id, mode)
         try:
-            asked = self._asked_before.find(question)
-        except TypeError:  # something in it is no text: it is refused by name below
+            asked = self._asked_before.find(key)
+        except TypeError:  # a value is not text: `_check` rejects it by its name
             asked = None
         if asked is None:
             asked = self.region.admission.asked(_check(subject, cost, operation_id, mode))
-            self._asked_before.keep(question, asked)
+            self._asked_before.keep(key, asked)
         return asked
 
 
 class _Headers(Mapping[str, str]):
-    """Put into words when somebody looks: most who ask want to know one thing only."""
+    """The RateLimit headers, made when they are read first: most callers read `allowed` only."""
 
     def __init__(self, answer: CheckAnswer, windows: Sequence[Window]) -> None:
         self._answer = answer
         self._windows = windows
 
     @cached_property
-    def _told(self) -> Mapping[str, str]:
+    def _headers(self) -> Mapping[str, str]:
         headers = headers_of(self._answer.policies, self._windows)
         if not self._answer.allowed:
-            headers |= retry_after_header(self._answer.retry_after_ms, random.random())  # noqa: S311 - it spreads a herd
+            headers |= retry_after_header(self._answer.retry_after_ms, random.random())  # noqa: S311 - spreads retries
         return {name.lower(): value for name, value in headers.items()}
 
     def __getitem__(self, name: str) -> str:
-        return self._told[name]
+        return self._headers[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._told)
+        return iter(self._headers)
 
     def __len__(self) -> int:
-        return len(self._told)
+        return len(self._headers)
 
     def __repr__(self) -> str:
-        return repr(self._told)
+        return repr(self._headers)
 
 
 def _decision(verdict: Verdict) -> Decision:
     return decision_of(verdict.answer, _Headers(verdict.answer, verdict.windows))
 
 
-def _refused(problem: Problem) -> Refused:
-    return Refused(problem.status, problem_document(problem, "", ""))
+def _rejection(problem: Problem) -> RequestRejected:
+    return RequestRejected(problem.status, problem_document(problem, "", ""))
 
 
 def _check(subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Check:
-    return _read({"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}, Check)
+    return _decode({"subject": dict(subject), "cost": cost, "operation_id": operation_id, "mode": mode}, Check)
 
 
-def _read(asked: Mapping[str, object], shape: type[T]) -> T:
+def _decode(body: Mapping[str, object], shape: type[T]) -> T:
     try:
-        return msgspec.convert(asked, shape)
+        return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:
-        raise Refused(422, {"title": "Invalid request", "detail": str(error)}) from None
+        raise RequestRejected(422, {"title": "Invalid request", "detail": str(error)}) from None

@@ -22,8 +22,8 @@ import asyncpg
 import pytest
 from hypothesis import settings
 
-from leasehold import embedded
-from leasehold.processes import stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop, wait_until
 from migrations.run import upgrade
 
 # A machine that is busy is no fault of the code: no test fails for the time that it took.
@@ -43,7 +43,7 @@ OF_TESTS = embedded.FORGETFUL | {"max_wal_size": "64MB", "min_wal_size": "32MB"}
 
 
 class Server(NamedTuple):
-    """A server of this worker; a test that wants another one of its kind starts it with `leasehold.embedded`."""
+    """A server of this worker; a test that wants another one of its kind starts it with `embedded`."""
 
     port: int
     password: str

@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.types import Scope
 
-from leasehold.asking import Subject
-from leasehold.engine import Engine
-from leasehold.middleware import Limited
+from leasehold import Engine, Subject
+from leasehold.middleware import LimitMiddleware
 
 engine = Engine()
 
@@ -24,7 +23,7 @@ def subject_of(scope: Scope) -> Subject:
 
 
 app = FastAPI(lifespan=lifespan)
-app.add_middleware(Limited, ask=engine.check, subject=subject_of)
+app.add_middleware(LimitMiddleware, check=engine.check, subject=subject_of)
 
 
 @app.get("/benchmark")

@@ -6,7 +6,7 @@ from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.blocks.statements import advance_blocks, lock_blocks
 from coordinator.database.connection import Connection
-from protocol.blocks import BlockField
+from protocol.check import BlockField
 
 
 async def delete_block(connection: Connection, field: BlockField, value: str, by: Actor, now: datetime) -> bool:

@@ -8,7 +8,8 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.blocks.read_blocks import Block, read_block
 from coordinator.blocks.statements import advance_blocks, lock_blocks
 from coordinator.database.connection import Connection
-from protocol.blocks import MAX_BLOCKS, BlockField
+from protocol.blocks import MAX_BLOCKS
+from protocol.check import BlockField
 
 
 class Wanted(NamedTuple):

@@ -7,7 +7,8 @@ from msgspec import Struct
 
 from coordinator.blocks.statements import blocks_tag
 from coordinator.database.connection import Connection
-from protocol.blocks import BlockedValue, BlockField
+from protocol.blocks import BlockedValue
+from protocol.check import BlockField
 
 _MILLISECOND = timedelta(milliseconds=1)
 

@@ -17,7 +17,8 @@ from coordinator.http.inputs import Moment, Reason, faults_of_end, faults_of_rea
 from coordinator.http.polling import a_version, has_it, news
 from coordinator.http.queries import INTEGER, Query, with_query
 from coordinator.state import Coordinator, TheCoordinator
-from protocol.blocks import MAX_BLOCKS, BlockField, spelt
+from protocol.blocks import MAX_BLOCKS, spelt
+from protocol.check import BlockField
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem

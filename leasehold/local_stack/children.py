@@ -13,7 +13,7 @@ from textwrap import shorten
 from typing import NamedTuple
 
 from leasehold.local_stack.data_directory import DataDirectory
-from leasehold.processes import Identity, end_strangers, identity, wait_until
+from leasehold.local_stack.processes import Identity, end_strangers, identity, wait_until
 
 LAST_WORDS = 10
 LONGEST_WORD = 400

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from leasehold.local_stack.plan import REGIONS
-from leasehold.processes import Identity
+from leasehold.local_stack.processes import Identity
 
 FORMAT = "leasehold local stack, format 1"
 SCOPES = (

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from leasehold import embedded
+from leasehold.local_stack import embedded
 from leasehold.local_stack.calls import is_ready, why_not_ready
 from leasehold.local_stack.children import PREPARE, Children, end_left_running
 from leasehold.local_stack.data_directory import (
@@ -30,8 +30,8 @@ from leasehold.local_stack.data_directory import (
     write_private,
 )
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, DELAY_MS, REGIONS, URL_VARIABLE, Plan, Stack
+from leasehold.local_stack.processes import spawn
 from leasehold.local_stack.seed import seed
-from leasehold.processes import spawn
 
 READY_S = 30
 EMBEDDED_POSTGRES_ANSWERS_S = 15
@@ -263,7 +263,7 @@ class _Urls:
 _TIMEOUT = "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS"
 DECISION_TIMEOUT_MS = "250"  # a dozen processes share the cores: a store that waits for its turn is not down
 _PREPARE = ["-m", "leasehold.local_stack.prepare"]
-_RELAY = ["-m", "leasehold.relay"]
+_RELAY = ["-m", "leasehold.local_stack.relay"]
 _WHEN_TOLD = "from {}.main import run; import sys; sys.stdin.readline() and run()"  # no word: the launcher is gone
 _COORDINATOR = ["-c", _WHEN_TOLD.format("coordinator")]
 _AGENT = ["-c", _WHEN_TOLD.format("regional_agent")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from leasehold.embedded import LOOPBACK
+from leasehold.local_stack.embedded import LOOPBACK
 
 REGIONS = ("us-east", "eu-west", "ap-south")
 # One way, so a round trip takes twice as long.

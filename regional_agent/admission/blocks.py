@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 from protocol.addresses import parse_address, parse_network
-from protocol.blocks import BlockedValue, BlockField, BlockList
+from protocol.blocks import BlockedValue, BlockList
+from protocol.check import BlockField
 
 Subject = dict[str, str]
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import structlog
 from prometheus_client import CollectorRegistry, Counter
 
-from protocol.check import CheckAnswer, cause_of_denial, status_of_answer
+from protocol.check import CheckAnswer, cause_of_denial
+from protocol.denials import status_of_answer
 
 log = structlog.get_logger()
 

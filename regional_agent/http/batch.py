@@ -9,7 +9,8 @@ from itertools import groupby
 
 import structlog
 
-from protocol.check import BatchAnswer, BatchItem, Check, status_of_answer
+from protocol.check import BatchAnswer, BatchItem, Check
+from protocol.denials import status_of_answer
 from protocol.problems import PROBLEMS
 from regional_agent.admission.engine import Admits, Asked
 from regional_agent.http.callers import adjust_forbidden

@@ -10,7 +10,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from protocol.check import MAX_BATCH, CheckAnswer, Hold, HoldAnswer, PolicyAnswer, denial_of
+from protocol.check import MAX_BATCH, CheckAnswer, Hold, HoldAnswer, PolicyAnswer
+from protocol.denials import denial_of
 from protocol.problems import MEDIA_TYPE
 from regional_agent.admission.rules.hold_ids import HoldId, HoldSeal, HoldTerms
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.chaos.load import Journal
 from tests.chaos.pieces import TENANTS, Stack
 

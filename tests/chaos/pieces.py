@@ -15,9 +15,9 @@ import asyncpg
 
 from coordinator.access.issue_token import issue_token
 from coordinator.access.revoke_token import revoke_token
-from leasehold import embedded
+from leasehold.local_stack import embedded
 from leasehold.local_stack.calls import call, is_ready
-from leasehold.processes import spawn, stop, wait_until
+from leasehold.local_stack.processes import spawn, stop, wait_until
 from migrations.run import upgrade
 from protocol.clock import SystemClock
 from tests.conftest import free_port, restricted

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.local_stack.calls import call
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.chaos.pieces import AGENTS, PATIENCE_S, Stack
 
 EXPORTS = "exports:tenant=large"

@@ -13,7 +13,7 @@ from leasehold.local_stack.calls import Answer, call
 from leasehold.local_stack.data_directory import CannotStart
 from leasehold.local_stack.launcher import refuse_used_ports
 from leasehold.local_stack.plan import Plan
-from leasehold.processes import Identity, identity, is_running, wait_until
+from leasehold.local_stack.processes import Identity, identity, is_running, wait_until
 
 UP = [sys.executable, "-m", "leasehold.cli", "up"]
 PATIENCE_S = 60

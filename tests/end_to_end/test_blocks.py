@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leasehold.local_stack.calls import Answer, call
 from leasehold.local_stack.plan import REGIONS
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
 
 KEY = {"field": "api_key", "value": "ak_7"}

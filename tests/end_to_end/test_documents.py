@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
 
 ROOT = Path(__file__).parent.parent.parent

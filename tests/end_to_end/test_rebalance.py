@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leasehold.local_stack.calls import call
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import AN_EXPORT, PATIENCE_S, Launcher, running
 
 EXPORTS = "exports:tenant=acme"

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, STOP_S, Launcher, running
 
 pytestmark = pytest.mark.anyio

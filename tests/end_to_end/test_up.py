@@ -12,12 +12,12 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from leasehold.embedded import postgres_url
 from leasehold.local_stack.calls import call
 from leasehold.local_stack.data_directory import SCOPES
+from leasehold.local_stack.embedded import postgres_url
 from leasehold.local_stack.launcher import refuse_used_ports
 from leasehold.local_stack.plan import REGIONS, Plan
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.conftest import Server, free_port
 from tests.end_to_end.launching import PATIENCE_S, STOP_S, UP, Launcher, free_base_port, running
 

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import httpx
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from protocol.clock import SystemClock
 from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind

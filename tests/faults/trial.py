@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from tests.faults.scene import (
     AGENT,
     PATIENCE_S,

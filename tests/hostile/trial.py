@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 
 from coordinator.access.issue_token import issue_token
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from protocol.clock import SystemClock
 from protocol.periods import Calendar, period_at
 from protocol.policy import PeriodKind

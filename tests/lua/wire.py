@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import hiredis
 
-from leasehold import embedded
+from leasehold.local_stack import embedded
 from regional_agent.store.connection import Argument, StoreError
 from regional_agent.store.sources import sources
 from tests.conftest import Server

@@ -11,8 +11,8 @@ from typing import Any
 
 import hiredis
 
-from leasehold import embedded
-from leasehold.processes import stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop, wait_until
 from regional_agent.cluster.rules.slot_map import SLOTS, slot_of
 from tests.conftest import free_port
 

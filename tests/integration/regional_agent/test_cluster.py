@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.processes import wait_until
+from leasehold.local_stack.processes import wait_until
 from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import slot_of
 from regional_agent.store.topology import Cluster

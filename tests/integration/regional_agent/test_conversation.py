@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold import embedded
-from leasehold.processes import stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop, wait_until
 from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys

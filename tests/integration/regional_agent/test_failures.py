@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from leasehold import embedded
-from leasehold.processes import stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop, wait_until
 from protocol.check import Check, Subject
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from leasehold import embedded
-from leasehold.processes import spawn
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import spawn
 from protocol.circuit_breaker import BreakerState
 from regional_agent.store.scripts import AllowanceCharge
 from regional_agent.store_outage.journal import JournalDirectory

@@ -6,12 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from leasehold import AsyncClient, Refused
+from leasehold import AsyncClient, RequestRejected
+from tests.integration.client.test_clients import served_agent
+from tests.integration.client.test_middleware import engine_of
 from tests.integration.regional_agent.conftest import EXPORT, World
 from tests.integration.regional_agent.test_checks import problem
-from tests.integration.regional_agent.test_clients import served_agent
 from tests.integration.regional_agent.test_fast_door import Doors, opened
-from tests.integration.regional_agent.test_middleware import engine_of
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +69,7 @@ async def test_the_engine_and_the_client_name_the_field(world: World) -> None:
     async with engine_of(world) as engine, served_agent(world) as url, AsyncClient(url) as client:
         for asks in (engine, client):
             for subject, field in HOSTILE.values():
-                with pytest.raises(Refused) as refused:
+                with pytest.raises(RequestRejected) as refused:
                     await asks.check(subject)
                 assert refused.value.status == 422
                 assert [each["field"] for each in refused.value.problem["invalid_parameters"]] == [field]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from leasehold.engine import Engine
+from tests.integration.client.test_middleware import engine_of, service
 from tests.integration.regional_agent.conftest import Agent, World, until
 from tests.integration.regional_agent.test_fast_door import Doors, opened
-from tests.integration.regional_agent.test_middleware import engine_of, service
 
 pytestmark = pytest.mark.anyio
 

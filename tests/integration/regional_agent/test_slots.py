@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from leasehold import AgentUnavailable, AsyncClient, Client, Denied, Refused
-from leasehold.asking import Held
-from leasehold.holding import AsyncHolding, Holding
+from leasehold import AgentUnavailable, AsyncClient, Client, Denied, RequestRejected
+from leasehold.client._async.limiter import AsyncOpenHold
+from leasehold.client._sync.limiter import OpenHold
+from leasehold.client.agent_protocol import HeldUnits
+from tests.integration.client.test_clients import served_agent
+from tests.integration.client.test_middleware import engine_of
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World
-from tests.integration.regional_agent.test_clients import served_agent
 from tests.integration.regional_agent.test_holds import hold, pass_ms, say
-from tests.integration.regional_agent.test_middleware import engine_of
 
 pytestmark = pytest.mark.anyio
 
@@ -140,7 +141,7 @@ async def test_a_decorated_function_has_a_slot_while_it_runs(world: World, agent
         assert await left(agent) == {"reports": 2}
 
 
-ANSWERS: list[Exception | None] = [None, AgentUnavailable("away"), None, Refused(409, {"state": "lapsed"})]
+ANSWERS: list[Exception | None] = [None, AgentUnavailable("away"), None, RequestRejected(409, {"state": "lapsed"})]
 
 
 class Scripted(Client):
@@ -151,10 +152,10 @@ class Scripted(Client):
         self.said: list[int] = []
         self.refused = threading.Event()
 
-    def extend(self, hold: Held, ttl_ms: int) -> None:
+    def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
         self.said.append(ttl_ms)
         answer = ANSWERS[len(self.said) - 1]
-        if isinstance(answer, Refused):
+        if isinstance(answer, RequestRejected):
             self.refused.set()
         if answer is not None:
             raise answer
@@ -166,7 +167,7 @@ class AsyncScripted(AsyncClient):
         self._other = Scripted()
         self.said, self.refused = self._other.said, asyncio.Event()
 
-    async def extend(self, hold: Held, ttl_ms: int) -> None:
+    async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
         try:
             self._other.extend(hold, ttl_ms)
         finally:
@@ -176,20 +177,20 @@ class AsyncScripted(AsyncClient):
 
 def test_a_thread_keeps_what_is_held_until_its_block_ends_or_it_has_ended() -> None:
     with Scripted() as client:
-        with Holding(client, Held("h", 1, 30)).kept():
+        with OpenHold(client, HeldUnits("h", 1, 30)).renewed():
             assert client.refused.wait(10)
         assert client.said == [30] * 4
-        with Holding(client, Held("h", 1, 10**9)).kept():
+        with OpenHold(client, HeldUnits("h", 1, 10**9)).renewed():
             pass  # it does not wait for its next turn
     assert not [thread for thread in threading.enumerate() if thread.name == "leasehold-keeping"]
 
 
 async def test_a_task_does_the_same() -> None:
     async with AsyncScripted() as client, asyncio.timeout(10):
-        async with AsyncHolding(client, Held("h", 1, 30)).kept():
+        async with AsyncOpenHold(client, HeldUnits("h", 1, 30)).renewed():
             await client.refused.wait()
         assert client.said == [30] * 4
-        async with AsyncHolding(client, Held("h", 1, 10**9)).kept():
+        async with AsyncOpenHold(client, HeldUnits("h", 1, 10**9)).renewed():
             pass
 
 
@@ -197,7 +198,7 @@ async def test_a_slot_of_a_function_that_takes_long_is_extended(world: World, ag
     extended = asyncio.Event()
 
     class Seeing(AsyncClient):
-        async def extend(self, hold: Held, ttl_ms: int) -> None:
+        async def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
             await AsyncClient.extend(self, hold, ttl_ms)
             extended.set()
 
@@ -223,16 +224,16 @@ async def test_an_engine_holds_in_process_as_an_agent_does(world: World, agent: 
         await engine.commit(held, 25)
         await engine.commit(held, 25)
         for call in (engine.commit(held, 26), engine.release(held)):
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RequestRejected) as refused:
                 await call
             assert (refused.value.status, refused.value.problem["type"]) == (409, "/problems/hold-ended")
-        with pytest.raises(Refused) as unknown:
-            await engine.release(Held("nonsense", 1, 1))
+        with pytest.raises(RequestRejected) as unknown:
+            await engine.release(HeldUnits("nonsense", 1, 1))
         assert unknown.value.status == 404
-        with pytest.raises(Refused) as wrong:
+        with pytest.raises(RequestRejected) as wrong:
             await engine.hold(EXPORT, units=0, ttl_ms=60_000, operation_id="three")
         assert wrong.value.status == 422
-        async with engine.slot(REPORT) as slot, slot.kept():
+        async with engine.slot(REPORT) as slot, slot.renewed():
             assert await left(agent) == {"reports": 1}
         assert await left(agent) == {"reports": 2}
         await engine.region.store.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from leasehold import embedded
-from leasehold.processes import stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import stop, wait_until
 from regional_agent.store import keys
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import Agent, World, running, until

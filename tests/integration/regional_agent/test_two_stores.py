@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold import embedded
+from leasehold.local_stack import embedded
 from protocol.messages import OpenEpoch
 from protocol.outcomes import EpochRefusal
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from leasehold.processes import identity
+from leasehold.local_stack.processes import identity
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.settings import AgentSettings
 from tests.integration.regional_agent.clusters import a_cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.processes import Identity, identity, is_running, wait_until
+from leasehold.local_stack.processes import Identity, identity, is_running, wait_until
 from web.supervisor import (
     BEGIN_LOOKS,
     FIRST_PAUSE_S,

@@ -5,7 +5,8 @@ from ipaddress import ip_address, ip_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blocks import BlockedValue, BlockField, BlockList
+from protocol.blocks import BlockedValue, BlockList
+from protocol.check import BlockField
 from regional_agent.admission.blocks import Blocked, Blocks
 
 HEARD_AT_MS = 1000

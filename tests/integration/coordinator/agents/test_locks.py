@@ -24,7 +24,7 @@ from coordinator.limits.in_force import Documents
 from coordinator.proof.seal import seal
 from coordinator.suspense.resolve import Proposal, Resolution, approve_resolution, propose_resolution
 from coordinator.suspense.rules import ResolutionKind
-from protocol.blocks import BlockField
+from protocol.check import BlockField
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, RebindEpoch
 from protocol.outcomes import EpochRefusal, ExchangeOutcome

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from leasehold.processes import spawn
+from leasehold.local_stack.processes import spawn
 
 LOOPBACK = "127.0.0.1"
 OWNER = "leasehold"  # of the database cluster that we make, and so of everything in it

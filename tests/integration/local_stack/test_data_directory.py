@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.local_stack.children import end_left_running
 from leasehold.local_stack.data_directory import CannotStart, DataDirectory, open_data_directory, write_private
-from leasehold.processes import Identity, identity, spawn, stop
+from leasehold.local_stack.processes import Identity, identity, spawn, stop
 
 
 @contextmanager

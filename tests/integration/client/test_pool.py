@@ -1,4 +1,4 @@
-"""Connections of the clients, against a peer that behaves as networks do."""
+"""The connection pools of the clients, against a peer that behaves as networks do."""
 
 import asyncio
 import errno
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.asking import AgentUnavailable, Call, Response
-from leasehold.wire import AsyncConnections, Connections, Patience, address_of
+from leasehold.client._async.pool import AsyncConnectionPool
+from leasehold.client._sync.pool import ConnectionPool
+from leasehold.client.agent_protocol import AgentUnavailable, Call, Response
+from leasehold.client.http1 import Timeouts, parse_url
 
 ONCE = Call("POST", "/v1/check", b"{}", repeatable=False)
 AGAIN = ONCE._replace(repeatable=True)
@@ -89,7 +91,7 @@ def calls(
     """A function that makes calls one after the other over one set of connections."""
 
     def blocking(wanted: list[Call]) -> list[Response | str]:
-        connections = Connections(address_of(url), "secret", Patience(timeout_s, longest_wait_s), 4)
+        connections = ConnectionPool(parse_url(url), "secret", Timeouts(timeout_s, longest_wait_s), 4)
         answers: list[Response | str] = []
         for call in wanted:
             try:
@@ -101,7 +103,7 @@ def calls(
         return answers
 
     async def awaited(wanted: list[Call]) -> list[Response | str]:
-        connections = AsyncConnections(address_of(url), "secret", Patience(timeout_s, longest_wait_s), 4)
+        connections = AsyncConnectionPool(parse_url(url), "secret", Timeouts(timeout_s, longest_wait_s), 4)
         answers: list[Response | str] = []
         for call in wanted:
             try:
@@ -207,7 +209,7 @@ def test_what_is_no_http_is_no_answer(kind: str) -> None:
     with peer([[b"hello\r\n\r\n"]]) as (_, url):
         [answer] = calls(url, kind)([ONCE])
     assert isinstance(answer, str)
-    assert "no HTTP" in answer
+    assert "not HTTP" in answer
 
 
 @both
@@ -222,12 +224,12 @@ def test_nobody_at_the_address_is_said(kind: str) -> None:
 @pytest.mark.parametrize("url", ["https://a:1", "127.0.0.1:8411", "http://a/path", "unix:", ""])
 def test_an_address_that_leads_nowhere_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="neither"):
-        address_of(url)
+        parse_url(url)
 
 
 def test_threads_share_as_many_connections_as_they_may() -> None:
     with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
-        connections = Connections(address_of(url), None, Patience(10.0, 10.0), most=2)
+        connections = ConnectionPool(parse_url(url), None, Timeouts(10.0, 10.0), size=2)
         answers: list[Response] = []
         threads = [threading.Thread(target=lambda: answers.append(connections.call(ONCE))) for _ in range(16)]
         for thread in threads:
@@ -239,7 +241,7 @@ def test_threads_share_as_many_connections_as_they_may() -> None:
 
 
 async def _all_at_once(url: str) -> list[Response]:
-    connections = AsyncConnections(address_of(url), None, Patience(10.0, 10.0), most=2)
+    connections = AsyncConnectionPool(parse_url(url), None, Timeouts(10.0, 10.0), size=2)
     answers = await asyncio.gather(*(connections.call(ONCE) for _ in range(16)))
     await connections.close()
     return answers
@@ -253,7 +255,7 @@ def test_tasks_share_as_many_connections_as_they_may() -> None:
 
 def test_who_finds_no_connection_free_gives_up_in_time() -> None:
     with peer([[b"HTTP/1.1 200"]]) as (playing, url):
-        connections = Connections(address_of(url), None, Patience(0.2, 0.2), most=0)
+        connections = ConnectionPool(parse_url(url), None, Timeouts(0.2, 0.2), size=0)
         with pytest.raises(AgentUnavailable, match="busy"):
             connections.call(ONCE)
     assert playing.connections == 0

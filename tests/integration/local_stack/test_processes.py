@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.processes import Identity, end_strangers, identity, is_running, spawn, stop, wait_until
+from leasehold.local_stack.processes import Identity, end_strangers, identity, is_running, spawn, stop, wait_until
 
 PATIENCE_S = 20
 SLEEP = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
@@ -68,7 +68,7 @@ def test_children_die_with_their_parent(tmp_path: Path) -> None:
     parent = f"""
 import sys, time
 from pathlib import Path
-from leasehold.processes import spawn
+from leasehold.local_stack.processes import spawn
 print(spawn({SLEEP!r}, log=Path({str(tmp_path / "log")!r})).pid, flush=True)
 time.sleep(600)
 """

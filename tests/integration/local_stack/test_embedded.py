@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from leasehold import embedded
-from leasehold.processes import identity, stop, wait_until
+from leasehold.local_stack import embedded
+from leasehold.local_stack.processes import identity, stop, wait_until
 from tests.conftest import MEMORY, NAME_IN_MEMORY, START_S, Server, free_port, in_memory
 
 

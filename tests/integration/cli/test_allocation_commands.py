@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.integration.cli.test_limits_commands import Shell
 from tests.integration.regional_agent.conftest import Agent, World, running, world
-from tests.integration.test_commands_about_limits import Shell
 
 pytestmark = pytest.mark.anyio
 __all__ = ["world"]  # a fixture: pytest finds it here

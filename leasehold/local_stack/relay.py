@@ -1,6 +1,6 @@
 """A wide network for one machine: every byte between an agent and its coordinator arrives late.
 
-    python -m leasehold.relay COORDINATOR_PORT PORT:DELAY_MS ...
+    python -m leasehold.local_stack.relay COORDINATOR_PORT PORT:DELAY_MS ...
 
 Each PORT leads to the coordinator with its own delay, the same in both directions. Bytes are delayed and not slowed
 down: many may be under way at once, in their order, up to a bound after which the sender has to wait, as in a real
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from leasehold.embedded import LOOPBACK
+from leasehold.local_stack.embedded import LOOPBACK
 
 CHUNK_BYTES = 65536
 CHUNKS_UNDER_WAY = 256

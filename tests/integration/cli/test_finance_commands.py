@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from coordinator.access.issue_token import issue_token
+from tests.integration.cli.test_limits_commands import DOCUMENT, Shell
 from tests.integration.regional_agent.conftest import another_coordinator
-from tests.integration.test_commands_about_limits import DOCUMENT, Shell
 
 pytestmark = pytest.mark.anyio
 

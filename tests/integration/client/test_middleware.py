@@ -24,13 +24,13 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from leasehold import AsyncClient, Refused
-from leasehold.asking import Subject
+from leasehold import AsyncClient, RequestRejected
+from leasehold.client.agent_protocol import Subject
 from leasehold.engine import Engine
-from leasehold.middleware import Ask, Limited
+from leasehold.middleware import CheckFunction, LimitMiddleware
 from regional_agent.settings import AgentSettings
+from tests.integration.client.test_clients import served_agent
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
-from tests.integration.regional_agent.test_clients import served_agent
 from web.settings import variable_of
 
 pytestmark = pytest.mark.anyio
@@ -50,9 +50,9 @@ def subject_of(scope: Scope) -> Subject | None:
     return {"tenant": tenant, "route": scope["path"], "method": scope.get("method", "GET")}
 
 
-def service(ask: Ask) -> httpx.AsyncClient:
+def service(check: CheckFunction) -> httpx.AsyncClient:
     app = Starlette(routes=[Route("/{path:path}", work, methods=["GET", "POST"])])
-    transport = httpx.ASGITransport(Limited(app, ask=ask, subject=subject_of), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(LimitMiddleware(app, check=check, subject=subject_of), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://service", timeout=30)
 
 
@@ -105,10 +105,10 @@ async def test_a_client_in_its_place_answers_the_same(world: World) -> None:
 async def test_what_is_admitted_reaches_the_service_and_what_is_denied_does_not(world: World) -> None:
     async with engine_of(world) as engine:
 
-        async def ask(subject: Subject) -> Any:
+        async def check(subject: Subject) -> Any:
             return await engine.check(subject, cost=60)
 
-        async with service(ask) as asking:
+        async with service(check) as asking:
             first, second = [await asking.post("/v1/exports", headers={"X-Tenant": "acme"}) for _ in range(2)]
             assert (first.text, first.headers["x-ratelimit-remaining"]) == ("worked for acme", "40")
             assert (second.status_code, second.json()["instance"]) == (429, "/v1/exports")
@@ -119,10 +119,10 @@ async def test_what_an_engine_admits_is_booked(world: World) -> None:
     async with engine_of(world) as engine:
         assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
         assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRejected) as refused:
             await engine.check(EXPORT, cost=8, operation_id="a")
         assert refused.value.status == 422
-        with pytest.raises(Refused, match="shoe"):
+        with pytest.raises(RequestRejected, match="shoe"):
             await engine.check(EXPORT | {"shoe": "44"})
     assert await world.usage() == 7, "its last words tell what it admitted"
 
@@ -144,10 +144,10 @@ async def test_a_service_whose_engine_knows_nothing_yet_answers_so(world: World)
 
 
 async def test_a_wrong_question_is_the_services_own_fault(world: World) -> None:
-    async def ask(subject: Subject) -> Any:
-        raise Refused(422, {"title": "Invalid request"})
+    async def check(subject: Subject) -> Any:
+        raise RequestRejected(422, {"title": "Invalid request"})
 
-    async with service(ask) as asking:
+    async with service(check) as asking:
         assert (await asking.post("/v1/exports", headers={"X-Tenant": "acme"})).status_code == 500
 
 
@@ -161,9 +161,9 @@ async def greet(websocket: WebSocket) -> None:
 
 
 @asynccontextmanager
-async def served_websockets(ask: Ask) -> AsyncIterator[str]:
+async def served_websockets(check: CheckFunction) -> AsyncIterator[str]:
     """A real server on a loopback port, with the middleware in front of a WebSocket route."""
-    app = Limited(Starlette(routes=[WebSocketRoute("/{path:path}", greet)]), ask=ask, subject=subject_of)
+    app = LimitMiddleware(Starlette(routes=[WebSocketRoute("/{path:path}", greet)]), check=check, subject=subject_of)
     server = uvicorn.Server(uvicorn.Config(app, port=0, ws="websockets-sansio", log_config=None, lifespan="off"))
     serving = asyncio.create_task(server.serve())
     try:
@@ -177,11 +177,11 @@ async def served_websockets(ask: Ask) -> AsyncIterator[str]:
 async def test_a_websocket_is_asked_about_when_it_is_opened(world: World) -> None:
     async with engine_of(world) as engine:
 
-        async def ask(subject: Subject) -> Any:
+        async def check(subject: Subject) -> Any:
             return await engine.check(subject, cost=60)
 
         headers = {"X-Tenant": "acme"}
-        async with served_websockets(ask) as url:
+        async with served_websockets(check) as url:
             async with connect(f"{url}/v1/exports", additional_headers=headers) as websocket:
                 assert await websocket.recv() == "hello"
                 assert websocket.response is not None
@@ -198,7 +198,7 @@ async def test_a_websocket_is_asked_about_when_it_is_opened(world: World) -> Non
 async def test_a_server_that_cannot_answer_a_handshake_closes_it(world: World) -> None:
     async with engine_of(world) as engine:
 
-        async def ask(subject: Subject) -> Any:
+        async def check(subject: Subject) -> Any:
             return await engine.check(subject, cost=101)
 
         sent: list[Any] = []
@@ -210,7 +210,7 @@ async def test_a_server_that_cannot_answer_a_handshake_closes_it(world: World) -
             return {"type": "websocket.connect"}
 
         scope = {"type": "websocket", "path": "/v1/exports", "headers": [], "client": ("127.0.0.1", 1)}
-        await Limited(_never, ask=ask, subject=lambda _: EXPORT)(scope, receive, send)
+        await LimitMiddleware(_never, check=check, subject=lambda _: EXPORT)(scope, receive, send)
         assert [message["type"] for message in sent] == ["websocket.close"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leasehold import AgentUnavailable, AsyncClient, Client, Denied, Refused
+from leasehold import AgentUnavailable, AsyncClient, Client, Denied, RequestRejected
 from regional_agent.main import create_app
 from tests.integration.regional_agent.conftest import EXPORT, World, until
 from web.serving import serve
@@ -49,7 +49,7 @@ async def test_threads_and_loops_get_the_same_answers(world: World) -> None:
         assert (denied.allowed, denied.denied_by, denied.degraded) == (False, "export", None)
         assert (denied.reason, denied.retry_after_ms) == ("never", None)
         assert "retry-after" not in denied.headers
-        waited = await client.wait(EXPORT, cost=101, patience_s=3_600)
+        waited = await client.wait(EXPORT, cost=101, timeout_s=3_600)
         assert waited.reason == "never", "it does not wait for what can never pass"
 
 
@@ -64,7 +64,7 @@ async def test_a_repeated_operation_is_charged_once(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url) as client:
         decisions = [await client.check(EXPORT, cost=5, operation_id="export-7") for _ in range(3)]
         assert {each.policies[0].remaining for each in decisions} == {95}
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRejected) as refused:
             await client.check(EXPORT, cost=6, operation_id="export-7")
         assert (refused.value.status, refused.value.problem["type"]) == (422, "/problems/operation-conflict")
 
@@ -97,7 +97,7 @@ async def test_what_is_held_is_booked_as_far_as_it_was_used(world: World) -> Non
         await client.extend(held, 90_000)
         await client.release(held)
         await client.release(held)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRejected) as refused:
             await client.commit(held, 1)
         assert (refused.value.status, refused.value.problem["state"]) == (409, "released")
         with pytest.raises(Denied):
@@ -120,7 +120,7 @@ async def test_a_refused_check_of_a_batch_leaves_the_other_decisions(world: Worl
         lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, -1, 40)]
         first, refused, last = await client.check_batch(lines)
         assert (first.allowed, last.allowed) == (True, True)
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, RequestRejected)
         assert refused.status == 422
 
 
@@ -157,6 +157,6 @@ async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailabl
 
 async def test_a_wrong_question_is_refused_with_the_field(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url, on_failure="open") as client:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RequestRejected) as refused:
             await client.check(EXPORT, cost=0)
         assert refused.value.problem["invalid_parameters"][0]["field"] == "cost"

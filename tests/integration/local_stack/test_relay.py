@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from leasehold.embedded import LOOPBACK
-from leasehold.relay import relay
+from leasehold.local_stack.embedded import LOOPBACK
+from leasehold.local_stack.relay import relay
 from tests.conftest import free_port
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +117,7 @@ async def process_to_echo(port: int) -> AsyncIterator[asyncio.subprocess.Process
     async with everything_ended(), await asyncio.start_server(echo, LOOPBACK, 0) as server:
         behind = server.sockets[0].getsockname()[1]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "leasehold.relay", str(behind), f"{port}:1"
+            sys.executable, "-m", "leasehold.local_stack.relay", str(behind), f"{port}:1"
         )
         try:
             yield process

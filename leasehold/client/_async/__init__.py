@@ -1,0 +1,1 @@
+"""The client for event loops, and the source of `leasehold/client/_sync`."""

@@ -1,0 +1,126 @@
+# Generated from leasehold/client/_async/client.py by `./dev sync-client`: change that file instead.
+"""The client: each method sends what `AgentProtocol` decides, and returns what it makes of the answers."""
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from leasehold.client._sync.limiter import DEFAULT_TTL_MS, Limiter
+from leasehold.client._sync.pool import ConnectionPool
+from leasehold.client.agent_protocol import (
+    AgentProtocol,
+    AgentUnavailable,
+    Call,
+    Decision,
+    HeldUnits,
+    OnFailure,
+    Pause,
+    RequestRejected,
+    Response,
+    Steps,
+    Subject,
+    next_step,
+)
+from leasehold.client.http1 import Timeouts, parse_url
+from leasehold.client.thread_io import sleep
+from protocol.check import Mode
+from protocol.circuit_breaker import CircuitBreaker
+
+DEFAULT_URL = "http://127.0.0.1:8411"
+LONGEST_WAIT_MS = 60_000
+
+T = TypeVar("T")
+
+
+class Client(Limiter):
+    """A client of one agent. Any number of callers may share it.
+
+    An agent that gives no sign of life for `timeout_ms` is unavailable, and `on_failure` answers. While the agent is
+    alive a call waits for its answer, as a policy's `wait` asks for, up to `longest_wait_ms`.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        timeout_ms: int = 1000,
+        longest_wait_ms: int = LONGEST_WAIT_MS,
+        connections: int = 32,
+        on_failure: OnFailure = "closed",
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self._protocol = AgentProtocol(on_failure, breaker or CircuitBreaker(), time.monotonic)
+        timeouts = Timeouts(timeout_ms / 1000, max(timeout_ms, longest_wait_ms) / 1000)
+        self._pool = ConnectionPool(parse_url(url), token, timeouts, connections)
+
+    def check(
+        self, subject: Subject, *, cost: int | None = None, operation_id: str | None = None, mode: Mode = "enforce"
+    ) -> Decision:
+        """Decide whether a request may happen now, and consume its cost if it may."""
+        return self._run(self._protocol.check(subject, cost=cost, operation_id=operation_id, mode=mode))
+
+    def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> list[Decision | RequestRejected]:
+        """Decide up to 1,000 checks in one call, each as it would be in a call of its own (`POST /v1/check:batch`).
+
+        If the agent rejects one check, its place in the result has the `RequestRejected`, which is not raised: others
+        may have been charged, and the caller has to see them.
+        """
+        return self._run(self._protocol.check_batch(checks))
+
+    def wait(
+        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+    ) -> Decision:
+        """Repeat a check when the denials say so, until it is allowed or `timeout_s` is over. Return the last answer.
+
+        A request that can never pass is not repeated.
+        """
+        return self._run(self._protocol.wait(subject, timeout_s=timeout_s, cost=cost, operation_id=operation_id))
+
+    def hold(self, subject: Subject, *, units: int, ttl_ms: int = DEFAULT_TTL_MS, operation_id: str) -> HeldUnits:
+        """Reserve units for work whose cost is not known yet. Raise Denied if there are not enough."""
+        return self._run(self._protocol.hold(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id))
+
+    def commit(self, hold: HeldUnits, units: int) -> None:
+        """Consume units of a hold and release the rest. Repeating it changes nothing; another number is rejected."""
+        self._run(self._protocol.commit(hold, units))
+
+    def extend(self, hold: HeldUnits, ttl_ms: int) -> None:
+        """Let a hold last at least `ttl_ms` from now on; a slot lasts at most as long as its quota says."""
+        self._run(self._protocol.extend(hold, ttl_ms))
+
+    def release(self, hold: HeldUnits) -> None:
+        """Give all units of a hold back."""
+        self._run(self._protocol.release(hold))
+
+    def _run(self, steps: Steps[T]) -> T:
+        result: Response | AgentUnavailable | None = None
+        try:
+            while True:
+                step = next_step(steps, result)
+                if isinstance(step, Pause):
+                    result = None
+                    sleep(step.seconds)
+                else:
+                    result = self._call(step)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+    def _call(self, call: Call) -> Response | AgentUnavailable:
+        try:
+            return self._pool.call(call)
+        except AgentUnavailable as error:
+            return error
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

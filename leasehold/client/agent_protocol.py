@@ -1,0 +1,273 @@
+"""Which requests a client sends to its agent, and what the answers mean, without I/O.
+
+Each method of `AgentProtocol` is a generator. It yields a step (`Call` the agent, or `Pause`), is sent the result of
+the step, and returns the value for the caller. The two clients only carry the steps out, so they cannot differ.
+
+**While the agent is unavailable** `on_failure` answers: `closed` denies, `open` allows, `raise` raises
+AgentUnavailable. After several silent calls in a row a circuit breaker stops calls for a while; then one call is let
+through on trial. An agent that answers that it cannot decide, or that takes its time, is not silent.
+
+**A call that was cut off** may have been charged. With an `operation_id` it is sent once more, because the same
+operation is charged once. Without one it is never repeated: the failure mode answers.
+"""
+
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from protocol.check import BatchAnswer, CheckAnswer, DenialCause, Mode, PolicyAnswer, cause_of_denial
+from protocol.circuit_breaker import CircuitBreaker
+
+T = TypeVar("T")
+Subject = Mapping[str, str]
+OnFailure = Literal["closed", "open", "raise"]
+
+LONGEST_PAUSE_S = 60.0
+FIRST_PAUSE_S = 0.05
+RETRY_WITHOUT_AGENT_MS = 1000
+FORWARDED_HEADERS = (
+    *("ratelimit-policy", "ratelimit"),
+    *("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "retry-after"),
+)
+
+
+class Call(NamedTuple):
+    """One request to the agent. A `repeatable` one may be sent twice and does what it does once."""
+
+    method: str
+    path: str
+    body: bytes
+    repeatable: bool
+
+
+class Pause(NamedTuple):
+    seconds: float
+
+
+class Response(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class AgentUnavailable(Exception):
+    """The agent could not be called, or could not decide."""
+
+
+class AgentSilent(AgentUnavailable):
+    """The agent could not be reached, or gave no sign of life. Only this counts for the client's circuit breaker."""
+
+
+Steps = Generator[Call | Pause, Any, T]  # sent into it: the Response to a Call
+
+
+def next_step(steps: Steps[T], result: "Response | AgentUnavailable | None") -> Call | Pause:
+    """Return the next step after the result of the one before. At the end StopIteration has the value."""
+    return steps.throw(result) if isinstance(result, AgentUnavailable) else steps.send(result)
+
+
+class RequestRejected(Exception):
+    """The agent rejected an invalid request. Repeating it changes nothing. `allowed` is false, as in a denial."""
+
+    allowed: Literal[False] = False
+
+    def __init__(self, status: int, problem: Mapping[str, Any]) -> None:
+        super().__init__(f"{status}: {problem.get('detail') or problem.get('title')}")
+        self.status = status
+        self.problem = problem
+
+
+class Denied(Exception):
+    """A request was denied: raised by decorated functions, and by holds that were not granted."""
+
+    def __init__(self, decision: "Decision") -> None:
+        retry_ms = decision.retry_after_ms
+        when = "it can never pass" if retry_ms is None else f"try again in {retry_ms} ms"
+        reason = "" if decision.reason is None else f" ({decision.reason})"
+        super().__init__(f"denied by {decision.denied_by!r}{reason}; {when}")
+        self.decision = decision
+
+
+class Decision(CheckAnswer, frozen=True, kw_only=True):
+    """The agent's answer, or the failure mode's in its place: then `degraded` is set, and no policy is named."""
+
+    policies: list[PolicyAnswer] = msgspec.field(default_factory=list)
+    denied_by: str | None = None
+    retry_after_ms: int | None = 0  # None if the request can never pass
+    headers: Mapping[str, str] = {}  # to forward: RateLimit, X-RateLimit-…, Retry-After
+
+    @property
+    def reason(self) -> DenialCause | None:
+        """Why the policy in `denied_by` denies: limit, no_lease, cut_off, drained, expired, never or store."""
+        return cause_of_denial(self)
+
+
+def decision_of(answer: CheckAnswer, headers: Mapping[str, str]) -> Decision:
+    return Decision(
+        allowed=answer.allowed,
+        degraded=answer.degraded,
+        policies=answer.policies,
+        denied_by=answer.denied_by,
+        retry_after_ms=answer.retry_after_ms,
+        blocked_by=answer.blocked_by,
+        headers=headers,
+    )
+
+
+class HeldUnits(msgspec.Struct, frozen=True):
+    """Units reserved by a hold. `hold_id` is None if the failure mode allowed the work and nothing is reserved."""
+
+    hold_id: str | None
+    units: int
+    expires_in_ms: int
+
+
+class AgentProtocol:
+    """The requests of one client."""
+
+    def __init__(self, on_failure: OnFailure, breaker: CircuitBreaker, now_s: Callable[[], float]) -> None:
+        self._on_failure = on_failure
+        self._breaker = breaker
+        self._now_s = now_s
+
+    def check(
+        self,
+        subject: Subject,
+        *,
+        cost: int | None = None,
+        operation_id: str | None = None,
+        mode: Mode = "enforce",
+    ) -> Steps[Decision]:
+        body = _check_body(subject, cost=cost, operation_id=operation_id, mode=mode)
+        repeatable = operation_id is not None or mode == "peek"
+        try:
+            response = yield from self._call("POST", "/v1/check", body, repeatable)
+        except AgentUnavailable as error:
+            return self._decide_without_agent(error)
+        return _decision(response)
+
+    def check_batch(self, checks: Sequence[Mapping[str, Any]]) -> Steps[list[Decision | RequestRejected]]:
+        repeatable = all("operation_id" in check or check.get("mode") == "peek" for check in checks)
+        try:
+            response = yield from self._call("POST", "/v1/check:batch", {"checks": checks}, repeatable)
+        except AgentUnavailable as error:
+            return [self._decide_without_agent(error) for _ in checks]
+        return [
+            RequestRejected(item.status, item.problem or {}) if item.answer is None else decision_of(item.answer, {})
+            for item in _decode(response, BatchAnswer).items
+        ]
+
+    def wait(
+        self, subject: Subject, *, timeout_s: float, cost: int | None = None, operation_id: str | None = None
+    ) -> Steps[Decision]:
+        deadline_s, attempt = self._now_s() + timeout_s, 0
+        while True:
+            decision = yield from self.check(subject, cost=cost, operation_id=operation_id)
+            if decision.allowed or decision.retry_after_ms is None:
+                return decision
+            pause_s = next_pause_s(decision.retry_after_ms, attempt, os.urandom(1)[0] / 256)
+            if self._now_s() + pause_s > deadline_s:
+                return decision
+            yield Pause(pause_s)
+            attempt += 1
+
+    def hold(self, subject: Subject, *, units: int, ttl_ms: int, operation_id: str) -> Steps[HeldUnits]:
+        body = _check_body(subject, units=units, ttl_ms=ttl_ms, operation_id=operation_id)
+        try:
+            response = yield from self._call("POST", "/v1/holds", body, repeatable=True)
+        except AgentUnavailable as error:
+            decision = self._decide_without_agent(error)
+            if not decision.allowed:
+                raise Denied(decision) from error
+            return HeldUnits(None, units, ttl_ms)
+        if response.status == 201:
+            return _decode(response, HeldUnits)
+        raise Denied(_decision(response))
+
+    def commit(self, hold: HeldUnits, units: int) -> Steps[None]:
+        yield from self._change(hold, "commit", {"units": units})
+
+    def extend(self, hold: HeldUnits, ttl_ms: int) -> Steps[None]:
+        yield from self._change(hold, "extend", {"ttl_ms": ttl_ms})
+
+    def release(self, hold: HeldUnits) -> Steps[None]:
+        yield from self._change(hold, "release", {})
+
+    def _change(self, hold: HeldUnits, action: str, body: Mapping[str, int]) -> Steps[None]:
+        """Change a hold. A failure is raised whatever `on_failure` says: a commit that is lost is not billed."""
+        if hold.hold_id is None:
+            return
+        response = yield from self._call(
+            "POST", f"/v1/holds/{_path_segment(hold.hold_id)}:{action}", body, repeatable=True
+        )
+        if response.status >= 400:
+            raise _rejection(response)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any], repeatable: bool) -> Steps[Response]:
+        if not self._breaker.may_call(self._now_s() * 1000):
+            raise AgentUnavailable("the circuit breaker is open: the agent was silent several times in a row")
+        try:
+            response: Response = yield Call(method, path, msgspec.json.encode(body), repeatable)
+        except AgentSilent:
+            self._breaker.failed(self._now_s() * 1000)
+            raise
+        self._breaker.succeeded()
+        if response.status >= 500 and "allowed" not in _problem(response):
+            raise AgentUnavailable(f"the agent answered {response.status}: {_problem(response).get('detail')}")
+        return response
+
+    def _decide_without_agent(self, error: AgentUnavailable) -> Decision:
+        if self._on_failure == "raise":
+            raise error
+        is_open = self._on_failure == "open"
+        retry_after_ms = 0 if is_open else RETRY_WITHOUT_AGENT_MS
+        return Decision(allowed=is_open, degraded="open" if is_open else "closed", retry_after_ms=retry_after_ms)
+
+
+def next_pause_s(retry_after_ms: int, attempt: int, chance: float) -> float:
+    """Return the pause before the next check: never shorter than the denial says, doubling, and spread by a tenth."""
+    least_s: float = max(retry_after_ms / 1000, FIRST_PAUSE_S * 2 ** min(attempt, 10))
+    return min(LONGEST_PAUSE_S, least_s) * (1 + chance / 10)
+
+
+# --- bodies -----------------------------------------------------------------------------------------------------------
+
+
+def _check_body(subject: Subject, **rest: object) -> dict[str, Any]:
+    return {"subject": subject, **{name: value for name, value in rest.items() if value is not None}}
+
+
+def _path_segment(text: str) -> str:
+    """Percent-encode a text as `urllib.parse.quote` does, without importing it: the client loads few modules."""
+    return "".join(char if char in _UNRESERVED else "".join(f"%{byte:02X}" for byte in char.encode()) for char in text)
+
+
+_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+def _decision(response: Response) -> Decision:
+    if response.status == 200 or "allowed" in _problem(response):
+        headers = response.headers
+        forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+        return decision_of(_decode(response, CheckAnswer), forwarded)
+    raise _rejection(response)
+
+
+def _rejection(response: Response) -> RequestRejected:
+    return RequestRejected(response.status, _problem(response))
+
+
+def _decode(response: Response, shape: type[T]) -> T:
+    try:
+        return msgspec.json.decode(response.body, type=shape)
+    except msgspec.MsgspecError as error:
+        raise AgentUnavailable(f"the agent answered {response.status} with an unreadable body: {error}") from None
+
+
+def _problem(response: Response) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(response.body, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        return {}

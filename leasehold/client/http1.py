@@ -1,0 +1,87 @@
+"""HTTP/1.1 as the client speaks it: where the agent is, the bytes of a request, and the parser of a response.
+
+It supports little on purpose: plain HTTP, no redirects, no proxies, no cookies. The agent runs on the same machine, or
+in the same private network.
+"""
+
+import re
+from typing import NamedTuple
+
+import httptools
+
+from leasehold.client.agent_protocol import AgentSilent, AgentUnavailable, Call, Response
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+HEALTH_CHECK = Call("GET", "/healthz", b"", repeatable=True)
+_HTTP_URL = re.compile(r"http://(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]/?#:@\s]+))(?::(\d{1,5}))?/?", re.IGNORECASE)
+_UNIX_URL = re.compile(r"unix://(/.+)", re.IGNORECASE)
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+    uds: str | None  # the path of a unix socket
+
+    @property
+    def host_header(self) -> str:
+        name = "agent" if self.uds else f"[{self.host}]" if ":" in self.host else self.host
+        return f"{name}:{self.port}"
+
+
+def parse_url(url: str) -> Address:
+    """Parse `http://host:port` or `unix:///path`."""
+    if unix := _UNIX_URL.fullmatch(url):
+        return Address("", 0, unix[1])
+    http = _HTTP_URL.fullmatch(url)
+    if http is None or int(http[3] or 80) > 65535:
+        raise ValueError(f"url: {url!r} is neither http://host:port nor unix:///path/of/a/socket")
+    return Address((http[1] or http[2]).lower(), int(http[3] or 80), None)
+
+
+def request_bytes(call: Call, host: str, token: str | None) -> bytes:
+    authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
+    head = (
+        f"{call.method} {call.path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"{authorization}Content-Length: {len(call.body)}\r\n\r\n"
+    )
+    return head.encode("latin-1") + call.body
+
+
+class Timeouts(NamedTuple):
+    """How long an agent may be silent, and how long a call may take while the agent gives signs of life."""
+
+    silence_s: float
+    longest_wait_s: float
+
+
+class ResponseReader:
+    """Collect one response from the bytes that arrive."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+        self.is_complete = self.keeps_alive = False
+
+    def feed(self, data: bytes) -> None:
+        if not data:
+            raise AgentSilent("the agent closed the connection before it had answered")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            raise AgentUnavailable(f"the agent's answer is not HTTP: {error}") from None
+        if len(self._body) > MAX_BODY_BYTES:
+            raise AgentUnavailable("the agent's answer is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+        self.keeps_alive = bool(self._parser.should_keep_alive())  # the parser forgets it as soon as this returns
+
+    def response(self) -> Response:
+        return Response(self._parser.get_status_code(), self._headers, bytes(self._body))

@@ -1,0 +1,71 @@
+"""A denied check as a problem document, worded alike by agents and middleware."""
+
+from collections.abc import Mapping
+
+from protocol.check import CheckAnswer, Denial, DenialCause, cause_of_denial
+from protocol.problems import PROBLEMS
+
+
+def denial_of(answer: CheckAnswer, path: str, request_id: str) -> Denial:
+    slug = _slug_of_denial(answer)
+    kind = PROBLEMS[slug]
+    return Denial(
+        allowed=False,
+        degraded=answer.degraded,
+        policies=answer.policies,
+        denied_by=answer.denied_by,
+        retry_after_ms=answer.retry_after_ms,
+        blocked_by=answer.blocked_by,
+        type=f"/problems/{slug}",
+        title=kind.title,
+        status=kind.status,
+        detail=_detail_of_denial(answer),
+        instance=path,
+        request_id=request_id,
+    )
+
+
+def status_of_answer(answer: CheckAnswer) -> int:
+    return 200 if answer.allowed else PROBLEMS[_slug_of_denial(answer)].status
+
+
+def _slug_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return "blocked"
+    cause = cause_of_denial(answer)
+    if answer.degraded == "closed":
+        return "coordinator-unavailable" if cause is DenialCause.CUT_OFF else "store-unavailable"
+    return _SLUGS.get(cause, "quota-exceeded")
+
+
+_SLUGS: Mapping[DenialCause | None, str] = {
+    DenialCause.NO_LEASE: "no-lease",
+    DenialCause.EXPIRED: "no-lease",
+    DenialCause.CUT_OFF: "cut-off",
+    DenialCause.DRAINED: "region-drained",
+    DenialCause.NEVER: "cost-above-limit",
+}
+_REASONS: Mapping[DenialCause | None, str] = {
+    DenialCause.LIMIT: "its limit is used up",
+    DenialCause.NO_LEASE: "this region holds no units of it now, and has asked the coordinator for some",
+    DenialCause.EXPIRED: "this region's lease has expired and is being renewed",
+    DenialCause.CUT_OFF: "this region is cut off from the coordinator, and its lease is spent or expired",
+    DenialCause.DRAINED: "this region is drained: send the request to another one",
+    DenialCause.NEVER: "its cost is above what the limit ever allows at once",
+    DenialCause.STORE: "the region's store does not answer, and what may pass without it is used up",
+}
+
+
+def _detail_of_denial(answer: CheckAnswer) -> str:
+    if answer.blocked_by is not None:
+        return f"a block on its {answer.blocked_by} denies this request, whatever its quotas"
+    cause = cause_of_denial(answer)
+    if answer.degraded == "closed":
+        server = (
+            "the coordinator, which decides each request of it,"
+            if cause is DenialCause.CUT_OFF
+            else "the region's store"
+        )
+        return f"policy {answer.denied_by!r} fails closed, and {server} does not answer"
+    when = "" if answer.retry_after_ms is None else f"; try again in {-(-answer.retry_after_ms // 1000)} s"
+    return f"policy {answer.denied_by!r} denies this request: {_REASONS.get(cause, _REASONS[DenialCause.LIMIT])}{when}"
