@@ -24,7 +24,7 @@ from protocol.identifiers import quota_key
 from protocol.policy import LimitsDocument, PolicyBundle, RateAlgorithm
 from regional_agent.admission.policies import Policies
 from regional_agent.store.connection import Argument, Reply, StoreConnection
-from regional_agent.store.scripts import Life, RateCharge, Scripts
+from regional_agent.store.scripts import RateCharge, Scripts, StoreIncarnation
 
 PLENTY_PER_SECOND = 1_000_000
 SINGLE = "one check in one region, {connections} at once"
@@ -244,7 +244,7 @@ async def the_same_call(recorder: Recorder) -> list[str]:
     assert fence.epoch is not None
     assert fence.lanes is not None
     charge = RateCharge(quota_key("plenty", [("tenant", "acme")]), 1, PLENTY_PER_SECOND * 1_000, PLENTY_PER_SECOND)
-    await scripts.check(Life(fence.fingerprint, fence.epoch, fence.lanes), "enforce", [charge])
+    await scripts.check(StoreIncarnation(fence.fingerprint, fence.epoch, fence.lanes), "enforce", [charge])
     return [part.decode() if isinstance(part, bytes) else str(part) for part in recorder.last]
 
 

@@ -99,7 +99,7 @@ class Region:
     def request(self, lines: int, exchanges: int = 1) -> ExchangeRequest:
         """Of so many quotas in a row, which must be of different lanes."""
         said = [self._exchange(lines) for _ in range(exchanges)]
-        return ExchangeRequest(fingerprint="a life", versions=Versions(), exchanges=said)
+        return ExchangeRequest(fingerprint="an incarnation", versions=Versions(), exchanges=said)
 
     def hear(self, response: ExchangeResponse) -> None:
         for reply in response.replies:
@@ -198,7 +198,7 @@ async def new_region(owner: "asyncpg.Connection[asyncpg.Record]", lanes: int = 4
     async with owner.transaction():
         await put_region(owner, name, None, None, None, now)
         issued = await issue_token(owner, [f"region:{name}"], "a benchmark", now)
-        asked = OpenEpoch(nonce=secrets.token_hex(16), fingerprint="a life")
+        asked = OpenEpoch(nonce=secrets.token_hex(16), fingerprint="an incarnation")
         opened = await open_epoch(owner, name, asked, lanes, now)
     return Region(name, [], opened.epoch, opened.lanes, issued.token)  # type: ignore[union-attr]
 

@@ -1,9 +1,9 @@
--- Write down the epoch that the coordinator issued to this life of the store.
+-- Write down the epoch that the coordinator issued to this incarnation of the store.
 --
 -- KEYS  1 the fence   2 the epochs that this store has ever had
 -- ARGV  1 fingerprint   2 nonce   3 epoch   4 lanes   5 1 if the store is exempt: alone, and fsyncing every write; or 0
 --       6 1 if something may have been admitted in its place that it does not know; or 0
--- Gives 1, or 0 if the store lives another life by now: then the epoch is not for it.
+-- Gives 1, or 0 if the store is another incarnation by now: then the epoch is not for it.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'mono', 'last')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return 0 end

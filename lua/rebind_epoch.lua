@@ -1,7 +1,7 @@
--- Let the epoch go on in another life of a store that has certainly kept all of it.
+-- Let the epoch go on in another incarnation of a store that has certainly kept all of it.
 --
 -- KEYS  1 the fence
--- ARGV  1 fingerprint of the life before   2 nonce   3 epoch   4 fingerprint of this life
+-- ARGV  1 fingerprint of the incarnation before   2 nonce   3 epoch   4 fingerprint of this incarnation
 -- Gives 1, also if it was done already; or 0 if the fence is another by now, or the store was not exempt.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'exempt')

@@ -30,7 +30,7 @@ MAX_FROZEN_BYTES = 8 * 1024 * 1024
 Sequence = Annotated[int, Meta(ge=1, le=2**53 - 1)]
 Lane = Annotated[int, Meta(ge=0, lt=MAX_LANES)]
 Epoch = Annotated[int, Meta(ge=1, le=2**53 - 1)]
-Fingerprint = Annotated[str, Meta(min_length=1, max_length=256, description="one life of a store")]
+Fingerprint = Annotated[str, Meta(min_length=1, max_length=256, description="one incarnation of a store")]
 Nonce = Annotated[str, Meta(min_length=16, max_length=64, pattern=r"^[0-9a-f]+$")]
 DimensionName = Annotated[str, Meta(max_length=64)]
 DimensionValue = Annotated[str, Meta(max_length=256)]

@@ -14,7 +14,7 @@ class ExchangeOutcome(StrEnum):
     STORE_REGRESSED = "store_regressed"  # a total is lower than what the ledger has: the store lost data
     LEDGER_REGRESSED = "ledger_regressed"  # the ledger is behind what it had given: it lost data
     UNKNOWN_EPOCH = "unknown_epoch"  # never issued to this region
-    WRONG_FINGERPRINT = "wrong_fingerprint"  # the epoch belongs to another life of the store
+    WRONG_FINGERPRINT = "wrong_fingerprint"  # the epoch belongs to another incarnation of the store
     RETIRED = "retired"  # people decided that no more evidence counts
     # It cannot be accepted as it is: unreadable, too large, of another lane. Nothing of it is booked; `fault` says why.
     REFUSED = "refused"
@@ -60,12 +60,12 @@ class HoldOutcome(StrEnum):
 
 
 class EpochRefusal(StrEnum):
-    """Why an epoch was not opened, or does not go on in another life of its store."""
+    """Why an epoch was not opened, or does not go on in another incarnation of its store."""
 
-    NONCE_OF_ANOTHER_LIFE = "nonce_of_another_life"  # a known nonce with another fingerprint
+    NONCE_OF_ANOTHER_INCARNATION = "nonce_of_another_incarnation"  # a known nonce with another fingerprint
     REGION_DOWN = "region_down"
     TWO_STORES = "two_stores"  # they replace each other again and again under the region's name
     NOT_ISSUED = "not_issued"  # there is no such epoch of this region and this nonce
     EPOCH_OVER = "epoch_over"  # another was opened since, or people ended it
-    ANOTHER_LIFE = "another_life"  # it is bound to another life than the store's last one
+    ANOTHER_INCARNATION = "another_incarnation"  # it is bound to another incarnation than the store's last one
     STORE_BEHIND = "store_behind"  # the ledger has heard more of it than the store remembers

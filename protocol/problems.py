@@ -38,15 +38,15 @@ PROBLEMS: dict[str, ProblemKind] = {
     "idempotency-key-in-flight": ProblemKind(
         409, "Still being worked on", "The first request with this Idempotency-Key has no answer yet. Ask again."
     ),
-    "nonce-of-another-life": ProblemKind(
+    "nonce-of-another-incarnation": ProblemKind(
         409,
-        "Nonce of another life",
-        "This nonce opened an epoch for another life of the store. Write a fresh nonce into the store.",
+        "Nonce of another incarnation",
+        "This nonce opened an epoch for another incarnation of the store. Write a fresh nonce into the store.",
     ),
     "rebind-refused": ProblemKind(
         409,
         "Epoch does not go on",
-        "The member `refusal` says why the epoch is not bound to another life of its store: a new one is opened.",
+        "The member `refusal` says why the epoch cannot go on in another incarnation. A new epoch is opened.",
     ),
     "period-not-closable": ProblemKind(
         409, "Period not closable", "People have something to do first: `missing` lists it. Nothing was changed."

@@ -76,7 +76,7 @@ class Region:
         )
         self.health = HealthWatch(self, clock)
         for cell in self.cells:
-            cell.conversation.heard_of = self._hear_of
+            cell.exchange_loop.heard_of = self._hear_of
 
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """What keeps them, and each cell's."""
@@ -87,7 +87,7 @@ class Region:
                 url,
                 timeout_ms=timeout_ms,
                 decision_timeout=self.decision_timeout,
-                on_connected=partial(self._doubt, 0),
+                on_connected=partial(self._invalidate, 0),
             )
             return single, [(None, single)]
         cluster = Cluster(
@@ -95,7 +95,7 @@ class Region:
             cells=CELLS,
             timeout_ms=timeout_ms,
             decision_timeout=self.decision_timeout,
-            on_connected=self._doubt,
+            on_connected=self._invalidate,
         )
         return cluster, list(enumerate(cluster.cells))
 
@@ -112,7 +112,7 @@ class Region:
         self.store.keep()
         parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
-            parts += (cell.life, cell.conversation, cell.sharing, StoreWatch(cell.store, cell.guard))
+            parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.guard))
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -131,8 +131,8 @@ class Region:
         policies = self.admission.policies
         return None if policies is None else policies.allowance_limit(quota)
 
-    def _doubt(self, cell: int) -> None:
-        self.cells[cell].life.doubt()
+    def _invalidate(self, cell: int) -> None:
+        self.cells[cell].epochs.invalidate()
 
     def _put_policies_in_force(self, bundle: PolicyBundle, age_ms: int) -> None:
         policies = Policies(bundle, age_ms)
@@ -140,7 +140,7 @@ class Region:
             self.holds.seal.use(bundle.hold_key)
         for cell in self.cells:
             cell.journal.belong_to(owner_of(self.settings.region, bundle.hold_key))
-            cell.admission.policies = cell.sharing.policies = policies
+            cell.admission.policies = cell.share_loop.policies = policies
             cell.slicing.give_back_all()
             cell.leasing.follow(policies.central)
             cell.leasing.hint(None)  # a limit may have been raised
@@ -158,7 +158,7 @@ class Region:
             policies=policies.version if policies else 0, blocks=blocks.version if blocks is not None else 0
         )
         for cell in self.cells:
-            cell.conversation.versions = versions
+            cell.exchange_loop.versions = versions
 
     def _hear_of(self, versions: Versions) -> None:
         self._policies.heard_of(versions.policies)
@@ -166,10 +166,10 @@ class Region:
 
     @property
     def has_epochs(self) -> bool:
-        return all(cell.life.current is not None for cell in self.cells)
+        return all(cell.epochs.current is not None for cell in self.cells)
 
     def unreported_age_ms(self) -> int:
-        return max(0, self._clock.monotonic_ms() - min(cell.conversation.reported_at_ms for cell in self.cells))
+        return max(0, self._clock.monotonic_ms() - min(cell.exchange_loop.reported_at_ms for cell in self.cells))
 
     def breaker(self) -> BreakerState:
         """Open as soon as one cell is left alone."""
@@ -181,10 +181,10 @@ class Region:
 
     def measure(self) -> None:
         """Set the gauges that are looked up rather than counted."""
-        lives, policies = [cell.life for cell in self.cells], self.admission.policies
-        self.metrics.epochs.current.set(max(life.current.epoch if life.current else 0 for life in lives))
-        self.metrics.epochs.refused(next((life.refused for life in lives if life.refused), ""))
-        self.metrics.stopped_lanes.set(sum(len(cell.conversation.stopped_lanes) for cell in self.cells))
+        managers, policies = [cell.epochs for cell in self.cells], self.admission.policies
+        self.metrics.epochs.current.set(max((each.current.epoch for each in managers if each.current), default=0))
+        self.metrics.epochs.refused(next((each.refused for each in managers if each.refused), ""))
+        self.metrics.stopped_lanes.set(sum(len(cell.exchange_loop.stopped_lanes) for cell in self.cells))
         self.metrics.refusals.turned_away.set(sum(cell.leasing.turned_away for cell in self.cells))
         self.metrics.refusals.set_aside.set(sum(cell.count_set_aside() for cell in self.cells))
         self.metrics.policy_version.set(policies.version if policies else 0)

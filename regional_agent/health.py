@@ -172,18 +172,18 @@ class HealthWatch:
 
 
 async def _headroom(cell: Cell) -> Headroom:
-    life = cell.life.current
-    if life is None:
+    incarnation = cell.epochs.current
+    if incarnation is None:
         return Headroom()
     quotas = cell.leasing.in_demand(MOST_LEASES)
     mono_us = await cell.scripts.mono_us()
-    leases = await asyncio.gather(*(cell.scripts.lease_fields(life, quota) for quota in quotas))
+    leases = await asyncio.gather(*(cell.scripts.lease_fields(incarnation, quota) for quota in quotas))
     return headroom_of((fields, mono_us) for fields in leases)
 
 
 def store_findings(cell: Cell) -> Iterator[Finding]:
     """Yield what the cell's store, its epoch, its lanes and its journal lack."""
-    store, life = cell.store, cell.life
+    store, epochs = cell.store, cell.epochs
     if not store.connected:
         yield Finding("store_unreachable", store.fault)
     elif store.eviction_policy != "noeviction":
@@ -193,11 +193,11 @@ def store_findings(cell: Cell) -> Iterator[Finding]:
         yield Finding("store_evicts", text)
     elif cell.guard.state is not BreakerState.CLOSED:
         yield Finding("store_failing", f"the store does not decide: {cell.guard.reason}")
-    if life.current is None:
+    if epochs.current is None:
         of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
-        yield _NO_EPOCH.get(life.refused, Finding("no_epoch", f"the region has no epoch{of}"))
+        yield _NO_EPOCH.get(epochs.refused, Finding("no_epoch", f"the region has no epoch{of}"))
     else:
-        yield from _lane_findings(cell, life.current.epoch, life.current.lanes)
+        yield from _lane_findings(cell, epochs.current.epoch, epochs.current.lanes)
     if cell.journal.fault is not None:
         yield Finding("journal_failing", f"allowances fail closed: {cell.journal.fault}")
     if cell.journal.foreign:
@@ -206,7 +206,7 @@ def store_findings(cell: Cell) -> Iterator[Finding]:
 
 
 def _lane_findings(cell: Cell, epoch: int, lanes: int) -> Iterator[Finding]:
-    stopped = sum(each == epoch for each, _ in cell.conversation.stopped_lanes)
+    stopped = sum(each == epoch for each, _ in cell.exchange_loop.stopped_lanes)
     if stopped == 0:
         return
     text = f"a lane has stopped; see /v1/status ({stopped} of {lanes})"

@@ -10,9 +10,9 @@ from protocol.policy import Rate
 from protocol.units import Units
 from regional_agent.agent import Region
 from regional_agent.cluster.cell import Cell
-from regional_agent.shared_limits.sharing import SLOT_MICRO
+from regional_agent.shared_limits.share_loop import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Life, SlotCharge
+from regional_agent.store.scripts import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
@@ -130,13 +130,13 @@ class _Stored(Struct, frozen=True, kw_only=True):
 
 
 async def status_of(region: Region, health: Health) -> Status:
-    lives = [cell.life.current for cell in region.cells]
+    incarnations = [cell.epochs.current for cell in region.cells]
     stored = await _stored_in_time(region)
     return Status(
         region=region.settings.region,
         agent=region.settings.name,
-        epoch=max((life.epoch for life in lives if life), default=None),
-        lanes=max((life.lanes for life in lives if life), default=None),
+        epoch=max((incarnation.epoch for incarnation in incarnations if incarnation), default=None),
+        lanes=max((incarnation.lanes for incarnation in incarnations if incarnation), default=None),
         cells=_cells(region),
         policy_version=region.admission.policies.version if region.admission.policies else None,
         block_version=None if region.admission.blocks is None else region.admission.blocks.version,
@@ -168,7 +168,7 @@ def _stopped_lanes(region: Region) -> dict[str, str]:
     return {
         f"{epoch}/{lane}": outcome.value
         for cell in region.cells
-        for (epoch, lane), outcome in cell.conversation.stopped_lanes.items()
+        for (epoch, lane), outcome in cell.exchange_loop.stopped_lanes.items()
     }
 
 
@@ -211,7 +211,7 @@ def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:
 
 
 def _shares(cell: Cell) -> list[ShareStatus]:
-    now_ms = cell.sharing.now_ms()
+    now_ms = cell.share_loop.now_ms()
     return [
         ShareStatus(
             quota=key.quota,
@@ -223,13 +223,13 @@ def _shares(cell: Cell) -> list[ShareStatus]:
             bound_milli=key.bound_milli,
             overshoot_milli=key.overshoot_milli,
         )
-        for key in cell.sharing.spoken_of()
+        for key in cell.share_loop.spoken_of()
         if isinstance(key.shared, Rate)
     ]
 
 
 def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
-    now_ms = cell.sharing.now_ms()
+    now_ms = cell.share_loop.now_ms()
     return [
         SlotShareStatus(
             quota=key.quota,
@@ -239,7 +239,7 @@ def _slot_shares(cell: Cell) -> list[SlotShareStatus]:
             expires_in_ms=max(0, key.expires_ms - now_ms),
             contended=key.is_contended,
         )
-        for key in cell.sharing.spoken_of()
+        for key in cell.share_loop.spoken_of()
         if isinstance(key.shared, SlotCharge)
     ]
 
@@ -250,7 +250,7 @@ def _cells(region: Region) -> list[CellStatus]:
         CellStatus(
             cell=cell.number,
             node=cell.store.node,
-            epoch=cell.life.current.epoch if cell.life.current else None,
+            epoch=cell.epochs.current.epoch if cell.epochs.current else None,
             breaker=cell.guard.state,
         )
         for cell in region.cells
@@ -258,22 +258,22 @@ def _cells(region: Region) -> list[CellStatus]:
     ]
 
 
-async def _quotas(cell: Cell, listed: Callable[[Life], Awaitable[list[str]]]) -> list[tuple[Cell, str]]:
-    life = cell.life.current
-    return [] if life is None else [(cell, quota) for quota in await listed(life)]
+async def _quotas(cell: Cell, listed: Callable[[StoreIncarnation], Awaitable[list[str]]]) -> list[tuple[Cell, str]]:
+    incarnation = cell.epochs.current
+    return [] if incarnation is None else [(cell, quota) for quota in await listed(incarnation)]
 
 
 async def _slots(cell: Cell, quota: str) -> SlotStatus:
-    life = cell.life.current
-    if life is None:
+    incarnation = cell.epochs.current
+    if incarnation is None:
         return SlotStatus(quota=quota, in_use=0, holders=0)
-    found = await cell.scripts.slots_in_use(life, quota, await cell.scripts.mono_us())
+    found = await cell.scripts.slots_in_use(incarnation, quota, await cell.scripts.mono_us())
     return SlotStatus(quota=found.quota, in_use=found.units, holders=found.holders)
 
 
 async def _lease(cell: Cell, quota: str) -> LeaseStatus:
-    life = cell.life.current
-    fields = {} if life is None else await cell.scripts.lease_fields(life, quota)
+    incarnation = cell.epochs.current
+    fields = {} if incarnation is None else await cell.scripts.lease_fields(incarnation, quota)
     return _lease_of(cell, quota, fields, await cell.scripts.mono_us())
 
 

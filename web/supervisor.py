@@ -109,9 +109,9 @@ class _Supervisor:
         if monotonic() < self._look_at_s:
             return
         self._look_at_s = monotonic() + LOOK_S
-        for pid, life in self._lives.items():
-            if life.is_hung(self._beats[life.worker]):
-                _log.error("a worker hangs and is killed", worker=life.worker, pid=pid)
+        for pid, incarnation in self._lives.items():
+            if incarnation.is_hung(self._beats[incarnation.worker]):
+                _log.error("a worker hangs and is killed", worker=incarnation.worker, pid=pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _set_alarm(self) -> None:
@@ -135,18 +135,20 @@ class _Supervisor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if life := self._lives.pop(pid, None):  # as the first process of a container it gets strangers, too
-                self._ended(life, os.waitstatus_to_exitcode(status))
+            if incarnation := self._lives.pop(pid, None):  # as the first process of a container it gets strangers, too
+                self._ended(incarnation, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, life: _Life, status: int) -> None:
+    def _ended(self, incarnation: _Life, status: int) -> None:
         if self._is_ending:
             # By the signal itself: it had not begun to serve.
             self._ended_well &= status in {0, -signal.SIGTERM, -signal.SIGINT}
             return
-        pause_s = next_pause_s(self._pause_s[life.worker], monotonic() - life.began_s)
-        self._pause_s[life.worker] = pause_s
-        self._due_s[life.worker] = monotonic() + pause_s
-        _log.error("a worker ended and is begun again", worker=life.worker, status=status, in_ms=int(pause_s * 1000))
+        pause_s = next_pause_s(self._pause_s[incarnation.worker], monotonic() - incarnation.began_s)
+        self._pause_s[incarnation.worker] = pause_s
+        self._due_s[incarnation.worker] = monotonic() + pause_s
+        _log.error(
+            "a worker ended and is begun again", worker=incarnation.worker, status=status, in_ms=int(pause_s * 1000)
+        )
 
     # --- in the worker -----------------------------------------------------------------------------------------------
 

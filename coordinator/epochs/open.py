@@ -1,4 +1,4 @@
-"""Open a new epoch for a new life of a region's store, and fence the one before.
+"""Open a new epoch for a new incarnation of a region's store, and fence the one before.
 
 Whether the store lost data decides what the old epoch's returns are worth. The agent may know that the store has kept
 all of one epoch: the current one, or one that another store's had replaced and that was believed lost since. Without
@@ -79,7 +79,7 @@ async def _again(
     connection: Connection, known: asyncpg.Record, region: str, request: OpenEpoch
 ) -> EpochOpened | EpochRefusal:
     if (known["region"], known["fingerprint"]) != (region, request.fingerprint):
-        return EpochRefusal.NONCE_OF_ANOTHER_LIFE
+        return EpochRefusal.NONCE_OF_ANOTHER_INCARNATION
     is_whole = await _is_whole(connection, Cell(region, known["cell"], known["cells"]), known["epoch"], request)
     return EpochOpened(epoch=known["epoch"], lanes=known["lanes"], is_whole=is_whole)
 

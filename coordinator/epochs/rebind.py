@@ -1,8 +1,8 @@
-"""Let an epoch go on in another life of its store: a single one that fsyncs every write, and so forgets nothing.
+"""Let an epoch go on in another incarnation of its store: a single one that fsyncs every write, and so forgets nothing.
 
 The agent has found the conditions in the store. Here is what only the ledger can tell: that the epoch is still the
-region's, that it belonged to the life before, and that the store remembers every number that was heard of it; a backup
-that somebody put in its place does not. In any doubt the answer is no, and a new epoch is opened.
+region's, that it belonged to the incarnation before, and that the store remembers every number that was heard of it; a
+backup that somebody put in its place does not. In any doubt the answer is no, and a new epoch is opened.
 """
 
 from datetime import datetime
@@ -44,7 +44,7 @@ def _refusal(row: asyncpg.Record, lanes: list[asyncpg.Record], request: RebindEp
     if any(known.get(lane["lane"], 0) < lane["last_seq"] for lane in lanes):
         return EpochRefusal.STORE_BEHIND
     if row["fingerprint"] not in (request.previous, request.fingerprint):
-        return EpochRefusal.ANOTHER_LIFE
+        return EpochRefusal.ANOTHER_INCARNATION
     return None if row["state"] == EpochState.CURRENT else EpochRefusal.EPOCH_OVER
 
 

@@ -51,12 +51,15 @@ TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much tra
 CONTEST_RETRY_S = "15"
 
 _REFUSED_EPOCHS = {
-    EpochRefusal.NONCE_OF_ANOTHER_LIFE: ("nonce-of-another-life", "this nonce has opened an epoch for another life"),
+    EpochRefusal.NONCE_OF_ANOTHER_INCARNATION: (
+        "nonce-of-another-incarnation",
+        "this nonce opened an epoch for another incarnation",
+    ),
     EpochRefusal.REGION_DOWN: ("region-down", "the region is down: it opens no epoch"),
     EpochRefusal.TWO_STORES: ("two-stores", "this store and another replace each other again and again in this region"),
     EpochRefusal.NOT_ISSUED: ("rebind-refused", "this nonce has opened no such epoch of this region"),
     EpochRefusal.EPOCH_OVER: ("rebind-refused", "the epoch is over"),
-    EpochRefusal.ANOTHER_LIFE: ("rebind-refused", "the epoch belongs to another life of the store"),
+    EpochRefusal.ANOTHER_INCARNATION: ("rebind-refused", "the epoch belongs to another incarnation of the store"),
     EpochRefusal.STORE_BEHIND: ("rebind-refused", "the ledger has heard more of this epoch than the store remembers"),
 }
 

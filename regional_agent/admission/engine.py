@@ -29,10 +29,10 @@ from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.admission.token_slices import Slicing
 from regional_agent.http.schemas import Verdict, Window, answer_of
 from regional_agent.leasing.central import MAY_LOOK, Answer
-from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
-from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import Gatherer, one_by_one
 from regional_agent.store.circuit_breaker import says_that_it_cannot
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
@@ -41,7 +41,6 @@ from regional_agent.store.scripts import (
     Charge,
     Decision,
     Fenced,
-    Life,
     OnDecisions,
     Operation,
     Outcome,
@@ -49,6 +48,7 @@ from regional_agent.store.scripts import (
     RateCharge,
     Request,
     SlotCharge,
+    StoreIncarnation,
     part_of,
 )
 from regional_agent.store_outage.fallback import WithoutStore
@@ -120,10 +120,10 @@ class Admission:
     def __init__(
         self,
         gatherer: Gatherer,
-        life: LifeKeeper,
+        epochs: EpochManager,
         leasing: Leasing,
         slicing: Slicing,
-        sharing: Sharing,
+        share_loop: ShareLoop,
         without_store: WithoutStore,
         metrics: Metrics,
         clock: Clock,
@@ -133,16 +133,19 @@ class Admission:
         self._adjust_ceiling = adjust_ceiling
         self._gatherer = gatherer
         self._slicing = slicing
-        self._life = life
+        self._epochs = epochs
         self._leasing = leasing
-        self._sharing = sharing
+        self._share_loop = share_loop
         self._metrics = metrics
         self._clock = clock
         self._without_store = without_store
         self._waiting: set[asyncio.Task[None]] = set()
         self._last: _Pending | None = None
         self._denials: Denials[Decision] = Denials()
-        self._denials_of: tuple[Life | None, int] = None, 0  # the life and the shares that they are certain in
+        self._denials_of: tuple[StoreIncarnation | None, int] = (
+            None,
+            0,
+        )  # the incarnation and the shares that they are certain in
         self.policies: Policies | None = None
         self.blocks: Blocks | None = None
 
@@ -230,7 +233,7 @@ class Admission:
         if (denied := self._denied_before(asked)) is not None:
             for each in asked.demanded:
                 if isinstance(each.charge, RateCharge):
-                    self._sharing.note(each.charge, each.charge.cost, each.charge.cost)
+                    self._share_loop.note(each.charge, each.charge.cost, each.charge.cost)
             return self._verdict(asked, denied)
         return None if asked.demanded else MEETS_NO_POLICY
 
@@ -241,8 +244,8 @@ class Admission:
             for charge in charges
             if isinstance(charge, RateCharge) and charge.algorithm in SLICED
         )
-        if returned and self._life.current is not None:
-            self._gatherer.submit(self._life.current, Request("adjust", returned), lambda _: None)
+        if returned and self._epochs.current is not None:
+            self._gatherer.submit(self._epochs.current, Request("adjust", returned), lambda _: None)
 
     async def close(self) -> None:
         """Who still waits for units waits in vain."""
@@ -265,26 +268,26 @@ class Admission:
     # --- with the store ----------------------------------------------------------------------------------------------
 
     def _ask_store(self, asked: Asked, on_decisions: OnDecisions, times: int = 1) -> None:
-        life = self._life.current
-        if life is None:
+        incarnation = self._epochs.current
+        if incarnation is None:
             on_decisions([StoreUnavailable("the region has no epoch yet")] * times)
-        elif self._life.may_evict and _takes_allowance(asked.request):
+        elif self._epochs.may_evict and _takes_allowance(asked.request):
             on_decisions(
                 [StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")] * times
             )
         elif asked.hold_ms is None:
-            self._gatherer.submit(life, asked.request, on_decisions, times)
+            self._gatherer.submit(incarnation, asked.request, on_decisions, times)
         else:
             parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
-            terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts, asked.beside), asked.hold_ms)
-            self._gatherer.submit(life, asked.request._replace(hold=terms), on_decisions)
+            terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, asked.beside), asked.hold_ms)
+            self._gatherer.submit(incarnation, asked.request._replace(hold=terms), on_decisions)
 
     def _denied_before(self, asked: Asked) -> Decision | None:
         """What the store is certain to say, with its times as they are by now."""
-        life, heard = self._denials_of
-        if life is not self._life.current or heard != self._sharing.heard:
+        incarnation, heard = self._denials_of
+        if incarnation is not self._epochs.current or heard != self._share_loop.heard:
             self._denials.clear()
-            self._denials_of = self._life.current, self._sharing.heard
+            self._denials_of = self._epochs.current, self._share_loop.heard
         if not self._denials or not _may_be_certain(asked.request):
             return None
         now_ms = self._clock.monotonic_ms()
@@ -357,7 +360,7 @@ class Admission:
             pending.tell(self._verdict(pending.asked, decision))
         elif isinstance(decision, (StoreUnavailable, StoreError, Fenced, NotAsked)):
             if isinstance(decision, Fenced):
-                self._life.doubt()
+                self._epochs.invalidate()
             asked = pending.asked
             self._without_store.decide(
                 asked.demanded,
@@ -449,15 +452,15 @@ class Admission:
             grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if isinstance(charge, RateCharge):
                 if grantable and not asked.is_noted:
-                    self._sharing.note(charge, charge.cost * times, charge.cost)
-                self._sharing.look(charge, policy.available, policy.last_grant)
+                    self._share_loop.note(charge, charge.cost * times, charge.cost)
+                self._share_loop.look(charge, policy.available, policy.last_grant)
             elif grantable and isinstance(charge, AllowanceCharge):
                 if not asked.is_noted:
                     self._leasing.note(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(charge.quota, charge.cost)
             elif grantable and isinstance(charge, SlotCharge) and not asked.is_noted:
-                self._sharing.note_slots(charge, policy)
+                self._share_loop.note_slots(charge, policy)
         self._without_store.note(asked.demanded, decision)
 
     def _without_store_verdict(self, asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:

@@ -16,23 +16,26 @@ from msgspec.structs import replace
 from protocol.clock import Clock
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.admission.rules.slices import HOT, LIFE_MS, Heat, Slice
-from regional_agent.leasing.epoch import LifeKeeper
-from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.leasing.epoch import EpochManager
+from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import Gatherer, one_by_one
-from regional_agent.store.scripts import Charge, Decision, Life, PolicyDecision, RateCharge, Request
+from regional_agent.store.scripts import Charge, Decision, PolicyDecision, RateCharge, Request, StoreIncarnation
 
 RateSlice = Slice[RateCharge]
 
 
 class Slicing:
-    def __init__(self, gatherer: Gatherer, life: LifeKeeper, sharing: Sharing, clock: Clock) -> None:
+    def __init__(self, gatherer: Gatherer, epochs: EpochManager, share_loop: ShareLoop, clock: Clock) -> None:
         self._gatherer = gatherer
-        self._life = life
-        self._sharing = sharing
+        self._epochs = epochs
+        self._share_loop = share_loop
         self._clock = clock
         self._slices: dict[str, RateSlice] = {}
         self._heat = Heat()
-        self._of: tuple[Life | None, int] = None, 0  # the life and the shares that they were taken in
+        self._of: tuple[StoreIncarnation | None, int] = (
+            None,
+            0,
+        )  # the incarnation and the shares that they were taken in
         self._emptied_at_ms = -1  # what was asked until then was asked by other limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.taken = 0  # slices, so far
@@ -130,15 +133,15 @@ class Slicing:
     # --- within ------------------------------------------------------------------------------------------------------
 
     def _look_around(self) -> None:
-        """A store that lives another life knows nothing of what was taken; other shares are other rates."""
-        life, shares = self._life.current, self._sharing.heard
-        is_same_life = life is self._of[0] or life == self._of[0]
-        if is_same_life and shares == self._of[1]:
+        """A store that is another incarnation knows nothing of what was taken; other shares are other rates."""
+        incarnation, shares = self._epochs.current, self._share_loop.heard
+        is_same_incarnation = incarnation is self._of[0] or incarnation == self._of[0]
+        if is_same_incarnation and shares == self._of[1]:
             return
-        if not is_same_life:
+        if not is_same_incarnation:
             self._slices.clear()
         self.give_back_all()
-        self._of = life, shares
+        self._of = incarnation, shares
 
     def _is_hot(self, charges: Iterable[Charge], now_ms: int, times: int) -> bool:
         """All of them are: a request that needs the store for one of them needs it for all."""
@@ -156,20 +159,25 @@ class Slicing:
                 self._refill(slice_, charge, now_ms)
 
     def _refill(self, slice_: RateSlice, charge: RateCharge, now_ms: int) -> None:
-        life, units = self._life.current, slice_.wants(charge.cost, now_ms)
-        if life is None or not units:
+        incarnation, units = self._epochs.current, slice_.wants(charge.cost, now_ms)
+        if incarnation is None or not units:
             slice_.low_water = max(0, slice_.left - 1) // 2  # looked at again then, and not at each request
             return
-        self._sharing.note(charge, slice_.spent_since_asked(), charge.cost)
+        self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
         taken = Request("enforce", (charge._replace(cost=units),))
-        self._gatherer.submit(life, taken, one_by_one(partial(self._came, slice_, units, life, now_ms)))
+        self._gatherer.submit(incarnation, taken, one_by_one(partial(self._came, slice_, units, incarnation, now_ms)))
         if self._sweeping is None:
             self._sweep_later()
 
     def _came(
-        self, slice_: RateSlice, units: int, life: Life, asked_at_ms: int, decision: Decision | Exception
+        self,
+        slice_: RateSlice,
+        units: int,
+        incarnation: StoreIncarnation,
+        asked_at_ms: int,
+        decision: Decision | Exception,
     ) -> None:
         slice_.is_under_way = False
         if isinstance(decision, Exception) or not decision.allowed:
@@ -177,20 +185,20 @@ class Slicing:
         now_ms = self._clock.monotonic_ms()
         (policy,) = decision.policies
         self.taken += 1
-        self._sharing.look(slice_.of, policy.available, policy.last_grant)
+        self._share_loop.look(slice_.of, policy.available, policy.last_grant)
         slice_.add(units, now_ms)
         slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
-        if self._slices.get(slice_.of.quota) is not slice_ and life == self._life.current:
+        if self._slices.get(slice_.of.quota) is not slice_ and incarnation == self._epochs.current:
             self._return(slice_, now_ms)  # nobody waits for it any more
 
     def _return(self, slice_: RateSlice, now_ms: int) -> bool:
         """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
-        life, units = self._life.current, slice_.taken_back(now_ms)
+        incarnation, units = self._epochs.current, slice_.taken_back(now_ms)
         charge = slice_.of
-        self._sharing.note(charge, slice_.spent_since_asked(), charge.cost)
-        if life is None or not units:
+        self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
+        if incarnation is None or not units:
             return False
-        self._gatherer.submit(life, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
+        self._gatherer.submit(incarnation, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
         return True
 
     def _sweep_later(self) -> None:

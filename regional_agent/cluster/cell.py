@@ -17,16 +17,16 @@ from regional_agent.admission.engine import Admission
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.admission.token_slices import Slicing
 from regional_agent.leasing.coordinator_client import CoordinatorClient
-from regional_agent.leasing.epoch import LifeKeeper
-from regional_agent.leasing.exchange_loop import FAILURES, Conversation
+from regional_agent.leasing.epoch import EpochManager
+from regional_agent.leasing.exchange_loop import FAILURES, ExchangeLoop
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.settings import AgentSettings
-from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import Gatherer
 from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.connection import Store, StoreUnavailable
-from regional_agent.store.scripts import Fenced, HoldState, KnownOperation, Life, Operation, Scripts
+from regional_agent.store.scripts import Fenced, HoldState, KnownOperation, Operation, Scripts, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.fallback import WithoutStore
 from regional_agent.store_outage.journal import Journal
@@ -59,28 +59,28 @@ class Cell:
         self.scripts = Scripts(store, number)
         breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
         self.guard = Guard(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
-        self.life = LifeKeeper(store, self.scripts, coordinator, on_established=self.guard.answered)
+        self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.guard.answered)
         self.leasing = Leasing(clock)
         gatherer = Gatherer(self.scripts, self.guard)
-        self.sharing = Sharing(settings.name, self.scripts, self.life, self.leasing, coordinator, metrics, clock)
-        self.slicing = Slicing(gatherer, self.life, self.sharing, clock)
+        self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.leasing, coordinator, metrics, clock)
+        self.slicing = Slicing(gatherer, self.epochs, self.share_loop, clock)
         without_store = WithoutStore(journal, metrics, clock, settings.workers)
         self.admission = Admission(
             gatherer,
-            self.life,
+            self.epochs,
             self.leasing,
             self.slicing,
-            self.sharing,
+            self.share_loop,
             without_store,
             metrics,
             clock,
             settings.adjust_ceiling,
         )
-        self.conversation = Conversation(
+        self.exchange_loop = ExchangeLoop(
             scripts=self.scripts,
             coordinator=coordinator,
             leasing=self.leasing,
-            life=self.life,
+            epochs=self.epochs,
             journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.guard, clock),
             metrics=metrics,
             clock=clock,
@@ -89,29 +89,29 @@ class Cell:
 
     def count_set_aside(self) -> int:
         now_ms = self._clock.monotonic_ms()
-        return len(self.leasing.set_aside.items(now_ms)) + len(self.sharing.set_aside.items(now_ms))
+        return len(self.leasing.set_aside.items(now_ms)) + len(self.share_loop.set_aside.items(now_ms))
 
     def refusals(self) -> list[str]:
         """Describe what the coordinator refused and is not offered to it for now, the newest first."""
         now_ms = self._clock.monotonic_ms()
         lanes = [
             f"lane {lane} of epoch {epoch} is refused: {stop.reason}"
-            for (epoch, lane), stop in self.conversation.lanes.stopped.items()
+            for (epoch, lane), stop in self.exchange_loop.lanes.stopped.items()
             if stop.reason
         ]
         shares = [
-            f"the share of {each.name} is refused: {each.reason}" for each in self.sharing.set_aside.items(now_ms)
+            f"the share of {each.name} is refused: {each.reason}" for each in self.share_loop.set_aside.items(now_ms)
         ]
         wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.leasing.set_aside.items(now_ms)]
         return [*lanes, *reversed(wants), *reversed(shares)]
 
     async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
-        life = self._current_life()
-        with self._doubting():
-            told = await self.scripts.tell_hold(life.fingerprint, hold, action, amount)
-        if hold.epoch != life.epoch:
-            self.conversation.look_back_again()
+        incarnation = self._current_incarnation()
+        with self._invalidating():
+            told = await self.scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
+        if hold.epoch != incarnation.epoch:
+            self.exchange_loop.look_back_again()
         for part in hold.parts:
             if part.algorithm == "allowance" and action in ("commit", "release"):
                 self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
@@ -119,30 +119,30 @@ class Cell:
 
     async def find_operation(self, operation: Operation) -> KnownOperation | None:
         """Read what is known of an operation over several cells. May raise OperationConflict."""
-        life = self._current_life()
-        with self._doubting():
-            return await self.scripts.find_operation(life, operation)
+        incarnation = self._current_incarnation()
+        with self._invalidating():
+            return await self.scripts.find_operation(incarnation, operation)
 
     async def replace_operation(
         self, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
     ) -> bool:
         """Write down how far the operation has come. False: another request has written something else."""
-        life = self._current_life()
-        with self._doubting():
-            return await self.scripts.replace_operation(life, operation, before, hold, is_concluded=is_concluded)
+        incarnation = self._current_incarnation()
+        with self._invalidating():
+            return await self.scripts.replace_operation(incarnation, operation, before, hold, is_concluded=is_concluded)
 
-    def _current_life(self) -> Life:
-        if self.life.current is None:
+    def _current_incarnation(self) -> StoreIncarnation:
+        if self.epochs.current is None:
             raise StoreUnavailable("the region has no epoch yet")
-        return self.life.current
+        return self.epochs.current
 
     @contextmanager
-    def _doubting(self) -> Iterator[None]:
+    def _invalidating(self) -> Iterator[None]:
         try:
             yield
         except Fenced:
-            self.life.doubt()
-            raise StoreUnavailable("the region's store began another life; ask again") from None
+            self.epochs.invalidate()
+            raise StoreUnavailable("the region's store began another incarnation; ask again") from None
 
     async def leave(self, *, return_unspent: bool) -> None:
         """The loops have ended: nothing more is decided, and what was spent is told."""
@@ -170,7 +170,7 @@ class Cell:
             retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
             wait=tenacity.wait_fixed(RETRY_S),
             sleep=asyncio.sleep,
-        )(self.conversation.finish)
+        )(self.exchange_loop.finish)
         try:
             async with asyncio.timeout(self.last_words_s):
                 return await finish(return_unspent=return_unspent)

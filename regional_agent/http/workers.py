@@ -2,7 +2,7 @@
 
 Each is an agent of its own, and they share what all agents of a region share, the store. What one of them knows alone
 (what it counted, why it cannot enforce) it tells the others at a socket of its own, in a directory that only their user
-can enter. Who dies takes its counts along: they begin anew with its next life, as those of any process do.
+can enter. Who dies takes its counts along: they begin anew with its next process, as those of any process do.
 """
 
 import asyncio

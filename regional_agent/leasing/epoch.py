@@ -1,19 +1,19 @@
-"""Which life the region's store lives, and the epoch that belongs to it.
+"""Which incarnation the region's store lives, and the epoch that belongs to it.
 
-A store that restarted, failed over or lost its data lives another life, and may have forgotten what it admitted. So
+A store that restarted, failed over or lost its data is another incarnation, and may have forgotten what it admitted. So
 its fingerprint is compared with the one that it has written down; if they differ, a new epoch is opened before
 anything is admitted again. The same happens to a store that was put back to an older state below its fingerprint, once
 the conversation with the coordinator has shown it.
 
 One store goes on in its epoch: a single one without replicas that fsyncs every write. It must have been so all through
-the life before, as that life's fence says, and be so now. Settings can be changed at any moment, so they prove nothing
-of the last moment before a crash: in such an epoch each script's reply counts only once the store has said that what
-it wrote is on disk (`WAITAOF`). What a crash may lose was never answered.
+the incarnation before, as that life's fence says, and be so now. Settings can be changed at any moment, so they prove
+nothing of the last moment before a crash: in such an epoch each script's reply counts only once the store has said that
+what it wrote is on disk (`WAITAOF`). What a crash may lose was never answered.
 
 Of two ends of an epoch it is certain that nothing was forgotten: that of the exempt store where the coordinator ended
-its epoch meanwhile, and that of an epoch which another store's has replaced while this one lives on in the same life.
-Then the coordinator is told so: what the epoch has left is given back and free at once. Of all others the worst is
-assumed.
+its epoch meanwhile, and that of an epoch which another store's has replaced while this one lives on in the same
+incarnation. Then the coordinator is told so: what the epoch has left is given back and free at once. Of all others the
+worst is assumed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.store.connection import Store, StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fence, Life, Scripts
+from regional_agent.store.scripts import Fence, Scripts, StoreIncarnation
 
 log = structlog.get_logger()
 
@@ -37,11 +37,16 @@ WATCH_S = 5.0  # how often the store's settings are looked at
 KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
 
 # The coordinator's answers after which nobody goes on in an epoch; after the last its data is whole all the same.
-_REFUSED = {EpochRefusal.NOT_ISSUED, EpochRefusal.STORE_BEHIND, EpochRefusal.ANOTHER_LIFE, EpochRefusal.EPOCH_OVER}
+_REFUSED = {
+    EpochRefusal.NOT_ISSUED,
+    EpochRefusal.STORE_BEHIND,
+    EpochRefusal.ANOTHER_INCARNATION,
+    EpochRefusal.EPOCH_OVER,
+}
 _UNHEARD_OF = (404, 405)  # by a coordinator of a release before
 
 
-class LifeKeeper:
+class EpochManager:
     """Holds the current life. None while there is none: then nothing is admitted."""
 
     def __init__(
@@ -55,46 +60,46 @@ class LifeKeeper:
         self._scripts = scripts
         self._coordinator = coordinator
         self._on_established = on_established
-        self._doubted = asyncio.Event()
-        self._doubted.set()
+        self._invalidated = asyncio.Event()
+        self._invalidated.set()
         self.established = asyncio.Event()
-        self.current: Life | None = None
+        self.current: StoreIncarnation | None = None
         self._nonce = self._ended_nonce = self._lost_nonce = ""
         self._newest_epoch = 0
         self.is_exempt = False
         self.refused = ""  # why the coordinator opened no epoch, when it was last asked
 
-    def doubt(self) -> None:
-        """The store may live another life: look again. Nothing is admitted until it is known."""
+    def invalidate(self) -> None:
+        """The store may live another incarnation: look again. Nothing is admitted until it is known."""
         self.current = None
         self.established.clear()
-        self._doubted.set()
+        self._invalidated.set()
 
-    def ended(self, life: Life) -> None:
-        """The epoch is over, though the store lives on: another life begins in the same store."""
-        if life == self.current:
+    def on_epoch_closed(self, incarnation: StoreIncarnation) -> None:
+        """The epoch is over, though the store lives on: another incarnation begins in the same store."""
+        if incarnation == self.current:
             self._ended_nonce = self._nonce
-            self.doubt()
+            self.invalidate()
 
-    def lost(self, life: Life) -> None:
+    def on_data_loss(self, incarnation: StoreIncarnation) -> None:
         """The same, for the store has forgotten what it told."""
-        if life == self.current:
+        if incarnation == self.current:
             self._lost_nonce = self._nonce
-            self.ended(life)
+            self.on_epoch_closed(incarnation)
 
-    def refuted(self, life: Life) -> None:
-        """The coordinator knows the epoch under another life. Of this very one the epoch is over."""
-        if life.fingerprint == self._store.fingerprint:
-            self.ended(life)
-        elif life == self.current:
-            self.doubt()
+    def on_wrong_fingerprint(self, incarnation: StoreIncarnation) -> None:
+        """The coordinator knows the epoch under another incarnation. Of this very one the epoch is over."""
+        if incarnation.fingerprint == self._store.fingerprint:
+            self.on_epoch_closed(incarnation)
+        elif incarnation == self.current:
+            self.invalidate()
 
     async def run(self) -> None:
         while True:
-            if not await self._is_doubted():
+            if not await self._is_invalidated():
                 await self._watch_settings()
                 continue
-            self._doubted.clear()
+            self._invalidated.clear()
             if not self._store.connected:
                 continue  # a new connection is a new doubt
             try:
@@ -107,10 +112,10 @@ class LifeKeeper:
                 self.refused = error.refusal
                 await self._again(error.retry_after_s or REFUSED_PAUSE_S)
 
-    async def _is_doubted(self) -> bool:
+    async def _is_invalidated(self) -> bool:
         try:
             async with asyncio.timeout(WATCH_S):
-                return await self._doubted.wait()
+                return await self._invalidated.wait()
         except TimeoutError:
             return False
 
@@ -144,15 +149,15 @@ class LifeKeeper:
         The ledger refuses to let an ended epoch go on. The fence alone would not do: that it was changed may be lost
         in the next crash, with everything else that was not flushed.
         """
-        life = self.current
-        if life is not None and self.is_exempt and not await self._store.is_exempt():
+        incarnation = self.current
+        if incarnation is not None and self.is_exempt and not await self._store.is_exempt():
             self.is_exempt = False
-            log.warning("the store is not exempt any more: another epoch begins", epoch=life.epoch)
-            self.ended(life)
+            log.warning("the store is not exempt any more: another epoch begins", epoch=incarnation.epoch)
+            self.on_epoch_closed(incarnation)
 
     async def _again(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
-        self._doubted.set()
+        self._invalidated.set()
 
     async def _establish(self) -> None:
         self._store.prove_durability(is_wanted=False)
@@ -165,22 +170,22 @@ class LifeKeeper:
         assert fence.nonce is not None
         self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
-            life = await self._open(fence.nonce, fingerprint, fence.whole)
+            incarnation = await self._open(fence.nonce, fingerprint, fence.whole)
         else:
-            life = Life(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
+            incarnation = StoreIncarnation(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
-        if 0 < self._newest_epoch < life.epoch:
-            log.warning("the store's epoch has ended", epoch=self._newest_epoch, next_epoch=life.epoch)
-        self._newest_epoch = life.epoch
-        if self._doubted.is_set():
-            raise StoreUnavailable("the store may have begun another life while this one was looked at")
+        if 0 < self._newest_epoch < incarnation.epoch:
+            log.warning("the store's epoch has ended", epoch=self._newest_epoch, next_epoch=incarnation.epoch)
+        self._newest_epoch = incarnation.epoch
+        if self._invalidated.is_set():
+            raise StoreUnavailable("the store may have begun another incarnation while this one was looked at")
         self._store.prove_durability(is_wanted=self.is_exempt)
-        self.current = life
+        self.current = incarnation
         self.refused = ""
         self.established.set()
         self._on_established()
 
-    async def _open(self, nonce: str, fingerprint: str, whole: int | None) -> Life:
+    async def _open(self, nonce: str, fingerprint: str, whole: int | None) -> StoreIncarnation:
         cell = self._scripts.cell
         request = OpenEpoch(
             nonce=nonce,
@@ -196,19 +201,19 @@ class LifeKeeper:
             fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt, is_whole=opened.is_whole
         )
         if not is_adopted:
-            raise StoreUnavailable("the store began another life while its epoch was opened")
+            raise StoreUnavailable("the store began another incarnation while its epoch was opened")
         log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes, whole=whole, is_exempt=is_exempt)
         self.is_exempt = is_exempt
-        return Life(fingerprint, opened.epoch, opened.lanes, cell)
+        return StoreIncarnation(fingerprint, opened.epoch, opened.lanes, cell)
 
     async def _begin(self, fingerprint: str) -> Fence:
         before = await self._scripts.read_fence()
         whole = await self._kept(before, fingerprint)
-        fence = await self._scripts.begin_life(fingerprint, secrets.token_hex(16), self._ended_nonce, whole)
+        fence = await self._scripts.begin_incarnation(fingerprint, secrets.token_hex(16), self._ended_nonce, whole)
         if fence.epoch is not None and fence.epoch < self._newest_epoch:
             # A store to which the address leads again: what it was before it was left does not come back.
             assert fence.nonce is not None
-            return await self._scripts.begin_life(fingerprint, secrets.token_hex(16), fence.nonce, fence.epoch)
+            return await self._scripts.begin_incarnation(fingerprint, secrets.token_hex(16), fence.nonce, fence.epoch)
         return fence
 
     async def _kept(self, fence: Fence, fingerprint: str) -> int | None:
@@ -235,6 +240,6 @@ class LifeKeeper:
             log.warning("the store does not go on in its epoch", epoch=fence.epoch, reason=str(refused))
             return fence.epoch if refused.refusal == EpochRefusal.EPOCH_OVER else None
         if not await self._scripts.rebind_epoch(fence, fingerprint):
-            raise StoreUnavailable("the store began another life while its epoch was rebound")
+            raise StoreUnavailable("the store began another incarnation while its epoch was rebound")
         log.info("epoch rebound", epoch=fence.epoch)
         return fence.epoch

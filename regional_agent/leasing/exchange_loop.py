@@ -35,13 +35,13 @@ from regional_agent.leasing.coordinator_client import (
     CoordinatorRefused,
     CoordinatorUnavailable,
 )
-from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.lanes import Lanes
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.persistence import LONGEST_PAUSE_MS, Persistence
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, Frozen, LeaseLost, Life, Scripts
+from regional_agent.store.scripts import Fenced, Frozen, LeaseLost, Scripts, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
 
 log = structlog.get_logger()
@@ -85,14 +85,14 @@ class Spoken:
 Culprit = tuple[Spoken, CoordinatorRefused | CoordinatorFailed]
 
 
-class Conversation:
+class ExchangeLoop:
     def __init__(
         self,
         *,
         scripts: Scripts,
         coordinator: CoordinatorClient,
         leasing: Leasing,
-        life: LifeKeeper,
+        epochs: EpochManager,
         journal: JournalBooking,
         metrics: Metrics,
         clock: Clock,
@@ -101,7 +101,7 @@ class Conversation:
         self._scripts = scripts
         self._coordinator = coordinator
         self._leasing = leasing
-        self._life = life
+        self._epochs = epochs
         self._journal = journal
         self._metrics = metrics
         self._clock = clock
@@ -110,7 +110,7 @@ class Conversation:
         self._report_at_ms = 0
         self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
-        self._looked_back: Life | None = None
+        self._looked_back: StoreIncarnation | None = None
         self._older_news = 0  # how often there was a reason to look at older epochs
         self._older_seen = -1
         self._drains = False
@@ -152,28 +152,28 @@ class Conversation:
 
         Gives the units that cannot be returned yet, for they are held.
         """
-        life = self._life.current
+        incarnation = self._epochs.current
         self._persistence = Persistence(LONGEST_PAUSE_MS)  # said once: it is waited for as long as for any
-        await self._journal.book_last(life)
-        if life is None:
+        await self._journal.book_last(incarnation)
+        if incarnation is None:
             return 0
         if return_unspent:
-            await self._return_everything(life)
+            await self._return_everything(incarnation)
         for quota in self._leasing.central():
-            await self._scripts.give_back(life, quota, 0)
-        await self._report_everything(life)
-        return await self._scripts.held(life) if return_unspent else 0
+            await self._scripts.give_back(incarnation, quota, 0)
+        await self._report_everything(incarnation)
+        return await self._scripts.held(incarnation) if return_unspent else 0
 
-    async def _return_everything(self, life: Life) -> int:
+    async def _return_everything(self, incarnation: StoreIncarnation) -> int:
         """Gives the units that were."""
-        leased = await self._scripts.leased(life)
-        return sum([await self._scripts.give_back(life, quota, 0, ahead=True) for quota in leased])
+        leased = await self._scripts.leased(incarnation)
+        return sum([await self._scripts.give_back(incarnation, quota, 0, ahead=True) for quota in leased])
 
-    async def _report_everything(self, life: Life) -> None:
+    async def _report_everything(self, incarnation: StoreIncarnation) -> None:
         for _ in range(MOST_ROUNDS):
             # Each round looks at every lane: another agent may have frozen a batch meanwhile, and died with it.
-            self._resend = set(range(life.lanes))
-            if not await self._exchange(life, asked={}, reports=True):
+            self._resend = set(range(incarnation.lanes))
+            if not await self._exchange(incarnation, asked={}, reports=True):
                 return
 
     # --- one turn ----------------------------------------------------------------------------------------------------
@@ -191,22 +191,22 @@ class Conversation:
         self._leasing.wake.clear()
 
     async def _speak(self) -> None:
-        life, began_ms = self._life.current, self._clock.monotonic_ms()
+        incarnation, began_ms = self._epochs.current, self._clock.monotonic_ms()
         try:
-            await self._journal.book(life)
-            if life is None:
-                await self._wait_for_life()
+            await self._journal.book(incarnation)
+            if incarnation is None:
+                await self._wait_for_epoch()
             else:
-                await self._look_back(life)
-                await self._say_what_is_due(life)
+                await self._look_back(incarnation)
+                await self._say_what_is_due(incarnation)
             self._persistence.succeeded()
             self._metrics.cut_off.heard()
             self._leasing.reached()
             self._note_reached()
         except LeaseLost as lost:
-            self._lost_data(life, str(lost))
+            self._lost_data(incarnation, str(lost))
         except Fenced:
-            self._life.doubt()
+            self._epochs.invalidate()
         except FAILURES as error:
             if self.is_pausing or not isinstance(error, NoReply):  # one message may get lost
                 self._leasing.cut_off()
@@ -216,56 +216,58 @@ class Conversation:
                 is_refused = isinstance(error, CoordinatorRefused)
                 self._leasing.contact.failed(self._clock.monotonic_ms(), str(error), is_refused=is_refused)
             log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
-            if isinstance(error, CoordinatorUnavailable) and life is not None:
-                await self._was_unheard(life)
+            if isinstance(error, CoordinatorUnavailable) and incarnation is not None:
+                await self._was_unheard(incarnation)
 
     def _note_reached(self) -> None:
         failed_ms = self._leasing.contact.reached(self._clock.monotonic_ms())
         if failed_ms is not None:
             log.info("coordinator reached again", failed_ms=failed_ms)
 
-    def _lost_data(self, life: Life | None, reason: str) -> None:
+    def _lost_data(self, incarnation: StoreIncarnation | None, reason: str) -> None:
         """End the epoch: another is opened, and what this one had outstanding is kept apart for people."""
-        if life is not None and life == self._life.current:
+        if incarnation is not None and incarnation == self._epochs.current:
             self._metrics.epochs.lost.inc()
-            log.error("the store lost data: its epoch is over", epoch=life.epoch, reason=reason)
-            self._life.lost(life)
+            log.error("the store lost data: its epoch is over", epoch=incarnation.epoch, reason=reason)
+            self._epochs.on_data_loss(incarnation)
 
-    async def _was_unheard(self, life: Life) -> None:
+    async def _was_unheard(self, incarnation: StoreIncarnation) -> None:
         """The store knows it for all agents: whoever is answered takes it back there."""
         with contextlib.suppress(StoreUnavailable, StoreError, Fenced):  # seen to where it was asked for more than this
-            self._metrics.cut_off.show(await self._scripts.unheard(life))
+            self._metrics.cut_off.show(await self._scripts.unheard(incarnation))
 
-    async def _wait_for_life(self) -> None:
+    async def _wait_for_epoch(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._interval_ms / 1000):
-                await self._life.established.wait()
+                await self._epochs.established.wait()
 
-    async def _look_back(self, life: Life) -> None:
-        """Evidence of older epochs is true, and comes before anything else; in a new life the leases come after it."""
-        self._offer_again(life)
+    async def _look_back(self, incarnation: StoreIncarnation) -> None:
+        """Evidence of older epochs is true, and comes before anything else; in a new incarnation the leases come after
+        it.
+        """
+        self._offer_again(incarnation)
         news = self._older_news
-        if news != self._older_seen or self._looked_back != life:
-            await self._report_older(life)
+        if news != self._older_seen or self._looked_back != incarnation:
+            await self._report_older(incarnation)
             self._older_seen = news
-        if self._looked_back == life:
+        if self._looked_back == incarnation:
             return
-        for quota in await self._scripts.leased(life):
+        for quota in await self._scripts.leased(incarnation):
             self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
-        self._resend = set(range(life.lanes))
-        self._looked_back = life
+        self._resend = set(range(incarnation.lanes))
+        self._looked_back = incarnation
 
-    async def _report_older(self, life: Life) -> None:
+    async def _report_older(self, incarnation: StoreIncarnation) -> None:
         """What is held of an epoch stays reserved until each hold has ended, which is looked at before it is closed."""
-        for older in await self._scripts.older_epochs(life):
+        for older in await self._scripts.older_epochs(incarnation):
             held = await self._scripts.held(older)
             await self._close(older)
             if not held and not self.lanes.has_stopped(older.epoch):
                 await self._scripts.forget_epoch(older)
         if self._drains:
-            await self._return_everything(life)
+            await self._return_everything(incarnation)
 
-    async def _close(self, older: Life) -> None:
+    async def _close(self, older: StoreIncarnation) -> None:
         """Its final totals: no script admits on it any more, so what is not held is returned, and then told.
 
         A reply may tell of more that was granted to it, and whose reply was lost: that is returned as well.
@@ -276,69 +278,69 @@ class Conversation:
             if not returned:
                 return
 
-    def _offer_again(self, life: Life) -> None:
+    def _offer_again(self, incarnation: StoreIncarnation) -> None:
         """An agent that died may have left a batch in a lane where nothing else happens: whoever is alive sends it."""
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._offered_at_ms + self.offer_again_ms:
             self._offered_at_ms = now_ms
-            self._resend = set(range(life.lanes))
+            self._resend = set(range(incarnation.lanes))
             self._older_news += 1
             self.lanes.offer_again(now_ms)
 
-    async def _look_at_stopped_lanes(self, life: Life) -> None:
+    async def _look_at_stopped_lanes(self, incarnation: StoreIncarnation) -> None:
         """A lane goes on as soon as any agent of the region had its batch accepted: the store's number tells."""
         for (epoch, lane), stop in list(self.lanes.stopped.items()):
-            of = life._replace(epoch=epoch, lanes=max(life.lanes, lane + 1))
+            of = incarnation._replace(epoch=epoch, lanes=max(incarnation.lanes, lane + 1))
             if await self._scripts.frozen_seq(of, lane) != stop.seq:
                 self._goes_on(of, lane)
 
-    async def _say_what_is_due(self, life: Life) -> None:
-        await self._give_back_what_nobody_took(life)
+    async def _say_what_is_due(self, incarnation: StoreIncarnation) -> None:
+        await self._give_back_what_nobody_took(incarnation)
         now_ms = self._clock.monotonic_ms()
         reports = now_ms >= self._report_at_ms
         if reports:
             self._report_at_ms = now_ms + self._interval_ms
-            await self._look_at_stopped_lanes(life)
-        asked = _by_lane(life, self._leasing.due(MOST_QUOTAS), quota_of=str)
-        await self._exchange(life, asked=asked, reports=reports)
+            await self._look_at_stopped_lanes(incarnation)
+        asked = _by_lane(incarnation, self._leasing.due(MOST_QUOTAS), quota_of=str)
+        await self._exchange(incarnation, asked=asked, reports=reports)
         if reports:
             self.reported_at_ms = now_ms
 
-    async def _give_back_what_nobody_took(self, life: Life) -> None:
+    async def _give_back_what_nobody_took(self, incarnation: StoreIncarnation) -> None:
         """Of what requests asked the coordinator for: who hung up has left some."""
         for quota in self._leasing.to_give_back():
-            if await self._scripts.give_back(life, quota, 0):
+            if await self._scripts.give_back(incarnation, quota, 0):
                 self._report_at_ms = 0
 
-    async def _exchange(self, life: Life, *, asked: dict[int, list[str]], reports: bool) -> bool:
+    async def _exchange(self, incarnation: StoreIncarnation, *, asked: dict[int, list[str]], reports: bool) -> bool:
         """One call with all lanes that have something to say. False if there was nothing to say."""
-        lanes = range(life.lanes) if reports else sorted({*asked, *self._resend})
-        frozen = await asyncio.gather(*(self._freeze(life, lane, asked.get(lane, [])) for lane in lanes))
+        lanes = range(incarnation.lanes) if reports else sorted({*asked, *self._resend})
+        frozen = await asyncio.gather(*(self._freeze(incarnation, lane, asked.get(lane, [])) for lane in lanes))
         spoken = [part for part in frozen if part is not None]
         if not spoken:
             return False
         self._resend |= {part.lane for part in spoken}
         for parts in _calls_of(spoken):
-            await self._deliver(life, parts)
+            await self._deliver(incarnation, parts)
         return True
 
-    async def _freeze(self, life: Life, lane: int, asked: list[str]) -> Spoken | None:
+    async def _freeze(self, incarnation: StoreIncarnation, lane: int, asked: list[str]) -> Spoken | None:
         now_ms = self._clock.monotonic_ms()
-        if not self.lanes.is_offered((life.epoch, lane), now_ms):
-            paused_for_ms = self.lanes.paused_for_ms((life.epoch, lane), now_ms)
+        if not self.lanes.is_offered((incarnation.epoch, lane), now_ms):
+            paused_for_ms = self.lanes.paused_for_ms((incarnation.epoch, lane), now_ms)
             for quota in asked:
                 if paused_for_ms:
                     self._leasing.postpone(quota, paused_for_ms)
                 else:
                     self._leasing.cannot_ask(quota)
             return None
-        dirty = await self._scripts.dirty(life, lane, MOST_QUOTAS)
+        dirty = await self._scripts.dirty(incarnation, lane, MOST_QUOTAS)
         is_look = self._is_region_look(lane)
-        if not dirty and not asked and not is_look and not await self._must_resend(life, lane):
+        if not dirty and not asked and not is_look and not await self._must_resend(incarnation, lane):
             return None
         quotas = [*dirty, *(quota for quota in asked if quota not in dirty)]
-        frozen = await self._scripts.freeze(life, lane, quotas)
-        if life == self._life.current:
+        frozen = await self._scripts.freeze(incarnation, lane, quotas)
+        if incarnation == self._epochs.current:
             for quota, units in frozen.held.items():
                 self._leasing.held(quota, units)
         return Spoken(lane, frozen, asked)
@@ -356,17 +358,17 @@ class Conversation:
         self._region_look_at_ms = None
         return True
 
-    async def _must_resend(self, life: Life, lane: int) -> bool:
-        waits = lane in self._resend and await self._scripts.frozen_seq(life, lane) is not None
+    async def _must_resend(self, incarnation: StoreIncarnation, lane: int) -> bool:
+        waits = lane in self._resend and await self._scripts.frozen_seq(incarnation, lane) is not None
         if not waits:
             self._resend.discard(lane)
         return waits
 
-    async def _deliver(self, life: Life, parts: list[Spoken]) -> None:
+    async def _deliver(self, incarnation: StoreIncarnation, parts: list[Spoken]) -> None:
         """Deliver one call. What it is refused for is set aside, and the rest goes on."""
         doubts_itself = (self._failures + 1) % TRY_PARTS_EVERY == SUSPICIOUS_FAILURES
         try:
-            culprits = await self._deliver_or_halve(life, parts, doubts_itself=doubts_itself)
+            culprits = await self._deliver_or_halve(incarnation, parts, doubts_itself=doubts_itself)
         except CoordinatorFailed:
             self._failures += 1
             raise
@@ -375,20 +377,22 @@ class Conversation:
             raise culprits[0][1]  # all of them fail alike: it is an outage, and none of them is the cause
         for part, error in culprits:
             if isinstance(error, CoordinatorFailed):
-                self._pause_lane(life, part, PAUSE_AFTER_FAILURE_MS, str(error))
+                self._pause_lane(incarnation, part, PAUSE_AFTER_FAILURE_MS, str(error))
             else:
-                self._refused(life, part, ExchangeOutcome.REFUSED, reason=str(error))
+                self._refused(incarnation, part, ExchangeOutcome.REFUSED, reason=str(error))
         self._failures = 0
 
-    async def _deliver_or_halve(self, life: Life, parts: list[Spoken], *, doubts_itself: bool) -> list[Culprit]:
+    async def _deliver_or_halve(
+        self, incarnation: StoreIncarnation, parts: list[Spoken], *, doubts_itself: bool
+    ) -> list[Culprit]:
         """Halve a call that is refused as a whole, until a lane stands alone, and then its wants.
 
         Return the lanes whose batch is refused even alone. A want that is refused alone is set aside. With
         `doubts_itself` an answer of 500 counts as a refusal: the coordinator may have a fault with this call only.
         """
-        halve = partial(self._deliver_or_halve, life, doubts_itself=doubts_itself)
+        halve = partial(self._deliver_or_halve, incarnation, doubts_itself=doubts_itself)
         try:
-            response = await self._call(life, parts)
+            response = await self._call(incarnation, parts)
         except (CoordinatorRefused, CoordinatorFailed) as error:
             if not (error.is_about_content if isinstance(error, CoordinatorRefused) else doubts_itself):
                 raise
@@ -402,7 +406,7 @@ class Conversation:
             if len(part.asked) == 1 and not culprits:
                 self._set_want_aside(part.asked[0], str(error))
             return culprits
-        await self._take_in(life, parts, response)
+        await self._take_in(incarnation, parts, response)
         return []
 
     def _set_want_aside(self, quota: str, reason: str) -> None:
@@ -410,7 +414,7 @@ class Conversation:
         log.error("the coordinator refused a want; it is set aside", quota=quota, reason=reason)
         self._leasing.refuse(quota, reason)
 
-    async def _call(self, life: Life, spoken: list[Spoken]) -> ExchangeResponse:
+    async def _call(self, incarnation: StoreIncarnation, spoken: list[Spoken]) -> ExchangeResponse:
         exchanges = [
             Exchange(
                 frozen=part.frozen.bytes,
@@ -418,7 +422,7 @@ class Conversation:
             )
             for part in spoken
         ]
-        request = ExchangeRequest(fingerprint=life.fingerprint, versions=self.versions, exchanges=exchanges)
+        request = ExchangeRequest(fingerprint=incarnation.fingerprint, versions=self.versions, exchanges=exchanges)
         self._sent_ms = self._clock.monotonic_ms()
         response = await self._ask(request)
         self._leasing.round_trip_ms = self._clock.monotonic_ms() - self._sent_ms
@@ -435,48 +439,50 @@ class Conversation:
 
     # --- the reply ---------------------------------------------------------------------------------------------------
 
-    async def _take_in(self, life: Life, spoken: list[Spoken], response: ExchangeResponse) -> None:
+    async def _take_in(self, incarnation: StoreIncarnation, spoken: list[Spoken], response: ExchangeResponse) -> None:
         for part, reply in zip(spoken, response.replies, strict=False):  # in the order of the request
-            await self._settle(life, part, reply)
+            await self._settle(incarnation, part, reply)
         self.heard_of(response.versions)
         self._drains = self._leasing.contact.is_draining = response.drain
         self._region_look_at_ms = self._clock.monotonic_ms() + DRAINED_LOOK_MS if response.drain else None
         if response.drain:
-            await self._return_everything(life)
+            await self._return_everything(incarnation)
 
-    async def _settle(self, life: Life, part: Spoken, reply: ExchangeReply) -> None:
+    async def _settle(self, incarnation: StoreIncarnation, part: Spoken, reply: ExchangeReply) -> None:
         self._metrics.exchanges.labels(reply.outcome.value).inc()
         if reply.outcome in ACKNOWLEDGED:
-            gained = await self._scripts.settle(life, part.lane, part.frozen.mono_us, reply)
+            gained = await self._scripts.settle(incarnation, part.lane, part.frozen.mono_us, reply)
             self._resend.discard(part.lane)
-            self._goes_on(life, part.lane)
+            self._goes_on(incarnation, part.lane)
             if part.frozen.has_more:
                 self.report_now()
             if _is_over(reply):
-                self._life.ended(life)
+                self._epochs.on_epoch_closed(incarnation)
             self._tell(answered_by(reply, part.asked, gained), reply, gained)
             for quota, leases in _by_quota(reply.leases).items():
                 renewal_in_ms = renewal_of(leases)
                 self._leasing.leased(quota, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
             for lease in reply.leases:
                 if lease.recall_keep is not None and not lease.starts_in_ms:
-                    await self.answer_recall(life, lease.quota, lease.recall_keep, lease.period)
+                    await self.answer_recall(incarnation, lease.quota, lease.recall_keep, lease.period)
         elif reply.outcome is ExchangeOutcome.REFUSED:
-            self._refused_by_itself(life, part, reply.fault)
+            self._refused_by_itself(incarnation, part, reply.fault)
         elif reply.outcome is ExchangeOutcome.WRONG_FINGERPRINT:
-            # Said by or to a life that is over. What was not booked stays in the store, and is said again.
-            self._life.refuted(life)
+            # Said by or to an incarnation that is over. What was not booked stays in the store, and is said again.
+            self._epochs.on_wrong_fingerprint(incarnation)
         elif reply.outcome is not ExchangeOutcome.STALE:
-            self._refused(life, part, reply.outcome, reply.expected_seq)
-        elif await self._scripts.frozen_seq(life, part.lane) == part.frozen.seq:
+            self._refused(incarnation, part, reply.outcome, reply.expected_seq)
+        elif await self._scripts.frozen_seq(incarnation, part.lane) == part.frozen.seq:
             # Nobody was quicker: read again, the store itself is behind. It has forgotten what it reported.
-            self._refused(life, part, ExchangeOutcome.STORE_REGRESSED)
+            self._refused(incarnation, part, ExchangeOutcome.STORE_REGRESSED)
 
-    async def answer_recall(self, life: Life, quota: str, keep: int, period: str | None = None) -> None:
+    async def answer_recall(
+        self, incarnation: StoreIncarnation, quota: str, keep: int, period: str | None = None
+    ) -> None:
         """By a signal, or by a reply, for whoever missed that. What is given back is told in the next turn, at once."""
         if self._leasing.gives_back_later(quota):
             return
-        if await self._scripts.give_back(life, quota, keep, period=period):
+        if await self._scripts.give_back(incarnation, quota, keep, period=period):
             self.report_now()
 
     def _tell(self, asked: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
@@ -487,26 +493,26 @@ class Conversation:
 
     def _refused(
         self,
-        life: Life,
+        incarnation: StoreIncarnation,
         part: Spoken,
         outcome: ExchangeOutcome,
         expected_seq: int | None = None,
         reason: str = "",
     ) -> None:
         """The batch was not booked. It stays in the store and is offered again, as evidence of its epoch."""
-        if outcome in EVIDENCE_OF_LOSS and life == self._life.current:
+        if outcome in EVIDENCE_OF_LOSS and incarnation == self._epochs.current:
             self._metrics.epochs.lost.inc()
-            self._life.lost(life)
+            self._epochs.on_data_loss(incarnation)
             consequence = "the epoch is over"
         else:
-            lane, now_ms = (life.epoch, part.lane), self._clock.monotonic_ms()
+            lane, now_ms = (incarnation.epoch, part.lane), self._clock.monotonic_ms()
             self.lanes.stop(lane, part.frozen.seq, outcome, reason, now_ms)
             consequence = "a lane has stopped"
         if outcome is ExchangeOutcome.REFUSED:
             self._metrics.refusals.items.labels("lane").inc()
         log.error(
             consequence,
-            epoch=life.epoch,
+            epoch=incarnation.epoch,
             lane=part.lane,
             seq=part.frozen.seq,
             outcome=outcome.value,
@@ -514,23 +520,25 @@ class Conversation:
             reason=reason,
         )
 
-    def _refused_by_itself(self, life: Life, part: Spoken, fault: ExchangeFault | None) -> None:
+    def _refused_by_itself(self, incarnation: StoreIncarnation, part: Spoken, fault: ExchangeFault | None) -> None:
         reason = "" if fault is None else f"{fault.field}: {fault.reason}" if fault.field else fault.reason
         if fault is not None and fault.again_in_ms is not None:
-            self._pause_lane(life, part, fault.again_in_ms, reason)
+            self._pause_lane(incarnation, part, fault.again_in_ms, reason)
         else:
-            self._refused(life, part, ExchangeOutcome.REFUSED, reason=reason or "no reason was given")
+            self._refused(incarnation, part, ExchangeOutcome.REFUSED, reason=reason or "no reason was given")
 
-    def _pause_lane(self, life: Life, part: Spoken, for_ms: int, reason: str) -> None:
+    def _pause_lane(self, incarnation: StoreIncarnation, part: Spoken, for_ms: int, reason: str) -> None:
         """Something else stood in the way, or may have: the same bytes are sent again after a while."""
-        self.lanes.pause((life.epoch, part.lane), self._clock.monotonic_ms(), for_ms)
+        self.lanes.pause((incarnation.epoch, part.lane), self._clock.monotonic_ms(), for_ms)
         for quota in part.asked:
             self._leasing.postpone(quota, for_ms)
-        log.warning("a lane pauses", epoch=life.epoch, lane=part.lane, seq=part.frozen.seq, ms=for_ms, reason=reason)
+        log.warning(
+            "a lane pauses", epoch=incarnation.epoch, lane=part.lane, seq=part.frozen.seq, ms=for_ms, reason=reason
+        )
 
-    def _goes_on(self, life: Life, lane: int) -> None:
-        if self.lanes.goes_on((life.epoch, lane)):
-            log.info("a stopped lane goes on", epoch=life.epoch, lane=lane)
+    def _goes_on(self, incarnation: StoreIncarnation, lane: int) -> None:
+        if self.lanes.goes_on((incarnation.epoch, lane)):
+            log.info("a stopped lane goes on", epoch=incarnation.epoch, lane=lane)
             self._leasing.hint(None)
 
 
@@ -579,8 +587,8 @@ def _by_quota(leases: Iterable[LeaseReply]) -> dict[str, list[LeaseReply]]:
     return by_quota
 
 
-def _by_lane(life: Life, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:
+def _by_lane(incarnation: StoreIncarnation, items: Iterable[T], quota_of: Callable[[T], str]) -> dict[int, list[T]]:
     by_lane: dict[int, list[T]] = defaultdict(list)
     for item in items:
-        by_lane[lane_of(quota_of(item), life.lanes)].append(item)
+        by_lane[lane_of(quota_of(item), incarnation.lanes)].append(item)
     return by_lane

@@ -61,23 +61,23 @@ class SignalListener:
         elif signal.kind == "fetch" and signal.quota is not None:
             self._cell_of(signal.quota).leasing.fetch(signal.quota)
         elif signal.kind == "rate" and signal.quota is not None:
-            self._cell_of(signal.quota).sharing.asked(signal.quota)
+            self._cell_of(signal.quota).share_loop.asked(signal.quota)
         elif signal.kind == "drain":
             for cell in self._cells:
-                cell.conversation.look_at_region()
+                cell.exchange_loop.look_at_region()
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
                 cell.leasing.hint(None)  # a limit may have been raised
 
     async def _give_back(self, cell: Cell, quota: str, keep: int) -> None:
         """A recall is always answered, even where there is nothing to give: what was spent is booked at once."""
-        life = cell.life.current
-        if life is None:
+        incarnation = cell.epochs.current
+        if incarnation is None:
             return
         try:
-            await cell.conversation.answer_recall(life, quota, keep)
+            await cell.exchange_loop.answer_recall(incarnation, quota, keep)
         except Fenced:
-            cell.life.doubt()
+            cell.epochs.invalidate()
         except (StoreUnavailable, StoreError) as error:
             log.warning("a recall could not be answered", quota=quota, reason=str(error))
-        cell.conversation.report_now()
+        cell.exchange_loop.report_now()

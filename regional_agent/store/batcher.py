@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 
 from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.connection import StoreUnavailable, told_by
-from regional_agent.store.scripts import Decision, Life, OnDecisions, Outcome, Request, Run, Scripts, runs_of
+from regional_agent.store.scripts import (
+    Decision,
+    OnDecisions,
+    Outcome,
+    Request,
+    Run,
+    Scripts,
+    StoreIncarnation,
+    runs_of,
+)
 
 MOST_REQUESTS = 64  # in one call: the store serves nobody else meanwhile
 
@@ -20,22 +29,26 @@ class Gatherer:
     def __init__(self, scripts: Scripts, guard: Guard) -> None:
         self._scripts = scripts
         self._guard = guard
-        self._life: Life | None = None
+        self._incarnation: StoreIncarnation | None = None
         self._runs: list[Run] = []
         self._gathered = 0  # requests, of all runs
         self.calls = 0  # that were sent, or would have been: what is submitted at the same number leaves together
 
-    def submit(self, life: Life, request: Request, on_decisions: OnDecisions, times: int = 1) -> None:
+    def submit(
+        self, incarnation: StoreIncarnation, request: Request, on_decisions: OnDecisions, times: int = 1
+    ) -> None:
         """The decisions, or why there are none, are told in a later turn, those of one call at once.
 
         `on_decisions` must not raise. Whoever asks the same again for the same hearer hears of all of it together: of a
         hot key that is nearly everything.
         """
         while times:
-            if (self._life is not life and self._life != life) or self._gathered == MOST_REQUESTS:
+            if (
+                self._incarnation is not incarnation and self._incarnation != incarnation
+            ) or self._gathered == MOST_REQUESTS:
                 self._send()
             if not self._runs:
-                self._life = life
+                self._incarnation = incarnation
                 asyncio.get_running_loop().call_soon(self._send)
             fitting = min(times, MOST_REQUESTS - self._gathered)
             self._add(request, fitting, on_decisions)
@@ -53,20 +66,20 @@ class Gatherer:
 
     def _send(self) -> None:
         runs, self._runs, self._gathered = self._runs, [], 0
-        if not runs or self._life is None:
+        if not runs or self._incarnation is None:
             return
         self.calls += 1
         if self._guard.may_ask():
-            self._scripts.send_check(self._life, runs, self._guard.heard)
+            self._scripts.send_check(self._incarnation, runs, self._guard.heard)
             return
         why = StoreUnavailable("the store failed several times in a row, and is left alone for a moment")
         for run in runs:
             run.on_decisions([why] * run.times)
 
-    async def decide(self, life: Life, request: Request) -> Decision:
+    async def decide(self, incarnation: StoreIncarnation, request: Request) -> Decision:
         """The same for whoever would rather wait."""
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self.submit(life, request, one_by_one(told_by(future)))
+        self.submit(incarnation, request, one_by_one(told_by(future)))
         return await future
 
 

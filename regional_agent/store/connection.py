@@ -4,9 +4,9 @@ Writes are gathered: all that is asked for in one turn of the event loop leaves 
 in the order in which they come. That is what makes a store of a hundred thousand scripts a second reachable from
 Python; a call for each request through a pool reaches a tenth of it.
 
-The store's *fingerprint* is read on every new connection, before any other command: it tells one life of the store
-from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have been
-executed, and only its caller knows what that means.
+The store's *fingerprint* is read on every new connection, before any other command: it tells one incarnation of the
+store from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have
+been executed, and only its caller knows what that means.
 
 Time runs out for all calls together: one timer looks at those that wait. A timer for each call would cost as much as
 the call. A store that answers others meanwhile is not silent: calls that wait behind our own have longer. And a timer
@@ -357,11 +357,11 @@ class StoreConnection:
         return await future
 
     async def read_fingerprint(self) -> str:
-        """Which life of the store this connection leads to, asked anew."""
+        """Which incarnation of the store this connection leads to, asked anew."""
         return _fingerprint(await self._ask("INFO", "server"), await self._ask("INFO", "replication"))
 
     async def is_exempt(self) -> bool:
-        """Is it a single store, without replicas in this life, that fsyncs every write before it answers?"""
+        """Is it a single store, without replicas in this incarnation, that fsyncs every write before it answers?"""
         replication, cluster = await self._ask("INFO", "replication"), await self._ask("INFO", "cluster")
         names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
         answer: list[bytes] = await self._ask("CONFIG", "GET", *names)

@@ -30,7 +30,7 @@ KEYS_KEPT = 65_536  # names of keys that are remembered, for those that are aske
 
 
 class Fenced(Exception):
-    """The store lives another life than the caller thought: look at the fence again."""
+    """The store is another incarnation than the caller thought: look at the fence again."""
 
 
 class LeaseLost(Fenced):
@@ -41,7 +41,7 @@ class OperationConflict(Exception):
     """The operation_id was used before, with another body."""
 
 
-class Life(NamedTuple):
+class StoreIncarnation(NamedTuple):
     """One life of the store, or of one of a Cluster's cells, and the epoch that was issued to it."""
 
     fingerprint: str
@@ -70,9 +70,9 @@ class AllowanceCharge(NamedTuple):
     dimensions: str  # JSON, keys in order: it names a usage line
     on_hold_expiry: str = "release"
 
-    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+    def asked(self, incarnation: StoreIncarnation) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
         """The algorithm's keys and arguments, as its header has them."""
-        names = _allowance_keys(self.quota, life.lanes, life.epoch, life.cell)
+        names = _allowance_keys(self.quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
         return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions, self.on_hold_expiry)
 
 
@@ -87,8 +87,8 @@ class RateCharge(NamedTuple):
     is_shadow: bool = False
     is_shared: bool = False  # by demand with other regions: the rate is the safe share, as long as there is no other
 
-    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        names = _rate_keys(self.quota, life.lanes, life.cell)
+    def asked(self, incarnation: StoreIncarnation) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+        names = _rate_keys(self.quota, incarnation.lanes, incarnation.cell)
         name = SHADOW + self.algorithm if self.is_shadow else self.algorithm
         arguments = (name, self.cost, self.rate_micro, self.burst)
         if self.algorithm not in WINDOWS:
@@ -113,8 +113,8 @@ class SlotCharge(NamedTuple):
     def algorithm(self) -> str:
         return f"{SHADOW}concurrency" if self.is_shadow else "concurrency"
 
-    def asked(self, life: Life) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
-        names = _slot_keys(self.quota, life.lanes, life.cell)
+    def asked(self, incarnation: StoreIncarnation) -> tuple[tuple[bytes, ...], tuple[Argument, ...]]:
+        names = _slot_keys(self.quota, incarnation.lanes, incarnation.cell)
         return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms, self.safe)
 
 
@@ -336,11 +336,11 @@ class Scripts:
     async def read_fence(self) -> Fence:
         return _fence(await self._store.call("HMGET", self._fence_key, *_FENCE))
 
-    async def begin_life(
+    async def begin_incarnation(
         self, fingerprint: str, fresh_nonce: str, ended_nonce: str = "", whole: int | None = None
     ) -> Fence:
         arguments = fingerprint, fresh_nonce, ended_nonce, whole or ""
-        return _fence(await self._run("begin_life", [self._fence_key], *arguments))
+        return _fence(await self._run("begin_incarnation", [self._fence_key], *arguments))
 
     async def adopt_epoch(
         self,
@@ -357,7 +357,7 @@ class Scripts:
         return bool(await self._run("adopt_epoch", names, *arguments))
 
     async def rebind_epoch(self, fence: Fence, fingerprint: str) -> bool:
-        """The epoch of that fence goes on in this life of the store. False if the fence is another by now."""
+        """The epoch of that fence goes on in this incarnation of the store. False if the fence is another by now."""
         assert fence.fingerprint is not None
         assert fence.nonce is not None
         assert fence.epoch is not None
@@ -371,13 +371,17 @@ class Scripts:
         rows = [await self._store.call("HMGET", name, "seq", "frozen_seq") for name in names]
         return [max(int(each or 0) for each in row) for row in rows]
 
-    async def older_epochs(self, life: Life) -> list[Life]:
+    async def older_epochs(self, incarnation: StoreIncarnation) -> list[StoreIncarnation]:
         """Epochs that this store had before: their evidence is still to be reported."""
         pairs = await self._store.call("HGETALL", self._epochs_key)
         known = {int(pairs[i]): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
-        return [life._replace(epoch=epoch, lanes=lanes) for epoch, lanes in sorted(known.items()) if epoch < life.epoch]
+        return [
+            incarnation._replace(epoch=epoch, lanes=lanes)
+            for epoch, lanes in sorted(known.items())
+            if epoch < incarnation.epoch
+        ]
 
-    async def forget_epoch(self, older: Life) -> bool:
+    async def forget_epoch(self, older: StoreIncarnation) -> bool:
         """False if there is something to report of it after all."""
         dirty = [keys.dirty(older.tag(lane), older.epoch) for lane in range(older.lanes)]
         forgotten: int = await self._run(
@@ -390,11 +394,11 @@ class Scripts:
     # --- the hot path ------------------------------------------------------------------------------------------------
 
     async def check(
-        self, life: Life, mode: str, charges: Sequence[Charge], operation: Operation | None = None
+        self, incarnation: StoreIncarnation, mode: str, charges: Sequence[Charge], operation: Operation | None = None
     ) -> Decision:
         """One request in a call of its own. `gathering.Gatherer` asks for all that waits in one."""
         runs = [Run(Request(mode, charges, operation), 1, _nobody_hears)]
-        names, arguments = _asked(self._fence_key, life, runs)
+        names, arguments = _asked(self._fence_key, incarnation, runs)
         ((decision,),) = _decisions(await self._run("check", names, *arguments), runs)
         if isinstance(decision, Exception):
             raise decision
@@ -402,7 +406,7 @@ class Scripts:
 
     def send_check(
         self,
-        life: Life,
+        incarnation: StoreIncarnation,
         runs: Sequence[Run],
         on_call: Callable[[Reply | Exception], None],
     ) -> None:
@@ -410,7 +414,7 @@ class Scripts:
 
         `on_call` hears first what came of the call as a whole.
         """
-        names, arguments = _asked(self._fence_key, life, runs)
+        names, arguments = _asked(self._fence_key, incarnation, runs)
 
         def on_reply(reply: Reply | Exception) -> None:
             if isinstance(reply, StoreError) and _is_unknown(reply):
@@ -427,16 +431,16 @@ class Scripts:
         self._store.send(("SET", self._probe_key, "1", "PX", PROBE_KEPT_MS), on_reply)
 
     async def claim_operations(
-        self, life: Life, claimant: str, operations: Sequence[Operation]
+        self, incarnation: StoreIncarnation, claimant: str, operations: Sequence[Operation]
     ) -> list[OperationClaim]:
         """Claim operations that were admitted without the store. Give for each whether it was charged by the store."""
         claims: list[OperationClaim] = []
         for begin in range(0, len(operations), MOST_CLAIMS):
             some = operations[begin : begin + MOST_CLAIMS]
             names = [self._fence_key]
-            arguments: list[Argument] = [life.fingerprint, claimant]
+            arguments: list[Argument] = [incarnation.fingerprint, claimant]
             for each in some:
-                names.append(self._operation_key(life, each.digest))
+                names.append(self._operation_key(incarnation, each.digest))
                 arguments += (each.body, each.remembered_ms)
             answer = await self._run("claim_operations", names, *arguments)
             if answer[0] == b"fenced":
@@ -444,14 +448,14 @@ class Scripts:
             claims += [OperationClaim(claim.decode()) for claim in answer[1:]]
         return claims
 
-    async def operation_left_ms(self, life: Life, digest: str) -> int:
+    async def operation_left_ms(self, incarnation: StoreIncarnation, digest: str) -> int:
         """For how much longer it is remembered; below zero if it is not."""
-        return int(await self._store.call("PTTL", self._operation_key(life, digest)))
+        return int(await self._store.call("PTTL", self._operation_key(incarnation, digest)))
 
-    async def find_operation(self, life: Life, operation: Operation) -> KnownOperation | None:
+    async def find_operation(self, incarnation: StoreIncarnation, operation: Operation) -> KnownOperation | None:
         """Read what is known of an operation over several cells. Raises Fenced or OperationConflict."""
-        names = [self._fence_key, self._operation_key(life, operation.digest)]
-        answer = await self._run("find_operation", names, life.fingerprint, operation.body)
+        names = [self._fence_key, self._operation_key(incarnation, operation.digest)]
+        answer = await self._run("find_operation", names, incarnation.fingerprint, operation.body)
         if answer[0] == b"fenced":
             raise Fenced
         if answer[0] == b"another_body":
@@ -462,18 +466,18 @@ class Scripts:
         return KnownOperation(HoldTerms(HoldId.parse(hold.decode()), left_ms), bool(is_concluded))
 
     async def replace_operation(
-        self, life: Life, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
+        self, incarnation: StoreIncarnation, operation: Operation, before: HoldId, hold: HoldId, *, is_concluded: bool
     ) -> bool:
         """Write down what is set aside for it by now, or that all of it is spent. False: the record is another."""
-        names = [self._fence_key, self._operation_key(life, operation.digest)]
-        arguments = (life.fingerprint, operation.body, str(before), str(hold), int(is_concluded))
+        names = [self._fence_key, self._operation_key(incarnation, operation.digest)]
+        arguments = (incarnation.fingerprint, operation.body, str(before), str(hold), int(is_concluded))
         replaced: int = await self._run("replace_operation", names, *arguments)
         if replaced < 0:
             raise Fenced
         return bool(replaced)
 
-    def _operation_key(self, life: Life, digest: str) -> bytes:
-        return keys.operation(_tag(digest, life.lanes, life.cell), digest)
+    def _operation_key(self, incarnation: StoreIncarnation, digest: str) -> bytes:
+        return keys.operation(_tag(digest, incarnation.lanes, incarnation.cell), digest)
 
     # --- holds -------------------------------------------------------------------------------------------------------
 
@@ -481,11 +485,11 @@ class Scripts:
         """What became of the work: `commit` of so many units, `spend` of all, `release`, `extend` by ms; or `look`."""
         if not all(part.algorithm in _HOLDING for part in hold.parts):
             return HoldState(HoldOutcome.UNKNOWN)
-        life = Life(fingerprint, hold.epoch, hold.lanes, self.cell)
+        incarnation = StoreIncarnation(fingerprint, hold.epoch, hold.lanes, self.cell)
         names: list[bytes] = [self._fence_key, self._epochs_key]
         arguments: list[Argument] = [fingerprint, hold.epoch, hold.lanes, hold.name, action, amount, len(hold.parts)]
         for part in hold.parts:
-            part_names, part_arguments = _HOLDING[part.algorithm](part.quota).asked(life)
+            part_names, part_arguments = _HOLDING[part.algorithm](part.quota).asked(incarnation)
             names += part_names
             arguments += part_arguments
         outcome, *state = await self._run("hold", names, *arguments)
@@ -497,7 +501,7 @@ class Scripts:
 
     async def give_back(
         self,
-        life: Life,
+        incarnation: StoreIncarnation,
         quota: str,
         keep: int,
         *,
@@ -509,51 +513,55 @@ class Scripts:
 
         `period`: nothing is given back of the current lease unless it is of that period.
         """
-        lease, lines, dirty, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
+        lease, lines, dirty, *holds = _allowance_keys(quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
         names = [self._fence_key, lease, dirty, lines, *holds]
         rest, limit = "return" if ahead else "keep", "" if most is None else most
         units: int = await self._run(
-            "give_back", names, life.fingerprint, life.epoch, quota, keep, rest, period or "", limit
+            "give_back", names, incarnation.fingerprint, incarnation.epoch, quota, keep, rest, period or "", limit
         )
         if units < 0:
             raise Fenced
         return units
 
-    async def dirty(self, life: Life, lane: int, most: int) -> list[str]:
+    async def dirty(self, incarnation: StoreIncarnation, lane: int, most: int) -> list[str]:
         """Quotas of the lane with something to report, and at most so many."""
-        members = await self._store.call("SRANDMEMBER", keys.dirty(life.tag(lane), life.epoch), most)
+        members = await self._store.call("SRANDMEMBER", keys.dirty(incarnation.tag(lane), incarnation.epoch), most)
         return sorted(member.decode() for member in members)
 
-    async def frozen_seq(self, life: Life, lane: int) -> int | None:
+    async def frozen_seq(self, incarnation: StoreIncarnation, lane: int) -> int | None:
         """The number of the batch that waits for its receipt."""
-        seq = await self._store.call("HGET", keys.lane(life.tag(lane), life.epoch), "frozen_seq")
+        seq = await self._store.call("HGET", keys.lane(incarnation.tag(lane), incarnation.epoch), "frozen_seq")
         return None if seq is None else int(seq)
 
-    async def freeze(self, life: Life, lane: int, quotas: Sequence[str]) -> Frozen:
-        names = self._lane_keys(life, lane)
+    async def freeze(self, incarnation: StoreIncarnation, lane: int, quotas: Sequence[str]) -> Frozen:
+        names = self._lane_keys(incarnation, lane)
         for quota in quotas:
-            lease, lines, _, *holds = _allowance_keys(quota, life.lanes, life.epoch, life.cell)
+            lease, lines, _, *holds = _allowance_keys(quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
             names += (lease, lines, *holds)
-        answer = await self._run("freeze", names, life.fingerprint, life.epoch, lane, self.most_lines, *quotas)
+        answer = await self._run(
+            "freeze", names, incarnation.fingerprint, incarnation.epoch, lane, self.most_lines, *quotas
+        )
         _check_conversation(answer)
         held = dict(zip(quotas, answer[4], strict=True))
         return Frozen(answer[1].decode(), answer[2], int(answer[3]), held, bool(answer[5]))
 
-    def _lane_keys(self, life: Life, lane: int) -> list[bytes]:
-        tag = life.tag(lane)
-        return [self._fence_key, keys.lane(tag, life.epoch), keys.dirty(tag, life.epoch)]
+    def _lane_keys(self, incarnation: StoreIncarnation, lane: int) -> list[bytes]:
+        tag = incarnation.tag(lane)
+        return [self._fence_key, keys.lane(tag, incarnation.epoch), keys.dirty(tag, incarnation.epoch)]
 
-    async def settle(self, life: Life, lane: int, sent_mono_us: int, reply: ExchangeReply) -> dict[str, int]:
+    async def settle(
+        self, incarnation: StoreIncarnation, lane: int, sent_mono_us: int, reply: ExchangeReply
+    ) -> dict[str, int]:
         """Take in a reply whose batch was booked. Gives the units that each quota gained by it."""
         assert reply.seq is not None  # only what could not be read has none, and is not booked
         leases = sorted(reply.leases, key=lambda lease: lease.first_minute)  # an old period ends before a new one
-        names = self._lane_keys(life, lane)
+        names = self._lane_keys(incarnation, lane)
         for lease in leases:
-            key, _, _, holds, _ = _allowance_keys(lease.quota, life.lanes, life.epoch, life.cell)
+            key, _, _, holds, _ = _allowance_keys(lease.quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
             names += (key, holds)
         arguments: list[Argument] = [
-            life.fingerprint,
-            life.epoch,
+            incarnation.fingerprint,
+            incarnation.epoch,
             reply.seq,
             sent_mono_us,
             len(leases),
@@ -567,21 +575,23 @@ class Scripts:
             gained[lease.quota] = gained.get(lease.quota, 0) + units
         return gained
 
-    async def unheard(self, life: Life) -> CutOff:
+    async def unheard(self, incarnation: StoreIncarnation) -> CutOff:
         """The coordinator gave no answer."""
-        answer = await self._run("unheard", [self._fence_key], life.fingerprint, life.epoch)
+        answer = await self._run("unheard", [self._fence_key], incarnation.fingerprint, incarnation.epoch)
         if answer[0] == b"fenced":
             raise Fenced
         return CutOff(bool(answer[1]), answer[2])
 
     # --- shares of rates ---------------------------------------------------------------------------------------------
 
-    async def report_rates(self, life: Life, agent: str, wanted: Sequence[RateWant]) -> RatesReported:
+    async def report_rates(
+        self, incarnation: StoreIncarnation, agent: str, wanted: Sequence[RateWant]
+    ) -> RatesReported:
         """What all agents of the region want, and what is in force; what is not used is given up first."""
         names = [self._fence_key]
-        arguments: list[Argument] = [life.fingerprint, life.epoch, agent]
+        arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, agent]
         for each in wanted:
-            tag, safe = _tag(each.quota, life.lanes, life.cell), each.safe
+            tag, safe = _tag(each.quota, incarnation.lanes, incarnation.cell), each.safe
             names += (keys.rate(tag, each.quota), keys.demands(tag, each.quota))
             arguments += (safe.rate_micro, safe.burst, each.demand_micro, int(each.is_contended))
         answer = await self._run("report_rates", names, *arguments)
@@ -596,12 +606,14 @@ class Scripts:
         ]
         return RatesReported(int(answer[1]), reports)
 
-    async def share_rates(self, life: Life, sent_mono_us: int, shares: Sequence[tuple[Rate, RateShare]]) -> int:
+    async def share_rates(
+        self, incarnation: StoreIncarnation, sent_mono_us: int, shares: Sequence[tuple[Rate, RateShare]]
+    ) -> int:
         """Each with its safe share. Gives how many of them were new."""
         names = [self._fence_key]
-        arguments: list[Argument] = [life.fingerprint, life.epoch, sent_mono_us]
+        arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, sent_mono_us]
         for safe, share in shares:
-            names.append(keys.rate(_tag(share.quota, life.lanes, life.cell), share.quota))
+            names.append(keys.rate(_tag(share.quota, incarnation.lanes, incarnation.cell), share.quota))
             arguments += (safe.rate_micro, safe.burst)
             arguments += (share.number, share.rate_micro, share.after_micro, share.expires_in_ms)
         answer = await self._run("share_rates", names, *arguments)
@@ -609,13 +621,15 @@ class Scripts:
             raise Fenced
         return int(answer[1])
 
-    async def report_slots(self, life: Life, agent: str, wanted: Sequence[SlotWant]) -> SlotsReported:
+    async def report_slots(
+        self, incarnation: StoreIncarnation, agent: str, wanted: Sequence[SlotWant]
+    ) -> SlotsReported:
         """The same of slots that are shared."""
         names = [self._fence_key]
-        arguments: list[Argument] = [life.fingerprint, life.epoch, agent]
+        arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, agent]
         for slots, waiting in wanted:
-            demands = keys.demands(_tag(slots.quota, life.lanes, life.cell), slots.quota)
-            names += (*_slot_keys(slots.quota, life.lanes, life.cell), demands)
+            demands = keys.demands(_tag(slots.quota, incarnation.lanes, incarnation.cell), slots.quota)
+            names += (*_slot_keys(slots.quota, incarnation.lanes, incarnation.cell), demands)
             arguments += (slots.limit, slots.slot_ttl_ms, slots.safe, waiting)
         answer = await self._run("report_slots", names, *arguments)
         if answer[0] == b"fenced":
@@ -625,16 +639,18 @@ class Scripts:
         for place, (slots, _) in enumerate(wanted):
             number, held, units, lost_ms = numbers[4 * place : 4 * place + 4]
             reports.append(
-                SlotReport(quota=slots.quota, epoch=life.epoch, wanted=units, number=number, held=held, lost_ms=lost_ms)
+                SlotReport(
+                    quota=slots.quota, epoch=incarnation.epoch, wanted=units, number=number, held=held, lost_ms=lost_ms
+                )
             )
         return SlotsReported(int(answer[1]), reports)
 
-    async def share_slots(self, life: Life, sent_mono_us: int, shares: Sequence[SlotShare]) -> int:
+    async def share_slots(self, incarnation: StoreIncarnation, sent_mono_us: int, shares: Sequence[SlotShare]) -> int:
         """Gives how many of them were new."""
         names = [self._fence_key]
-        arguments: list[Argument] = [life.fingerprint, life.epoch, sent_mono_us]
+        arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, sent_mono_us]
         for share in shares:
-            names += _slot_keys(share.quota, life.lanes, life.cell)
+            names += _slot_keys(share.quota, incarnation.lanes, incarnation.cell)
             arguments += (share.number, share.units, share.after_units, share.expires_in_ms, share.slot_ttl_ms)
         answer = await self._run("share_slots", names, *arguments)
         if answer[0] == b"fenced":
@@ -643,9 +659,9 @@ class Scripts:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    async def leased(self, life: Life) -> list[str]:
+    async def leased(self, incarnation: StoreIncarnation) -> list[str]:
         """Every quota that this epoch has a lease of. It walks all keys: for leaving and for people only."""
-        return sorted({name.split(":", 4)[4] for name in await self._names(b"lease:%d:*" % life.epoch)})
+        return sorted({name.split(":", 4)[4] for name in await self._names(b"lease:%d:*" % incarnation.epoch)})
 
     async def _names(self, ending: bytes) -> set[str]:
         pattern = (b"lh:{*}:" if self.cell is None else b"lh:{%d}:" % self.cell) + ending
@@ -657,26 +673,26 @@ class Scripts:
             if cursor == b"0":
                 return found
 
-    async def slotted(self, _: Life) -> list[str]:
+    async def slotted(self, _: StoreIncarnation) -> list[str]:
         """Every quota of which slots are taken, or were lately. It walks all keys: for people only."""
         return sorted({name.split(":", 3)[3] for name in await self._names(b"slots:*")})
 
-    async def slots_in_use(self, life: Life, quota: str, mono_us: int) -> SlotsInUse:
+    async def slots_in_use(self, incarnation: StoreIncarnation, quota: str, mono_us: int) -> SlotsInUse:
         """As it is by now: who has run out is free, though no script has swept it yet."""
-        slots, due, _ = _slot_keys(quota, life.lanes, life.cell)
+        slots, due, _ = _slot_keys(quota, incarnation.lanes, incarnation.cell)
         names = await self._store.call("ZRANGEBYSCORE", due, f"({mono_us}", "+inf")
         texts = await self._store.call("HMGET", slots, *names) if names else []
         units = [int(text.split()[1]) for text in texts if text is not None]
         return SlotsInUse(quota, sum(units), len(units))
 
-    async def held(self, life: Life) -> int:
+    async def held(self, incarnation: StoreIncarnation) -> int:
         """Units that holds of this epoch have set aside."""
-        fields = [await self.lease_fields(life, quota) for quota in await self.leased(life)]
+        fields = [await self.lease_fields(incarnation, quota) for quota in await self.leased(incarnation)]
         return sum(int(each.get("held", 0)) for each in fields)
 
-    async def lease_fields(self, life: Life, quota: str) -> dict[str, str]:
-        tag = _tag(quota, life.lanes, life.cell)
-        pairs = await self._store.call("HGETALL", keys.lease(tag, life.epoch, quota))
+    async def lease_fields(self, incarnation: StoreIncarnation, quota: str) -> dict[str, str]:
+        tag = _tag(quota, incarnation.lanes, incarnation.cell)
+        pairs = await self._store.call("HGETALL", keys.lease(tag, incarnation.epoch, quota))
         return {pairs[i].decode(): pairs[i + 1].decode() for i in range(0, len(pairs), 2)}
 
     async def mono_us(self) -> int:
@@ -729,20 +745,20 @@ def _nobody_hears(_: Sequence[Outcome]) -> None:
     """Whoever asks reads the answer itself."""
 
 
-def _asked(fence: bytes, life: Life, runs: Sequence[Run]) -> tuple[list[bytes], list[Argument]]:
+def _asked(fence: bytes, incarnation: StoreIncarnation, runs: Sequence[Run]) -> tuple[list[bytes], list[Argument]]:
     """The keys and arguments of check.lua."""
     names: list[bytes] = [fence]
-    arguments: list[Argument] = [life.fingerprint, life.epoch, len(runs)]
+    arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, len(runs)]
     for (mode, charges, operation, hold), times, _ in runs:
         if operation is None:
             arguments += (mode, times, len(charges), "")
         else:
-            names.append(keys.operation(_tag(operation.digest, life.lanes, life.cell), operation.digest))
+            names.append(keys.operation(_tag(operation.digest, incarnation.lanes, incarnation.cell), operation.digest))
             arguments += (mode, times, len(charges), operation.body, operation.remembered_ms)
         if hold is not None:
             arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
         for charge in charges:
-            charge_names, charge_arguments = charge.asked(life)
+            charge_names, charge_arguments = charge.asked(incarnation)
             names += charge_names
             arguments += charge_arguments
     return names, arguments

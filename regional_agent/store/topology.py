@@ -1,8 +1,8 @@
 """A Cluster as a region's store: a number of *cells*, each of which is what a single store is.
 
 All keys of a cell have one hash tag, so they are in one slot, and one script reaches them. Its shard may fail over, and
-its slot may be moved: then it lives another life, and no other cell does. One connection to each primary is shared by
-the cells that are there; what is gathered in one turn is one call for each cell.
+its slot may be moved: then it is another incarnation, and no other cell does. One connection to each primary is shared
+by the cells that are there; what is gathered in one turn is one call for each cell.
 
 Nothing follows a redirection: a call that was told MOVED was not executed, and where it should be asked is found out
 by asking the nodes. That is done every second, and at once after any sign of a changed topology. When a place has
@@ -80,7 +80,7 @@ class CellConnection:
         return None if self.link is None else self.link.eviction_policy
 
     def prove_durability(self, *, is_wanted: bool) -> None:
-        """A Cluster is never exempt: each failover begins another life."""
+        """A Cluster is never exempt: each failover begins another incarnation."""
         assert not is_wanted
 
     @property

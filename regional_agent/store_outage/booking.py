@@ -16,7 +16,7 @@ from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch,
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
 from regional_agent.store.circuit_breaker import Guard
-from regional_agent.store.scripts import Life, Operation, OperationClaim, Scripts
+from regional_agent.store.scripts import Operation, OperationClaim, Scripts, StoreIncarnation
 from regional_agent.store_outage.journal import Journal, Segment, units_of
 from regional_agent.store_outage.rules.local_allowances import LocalAllowances
 from regional_agent.store_outage.rules.records import OperationIdentity, Read, batches
@@ -49,29 +49,29 @@ class JournalBooking:
         self._again_at_ms: dict[str, int] = {}  # those that were refused: they stay on disk, for people
         self._waits_since_ms: dict[str, int] = {}  # segments whose operations the store has not been asked about
 
-    async def book(self, life: Life | None) -> None:
+    async def book(self, incarnation: StoreIncarnation | None) -> None:
         """All that is sealed; and what is not, once the store decides again."""
         if self._clock.monotonic_ms() >= self._look_again_at_ms:
             self._look_again_at_ms = self._clock.monotonic_ms() + OFFER_AGAIN_MS
             self._journal.recover()
-        is_back = life is not None and self._guard.may_ask()
+        is_back = incarnation is not None and self._guard.may_ask()
         if is_back:
             self._journal.seal()
         for segment in list(self._journal.sealed):
             if self._clock.monotonic_ms() >= self._again_at_ms.get(segment.name, 0):
-                await self._book(segment, life if is_back else None)
+                await self._book(segment, incarnation if is_back else None)
 
-    async def book_last(self, life: Life | None) -> None:
+    async def book_last(self, incarnation: StoreIncarnation | None) -> None:
         """The agent leaves."""
         await self._journal.settle()
-        await self.book(life)
+        await self.book(incarnation)
 
-    async def _book(self, segment: Segment, life: Life | None) -> None:
-        content = await self._decided(segment, life)
+    async def _book(self, segment: Segment, incarnation: StoreIncarnation | None) -> None:
+        content = await self._decided(segment, incarnation)
         if content is None:
             return
         try:
-            refusal = await self._tell_all(segment, content, life)
+            refusal = await self._tell_all(segment, content, incarnation)
         except CoordinatorRefused as refused:
             refusal = str(refused)
         if refusal is not None:
@@ -83,7 +83,7 @@ class JournalBooking:
             for entry in content.admitted:
                 self._allowances.take_back(entry.quota, entry.units)
 
-    async def _decided(self, segment: Segment, life: Life | None) -> Read | None:
+    async def _decided(self, segment: Segment, incarnation: StoreIncarnation | None) -> Read | None:
         """Return the segment once it is certain, and on disk, what of it is booked. None: the store is to be asked."""
         content = await segment.content()
         if not self._journal.is_own(segment, content):
@@ -93,9 +93,9 @@ class JournalBooking:
         now_ms = self._clock.monotonic_ms()
         since_ms = self._waits_since_ms.setdefault(segment.name, now_ms)
         is_forgotten = now_ms - since_ms > max(each.remembered_ms for each in content.operations)
-        if life is None and not is_forgotten:
+        if incarnation is None and not is_forgotten:
             return None
-        charged = [] if life is None else await self._charged_by_store(segment, content, life)
+        charged = [] if incarnation is None else await self._charged_by_store(segment, content, incarnation)
         try:
             return await self._journal.decide(segment, charged)
         except OSError as error:
@@ -103,11 +103,13 @@ class JournalBooking:
             log.error("a journal waits for its disk", segment=segment.name, reason=str(error))
             return None
 
-    async def _charged_by_store(self, segment: Segment, content: Read, life: Life) -> list[OperationIdentity]:
+    async def _charged_by_store(
+        self, segment: Segment, content: Read, incarnation: StoreIncarnation
+    ) -> list[OperationIdentity]:
         """Claim all operations of the segment. Return those that a script, or another journal, has charged."""
         operations = content.operations
         claims = await self._scripts.claim_operations(
-            life, segment.name, [Operation(each.digest, each.body, each.remembered_ms) for each in operations]
+            incarnation, segment.name, [Operation(each.digest, each.body, each.remembered_ms) for each in operations]
         )
         told = dict(zip((each.identity for each in operations), claims, strict=True))
         charged = [identity for identity, claim in told.items() if claim is OperationClaim.CHARGED]
@@ -118,14 +120,14 @@ class JournalBooking:
             log.warning("operation ids were used for something else before", segment=segment.name, operations=misused)
         return charged
 
-    async def _tell_all(self, segment: Segment, content: Read, life: Life | None) -> str | None:
+    async def _tell_all(self, segment: Segment, content: Read, incarnation: StoreIncarnation | None) -> str | None:
         """Gives why it was refused."""
         if not any(content.entries):
             return None  # the disk took nothing after it was begun, or the store has charged all of it
         opening = OpenEpoch(nonce=segment.name, fingerprint=f"journal:{segment.name}", lost_data=False, journal=True)
         opened = await self._coordinator.open_epoch(opening)
-        if life is not None:
-            await self._stop(segment, content, life)
+        if incarnation is not None:
+            await self._stop(segment, content, incarnation)
         refusals: dict[int, str] = {}  # by lane: those behind a batch that is refused wait, and other lanes go on
         for batch in batches(content.entries, opened.epoch, opened.lanes):
             if batch.lane not in refusals:
@@ -150,12 +152,12 @@ class JournalBooking:
             return None
         return f"{reply.outcome.value}: {reply.fault.reason}" if reply.fault is not None else reply.outcome.value
 
-    async def _stop(self, segment: Segment, content: Read, life: Life) -> None:
+    async def _stop(self, segment: Segment, content: Read, incarnation: StoreIncarnation) -> None:
         """Give back as much as was admitted, once. The conversation tells of it after this booking."""
         if segment.name in self._stopped:
             return
         for (quota, period), units in _by_lease(content).items():
-            await self._scripts.give_back(life, quota, 0, period=period, most=units)
+            await self._scripts.give_back(incarnation, quota, 0, period=period, most=units)
         self._stopped.add(segment.name)
 
 

@@ -229,7 +229,7 @@ class Journal:
         self.seal()
 
     def drop(self, segment: Segment, content: Read) -> bool:
-        """All of it is booked. True if it was admitted in this life."""
+        """All of it is booked. True if it was admitted in this incarnation."""
         self.sealed.remove(segment)
         self._metrics.booked.inc(sum(entry.units for entry in content.admitted))
         if content.damaged:

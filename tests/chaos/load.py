@@ -2,7 +2,7 @@
 
 Every check has an operation_id, and one whose answer was lost is sent again, to any agent of its region, until it is
 answered. So the journal knows of each unit whether a service was told that it may go on. What it cannot know: whether
-a unit was charged in a life of the store that forgot it. Such units are counted apart.
+a unit was charged in an incarnation of the store that forgot it. Such units are counted apart.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Life, Scripts
+from regional_agent.store.scripts import Scripts, StoreIncarnation
 
 NONCE = "0123456789abcdef"
 
@@ -27,8 +27,8 @@ def scripts(connection: StoreConnection) -> Scripts:
 
 
 @pytest.fixture
-async def life(connection: StoreConnection, scripts: Scripts) -> Life:
+async def incarnation(connection: StoreConnection, scripts: Scripts) -> StoreIncarnation:
     fingerprint = await connection.read_fingerprint()
-    await scripts.begin_life(fingerprint, NONCE)
+    await scripts.begin_incarnation(fingerprint, NONCE)
     assert await scripts.adopt_epoch(fingerprint, NONCE, 7, 4)
-    return Life(fingerprint, 7, 4)
+    return StoreIncarnation(fingerprint, 7, 4)

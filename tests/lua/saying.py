@@ -17,12 +17,12 @@ from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
     Decision,
-    Life,
     Operation,
     RateCharge,
     Request,
     Run,
     Scripts,
+    StoreIncarnation,
     part_of,
 )
 
@@ -53,11 +53,11 @@ def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
     return LeaseReply(**(fields | changed))
 
 
-async def install(scripts: Scripts, life: Life, *leases: LeaseReply, seq: int = 1) -> dict[str, int]:
+async def install(scripts: Scripts, incarnation: StoreIncarnation, *leases: LeaseReply, seq: int = 1) -> dict[str, int]:
     """What the coordinator's reply to an exchange does; all leases are of one lane."""
-    lane = lane_of(leases[0].quota, life.lanes)
+    lane = lane_of(leases[0].quota, incarnation.lanes)
     reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=list(leases))
-    return await scripts.settle(life, lane, await scripts.mono_us(), reply)
+    return await scripts.settle(incarnation, lane, await scripts.mono_us(), reply)
 
 
 SAFE = Rate(1_000, 10)
@@ -65,7 +65,7 @@ SAFE = Rate(1_000, 10)
 
 async def give_share(
     scripts: Scripts,
-    life: Life,
+    incarnation: StoreIncarnation,
     number: int,
     rate_micro: int,
     after_micro: int = 0,
@@ -81,24 +81,35 @@ async def give_share(
         refresh_in_ms=1_000,
         contended=False,
     )
-    return await scripts.share_rates(life, await scripts.mono_us(), [(safe, share)])
+    return await scripts.share_rates(incarnation, await scripts.mono_us(), [(safe, share)])
 
 
 async def take(
-    scripts: Scripts, life: Life, cost: int = 1, *, mode: str = "enforce", operation: Operation | None = None
+    scripts: Scripts,
+    incarnation: StoreIncarnation,
+    cost: int = 1,
+    *,
+    mode: str = "enforce",
+    operation: Operation | None = None,
 ) -> Decision:
-    return await scripts.check(life, mode, [AllowanceCharge(QUOTA, cost, 1000, DIMENSIONS)], operation)
+    return await scripts.check(incarnation, mode, [AllowanceCharge(QUOTA, cost, 1000, DIMENSIONS)], operation)
 
 
 async def take_rate(
-    scripts: Scripts, life: Life, cost: int = 1, *, rate_micro: int = 1_000, burst: int = 10, mode: str = "enforce"
+    scripts: Scripts,
+    incarnation: StoreIncarnation,
+    cost: int = 1,
+    *,
+    rate_micro: int = 1_000,
+    burst: int = 10,
+    mode: str = "enforce",
 ) -> Decision:
     """From a bucket that refills so slowly that a test does not notice."""
-    return await scripts.check(life, mode, [RateCharge(RATE, cost, rate_micro, burst)])
+    return await scripts.check(incarnation, mode, [RateCharge(RATE, cost, rate_micro, burst)])
 
 
 def hold_request(
-    life: Life,
+    incarnation: StoreIncarnation,
     *charges: Charge,
     name: str = "once",
     ttl_ms: int = 60_000,
@@ -107,7 +118,7 @@ def hold_request(
 ) -> Request:
     """For an operation of that name: of all charges that can be, units are set aside."""
     parts = [part for charge in charges if (part := part_of(charge)) is not None]
-    terms = HoldTerms(HoldId.fresh(life.epoch, life.lanes, parts), ttl_ms)
+    terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts), ttl_ms)
     return Request(mode, charges, Operation(name, "body", remembered_ms), terms)
 
 
@@ -115,13 +126,15 @@ def charge_of(units: int, quota: str = QUOTA, on_expiry: str = "release") -> All
     return AllowanceCharge(quota, units, 1000, DIMENSIONS, on_expiry)
 
 
-async def set_aside(scripts: Scripts, life: Life, units: int, *, on_expiry: str = "release", **rest: Any) -> HoldId:
-    decision = await ask_for_hold(scripts, life, charge_of(units, on_expiry=on_expiry), **rest)
+async def set_aside(
+    scripts: Scripts, incarnation: StoreIncarnation, units: int, *, on_expiry: str = "release", **rest: Any
+) -> HoldId:
+    decision = await ask_for_hold(scripts, incarnation, charge_of(units, on_expiry=on_expiry), **rest)
     assert decision.hold is not None
     return decision.hold.id
 
 
-async def ask_for_hold(scripts: Scripts, life: Life, *charges: Charge, **rest: Any) -> Decision:
+async def ask_for_hold(scripts: Scripts, incarnation: StoreIncarnation, *charges: Charge, **rest: Any) -> Decision:
     told: list[Decision | Exception] = []
     answer = asyncio.Event()
 
@@ -129,14 +142,16 @@ async def ask_for_hold(scripts: Scripts, life: Life, *charges: Charge, **rest: A
         told.extend(decisions)
         answer.set()
 
-    scripts.send_check(life, [Run(hold_request(life, *charges, **rest), 1, hear)], lambda _: None)
+    scripts.send_check(incarnation, [Run(hold_request(incarnation, *charges, **rest), 1, hear)], lambda _: None)
     await answer.wait()
     if isinstance(told[0], Exception):
         raise told[0]
     return told[0]
 
 
-async def available(scripts: Scripts, life: Life, quota: str = QUOTA) -> int:
-    fields = {name: int(value) for name, value in (await scripts.lease_fields(life, quota)).items() if value.isdigit()}
+async def available(scripts: Scripts, incarnation: StoreIncarnation, quota: str = QUOTA) -> int:
+    fields = {
+        name: int(value) for name, value in (await scripts.lease_fields(incarnation, quota)).items() if value.isdigit()
+    }
     given = fields.get("granted", 0) + fields.get("overage", 0)
     return given - fields.get("consumed", 0) - fields.get("returned", 0) - fields.get("held", 0)

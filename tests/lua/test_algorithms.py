@@ -19,14 +19,14 @@ from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.store import keys
 from regional_agent.store.batcher import Gatherer
 from regional_agent.store.connection import Argument, Reply, StoreConnection
-from regional_agent.store.scripts import Life, PolicyDecision, RateCharge, RateWant, Request, Scripts
+from regional_agent.store.scripts import PolicyDecision, RateCharge, RateWant, Request, Scripts, StoreIncarnation
 from tests.conftest import Server
 from tests.lua.saying import RATE, give_share, guard
 from tests.lua.wire import Wire, at_once
 from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
 ALGORITHMS = sorted(RateAlgorithm)
-LIFE = Life("life-1", 7, 4)
+LIFE = StoreIncarnation("life-1", 7, 4)
 STEADY = [RateAlgorithm.TOKEN_BUCKET, RateAlgorithm.GCRA, RateAlgorithm.LEAKY_BUCKET]
 START_US = 1_000_000_000_000_000
 
@@ -40,7 +40,7 @@ class Clocked:
         self.algorithm = algorithm
         self.now_us = START_US
         self.advance(0)
-        at_once(self.scripts.begin_life("life-1", "a" * 16))
+        at_once(self.scripts.begin_incarnation("life-1", "a" * 16))
         at_once(self.scripts.adopt_epoch("life-1", "a" * 16, 7, 4))
 
     def advance(self, us: int) -> None:
@@ -168,11 +168,13 @@ def _asks_again_in_time(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ALGORITHMS)
-async def test_of_200_clients_at_once_exactly_the_limit_passes(scripts: Scripts, life: Life, name: str) -> None:
+async def test_of_200_clients_at_once_exactly_the_limit_passes(
+    scripts: Scripts, incarnation: StoreIncarnation, name: str
+) -> None:
     # So slow, or so long, that nothing comes back while the test runs.
     charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
     clients = [Gatherer(scripts, guard()) for _ in range(200)]
-    decisions = await asyncio.gather(*(client.decide(life, Request("enforce", [charge])) for client in clients))
+    decisions = await asyncio.gather(*(client.decide(incarnation, Request("enforce", [charge])) for client in clients))
     assert sum(decision.allowed for decision in decisions) == 120
 
 
@@ -410,9 +412,9 @@ def test_a_leaky_bucket_tells_each_when_its_turn_is(store_server: Server) -> Non
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ALGORITHMS)
 async def test_a_key_takes_less_than_300_bytes(
-    connection: StoreConnection, scripts: Scripts, life: Life, name: str
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, name: str
 ) -> None:
-    await scripts.check(life, "enforce", [RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)])
-    lane = lane_of(RATE, life.lanes)
+    await scripts.check(incarnation, "enforce", [RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)])
+    lane = lane_of(RATE, incarnation.lanes)
     sizes = [await connection.call("MEMORY", "USAGE", key) for key in (keys.rate(lane, RATE), keys.log(lane, RATE))]
     assert sum(size or 0 for size in sizes) < 300

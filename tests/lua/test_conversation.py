@@ -9,7 +9,7 @@ from protocol.messages import ExchangeReply, FrozenBatch
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import MOST_LINES, AllowanceCharge, Fenced, Frozen, Life, Scripts
+from regional_agent.store.scripts import MOST_LINES, AllowanceCharge, Fenced, Frozen, Scripts, StoreIncarnation
 from tests.lua.saying import DIMENSIONS, QUOTA, available, install, lease_reply, take
 
 pytestmark = pytest.mark.anyio
@@ -21,26 +21,26 @@ def batch_of(frozen: Frozen) -> FrozenBatch:
     return msgspec.json.decode(frozen.bytes, type=FrozenBatch)
 
 
-async def freeze(scripts: Scripts, life: Life) -> Frozen:
-    return await scripts.freeze(life, lane_of(QUOTA, life.lanes), [QUOTA])
+async def freeze(scripts: Scripts, incarnation: StoreIncarnation) -> Frozen:
+    return await scripts.freeze(incarnation, lane_of(QUOTA, incarnation.lanes), [QUOTA])
 
 
-async def acknowledge(scripts: Scripts, life: Life, seq: int) -> None:
-    lane = lane_of(QUOTA, life.lanes)
+async def acknowledge(scripts: Scripts, incarnation: StoreIncarnation, seq: int) -> None:
+    lane = lane_of(QUOTA, incarnation.lanes)
     reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED)
-    await scripts.settle(life, lane, 0, reply)
+    await scripts.settle(incarnation, lane, 0, reply)
 
 
-async def dirty(scripts: Scripts, life: Life) -> list[str]:
-    return await scripts.dirty(life, lane_of(QUOTA, life.lanes), 10)
+async def dirty(scripts: Scripts, incarnation: StoreIncarnation) -> list[str]:
+    return await scripts.dirty(incarnation, lane_of(QUOTA, incarnation.lanes), 10)
 
 
-async def test_a_batch_holds_totals_and_lines_that_agree(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
+async def test_a_batch_holds_totals_and_lines_that_agree(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
     for cost in (5, 7):
-        await take(scripts, life, cost)
-    batch = batch_of(await freeze(scripts, life))
-    assert (batch.epoch, batch.lane, batch.seq) == (life.epoch, lane_of(QUOTA, life.lanes), 1)
+        await take(scripts, incarnation, cost)
+    batch = batch_of(await freeze(scripts, incarnation))
+    assert (batch.epoch, batch.lane, batch.seq) == (incarnation.epoch, lane_of(QUOTA, incarnation.lanes), 1)
     lease = batch.leases[0]
     assert (lease.quota, lease.period, lease.granted, lease.consumed) == (QUOTA, "2026-11", 100, 12)
     assert sum(line.units for line in lease.lines) == 12
@@ -51,23 +51,23 @@ def line(number: int, period: str = "2026-11") -> bytes:
     return b'%s|%d|{"api_key":"%016x","policy":"export"}' % (period.encode(), 1000 + number % 7, number)
 
 
-async def plant(connection: StoreConnection, life: Life, lines: dict[bytes, int]) -> None:
+async def plant(connection: StoreConnection, incarnation: StoreIncarnation, lines: dict[bytes, int]) -> None:
     """As checks would have made them, all of the current period."""
-    lane = lane_of(QUOTA, life.lanes)
+    lane = lane_of(QUOTA, incarnation.lanes)
     pairs: list[bytes | int] = [part for pair in lines.items() for part in pair]
     for at in range(0, len(pairs), 10_000):
-        await connection.call("HSET", keys.lines(lane, life.epoch, QUOTA), *pairs[at : at + 10_000])
-    await connection.call("HINCRBY", keys.lease(lane, life.epoch, QUOTA), "consumed", sum(lines.values()))
-    await connection.call("SADD", keys.dirty(lane, life.epoch), QUOTA)
+        await connection.call("HSET", keys.lines(lane, incarnation.epoch, QUOTA), *pairs[at : at + 10_000])
+    await connection.call("HINCRBY", keys.lease(lane, incarnation.epoch, QUOTA), "consumed", sum(lines.values()))
+    await connection.call("SADD", keys.dirty(lane, incarnation.epoch), QUOTA)
 
 
-async def freeze_all(scripts: Scripts, life: Life) -> list[FrozenBatch]:
+async def freeze_all(scripts: Scripts, incarnation: StoreIncarnation) -> list[FrozenBatch]:
     """Batch after batch, each acknowledged, until nothing is left."""
     batches = []
     while True:
-        frozen = await freeze(scripts, life)
+        frozen = await freeze(scripts, incarnation)
         batches.append(batch_of(frozen))
-        await acknowledge(scripts, life, frozen.seq)
+        await acknowledge(scripts, incarnation, frozen.seq)
         if not frozen.has_more:
             return batches
 
@@ -84,67 +84,71 @@ def check_counts(batches: list[FrozenBatch]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name_length", [6, 60])
 async def test_very_many_lines_are_reported_in_pieces(
-    scripts: Scripts, life: Life, connection: StoreConnection, name_length: int
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection, name_length: int
 ) -> None:
-    await install(scripts, life, lease_reply(granted=1_000_000))
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
     name = b'"policy":"%s","route_class":"%s"}' % (b"p" * name_length, b"r" * name_length)
     planted = {line(number).replace(b'"policy":"export"}', name): 1 + number % 3 for number in range(20_000)}
-    await plant(connection, life, planted)
-    batches = await freeze_all(scripts, life)
+    await plant(connection, incarnation, planted)
+    batches = await freeze_all(scripts, incarnation)
     assert check_counts(batches) == {"2026-11": sum(planted.values())}
     lines = [line for batch in batches for line in batch.leases[0].lines]
     assert len({line.dimensions["api_key"] for line in lines}) == len(lines) == len(planted), "each exactly once"
     assert max(len(batch.leases[0].lines) for batch in batches) <= MOST_LINES
-    assert await dirty(scripts, life) == []
+    assert await dirty(scripts, incarnation) == []
 
 
-async def test_a_batch_is_bounded_in_bytes(scripts: Scripts, life: Life, connection: StoreConnection) -> None:
-    await install(scripts, life, lease_reply(granted=1_000_000))
+async def test_a_batch_is_bounded_in_bytes(
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
+) -> None:
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
     dimensions = b",".join(b'"dimension_%d":"%s"' % (number, b"x" * 256) for number in range(16))
     planted = {b"2026-11|%d|{%s}" % (1000 + number, dimensions): 1 for number in range(MOST_LINES)}
-    await plant(connection, life, planted)
-    frozen = await freeze(scripts, life)
+    await plant(connection, incarnation, planted)
+    frozen = await freeze(scripts, incarnation)
     assert MOST_BATCH_BYTES / 2 < len(frozen.bytes) < MOST_BATCH_BYTES + 10_000
-    await acknowledge(scripts, life, 1)
+    await acknowledge(scripts, incarnation, 1)
     assert frozen.has_more
-    assert check_counts([batch_of(frozen), *await freeze_all(scripts, life)]) == {"2026-11": MOST_LINES}
+    assert check_counts([batch_of(frozen), *await freeze_all(scripts, incarnation)]) == {"2026-11": MOST_LINES}
 
 
 async def test_pieces_agree_while_more_is_used_and_a_period_ends(
-    scripts: Scripts, life: Life, connection: StoreConnection
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     scripts.most_lines = 10
-    await install(scripts, life, lease_reply(granted=1_000_000))
-    await plant(connection, life, {line(number): 2 for number in range(35)})
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
+    await plant(connection, incarnation, {line(number): 2 for number in range(35)})
     batches: list[FrozenBatch] = []
     for round_ in range(12):
-        frozen = await freeze(scripts, life)
+        frozen = await freeze(scripts, incarnation)
         if round_ == 1:
-            await install(scripts, life, lease_reply(period="2026-12", granted=1_000, first_minute=50_000), seq=round_)
-        await take(scripts, life, 5)
-        assert (await freeze(scripts, life)).bytes == frozen.bytes
+            await install(
+                scripts, incarnation, lease_reply(period="2026-12", granted=1_000, first_minute=50_000), seq=round_
+            )
+        await take(scripts, incarnation, 5)
+        assert (await freeze(scripts, incarnation)).bytes == frozen.bytes
         batches.append(batch_of(frozen))
-        await acknowledge(scripts, life, frozen.seq)
-    told = check_counts([*batches, *await freeze_all(scripts, life)])
+        await acknowledge(scripts, incarnation, frozen.seq)
+    told = check_counts([*batches, *await freeze_all(scripts, incarnation)])
     assert told == {"2026-11": 2 * 35 + 5, "2026-12": 11 * 5} or told == {"2026-11": 2 * 35 + 10, "2026-12": 10 * 5}
 
 
 async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
-    scripts: Scripts, life: Life, connection: StoreConnection
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     """It told all that was consumed, and left what this one counts by as it was."""
     scripts.most_lines = 10
-    lane = lane_of(QUOTA, life.lanes)
-    await install(scripts, life, lease_reply(granted=1_000_000))
-    await plant(connection, life, {line(number): 2 for number in range(5)})
-    await freeze(scripts, life)
-    await acknowledge(scripts, life, 1)
+    lane = lane_of(QUOTA, incarnation.lanes)
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
+    await plant(connection, incarnation, {line(number): 2 for number in range(5)})
+    await freeze(scripts, incarnation)
+    await acknowledge(scripts, incarnation, 1)
     # The other release's batch: 7 units, and seq 2.
-    await connection.call("HINCRBY", keys.lease(lane, life.epoch, QUOTA), "consumed", 7)
-    await connection.call("HSET", keys.lane(lane, life.epoch), "seq", 2)
-    await plant(connection, life, {line(number): 2 for number in range(100, 135)})
+    await connection.call("HINCRBY", keys.lease(lane, incarnation.epoch, QUOTA), "consumed", 7)
+    await connection.call("HSET", keys.lane(lane, incarnation.epoch), "seq", 2)
+    await plant(connection, incarnation, {line(number): 2 for number in range(100, 135)})
     told = 5 * 2 + 7
-    for batch in await freeze_all(scripts, life):
+    for batch in await freeze_all(scripts, incarnation):
         [lease] = batch.leases
         assert lease.consumed == told + sum(each.units for each in lease.lines)
         told = lease.consumed
@@ -152,109 +156,115 @@ async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
 
 
 async def test_units_without_a_line_are_told_with_the_last_piece(
-    scripts: Scripts, life: Life, connection: StoreConnection
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     """The two counts do not agree, and the coordinator is to see it."""
     scripts.most_lines = 10
-    await install(scripts, life, lease_reply(granted=1_000_000))
-    await plant(connection, life, {line(number): 2 for number in range(35)})
-    await connection.call("HINCRBY", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA), "consumed", 3)
-    batches = await freeze_all(scripts, life)
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
+    await plant(connection, incarnation, {line(number): 2 for number in range(35)})
+    await connection.call(
+        "HINCRBY", keys.lease(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA), "consumed", 3
+    )
+    batches = await freeze_all(scripts, incarnation)
     check_counts(batches[:-1])
     assert batches[-1].leases[0].consumed == 35 * 2 + 3
 
 
-async def test_the_same_bytes_until_they_are_acknowledged(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    await take(scripts, life, 5)
-    first = await freeze(scripts, life)
-    await take(scripts, life, 7)
-    assert (await freeze(scripts, life)).bytes == first.bytes
-    await acknowledge(scripts, life, 1)
-    second = batch_of(await freeze(scripts, life))
+async def test_the_same_bytes_until_they_are_acknowledged(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
+    await take(scripts, incarnation, 5)
+    first = await freeze(scripts, incarnation)
+    await take(scripts, incarnation, 7)
+    assert (await freeze(scripts, incarnation)).bytes == first.bytes
+    await acknowledge(scripts, incarnation, 1)
+    second = batch_of(await freeze(scripts, incarnation))
     assert (second.seq, second.leases[0].consumed) == (2, 12)
     assert [line.units for line in second.leases[0].lines] == [7]
 
 
-async def test_a_receipt_of_another_seq_drops_nothing(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    await take(scripts, life, 5)
-    frozen = await freeze(scripts, life)
+async def test_a_receipt_of_another_seq_drops_nothing(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
+    await take(scripts, incarnation, 5)
+    frozen = await freeze(scripts, incarnation)
     for seq in (2, 99):
-        await acknowledge(scripts, life, seq)
-    assert (await freeze(scripts, life)).bytes == frozen.bytes
+        await acknowledge(scripts, incarnation, seq)
+    assert (await freeze(scripts, incarnation)).bytes == frozen.bytes
 
 
-async def test_what_is_used_while_a_batch_is_under_way_is_in_the_next(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    await take(scripts, life, 5)
-    await freeze(scripts, life)
-    assert await dirty(scripts, life) == []
-    await take(scripts, life, 5)
-    assert await dirty(scripts, life) == [QUOTA]
+async def test_what_is_used_while_a_batch_is_under_way_is_in_the_next(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
+    await take(scripts, incarnation, 5)
+    await freeze(scripts, incarnation)
+    assert await dirty(scripts, incarnation) == []
+    await take(scripts, incarnation, 5)
+    assert await dirty(scripts, incarnation) == [QUOTA]
 
 
-async def test_big_totals_are_written_digit_by_digit(scripts: Scripts, life: Life) -> None:
+async def test_big_totals_are_written_digit_by_digit(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     granted = 2**53 - 1
-    await install(scripts, life, lease_reply(granted=granted))
-    await take(scripts, life, 2**52 + 1, mode="adjust")
-    lease = batch_of(await freeze(scripts, life)).leases[0]
+    await install(scripts, incarnation, lease_reply(granted=granted))
+    await take(scripts, incarnation, 2**52 + 1, mode="adjust")
+    lease = batch_of(await freeze(scripts, incarnation)).leases[0]
     assert (lease.granted, lease.consumed, lease.lines[0].units) == (granted, 2**52 + 1, 2**52 + 1)
 
 
-async def test_a_lease_that_no_reply_named_is_not_in_the_batch(scripts: Scripts, life: Life) -> None:
-    assert batch_of(await freeze(scripts, life)).leases == []
+async def test_a_lease_that_no_reply_named_is_not_in_the_batch(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    assert batch_of(await freeze(scripts, incarnation)).leases == []
 
 
-async def test_replies_only_move_totals_forward(scripts: Scripts, life: Life) -> None:
-    assert await install(scripts, life, lease_reply(granted=100)) == {QUOTA: 100}
-    assert await install(scripts, life, lease_reply(granted=150, overage=3)) == {QUOTA: 50}
-    assert await install(scripts, life, lease_reply(granted=120, expires_in_ms=0)) == {QUOTA: 0}
-    assert await available(scripts, life) == 153
-    assert (await take(scripts, life)).allowed, "an older, shorter reply does not end the lease"
+async def test_replies_only_move_totals_forward(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    assert await install(scripts, incarnation, lease_reply(granted=100)) == {QUOTA: 100}
+    assert await install(scripts, incarnation, lease_reply(granted=150, overage=3)) == {QUOTA: 50}
+    assert await install(scripts, incarnation, lease_reply(granted=120, expires_in_ms=0)) == {QUOTA: 0}
+    assert await available(scripts, incarnation) == 153
+    assert (await take(scripts, incarnation)).allowed, "an older, shorter reply does not end the lease"
 
 
-async def test_a_lease_expires_counted_from_before_the_request(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(expires_in_ms=60_000))
-    expires_us = int((await scripts.lease_fields(life, QUOTA))["expires"])
+async def test_a_lease_expires_counted_from_before_the_request(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(expires_in_ms=60_000))
+    expires_us = int((await scripts.lease_fields(incarnation, QUOTA))["expires"])
     assert expires_us == 60_000_000, "the clock stood at zero when the request was made"
 
 
-async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    await take(scripts, life, 30)
-    await freeze(scripts, life)
-    await acknowledge(scripts, life, 1)
-    assert await scripts.give_back(life, QUOTA, 20) == 50
-    assert await available(scripts, life) == 20
-    assert await dirty(scripts, life) == [QUOTA]
-    lease = batch_of(await freeze(scripts, life)).leases[0]
+async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
+    await take(scripts, incarnation, 30)
+    await freeze(scripts, incarnation)
+    await acknowledge(scripts, incarnation, 1)
+    assert await scripts.give_back(incarnation, QUOTA, 20) == 50
+    assert await available(scripts, incarnation) == 20
+    assert await dirty(scripts, incarnation) == [QUOTA]
+    lease = batch_of(await freeze(scripts, incarnation)).leases[0]
     assert (lease.consumed, lease.returned, lease.lines) == (30, 50, [])
 
 
-async def test_there_is_nothing_to_give_back_twice(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    assert [await scripts.give_back(life, QUOTA, 0) for _ in range(2)] == [100, 0]
-    assert await scripts.give_back(life, "exports:tenant=nobody", 0) == 0
+async def test_there_is_nothing_to_give_back_twice(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
+    assert [await scripts.give_back(incarnation, QUOTA, 0) for _ in range(2)] == [100, 0]
+    assert await scripts.give_back(incarnation, "exports:tenant=nobody", 0) == 0
 
 
-async def test_what_is_below_zero_is_not_given_back(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=10))
-    await take(scripts, life, 25, mode="adjust")
-    await freeze(scripts, life)
-    assert await scripts.give_back(life, QUOTA, 0) == 0
-    assert (await scripts.lease_fields(life, QUOTA)).get("returned", "0") == "0"
-    assert await dirty(scripts, life) == []
+async def test_what_is_below_zero_is_not_given_back(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lease_reply(granted=10))
+    await take(scripts, incarnation, 25, mode="adjust")
+    await freeze(scripts, incarnation)
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 0
+    assert (await scripts.lease_fields(incarnation, QUOTA)).get("returned", "0") == "0"
+    assert await dirty(scripts, incarnation) == []
 
 
-async def test_a_new_period_ends_the_old_one_and_both_are_reported(scripts: Scripts, life: Life) -> None:
+async def test_a_new_period_ends_the_old_one_and_both_are_reported(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     old, new = lease_reply(granted=100), lease_reply(period="2026-12", granted=10, first_minute=50_000)
-    await install(scripts, life, old)
-    await take(scripts, life, 30)
-    await install(scripts, life, old, new)
-    assert await available(scripts, life) == 10
-    await take(scripts, life, 4)
-    leases = {lease.period: lease for lease in batch_of(await freeze(scripts, life)).leases}
+    await install(scripts, incarnation, old)
+    await take(scripts, incarnation, 30)
+    await install(scripts, incarnation, old, new)
+    assert await available(scripts, incarnation) == 10
+    await take(scripts, incarnation, 4)
+    leases = {lease.period: lease for lease in batch_of(await freeze(scripts, incarnation)).leases}
     assert (leases["2026-11"].consumed, leases["2026-11"].returned) == (30, 70)
     assert (leases["2026-12"].consumed, leases["2026-12"].returned) == (4, 0)
     assert {period: sum(line.units for line in lease.lines) for period, lease in leases.items()} == {
@@ -264,58 +274,60 @@ async def test_a_new_period_ends_the_old_one_and_both_are_reported(scripts: Scri
 
 
 async def test_an_old_period_is_forgotten_once_it_is_booked_and_has_ended_for_the_coordinator_too(
-    scripts: Scripts, life: Life
+    scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     old, new = lease_reply(granted=100), lease_reply(period="2026-12", granted=10, first_minute=50_000)
-    await install(scripts, life, old)
-    await install(scripts, life, new)
-    await freeze(scripts, life)
-    await install(scripts, life, old, new, seq=1)
-    assert [lease.period for lease in batch_of(await freeze(scripts, life)).leases] == ["2026-11", "2026-12"]
-    await install(scripts, life, structs.replace(old, ends_in_ms=0), new, seq=2)
-    assert [lease.period for lease in batch_of(await freeze(scripts, life)).leases] == ["2026-12"]
+    await install(scripts, incarnation, old)
+    await install(scripts, incarnation, new)
+    await freeze(scripts, incarnation)
+    await install(scripts, incarnation, old, new, seq=1)
+    assert [lease.period for lease in batch_of(await freeze(scripts, incarnation)).leases] == ["2026-11", "2026-12"]
+    await install(scripts, incarnation, structs.replace(old, ends_in_ms=0), new, seq=2)
+    assert [lease.period for lease in batch_of(await freeze(scripts, incarnation)).leases] == ["2026-12"]
 
 
 async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_and_all_that_it_was_given_is_given_back(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    await take(scripts, life, 30)
+    await install(scripts, incarnation, lease_reply(granted=100))
+    await take(scripts, incarnation, 30)
     await connection.call("HSET", keys.FENCE, "epoch", 8)
-    assert batch_of(await freeze(scripts, life)).leases[0].consumed == 30
-    assert await install(scripts, life, lease_reply(granted=500), seq=1) == {}
-    assert (await scripts.lease_fields(life, QUOTA))["granted"] == "500"
+    assert batch_of(await freeze(scripts, incarnation)).leases[0].consumed == 30
+    assert await install(scripts, incarnation, lease_reply(granted=500), seq=1) == {}
+    assert (await scripts.lease_fields(incarnation, QUOTA))["granted"] == "500"
     await connection.call("HSET", keys.lease(lane_of(QUOTA, 4), 7, QUOTA), "held", 20)
-    assert await scripts.held(life) == 20
-    assert await scripts.give_back(life, QUOTA, 0) == 450, "a hold is reserved until it has ended"
-    assert batch_of(await freeze(scripts, life)).leases[0].returned == 450
-    await install(scripts, life, lease_reply(granted=500), seq=2)
-    assert await scripts.frozen_seq(life, lane_of(QUOTA, life.lanes)) is None
-    assert await scripts.give_back(life, QUOTA, 0) == 0
-    assert await dirty(scripts, life) == [QUOTA], "it is final, and told"
+    assert await scripts.held(incarnation) == 20
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 450, "a hold is reserved until it has ended"
+    assert batch_of(await freeze(scripts, incarnation)).leases[0].returned == 450
+    await install(scripts, incarnation, lease_reply(granted=500), seq=2)
+    assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 0
+    assert await dirty(scripts, incarnation) == [QUOTA], "it is final, and told"
     with pytest.raises(Fenced):
-        await take(scripts, life)
-    assert await scripts.frozen_seq(life, lane_of(QUOTA, life.lanes)) is None
+        await take(scripts, incarnation)
+    assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
 
 
-async def test_the_conversation_of_another_life_is_refused(scripts: Scripts, life: Life) -> None:
-    other = life._replace(fingerprint="another:life")
+async def test_the_conversation_of_another_incarnation_is_refused(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    other = incarnation._replace(fingerprint="another:life")
     for attempt in (freeze(scripts, other), install(scripts, other, lease_reply()), scripts.give_back(other, QUOTA, 0)):
         with pytest.raises(Fenced):
             await attempt
 
 
 async def test_one_quota_with_very_many_lines_does_not_keep_out_the_others(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    lane = lane_of(QUOTA, life.lanes)
+    lane = lane_of(QUOTA, incarnation.lanes)
     others = [f"exports:tenant=t{i}" for i in range(40)]
-    neighbours = [quota for quota in others if lane_of(quota, life.lanes) == lane][:3]
-    await install(scripts, life, lease_reply(granted=1_000_000))
-    await plant(connection, life, {line(number): 1 for number in range(2_000)})
+    neighbours = [quota for quota in others if lane_of(quota, incarnation.lanes) == lane][:3]
+    await install(scripts, incarnation, lease_reply(granted=1_000_000))
+    await plant(connection, incarnation, {line(number): 1 for number in range(2_000)})
     for quota in neighbours:
-        await install(scripts, life, lease_reply(quota))
-        await scripts.check(life, "enforce", [AllowanceCharge(quota, 1, 1000, DIMENSIONS)])
-    batch = batch_of(await scripts.freeze(life, lane, [QUOTA, *neighbours]))
+        await install(scripts, incarnation, lease_reply(quota))
+        await scripts.check(incarnation, "enforce", [AllowanceCharge(quota, 1, 1000, DIMENSIONS)])
+    batch = batch_of(await scripts.freeze(incarnation, lane, [QUOTA, *neighbours]))
     assert [len(lease.lines) for lease in batch.leases] == [MOST_LINES // 2, 1, 1, 1]
-    assert await dirty(scripts, life) == [QUOTA]
+    assert await dirty(scripts, incarnation) == [QUOTA]

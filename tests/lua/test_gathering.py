@@ -15,12 +15,12 @@ from regional_agent.store.scripts import (
     AllowanceCharge,
     Charge,
     Decision,
-    Life,
     Operation,
     OperationConflict,
     RateCharge,
     Request,
     Scripts,
+    StoreIncarnation,
 )
 from regional_agent.store.sources import LUA
 from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, guard, install, lease_reply
@@ -35,34 +35,38 @@ def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None =
     return Request(mode, charges, operation)
 
 
-async def test_what_is_asked_in_one_turn_is_one_call(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await scripts.check(life, "peek", [TOKEN])  # the store knows the script now
+async def test_what_is_asked_in_one_turn_is_one_call(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await scripts.check(incarnation, "peek", [TOKEN])  # the store knows the script now
     before = connection.calls
     gatherer = Gatherer(scripts, guard())
-    decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(MOST_REQUESTS)))
+    decisions = await asyncio.gather(*(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(MOST_REQUESTS)))
     assert connection.calls == before + 1
     assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MOST_REQUESTS - 10)
     assert [decision.policies[0].remaining for decision in decisions[:10]] == list(range(9, -1, -1))
 
 
 async def test_more_than_one_call_may_hold_are_several(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await scripts.check(life, "peek", [TOKEN])
+    await scripts.check(incarnation, "peek", [TOKEN])
     before = connection.calls
     gatherer = Gatherer(scripts, guard())
-    decisions = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1)))
+    decisions = await asyncio.gather(
+        *(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1))
+    )
     assert connection.calls == before + 3
     assert sum(decision.allowed for decision in decisions) == 10
 
 
 async def test_a_run_that_is_longer_than_a_call_may_be_goes_on_in_the_next(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await scripts.check(life, "peek", [TOKEN])
+    await scripts.check(incarnation, "peek", [TOKEN])
     before, told, gatherer = connection.calls, list[Decision | Exception](), Gatherer(scripts, guard())
-    gatherer.submit(life, asked(TOKEN), told.extend, 3 * MOST_REQUESTS - 1)
-    await gatherer.decide(life, asked(TOKEN))  # in the last of them
+    gatherer.submit(incarnation, asked(TOKEN), told.extend, 3 * MOST_REQUESTS - 1)
+    await gatherer.decide(incarnation, asked(TOKEN))  # in the last of them
     assert connection.calls == before + 3
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 10 + [False] * (len(told) - 10)
     assert len(told) == 3 * MOST_REQUESTS - 1
@@ -76,21 +80,21 @@ RUN: dict[str, Charge] = {
 
 @pytest.mark.parametrize("charge", RUN.values(), ids=RUN)
 async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
-    scripts: Scripts, life: Life, charge: Charge
+    scripts: Scripts, incarnation: StoreIncarnation, charge: Charge
 ) -> None:
     """The units of all are written once, those that are denied take nothing, and what comes behind finds it so."""
     in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
-    await install(scripts, life, *leases)
+    await install(scripts, incarnation, *leases)
     gatherer, told, expected = Gatherer(scripts, guard()), list[Any](), list[Any]()
-    gatherer.submit(life, asked(in_a_run), told.extend, 6)
-    gatherer.submit(life, asked(in_a_run._replace(cost=1)), told.extend)
+    gatherer.submit(incarnation, asked(in_a_run), told.extend, 6)
+    gatherer.submit(incarnation, asked(in_a_run._replace(cost=1)), told.extend)
     for _ in range(6):
-        gatherer.submit(life, asked(alone), expected.extend)
-    expected.append(await gatherer.decide(life, asked(alone._replace(cost=1))))
+        gatherer.submit(incarnation, asked(alone), expected.extend)
+    expected.append(await gatherer.decide(incarnation, asked(alone._replace(cost=1))))
     assert [each.allowed for each in told] == [True] * 4 + [False] * 2 + [True]
     assert told == expected
-    assert (await scripts.check(life, "peek", [in_a_run])).policies[0].remaining == 0
+    assert (await scripts.check(incarnation, "peek", [in_a_run])).policies[0].remaining == 0
 
 
 class Unsent(StoreConnection):
@@ -106,82 +110,98 @@ class Unsent(StoreConnection):
 
 async def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
     """But an operation, and units that come back, of which a full bucket loses some each time."""
-    store, life, told = Unsent(), Life("life-1", 7, 4), list[Any]()
+    store, incarnation, told = Unsent(), StoreIncarnation("life-1", 7, 4), list[Any]()
     usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
     operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
     for requests in ([usual], [usual] * 9, [usual, other, usual], [operation] * 2, [back] * 2):
         gatherer, hear = Gatherer(Scripts(store), guard()), told.extend
         for request in requests:
-            gatherer.submit(life, request, hear)
+            gatherer.submit(incarnation, request, hear)
         await asyncio.sleep(0)
-    assert [arguments[arguments.index(life.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
+    assert [arguments[arguments.index(incarnation.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
 
 
-async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=5))
+async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lease_reply(granted=5))
     gatherer = Gatherer(scripts, guard())
     requests = [asked(UNIT, TOKEN._replace(cost=4)), asked(UNIT._replace(cost=9), TOKEN), asked(UNIT, TOKEN)]
-    both, dear, small = await asyncio.gather(*(gatherer.decide(life, each) for each in requests))
+    both, dear, small = await asyncio.gather(*(gatherer.decide(incarnation, each) for each in requests))
     assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
     assert [policy.allowed for policy in dear.policies] == [False, True]
     assert [policy.remaining for policy in small.policies] == [3 + 900, 5]
-    assert await available(scripts, life) == 3
+    assert await available(scripts, incarnation) == 3
 
 
-async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
+async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     gatherer = Gatherer(scripts, guard())
     requests = [asked(UNIT, operation=once)] * 3 + [asked(UNIT, operation=once._replace(body="digest-of-more"))]
-    *same, other = await asyncio.gather(*(gatherer.decide(life, each) for each in requests), return_exceptions=True)
+    *same, other = await asyncio.gather(
+        *(gatherer.decide(incarnation, each) for each in requests), return_exceptions=True
+    )
     assert [isinstance(each, Decision) and each.replayed for each in same] == [False, True, True]
     assert isinstance(other, OperationConflict)
-    assert await available(scripts, life) == 99
+    assert await available(scripts, incarnation) == 99
 
 
-async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lease_reply(granted=100))
+async def test_an_operation_is_replayed_when_its_policies_are_others_by_now(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lease_reply(granted=100))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
-    await scripts.check(life, "enforce", [UNIT], once)
-    again = await scripts.check(life, "enforce", [UNIT, TOKEN], once)
+    await scripts.check(incarnation, "enforce", [UNIT], once)
+    again = await scripts.check(incarnation, "enforce", [UNIT, TOKEN], once)
     assert (again.allowed, again.replayed, len(again.policies)) == (True, True, 2)
-    assert await available(scripts, life) == 99
+    assert await available(scripts, incarnation) == 99
     assert again.policies[1].remaining == 10
 
 
-async def test_a_request_that_fails_fails_alone(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+async def test_a_request_that_fails_fails_alone(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     """Of another type, or a value that no script wrote: its neighbours are decided, before it and behind it."""
     spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
-    await connection.call("LPUSH", spoilt[0].asked(life)[0][0], "1")
-    await connection.call("SET", spoilt[1].asked(life)[0][0], b"\x06short")  # a layout's number, and less than it has
-    await install(scripts, life, lease_reply(granted=5))
+    await connection.call("LPUSH", spoilt[0].asked(incarnation)[0][0], "1")
+    await connection.call(
+        "SET", spoilt[1].asked(incarnation)[0][0], b"\x06short"
+    )  # a layout's number, and less than it has
+    await install(scripts, incarnation, lease_reply(granted=5))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]
     gatherer = Gatherer(scripts, guard())
-    answers = await asyncio.gather(*(gatherer.decide(life, each) for each in requests), return_exceptions=True)
+    answers = await asyncio.gather(*(gatherer.decide(incarnation, each) for each in requests), return_exceptions=True)
     first, wrong_type, too_short, last = answers
     assert isinstance(wrong_type, StoreError)
     assert str(wrong_type).startswith("WRONGTYPE")
     assert isinstance(too_short, StoreError)
     assert [isinstance(each, Decision) and each.policies[0].available for each in (first, last)] == [4, 3]
-    assert await available(scripts, life) == 3, "nothing of what failed was taken"
+    assert await available(scripts, incarnation) == 3, "nothing of what failed was taken"
 
 
 async def test_an_error_of_the_store_itself_is_everybodys(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await connection.call("CONFIG", "SET", "maxmemory", "1")
     try:
         gatherer = Gatherer(scripts, guard())
-        answers = await asyncio.gather(*(gatherer.decide(life, asked(TOKEN)) for _ in range(3)), return_exceptions=True)
+        answers = await asyncio.gather(
+            *(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(3)), return_exceptions=True
+        )
     finally:
         await connection.call("CONFIG", "SET", "maxmemory", "0")
     assert [str(each).partition(" ")[0] for each in answers] == ["OOM"] * 3
 
 
-async def test_who_asks_a_store_that_is_gone_is_told(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+async def test_who_asks_a_store_that_is_gone_is_told(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     gatherer = Gatherer(scripts, guard())
-    waiting = [asyncio.create_task(gatherer.decide(life, asked(TOKEN))) for _ in range(3)]
+    waiting = [asyncio.create_task(gatherer.decide(incarnation, asked(TOKEN))) for _ in range(3)]
     await asyncio.sleep(0)
     connection.reconnect()
     answers = await asyncio.gather(*waiting, return_exceptions=True)

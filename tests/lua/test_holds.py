@@ -16,11 +16,11 @@ from regional_agent.store.scripts import (
     Fenced,
     HoldState,
     LeaseLost,
-    Life,
     Operation,
     OperationConflict,
     RateCharge,
     Scripts,
+    StoreIncarnation,
 )
 from tests.lua.saying import (
     QUOTA,
@@ -47,162 +47,181 @@ def lasting(quota: str = QUOTA, **changed: Any) -> LeaseReply:
     return lease_reply(quota, expires_in_ms=HOUR_MS, **changed)
 
 
-async def tell(scripts: Scripts, life: Life, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-    return await scripts.tell_hold(life.fingerprint, hold, action, amount)
+async def tell(
+    scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, action: str, amount: int = 0
+) -> HoldState:
+    return await scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
 
 
-async def totals(scripts: Scripts, life: Life) -> tuple[int, int, int]:
+async def totals(scripts: Scripts, incarnation: StoreIncarnation) -> tuple[int, int, int]:
     """available, held, consumed"""
-    fields = await scripts.lease_fields(life, QUOTA)
-    return await available(scripts, life), int(fields.get("held", 0)), int(fields.get("consumed", 0))
+    fields = await scripts.lease_fields(incarnation, QUOTA)
+    return await available(scripts, incarnation), int(fields.get("held", 0)), int(fields.get("consumed", 0))
 
 
-async def test_held_units_are_not_available_and_a_commit_books_what_was_used(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
-    assert await totals(scripts, life) == (3, 7, 0)
-    assert not (await take(scripts, life, 4)).allowed
-    assert await tell(scripts, life, hold, "commit", 5) == HoldState(HoldOutcome.DONE, "committed", 7, 5, 0)
-    assert await totals(scripts, life) == (5, 0, 5)
-    [lease] = batch_of(await freeze(scripts, life)).leases
+async def test_held_units_are_not_available_and_a_commit_books_what_was_used(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
+    assert await totals(scripts, incarnation) == (3, 7, 0)
+    assert not (await take(scripts, incarnation, 4)).allowed
+    assert await tell(scripts, incarnation, hold, "commit", 5) == HoldState(HoldOutcome.DONE, "committed", 7, 5, 0)
+    assert await totals(scripts, incarnation) == (5, 0, 5)
+    [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, [line.units for line in lease.lines]) == (5, [5])
 
 
-async def test_what_is_spent_is_what_was_set_aside_and_once(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+async def test_what_is_spent_is_what_was_set_aside_and_once(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     for _ in range(2):
-        assert await tell(scripts, life, hold, "spend") == HoldState(HoldOutcome.DONE, "committed", 7, 7, 0)
-        assert await totals(scripts, life) == (3, 0, 7)
-    assert (await tell(scripts, life, hold, "commit", 6)).outcome is HoldOutcome.ENDED
+        assert await tell(scripts, incarnation, hold, "spend") == HoldState(HoldOutcome.DONE, "committed", 7, 7, 0)
+        assert await totals(scripts, incarnation) == (3, 0, 7)
+    assert (await tell(scripts, incarnation, hold, "commit", 6)).outcome is HoldOutcome.ENDED
 
 
 @pytest.mark.parametrize("end", ["release", "time"])
 async def test_what_has_ended_otherwise_cannot_be_spent(
-    scripts: Scripts, life: Life, connection: StoreConnection, end: str
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection, end: str
 ) -> None:
     """Its units may be somebody else's by now."""
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7, ttl_ms=1_000)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7, ttl_ms=1_000)
     if end == "time":
         await pass_ms(connection, 1_001)
     else:
-        await tell(scripts, life, hold, "release")
-    assert (await tell(scripts, life, hold, "spend")).outcome is HoldOutcome.ENDED
-    assert await totals(scripts, life) == (10, 0, 0)
+        await tell(scripts, incarnation, hold, "release")
+    assert (await tell(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.ENDED
+    assert await totals(scripts, incarnation) == (10, 0, 0)
 
 
-async def test_a_release_leaves_nothing_behind(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+async def test_a_release_leaves_nothing_behind(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     for _ in range(2):
-        assert (await tell(scripts, life, hold, "release")).state == "released"
-        assert await totals(scripts, life) == (10, 0, 0)
-    assert (await tell(scripts, life, hold, "commit", 1)).outcome is HoldOutcome.ENDED
+        assert (await tell(scripts, incarnation, hold, "release")).state == "released"
+        assert await totals(scripts, incarnation) == (10, 0, 0)
+    assert (await tell(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.ENDED
 
 
-async def test_a_commit_is_booked_once_and_another_is_refused(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+async def test_a_commit_is_booked_once_and_another_is_refused(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     for _ in range(3):
-        assert (await tell(scripts, life, hold, "commit", 5)).outcome is HoldOutcome.DONE
+        assert (await tell(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.DONE
     for action, amount in (("commit", 6), ("release", 0), ("extend", 60_000)):
-        told = await tell(scripts, life, hold, action, amount)
+        told = await tell(scripts, incarnation, hold, action, amount)
         assert (told.outcome, told.state, told.committed) == (HoldOutcome.ENDED, "committed", 5)
-    assert await totals(scripts, life) == (5, 0, 5)
+    assert await totals(scripts, incarnation) == (5, 0, 5)
 
 
-async def test_what_is_used_beyond_the_hold_is_booked_all_the_same(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
-    assert (await tell(scripts, life, hold, "commit", 25)).outcome is HoldOutcome.DONE
-    assert await totals(scripts, life) == (-15, 0, 25)
+async def test_what_is_used_beyond_the_hold_is_booked_all_the_same(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
+    assert (await tell(scripts, incarnation, hold, "commit", 25)).outcome is HoldOutcome.DONE
+    assert await totals(scripts, incarnation) == (-15, 0, 25)
 
 
-async def test_what_has_happened_is_set_aside_beyond_what_there_is_and_spent(scripts: Scripts, life: Life) -> None:
+async def test_what_has_happened_is_set_aside_beyond_what_there_is_and_spent(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     """Nobody else is admitted on it meanwhile; without a lease there is nothing to book it on."""
-    await install(scripts, life, lasting(granted=10))
-    assert [(await take(scripts, life, 25, mode=mode)).allowed for mode in ("peek", "peek_adjust")] == [False, True]
-    hold = await set_aside(scripts, life, 25, mode="hold_adjust")
-    assert await totals(scripts, life) == (-15, 25, 0)
-    assert not (await take(scripts, life, 1)).allowed
-    assert (await tell(scripts, life, hold, "spend")).outcome is HoldOutcome.DONE
-    assert await totals(scripts, life) == (-15, 0, 25)
-    none = await scripts.check(life, "peek_adjust", [charge_of(1)._replace(quota="exports:tenant=none")])
+    await install(scripts, incarnation, lasting(granted=10))
+    assert [(await take(scripts, incarnation, 25, mode=mode)).allowed for mode in ("peek", "peek_adjust")] == [
+        False,
+        True,
+    ]
+    hold = await set_aside(scripts, incarnation, 25, mode="hold_adjust")
+    assert await totals(scripts, incarnation) == (-15, 25, 0)
+    assert not (await take(scripts, incarnation, 1)).allowed
+    assert (await tell(scripts, incarnation, hold, "spend")).outcome is HoldOutcome.DONE
+    assert await totals(scripts, incarnation) == (-15, 0, 25)
+    none = await scripts.check(incarnation, "peek_adjust", [charge_of(1)._replace(quota="exports:tenant=none")])
     assert [policy.reason for policy in none.policies] == ["no_lease"]
 
 
 async def test_of_several_parts_that_were_charged_the_first_is_told(
-    scripts: Scripts, life: Life, connection: StoreConnection
+    scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
+    await install(scripts, incarnation, lasting(granted=10))
     charges = (charge_of(units, on_expiry="charge") for units in (3, 6))
-    decision = await ask_for_hold(scripts, life, *charges, ttl_ms=1_000)
+    decision = await ask_for_hold(scripts, incarnation, *charges, ttl_ms=1_000)
     assert decision.hold is not None
     await pass_ms(connection, 1_001)
-    told = await tell(scripts, life, decision.hold.id, "look")
+    told = await tell(scripts, incarnation, decision.hold.id, "look")
     assert (told.state, told.units) == ("charged", 3)
 
 
-async def test_no_commit_takes_a_total_out_of_the_range_in_which_lua_counts(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
-    await take(scripts, life, 100, mode="adjust")
-    assert (await tell(scripts, life, hold, "commit", MAX_UNITS)).outcome is HoldOutcome.TOO_MANY
-    assert await totals(scripts, life) == (-97, 7, 100)
-    await take(scripts, life, MAX_UNITS - 107, mode="adjust")
-    assert not (await take(scripts, life, 1, mode="adjust")).allowed, "what is held will be consumed"
+async def test_no_commit_takes_a_total_out_of_the_range_in_which_lua_counts(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
+    await take(scripts, incarnation, 100, mode="adjust")
+    assert (await tell(scripts, incarnation, hold, "commit", MAX_UNITS)).outcome is HoldOutcome.TOO_MANY
+    assert await totals(scripts, incarnation) == (-97, 7, 100)
+    await take(scripts, incarnation, MAX_UNITS - 107, mode="adjust")
+    assert not (await take(scripts, incarnation, 1, mode="adjust")).allowed, "what is held will be consumed"
 
 
-async def test_the_same_operation_holds_once(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    first = await ask_for_hold(scripts, life, charge_of(7))
+async def test_the_same_operation_holds_once(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    first = await ask_for_hold(scripts, incarnation, charge_of(7))
     await pass_ms(connection, 20_000)
-    again = await ask_for_hold(scripts, life, charge_of(7), ttl_ms=99)
+    again = await ask_for_hold(scripts, incarnation, charge_of(7), ttl_ms=99)
     assert first.hold is not None
     assert again.hold is not None
     assert (again.replayed, again.hold.id) == (True, first.hold.id)
     assert (first.hold.ttl_ms, again.policies) == (60_000, first.policies)
     assert 39_000 < again.hold.ttl_ms <= 40_000
-    others = await ask_for_hold(scripts, life, charge_of(7), RateCharge(RATE, 1, 1_000, 10))
+    others = await ask_for_hold(scripts, incarnation, charge_of(7), RateCharge(RATE, 1, 1_000, 10))
     assert others.hold is not None
     assert (others.hold.id, len(others.policies)) == (first.hold.id, 2), "its policies are others by now"
-    assert await totals(scripts, life) == (3, 7, 0)
+    assert await totals(scripts, incarnation) == (3, 7, 0)
 
 
-async def test_an_operation_that_was_no_hold_is_not_mistaken_for_one(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 2, name="one")
+async def test_an_operation_that_was_no_hold_is_not_mistaken_for_one(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 2, name="one")
     assert hold.parts == (HoldPart("allowance", QUOTA),)
     with pytest.raises(OperationConflict):
-        await scripts.check(life, "enforce", [charge_of(2)], Operation("one", "another", 60_000))
+        await scripts.check(incarnation, "enforce", [charge_of(2)], Operation("one", "another", 60_000))
 
 
-async def test_all_policies_hold_or_none_and_a_rate_is_spent(scripts: Scripts, life: Life) -> None:
+async def test_all_policies_hold_or_none_and_a_rate_is_spent(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     mails = next(
         key for i in range(99) if lane_of(key := quota_key("mails", [("tenant", str(i))]), 4) == lane_of(QUOTA, 4)
     )
-    await install(scripts, life, lasting(granted=10), lasting(mails, granted=5))
-    denied = await ask_for_hold(scripts, life, charge_of(6), charge_of(6, mails), RateCharge(RATE, 4, 1_000, 10))
+    await install(scripts, incarnation, lasting(granted=10), lasting(mails, granted=5))
+    denied = await ask_for_hold(scripts, incarnation, charge_of(6), charge_of(6, mails), RateCharge(RATE, 4, 1_000, 10))
     assert (denied.allowed, denied.hold) == (False, None)
-    assert await totals(scripts, life) == (10, 0, 0)
-    held = await ask_for_hold(scripts, life, charge_of(4), charge_of(4, mails), RateCharge(RATE, 4, 1_000, 10))
+    assert await totals(scripts, incarnation) == (10, 0, 0)
+    held = await ask_for_hold(scripts, incarnation, charge_of(4), charge_of(4, mails), RateCharge(RATE, 4, 1_000, 10))
     assert held.hold is not None
-    assert not (await take_rate(scripts, life, 7)).allowed
-    assert await available(scripts, life, mails) == 1
-    assert (await tell(scripts, life, held.hold.id, "commit", 3)).outcome is HoldOutcome.DONE
-    assert (await totals(scripts, life), await available(scripts, life, mails)) == ((7, 0, 3), 2)
-    assert not (await take_rate(scripts, life, 7)).allowed, "what was spent at once is not given back"
+    assert not (await take_rate(scripts, incarnation, 7)).allowed
+    assert await available(scripts, incarnation, mails) == 1
+    assert (await tell(scripts, incarnation, held.hold.id, "commit", 3)).outcome is HoldOutcome.DONE
+    assert (await totals(scripts, incarnation), await available(scripts, incarnation, mails)) == ((7, 0, 3), 2)
+    assert not (await take_rate(scripts, incarnation, 7)).allowed, "what was spent at once is not given back"
 
 
-async def test_two_policies_on_one_quota_each_hold_their_part(scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, lasting(granted=10))
-    held = await ask_for_hold(scripts, life, charge_of(4), charge_of(4)._replace(dimensions='{"policy":"other"}'))
+async def test_two_policies_on_one_quota_each_hold_their_part(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await install(scripts, incarnation, lasting(granted=10))
+    held = await ask_for_hold(
+        scripts, incarnation, charge_of(4), charge_of(4)._replace(dimensions='{"policy":"other"}')
+    )
     assert held.hold is not None
-    assert await totals(scripts, life) == (2, 8, 0)
-    await tell(scripts, life, held.hold.id, "commit", 3)
-    assert await totals(scripts, life) == (4, 0, 6)
-    [lease] = batch_of(await freeze(scripts, life)).leases
+    assert await totals(scripts, incarnation) == (2, 8, 0)
+    await tell(scripts, incarnation, held.hold.id, "commit", 3)
+    assert await totals(scripts, incarnation) == (4, 0, 6)
+    [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert {line.dimensions["policy"]: line.units for line in lease.lines} == {"export": 3, "other": 3}
 
 
@@ -211,22 +230,25 @@ async def test_two_policies_on_one_quota_each_hold_their_part(scripts: Scripts, 
 
 @pytest.mark.parametrize("touch", ["check", "peek", "freeze", "give_back", "look", "another hold"])
 async def test_whichever_script_comes_first_ends_what_ran_out(
-    connection: StoreConnection, scripts: Scripts, life: Life, touch: str
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, touch: str
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold, other = await set_aside(scripts, life, 7), await set_aside(scripts, life, 1, name="other", ttl_ms=HOUR_MS)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold, other = (
+        await set_aside(scripts, incarnation, 7),
+        await set_aside(scripts, incarnation, 1, name="other", ttl_ms=HOUR_MS),
+    )
     await pass_ms(connection, 59_000)
-    assert not (await take(scripts, life, 3)).allowed
+    assert not (await take(scripts, incarnation, 3)).allowed
     await pass_ms(connection, 1_000)
     if touch in ("check", "peek"):
-        assert (await take(scripts, life, 9, mode="peek" if touch == "peek" else "enforce")).allowed
+        assert (await take(scripts, incarnation, 9, mode="peek" if touch == "peek" else "enforce")).allowed
     elif touch == "freeze":
-        await freeze(scripts, life)
+        await freeze(scripts, incarnation)
     elif touch == "give_back":
-        assert await scripts.give_back(life, QUOTA, 0) == 9
+        assert await scripts.give_back(incarnation, QUOTA, 0) == 9
     else:
-        await tell(scripts, life, hold if touch == "look" else other, "look")
-    fields = await scripts.lease_fields(life, QUOTA)
+        await tell(scripts, incarnation, hold if touch == "look" else other, "look")
+    fields = await scripts.lease_fields(incarnation, QUOTA)
     assert (fields["held"], fields["holds"]) == ("1", "2"), "it may yet be committed to"
 
 
@@ -237,83 +259,83 @@ async def test_whichever_script_comes_first_ends_what_ran_out(
 async def test_what_ran_out_is_free_again_or_charged_and_a_late_commit_is_booked(
     connection: StoreConnection,
     scripts: Scripts,
-    life: Life,
+    incarnation: StoreIncarnation,
     on_expiry: str,
     state: str,
     at_once: tuple[int, int, int],
     then: tuple[int, int, int],
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7, on_expiry=on_expiry)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7, on_expiry=on_expiry)
     await pass_ms(connection, 60_000)
-    assert (await tell(scripts, life, hold, "look")).state == state
-    assert await totals(scripts, life) == at_once
-    assert (await tell(scripts, life, hold, "extend", 60_000)).outcome is HoldOutcome.ENDED
+    assert (await tell(scripts, incarnation, hold, "look")).state == state
+    assert await totals(scripts, incarnation) == at_once
+    assert (await tell(scripts, incarnation, hold, "extend", 60_000)).outcome is HoldOutcome.ENDED
     await pass_ms(connection, DAY_MS - 1_000)
     for _ in range(2):
-        assert (await tell(scripts, life, hold, "commit", 9)).outcome is HoldOutcome.DONE
-        assert await totals(scripts, life) == then
-    [lease] = batch_of(await freeze(scripts, life)).leases
+        assert (await tell(scripts, incarnation, hold, "commit", 9)).outcome is HoldOutcome.DONE
+        assert await totals(scripts, incarnation) == then
+    [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, sum(line.units for line in lease.lines)) == (9, 9)
 
 
 async def test_less_than_what_was_charged_takes_nothing_back(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold, other = [await set_aside(scripts, life, 3, on_expiry="charge", name=name) for name in ("a", "b")]
+    await install(scripts, incarnation, lasting(granted=10))
+    hold, other = [await set_aside(scripts, incarnation, 3, on_expiry="charge", name=name) for name in ("a", "b")]
     await pass_ms(connection, 60_000)
-    assert (await tell(scripts, life, hold, "commit", 1)).outcome is HoldOutcome.DONE
-    assert (await tell(scripts, life, other, "release")).state == "charged"
-    assert await totals(scripts, life) == (4, 0, 6)
+    assert (await tell(scripts, incarnation, hold, "commit", 1)).outcome is HoldOutcome.DONE
+    assert (await tell(scripts, incarnation, other, "release")).state == "charged"
+    assert await totals(scripts, incarnation) == (4, 0, 6)
 
 
 async def test_an_extended_hold_lasts_so_much_longer_and_never_shorter(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     await pass_ms(connection, 50_000)
-    told = await tell(scripts, life, hold, "extend", 60_000)
+    told = await tell(scripts, incarnation, hold, "extend", 60_000)
     assert (told.outcome, told.state, told.expires_in_ms) == (HoldOutcome.DONE, "open", 60_000)
-    assert 59_000 < (await tell(scripts, life, hold, "extend", 5)).expires_in_ms <= 60_000
+    assert 59_000 < (await tell(scripts, incarnation, hold, "extend", 5)).expires_in_ms <= 60_000
     await pass_ms(connection, 30_000)
-    assert not (await take(scripts, life, 4)).allowed
+    assert not (await take(scripts, incarnation, 4)).allowed
     await pass_ms(connection, 30_000)
-    assert (await take(scripts, life, 4)).allowed
+    assert (await take(scripts, incarnation, 4)).allowed
 
 
 async def test_one_script_ends_so_many_holds_and_the_next_ones_the_others(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=100))
+    await install(scripts, incarnation, lasting(granted=100))
     for number in range(100):
-        await set_aside(scripts, life, 1, name=f"hold {number}")
+        await set_aside(scripts, incarnation, 1, name=f"hold {number}")
     await pass_ms(connection, 60_000)
-    assert not (await take(scripts, life, 65)).allowed, "the work of one script is bounded"
-    assert (await take(scripts, life, 65)).allowed
-    assert (await scripts.lease_fields(life, QUOTA))["held"] == "0"
+    assert not (await take(scripts, incarnation, 65)).allowed, "the work of one script is bounded"
+    assert (await take(scripts, incarnation, 65)).allowed
+    assert (await scripts.lease_fields(incarnation, QUOTA))["held"] == "0"
 
 
 @pytest.mark.parametrize(("action", "remembered_ms"), [("commit", HOUR_MS), ("release", HOUR_MS), ("look", DAY_MS)])
 async def test_what_has_ended_is_forgotten_after_a_while(
-    connection: StoreConnection, scripts: Scripts, life: Life, action: str, remembered_ms: int
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, action: str, remembered_ms: int
 ) -> None:
     """All of it: or every hold would stay in the store's memory for ever."""
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     if action == "look":
         await pass_ms(connection, 60_000)
-    await tell(scripts, life, hold, action)
+    await tell(scripts, incarnation, hold, action)
     await pass_ms(connection, remembered_ms - 1_000)
-    assert (await tell(scripts, life, hold, "look")).outcome is HoldOutcome.DONE
+    assert (await tell(scripts, incarnation, hold, "look")).outcome is HoldOutcome.DONE
     await pass_ms(connection, 1_000)
-    await take(scripts, life, 1, mode="peek")
-    assert (await tell(scripts, life, hold, "commit", 2)).outcome is HoldOutcome.UNKNOWN
-    lane = lane_of(QUOTA, life.lanes)
-    for key in (keys.holds(lane, life.epoch, QUOTA), keys.due(lane, life.epoch, QUOTA)):
+    await take(scripts, incarnation, 1, mode="peek")
+    assert (await tell(scripts, incarnation, hold, "commit", 2)).outcome is HoldOutcome.UNKNOWN
+    lane = lane_of(QUOTA, incarnation.lanes)
+    for key in (keys.holds(lane, incarnation.epoch, QUOTA), keys.due(lane, incarnation.epoch, QUOTA)):
         assert await connection.call("EXISTS", key) == 0
-    fields = await scripts.lease_fields(life, QUOTA)
+    fields = await scripts.lease_fields(incarnation, QUOTA)
     assert (fields["held"], fields["holds"], "due" in fields) == ("0", "0", False)
 
 
@@ -321,122 +343,126 @@ async def test_what_has_ended_is_forgotten_after_a_while(
 
 
 async def test_a_hold_outlives_its_period_and_is_booked_in_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, NOW, AHEAD)
-    hold, other = [await set_aside(scripts, life, 20, name=name, ttl_ms=HOUR_MS) for name in ("a", "b")]
+    await install(scripts, incarnation, NOW, AHEAD)
+    hold, other = [await set_aside(scripts, incarnation, 20, name=name, ttl_ms=HOUR_MS) for name in ("a", "b")]
     await pass_ms(connection, 60_000)
-    assert (await take(scripts, life, 10)).allowed, "the next period has its own units"
-    first = (await reported(scripts, life))["2026-11"]
+    assert (await take(scripts, incarnation, 10)).allowed, "the next period has its own units"
+    first = (await reported(scripts, incarnation))["2026-11"]
     assert (first.consumed, first.returned) == (0, 60), "what is held is not given back"
-    await install(scripts, life, OVER)
-    await tell(scripts, life, hold, "commit", 15)
-    second = await reported(scripts, life)
+    await install(scripts, incarnation, OVER)
+    await tell(scripts, incarnation, hold, "commit", 15)
+    second = await reported(scripts, incarnation)
     assert [(each.consumed, each.returned) for each in second.values()] == [(15, 65), (10, 0)]
     assert [line.units for line in second["2026-11"].lines] == [15]
-    await install(scripts, life, OVER, seq=2)
-    assert "was:2026-11" in await scripts.lease_fields(life, QUOTA), "one hold of it is open yet"
-    await tell(scripts, life, other, "release")
-    third = (await reported(scripts, life))["2026-11"]
+    await install(scripts, incarnation, OVER, seq=2)
+    assert "was:2026-11" in await scripts.lease_fields(incarnation, QUOTA), "one hold of it is open yet"
+    await tell(scripts, incarnation, other, "release")
+    third = (await reported(scripts, incarnation))["2026-11"]
     assert (third.consumed, third.returned) == (15, 85)
-    await install(scripts, life, OVER, seq=3)
-    assert "was:2026-11" not in await scripts.lease_fields(life, QUOTA)
-    assert (await tell(scripts, life, hold, "commit", 15)).outcome is HoldOutcome.DONE, "a repetition needs no lease"
+    await install(scripts, incarnation, OVER, seq=3)
+    assert "was:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
+    assert (await tell(scripts, incarnation, hold, "commit", 15)).outcome is HoldOutcome.DONE, (
+        "a repetition needs no lease"
+    )
 
 
 async def test_a_commit_that_comes_after_the_period_and_the_hold_is_booked_in_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, NOW, AHEAD)
-    hold = await set_aside(scripts, life, 20)
+    await install(scripts, incarnation, NOW, AHEAD)
+    hold = await set_aside(scripts, incarnation, 20)
     await pass_ms(connection, 60_000)
-    first = (await reported(scripts, life))["2026-11"]
+    first = (await reported(scripts, incarnation))["2026-11"]
     assert (first.consumed, first.returned) == (0, 100)
-    await install(scripts, life, OVER)
-    assert (await tell(scripts, life, hold, "commit", 20)).state == "committed"
-    late = (await reported(scripts, life))["2026-11"]
+    await install(scripts, incarnation, OVER)
+    assert (await tell(scripts, incarnation, hold, "commit", 20)).state == "committed"
+    late = (await reported(scripts, incarnation))["2026-11"]
     assert (late.consumed, late.returned, [line.units for line in late.lines]) == (20, 100, [20])
 
 
 async def test_what_is_granted_late_to_a_period_that_is_over_leaves_its_holds_alone(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, NOW, AHEAD)
-    await set_aside(scripts, life, 20, ttl_ms=HOUR_MS)
-    await take(scripts, life, 90, mode="adjust")
+    await install(scripts, incarnation, NOW, AHEAD)
+    await set_aside(scripts, incarnation, 20, ttl_ms=HOUR_MS)
+    await take(scripts, incarnation, 90, mode="adjust")
     await pass_ms(connection, 60_000)
-    await install(scripts, life, structs.replace(OVER, granted=115))
-    late = (await reported(scripts, life))["2026-11"]
+    await install(scripts, incarnation, structs.replace(OVER, granted=115))
+    late = (await reported(scripts, incarnation))["2026-11"]
     assert (late.granted, late.consumed, late.returned) == (115, 90, 5), "20 are held"
 
 
 async def test_a_hold_outlives_its_epoch_and_is_booked_in_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
-    newer = await _next_epoch(scripts, life)
-    assert await scripts.give_back(life, QUOTA, 0) == 3
-    assert not await scripts.forget_epoch(life), "what was given back is not told yet"
-    await freeze(scripts, life)
-    await install(scripts, life, lease_reply(granted=10))
-    assert await scripts.forget_epoch(life)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
+    newer = await _next_epoch(scripts, incarnation)
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 3
+    assert not await scripts.forget_epoch(incarnation), "what was given back is not told yet"
+    await freeze(scripts, incarnation)
+    await install(scripts, incarnation, lease_reply(granted=10))
+    assert await scripts.forget_epoch(incarnation)
     assert await scripts.older_epochs(newer) == []
-    assert (await tell(scripts, life, hold, "commit", 5)).state == "committed"
-    assert await scripts.older_epochs(newer) == [life], "it has something to report again"
-    assert not await scripts.forget_epoch(life)
-    assert await scripts.give_back(life, QUOTA, 0) == 2
-    [lease] = batch_of(await freeze(scripts, life)).leases
+    assert (await tell(scripts, incarnation, hold, "commit", 5)).state == "committed"
+    assert await scripts.older_epochs(newer) == [incarnation], "it has something to report again"
+    assert not await scripts.forget_epoch(incarnation)
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 2
+    [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, lease.returned) == (5, 5)
 
 
-async def _next_epoch(scripts: Scripts, life: Life) -> Life:
-    fence = await scripts.begin_life(life.fingerprint, "f" * 16, "0123456789abcdef")
+async def _next_epoch(scripts: Scripts, incarnation: StoreIncarnation) -> StoreIncarnation:
+    fence = await scripts.begin_incarnation(incarnation.fingerprint, "f" * 16, "0123456789abcdef")
     assert fence.nonce is not None
-    assert await scripts.adopt_epoch(life.fingerprint, fence.nonce, 8, life.lanes)
-    return life._replace(epoch=8)
+    assert await scripts.adopt_epoch(incarnation.fingerprint, fence.nonce, 8, incarnation.lanes)
+    return incarnation._replace(epoch=8)
 
 
 async def test_a_hold_that_runs_out_in_an_older_epoch_is_given_back(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    await set_aside(scripts, life, 7)
-    await _next_epoch(scripts, life)
-    assert await scripts.give_back(life, QUOTA, 0) == 3
+    await install(scripts, incarnation, lasting(granted=10))
+    await set_aside(scripts, incarnation, 7)
+    await _next_epoch(scripts, incarnation)
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 3
     await pass_ms(connection, 60_000)
-    assert await scripts.give_back(life, QUOTA, 0) == 7
+    assert await scripts.give_back(incarnation, QUOTA, 0) == 7
 
 
 async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lasting(granted=10))
-    hold = await set_aside(scripts, life, 7)
+    await install(scripts, incarnation, lasting(granted=10))
+    hold = await set_aside(scripts, incarnation, 7)
     with pytest.raises(Fenced):
-        await scripts.tell_hold("another life", hold, "commit", 5)
+        await scripts.tell_hold("another incarnation", hold, "commit", 5)
     for strange in (
         hold._replace(name="A" * 22),
         hold._replace(epoch=8),
         hold._replace(parts=(HoldPart("gcra", RATE),)),
     ):
-        assert (await tell(scripts, life, strange, "commit", 5)).outcome is HoldOutcome.UNKNOWN
-    await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
-    assert (await tell(scripts, life, hold, "commit", 5)).outcome is HoldOutcome.UNKNOWN
-    assert await scripts.lease_fields(life, QUOTA) == {}, "a missing lease means no lease, never zeros"
+        assert (await tell(scripts, incarnation, strange, "commit", 5)).outcome is HoldOutcome.UNKNOWN
+    await connection.call("DEL", keys.lease(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA))
+    assert (await tell(scripts, incarnation, hold, "commit", 5)).outcome is HoldOutcome.UNKNOWN
+    assert await scripts.lease_fields(incarnation, QUOTA) == {}, "a missing lease means no lease, never zeros"
 
 
 @pytest.mark.parametrize("script", ["settle", "freeze"])
 async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
-    connection: StoreConnection, scripts: Scripts, life: Life, script: str
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, script: str
 ) -> None:
     """Installed anew it would hold less than nothing, and admit more than it was granted."""
-    await install(scripts, life, lasting(granted=10))
-    await set_aside(scripts, life, 7)
-    await connection.call("DEL", keys.lease(lane_of(QUOTA, life.lanes), life.epoch, QUOTA))
+    await install(scripts, incarnation, lasting(granted=10))
+    await set_aside(scripts, incarnation, 7)
+    await connection.call("DEL", keys.lease(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA))
     with pytest.raises(LeaseLost):
-        await (freeze(scripts, life) if script == "freeze" else install(scripts, life, lasting(granted=10)))
-    assert await scripts.lease_fields(life, QUOTA) == {}
+        await (
+            freeze(scripts, incarnation) if script == "freeze" else install(scripts, incarnation, lasting(granted=10))
+        )
+    assert await scripts.lease_fields(incarnation, QUOTA) == {}
 
 
 @pytest.mark.parametrize(
@@ -444,14 +470,14 @@ async def test_a_lease_that_is_gone_while_units_of_it_are_held_ends_the_epoch(
     [("release", 4, 10_000), ("release", 8, 20_000), ("release", 12, None), ("charge", 4, None)],
 )
 async def test_a_denial_is_asked_again_when_enough_of_what_is_held_has_run_out(
-    scripts: Scripts, life: Life, on_expiry: str, cost: int, retry_ms: int | None
+    scripts: Scripts, incarnation: StoreIncarnation, on_expiry: str, cost: int, retry_ms: int | None
 ) -> None:
     """Twelve never come back by themselves, for two were used; nor do those that are charged."""
-    await install(scripts, life, lasting(granted=10))
-    assert (await take(scripts, life, 2)).allowed
+    await install(scripts, incarnation, lasting(granted=10))
+    assert (await take(scripts, incarnation, 2)).allowed
     for units, ttl_ms in ((4, 10_000), (4, 20_000)):
-        await set_aside(scripts, life, units, on_expiry=on_expiry, ttl_ms=ttl_ms, name=f"for {ttl_ms}")
-    denied = (await take(scripts, life, cost)).policies[0]
+        await set_aside(scripts, incarnation, units, on_expiry=on_expiry, ttl_ms=ttl_ms, name=f"for {ttl_ms}")
+    denied = (await take(scripts, incarnation, cost)).policies[0]
     assert denied.reason == "lease_spent"
     if retry_ms is None:
         assert denied.retry_after_ms == denied.reset_ms

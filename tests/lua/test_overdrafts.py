@@ -7,7 +7,7 @@ from protocol.identifiers import quota_key
 from protocol.messages import FrozenLease, LeaseReply
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Decision, Fenced, Life, Request, Run, Scripts
+from regional_agent.store.scripts import Decision, Fenced, Request, Run, Scripts, StoreIncarnation
 from tests.lua.saying import (
     QUOTA,
     ask_for_hold,
@@ -26,94 +26,98 @@ pytestmark = pytest.mark.anyio
 LEASE = lease_reply(granted=10, overdraft=8)
 
 
-async def is_cut_off(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await scripts.unheard(life)
+async def is_cut_off(connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    await scripts.unheard(incarnation)
     await pass_ms(connection, 5_000)
-    assert (await scripts.unheard(life)).is_so
+    assert (await scripts.unheard(incarnation)).is_so
 
 
-async def owed(scripts: Scripts, life: Life) -> tuple[int, int]:
-    fields = await scripts.lease_fields(life, QUOTA)
+async def owed(scripts: Scripts, incarnation: StoreIncarnation) -> tuple[int, int]:
+    fields = await scripts.lease_fields(incarnation, QUOTA)
     return int(fields.get("overdrawn", "0")), int(fields.get("owed", "0"))
 
 
-async def reported(scripts: Scripts, life: Life) -> FrozenLease:
-    (lease,) = batch_of(await freeze(scripts, life)).leases
+async def reported(scripts: Scripts, incarnation: StoreIncarnation) -> FrozenLease:
+    (lease,) = batch_of(await freeze(scripts, incarnation)).leases
     return lease
 
 
-async def end(scripts: Scripts, life: Life, hold: HoldId, action: str, amount: int = 0) -> None:
-    await scripts.tell_hold(life.fingerprint, hold, action, amount)
+async def end(scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, action: str, amount: int = 0) -> None:
+    await scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
 
 
 async def test_a_region_that_is_cut_off_goes_on_for_so_many_units_and_no_more(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
-    assert (await take(scripts, life, 7)).allowed
-    assert (await take(scripts, life, 5)).allowed, "three of the lease, two beyond"
-    assert await owed(scripts, life) == (2, 2)
-    assert not (await take(scripts, life, 7)).allowed, "six are left"
-    assert (await take(scripts, life, 6)).allowed
-    assert not (await take(scripts, life, 1)).allowed
-    assert await owed(scripts, life) == (8, 8)
-    assert (await scripts.unheard(life)).overdrawn == 8
-    told = await reported(scripts, life)
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
+    assert (await take(scripts, incarnation, 7)).allowed
+    assert (await take(scripts, incarnation, 5)).allowed, "three of the lease, two beyond"
+    assert await owed(scripts, incarnation) == (2, 2)
+    assert not (await take(scripts, incarnation, 7)).allowed, "six are left"
+    assert (await take(scripts, incarnation, 6)).allowed
+    assert not (await take(scripts, incarnation, 1)).allowed
+    assert await owed(scripts, incarnation) == (8, 8)
+    assert (await scripts.unheard(incarnation)).overdrawn == 8
+    told = await reported(scripts, incarnation)
     assert (told.consumed, told.overdrawn, sum(line.units for line in told.lines)) == (18, 8, 18)
 
 
 async def test_whoever_is_not_cut_off_is_denied_when_the_lease_is_spent(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, LEASE)
-    assert (await take(scripts, life, 10)).allowed
-    assert not (await take(scripts, life, 1)).allowed, "nobody found the coordinator silent"
-    assert not (await scripts.unheard(life)).is_so, "one call without an answer is not enough"
+    await install(scripts, incarnation, LEASE)
+    assert (await take(scripts, incarnation, 10)).allowed
+    assert not (await take(scripts, incarnation, 1)).allowed, "nobody found the coordinator silent"
+    assert not (await scripts.unheard(incarnation)).is_so, "one call without an answer is not enough"
     await pass_ms(connection, 4_900)
-    assert not (await take(scripts, life, 1)).allowed
-    await install(scripts, life, LEASE, seq=2)
+    assert not (await take(scripts, incarnation, 1)).allowed
+    await install(scripts, incarnation, LEASE, seq=2)
     await pass_ms(connection, 5_000)
-    assert not (await take(scripts, life, 1)).allowed, "somebody was answered meanwhile"
-    await is_cut_off(connection, scripts, life)
+    assert not (await take(scripts, incarnation, 1)).allowed, "somebody was answered meanwhile"
+    await is_cut_off(connection, scripts, incarnation)
     await pass_ms(connection, 31_000)
-    assert not (await take(scripts, life, 1)).allowed, "nobody tries any more: that says nothing of today"
-    assert not (await scripts.unheard(life)).is_so, "it is counted anew"
+    assert not (await take(scripts, incarnation, 1)).allowed, "nobody tries any more: that says nothing of today"
+    assert not (await scripts.unheard(incarnation)).is_so, "it is counted anew"
 
 
 async def test_an_expired_lease_has_its_overdraft_and_nothing_else(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
     await pass_ms(connection, 60_000)
-    await is_cut_off(connection, scripts, life)
-    assert not (await take(scripts, life, 9)).allowed, "ten units lie in it, and must not be spent any more"
-    assert (await take(scripts, life, 8)).allowed
-    assert not (await take(scripts, life, 1)).allowed
-    assert await owed(scripts, life) == (8, 8)
+    await is_cut_off(connection, scripts, incarnation)
+    assert not (await take(scripts, incarnation, 9)).allowed, "ten units lie in it, and must not be spent any more"
+    assert (await take(scripts, incarnation, 8)).allowed
+    assert not (await take(scripts, incarnation, 1)).allowed
+    assert await owed(scripts, incarnation) == (8, 8)
 
 
-async def test_it_ends_with_its_period(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, structs.replace(LEASE, ends_in_ms=20_000, expires_in_ms=20_000))
-    await is_cut_off(connection, scripts, life)
+async def test_it_ends_with_its_period(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, structs.replace(LEASE, ends_in_ms=20_000, expires_in_ms=20_000))
+    await is_cut_off(connection, scripts, incarnation)
     await pass_ms(connection, 15_000)
-    assert not (await take(scripts, life, 1)).allowed
+    assert not (await take(scripts, incarnation, 1)).allowed
 
 
-async def test_each_period_has_its_own(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+async def test_each_period_has_its_own(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     old = structs.replace(LEASE, ends_in_ms=20_000)
     new = lease_reply(
         period="2026-12", granted=1, overdraft=3, starts_in_ms=20_000, ends_in_ms=90_000, first_minute=50_000
     )
-    await install(scripts, life, old, new)
-    await is_cut_off(connection, scripts, life)
-    assert (await take(scripts, life, 15)).allowed
+    await install(scripts, incarnation, old, new)
+    await is_cut_off(connection, scripts, incarnation)
+    assert (await take(scripts, incarnation, 15)).allowed
     await pass_ms(connection, 15_000)
-    assert not (await take(scripts, life, 5)).allowed
-    assert (await take(scripts, life, 4)).allowed
-    assert await owed(scripts, life) == (3, 3)
-    was, now = batch_of(await freeze(scripts, life)).leases
+    assert not (await take(scripts, incarnation, 5)).allowed
+    assert (await take(scripts, incarnation, 4)).allowed
+    assert await owed(scripts, incarnation) == (3, 3)
+    was, now = batch_of(await freeze(scripts, incarnation)).leases
     assert [(each.period, each.consumed, each.overdrawn) for each in (was, now)] == [
         ("2026-11", 15, 5),
         ("2026-12", 4, 3),
@@ -121,88 +125,90 @@ async def test_each_period_has_its_own(connection: StoreConnection, scripts: Scr
 
 
 async def test_it_is_settled_as_far_as_something_covers_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     """Granted since, it was no overdraft after all; booked as overage, it is spent for ever."""
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
-    assert (await take(scripts, life, 18)).allowed
-    await install(scripts, life, LEASE, seq=2)
-    assert await owed(scripts, life) == (8, 8), "heard, and not settled yet"
-    await is_cut_off(connection, scripts, life)
-    assert not (await take(scripts, life, 1)).allowed
-    await install(scripts, life, structs.replace(LEASE, granted=15, overage=3), seq=3)
-    assert await owed(scripts, life) == (8, 0)
-    await is_cut_off(connection, scripts, life)
-    assert not (await take(scripts, life, 6)).allowed
-    assert (await take(scripts, life, 5)).allowed, "eight, less three that are overage"
-    await install(scripts, life, structs.replace(LEASE, granted=10), seq=2)  # an old reply, late
-    assert await owed(scripts, life) == (13, 5)
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
+    assert (await take(scripts, incarnation, 18)).allowed
+    await install(scripts, incarnation, LEASE, seq=2)
+    assert await owed(scripts, incarnation) == (8, 8), "heard, and not settled yet"
+    await is_cut_off(connection, scripts, incarnation)
+    assert not (await take(scripts, incarnation, 1)).allowed
+    await install(scripts, incarnation, structs.replace(LEASE, granted=15, overage=3), seq=3)
+    assert await owed(scripts, incarnation) == (8, 0)
+    await is_cut_off(connection, scripts, incarnation)
+    assert not (await take(scripts, incarnation, 6)).allowed
+    assert (await take(scripts, incarnation, 5)).allowed, "eight, less three that are overage"
+    await install(scripts, incarnation, structs.replace(LEASE, granted=10), seq=2)  # an old reply, late
+    assert await owed(scripts, incarnation) == (13, 5)
 
 
 async def test_what_is_held_beyond_the_lease_is_owed_until_it_is_known_what_became_of_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
-    hold = await set_aside(scripts, life, 16)
-    assert await owed(scripts, life) == (6, 6)
-    await install(scripts, life, LEASE, seq=2)
-    await is_cut_off(connection, scripts, life)
-    assert await owed(scripts, life) == (6, 6), "sixteen are held, ten were granted"
-    assert not (await take(scripts, life, 3)).allowed
-    await end(scripts, life, hold, "release")
-    await install(scripts, life, LEASE, seq=3)
-    assert await owed(scripts, life) == (6, 0)
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
+    hold = await set_aside(scripts, incarnation, 16)
+    assert await owed(scripts, incarnation) == (6, 6)
+    await install(scripts, incarnation, LEASE, seq=2)
+    await is_cut_off(connection, scripts, incarnation)
+    assert await owed(scripts, incarnation) == (6, 6), "sixteen are held, ten were granted"
+    assert not (await take(scripts, incarnation, 3)).allowed
+    await end(scripts, incarnation, hold, "release")
+    await install(scripts, incarnation, LEASE, seq=3)
+    assert await owed(scripts, incarnation) == (6, 0)
 
 
-async def test_parts_of_one_hold_are_counted_once(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
-    assert (await ask_for_hold(scripts, life, charge_of(9), charge_of(8))).allowed
-    assert await owed(scripts, life) == (7, 7)
-    assert await available(scripts, life) == -7
+async def test_parts_of_one_hold_are_counted_once(
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
+    assert (await ask_for_hold(scripts, incarnation, charge_of(9), charge_of(8))).allowed
+    assert await owed(scripts, incarnation) == (7, 7)
+    assert await available(scripts, incarnation) == -7
 
 
 async def test_policies_and_repetitions_of_one_call_share_it(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
     told: list[Decision | Exception] = []
     request = Request("enforce", [charge_of(2), charge_of(1)])
-    scripts.send_check(life, [Run(request, 7, told.extend)], lambda _: None)
+    scripts.send_check(incarnation, [Run(request, 7, told.extend)], lambda _: None)
     while len(told) < 7:
-        await take(scripts, life, 1, mode="peek")
+        await take(scripts, incarnation, 1, mode="peek")
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 6 + [False]
-    assert await owed(scripts, life) == (8, 8)
+    assert await owed(scripts, incarnation) == (8, 8)
 
 
-async def test_all_or_nothing(connection: StoreConnection, scripts: Scripts, life: Life) -> None:
+async def test_all_or_nothing(connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation) -> None:
     other = quota_key("exports", [("tenant", "globex")])
-    await install(scripts, life, LEASE)
-    await is_cut_off(connection, scripts, life)
-    decision = await scripts.check(life, "enforce", [charge_of(15), charge_of(1, other)])
+    await install(scripts, incarnation, LEASE)
+    await is_cut_off(connection, scripts, incarnation)
+    decision = await scripts.check(incarnation, "enforce", [charge_of(15), charge_of(1, other)])
     assert not decision.allowed, "of the other there is no lease"
-    assert await owed(scripts, life) == (0, 0)
-    assert await available(scripts, life) == 10
-    assert (await take(scripts, life, 15, mode="peek")).allowed
-    assert await owed(scripts, life) == (0, 0), "who peeks takes nothing"
-    assert (await take(scripts, life, 40, mode="adjust")).allowed
-    assert await owed(scripts, life) == (0, 0), "what is told afterwards is no overdraft"
+    assert await owed(scripts, incarnation) == (0, 0)
+    assert await available(scripts, incarnation) == 10
+    assert (await take(scripts, incarnation, 15, mode="peek")).allowed
+    assert await owed(scripts, incarnation) == (0, 0), "who peeks takes nothing"
+    assert (await take(scripts, incarnation, 40, mode="adjust")).allowed
+    assert await owed(scripts, incarnation) == (0, 0), "what is told afterwards is no overdraft"
 
 
 @pytest.mark.parametrize("changed", [{"overdraft": 0}, {"overage": 8}])
 async def test_where_there_is_none_it_is_denied(
-    connection: StoreConnection, scripts: Scripts, life: Life, changed: dict[str, int]
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation, changed: dict[str, int]
 ) -> None:
     lease: LeaseReply = structs.replace(LEASE, **changed)
-    await install(scripts, life, lease)
-    await is_cut_off(connection, scripts, life)
-    assert (await take(scripts, life, 10 + changed.get("overage", 0))).allowed
-    assert not (await take(scripts, life, 1)).allowed
+    await install(scripts, incarnation, lease)
+    await is_cut_off(connection, scripts, incarnation)
+    assert (await take(scripts, incarnation, 10 + changed.get("overage", 0))).allowed
+    assert not (await take(scripts, incarnation, 1)).allowed
 
 
-async def test_an_older_life_says_nothing_of_this_one(scripts: Scripts, life: Life) -> None:
+async def test_an_older_life_says_nothing_of_this_one(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     with pytest.raises(Fenced):
-        await scripts.unheard(life._replace(epoch=6))
+        await scripts.unheard(incarnation._replace(epoch=6))

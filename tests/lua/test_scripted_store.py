@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply, StoreError
-from regional_agent.store.scripts import Charge, Life, Operation, RateCharge, Request, Run, Scripts, SlotCharge, part_of
+from regional_agent.store.scripts import (
+    Charge,
+    Operation,
+    RateCharge,
+    Request,
+    Run,
+    Scripts,
+    SlotCharge,
+    StoreIncarnation,
+    part_of,
+)
 from regional_agent.store.sources import sources
 from tests.conftest import Server
 from tests.lua.wire import FAR_MS, NOW, Wire, as_pairs, at_once
@@ -235,7 +245,7 @@ def test_a_store_of_the_simulation_replies_as_a_real_one_does(wire: Wire, seed: 
 
 
 # What the simulation's document does not have: the other algorithms, slots, extreme numbers.
-LIFE = Life("life-1", 7, 2)
+LIFE = StoreIncarnation("life-1", 7, 2)
 costs = st.one_of(st.integers(1, 12), st.sampled_from([1000, 2**40, 2**52]))
 rates = st.builds(
     lambda algorithm, cost, rate_micro, burst, window_ms: RateCharge(
@@ -277,7 +287,7 @@ def test_checks_and_holds_reply_alike(wire: Wire, asked: list[tuple[int, str, li
     store = ScriptedStore()
     connection = Both(store, wire)
     scripts = Scripts(connection)
-    at_once(scripts.begin_life("life-1", "a" * 16))
+    at_once(scripts.begin_incarnation("life-1", "a" * 16))
     at_once(scripts.adopt_epoch("life-1", "a" * 16, 7, 2))
     for number, (later_us, mode, charges, action) in enumerate(asked):
         connection.set_time(store.now_us + later_us)

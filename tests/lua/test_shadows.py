@@ -8,7 +8,7 @@ import pytest
 from protocol.identifiers import quota_key
 from protocol.outcomes import HoldOutcome
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Charge, Decision, Life, Operation, RateCharge, Scripts, SlotCharge
+from regional_agent.store.scripts import Charge, Decision, Operation, RateCharge, Scripts, SlotCharge, StoreIncarnation
 from tests.conftest import Server
 from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_slots import TTL_MS, Slots, slots
@@ -25,9 +25,11 @@ def tried_slot(units: int = 1, limit: int = 2, slot_ttl_ms: int = TTL_MS) -> Slo
     return SlotCharge(TRIAL, units, limit, slot_ttl_ms, is_shadow=True)
 
 
-async def check(scripts: Scripts, life: Life, *charges: Charge, mode: str = "enforce") -> list[tuple[str, int]]:
+async def check(
+    scripts: Scripts, incarnation: StoreIncarnation, *charges: Charge, mode: str = "enforce"
+) -> list[tuple[str, int]]:
     """Of a request that is allowed: what each policy says."""
-    decision = await scripts.check(life, mode, charges)
+    decision = await scripts.check(incarnation, mode, charges)
     assert decision.allowed
     return said(decision)
 
@@ -37,41 +39,45 @@ def said(decision: Decision) -> list[tuple[str, int]]:
 
 
 @pytest.mark.anyio
-async def test_a_shadow_counts_until_it_would_refuse_and_then_takes_nothing(scripts: Scripts, life: Life) -> None:
-    told = [(await check(scripts, life, ENFORCED, tried()))[1] for _ in range(5)]
+async def test_a_shadow_counts_until_it_would_refuse_and_then_takes_nothing(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    told = [(await check(scripts, incarnation, ENFORCED, tried()))[1] for _ in range(5)]
     assert told == [("", 2), ("", 1), ("", 0), ("rate_exceeded", 0), ("rate_exceeded", 0)]
-    assert await check(scripts, life, ENFORCED, mode="peek") == [("", 5)], "the other counted all of them"
-    assert (await check(scripts, life, tried(9)))[0] == ("cost_above_limit", 0)
+    assert await check(scripts, incarnation, ENFORCED, mode="peek") == [("", 5)], "the other counted all of them"
+    assert (await check(scripts, incarnation, tried(9)))[0] == ("cost_above_limit", 0)
 
 
 @pytest.mark.anyio
-async def test_what_is_denied_takes_nothing_of_a_shadow(scripts: Scripts, life: Life) -> None:
-    decision = await scripts.check(life, "enforce", [tried(), RateCharge(RATE, 11, 1_000, 10)])
+async def test_what_is_denied_takes_nothing_of_a_shadow(scripts: Scripts, incarnation: StoreIncarnation) -> None:
+    decision = await scripts.check(incarnation, "enforce", [tried(), RateCharge(RATE, 11, 1_000, 10)])
     assert (decision.allowed, said(decision)) == (False, [("", 3), ("cost_above_limit", 10)])
-    assert await check(scripts, life, tried(), mode="peek") == [("", 3)]
+    assert await check(scripts, incarnation, tried(), mode="peek") == [("", 3)]
 
 
 @pytest.mark.anyio
-async def test_a_shadow_leaves_its_count_to_who_enforces_it(scripts: Scripts, life: Life) -> None:
+async def test_a_shadow_leaves_its_count_to_who_enforces_it(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     for _ in range(3):
-        await check(scripts, life, tried())
-    decision = await scripts.check(life, "enforce", [tried()._replace(is_shadow=False)])
+        await check(scripts, incarnation, tried())
+    decision = await scripts.check(incarnation, "enforce", [tried()._replace(is_shadow=False)])
     assert (decision.allowed, said(decision)) == (False, [("rate_exceeded", 0)])
 
 
 @pytest.mark.anyio
-async def test_an_operation_is_told_again_what_its_shadow_said(scripts: Scripts, life: Life) -> None:
+async def test_an_operation_is_told_again_what_its_shadow_said(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     once = Operation("once", "body", 60_000)
-    first, again = [await scripts.check(life, "enforce", [ENFORCED, tried(4)], once) for _ in range(2)]
+    first, again = [await scripts.check(incarnation, "enforce", [ENFORCED, tried(4)], once) for _ in range(2)]
     assert (again.allowed, again.replayed, said(again)) == (True, True, said(first))
     assert said(first)[1] == ("cost_above_limit", 3)
 
 
 @pytest.mark.anyio
-async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(scripts: Scripts, life: Life) -> None:
+async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
     for mode, left in (("enforce", 9), ("adjust", 8)):
-        assert await check(scripts, life, ENFORCED, tried_slot(), mode=mode) == [("", left), ("hold_needed", 2)]
-    assert await check(scripts, life, tried_slot(), mode="peek") == [("", 2)]
+        assert await check(scripts, incarnation, ENFORCED, tried_slot(), mode=mode) == [("", left), ("hold_needed", 2)]
+    assert await check(scripts, incarnation, tried_slot(), mode="peek") == [("", 2)]
 
 
 # --- holds ------------------------------------------------------------------------------------------------------------
@@ -79,18 +85,18 @@ async def test_a_check_takes_no_slot_of_a_shadow_and_is_told_why(scripts: Script
 
 @pytest.mark.anyio
 async def test_a_hold_is_granted_and_ended_whatever_its_shadows_say(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lease_reply(granted=100))
-    holds = [await ask_for_hold(scripts, life, tried_slot(), charge_of(10), name=f"h-{n}") for n in range(3)]
+    await install(scripts, incarnation, lease_reply(granted=100))
+    holds = [await ask_for_hold(scripts, incarnation, tried_slot(), charge_of(10), name=f"h-{n}") for n in range(3)]
     assert [hold.policies[0].reason for hold in holds] == ["", "", "slots_taken"]
-    assert await available(scripts, life, QUOTA) == 70
+    assert await available(scripts, incarnation, QUOTA) == 70
     for hold in holds:
         assert hold.hold is not None
-        told = await scripts.tell_hold(life.fingerprint, hold.hold.id, "commit", 4)
+        told = await scripts.tell_hold(incarnation.fingerprint, hold.hold.id, "commit", 4)
         assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 4)
-    assert await available(scripts, life, QUOTA) == 88
-    assert await check(scripts, life, tried_slot(), mode="peek") == [("", 2)], "both slots are back"
+    assert await available(scripts, incarnation, QUOTA) == 88
+    assert await check(scripts, incarnation, tried_slot(), mode="peek") == [("", 2)], "both slots are back"
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from regional_agent.store.scripts import (
     Charge,
     Decision,
     HoldState,
-    Life,
     Operation,
     PolicyDecision,
     RateCharge,
@@ -31,6 +30,7 @@ from regional_agent.store.scripts import (
     Scripts,
     SlotCharge,
     SlotWant,
+    StoreIncarnation,
     part_of,
 )
 from tests.conftest import Server
@@ -192,8 +192,10 @@ def _ends(store: Slots, slot: Taken, word: str, amount: int, now_us: int) -> Non
 
 
 @pytest.mark.anyio
-async def test_of_200_clients_at_once_exactly_the_limit_takes_a_slot(scripts: Scripts, life: Life) -> None:
-    asked = (ask_for_hold(scripts, life, slots(1, 120), name=f"client-{number}") for number in range(200))
+async def test_of_200_clients_at_once_exactly_the_limit_takes_a_slot(
+    scripts: Scripts, incarnation: StoreIncarnation
+) -> None:
+    asked = (ask_for_hold(scripts, incarnation, slots(1, 120), name=f"client-{number}") for number in range(200))
     decisions = await asyncio.gather(*asked)
     assert sum(decision.allowed for decision in decisions) == 120
     assert {decision.policies[0].reason for decision in decisions} == {"", "slots_taken"}
@@ -311,16 +313,16 @@ def test_what_is_remembered_of_a_key_in_use_is_swept(store_of_slots: Slots) -> N
 
 @pytest.mark.anyio
 async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lease_reply(granted=10))
+    await install(scripts, incarnation, lease_reply(granted=10))
     rate, allowance = RateCharge(RATE, 1, 1_000, 3), charge_of(4)
 
     async def left() -> tuple[int, int, int]:
-        peek = await scripts.check(life, "peek", [rate, slots(1, 2)])
-        return peek.policies[0].remaining, await available(scripts, life), peek.policies[1].remaining
+        peek = await scripts.check(incarnation, "peek", [rate, slots(1, 2)])
+        return peek.policies[0].remaining, await available(scripts, incarnation), peek.policies[1].remaining
 
-    first = await ask_for_hold(scripts, life, rate, allowance, slots(1, 2), name="first")
+    first = await ask_for_hold(scripts, incarnation, rate, allowance, slots(1, 2), name="first")
     assert first.allowed
     assert await left() == (2, 6, 1)
     for name, charges in {
@@ -328,27 +330,27 @@ async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(
         "allowance": (rate, charge_of(7), slots(1, 2)),
         "rate": (RateCharge(RATE, 3, 1_000, 3), allowance, slots(1, 2)),
     }.items():
-        assert not (await ask_for_hold(scripts, life, *charges, name=name)).allowed, name
+        assert not (await ask_for_hold(scripts, incarnation, *charges, name=name)).allowed, name
         assert await left() == (2, 6, 1), name
     assert first.hold is not None
-    told = await scripts.tell_hold(life.fingerprint, first.hold.id, "commit", 3)
+    told = await scripts.tell_hold(incarnation.fingerprint, first.hold.id, "commit", 3)
     assert (told.outcome, told.units, told.committed) == (HoldOutcome.DONE, 4, 3)
     assert await left() == (2, 7, 2), "a rate is spent, of the allowance three were used, and the slot is back"
 
 
 @pytest.mark.anyio
 async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
-    connection: StoreConnection, scripts: Scripts, life: Life
+    connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    await install(scripts, life, lease_reply(granted=10))
-    decision = await ask_for_hold(scripts, life, slots(), charge_of(4), name="first")
+    await install(scripts, incarnation, lease_reply(granted=10))
+    decision = await ask_for_hold(scripts, incarnation, slots(), charge_of(4), name="first")
     assert decision.hold is not None
-    lane = lane_of(REPORTS, life.lanes)
+    lane = lane_of(REPORTS, incarnation.lanes)
     for name in (keys.slots(lane, REPORTS), keys.slots_due(lane, REPORTS), keys.slots_over(lane, REPORTS)):
         await connection.call("DEL", name)
-    told = await scripts.tell_hold(life.fingerprint, decision.hold.id, "commit", 3)
+    told = await scripts.tell_hold(incarnation.fingerprint, decision.hold.id, "commit", 3)
     assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 3)
-    assert await available(scripts, life, QUOTA) == 7
+    assert await available(scripts, incarnation, QUOTA) == 7
 
 
 # --- shared over regions ----------------------------------------------------------------------------------------------

@@ -28,14 +28,14 @@ KINDS: dict[str, tuple[int, tuple[int, int]]] = {
     "kill_agent": (10, (0, 12)),  # without warning, after so many more calls of its own
     "stop_agent": (5, (0, 1)),  # SIGTERM; 1: and give back what is unspent
     "start_agent": (12, (0, 0)),
-    "store_restarts": (4, (0, 0)),  # another life, and all data is there
-    "store_loses_a_moment": (5, (1, 10)),  # another life, with the data of so many steps ago
-    "store_rolls_back": (3, (10, 60)),  # another life, with far older data
+    "store_restarts": (4, (0, 0)),  # another incarnation, and all data is there
+    "store_loses_a_moment": (5, (1, 10)),  # another incarnation, with the data of so many steps ago
+    "store_rolls_back": (3, (10, 60)),  # another incarnation, with far older data
     "store_loses_all": (3, (0, 0)),
-    "store_goes_back_unseen": (1, (1, 20)),  # older data in the same life: nobody can tell by looking
+    "store_goes_back_unseen": (1, (1, 20)),  # older data in the same incarnation: nobody can tell by looking
     "store_fails_over": (4, (1, 10)),  # to a replica that is so many steps behind
     "store_fails_back": (6, (0, 0)),  # to the machine that was left, as it was then
-    "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another life
+    "store_down": (3, (1, 20)),  # for so many steps; all data is there, in another incarnation
     "store_usurped": (2, (0, 2)),  # another store opens an epoch in the region's name, and is gone; 2: see there
     "store_slow": (4, (1, 10)),  # for so many steps
     "store_hangs_up": (4, (0, 0)),

@@ -332,7 +332,7 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     """None while something does; else what is another thing as soon as something has."""
     machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
-    epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
+    epochs = {cell.epochs.current.epoch if cell.epochs.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
     quotas = world.ledger.rows["limits"][0].quotas
     modes = tuple(quota.mode for quota in quotas)
@@ -348,14 +348,14 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
         )
         or (not epochs or epochs != current or world.ledger.rows["limits"][0].default_plan is not None)
         or any(agent.stopping.is_set() for agent in agents)
-        or any(cell.conversation.stopped_lanes for cell in cells)
-        or any(cell.conversation.is_pausing for cell in cells)  # for what went wrong before
+        or any(cell.exchange_loop.stopped_lanes for cell in cells)
+        or any(cell.exchange_loop.is_pausing for cell in cells)  # for what went wrong before
         or not world.ledger.rows["region"][region].is_active
         or bool(world.ledger.overridden(world.clock.now()))  # by an override nothing is given ahead
         or Mode.CENTRAL in modes  # likewise
     )
-    lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
-    return None if is_wrong else (*lives, coordinators.deaths, *modes, *calendars, *(agent.name for agent in agents))
+    changes = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
+    return None if is_wrong else (*changes, coordinators.deaths, *modes, *calendars, *(agent.name for agent in agents))
 
 
 def _cells(world: World, region: str) -> list[Any]:
@@ -417,7 +417,7 @@ def _what_could_stop(world: World, region: str) -> Any:
     """None while a fault does; else what is another thing as soon as a fault came and went."""
     machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
-    epochs = {cell.life.current.epoch if cell.life.current else None for cell in cells}
+    epochs = {cell.epochs.current.epoch if cell.epochs.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
@@ -425,11 +425,11 @@ def _what_could_stop(world: World, region: str) -> Any:
         or (machine.is_slow or coordinators.transaction_s > TRANSACTION_S or world.ledger_lost)
         or (not epochs or epochs != current)
         or any(agent.stopping.is_set() for agent in agents)
-        or any(cell.conversation.stopped_lanes for cell in cells)
+        or any(cell.exchange_loop.stopped_lanes for cell in cells)
         or not world.ledger.rows["region"][region].is_active
     )
-    lives = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
-    return None if is_wrong else (*lives, coordinators.deaths, *(agent.name for agent in agents))
+    changes = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
+    return None if is_wrong else (*changes, coordinators.deaths, *(agent.name for agent in agents))
 
 
 def _may_deny(world: World, region: str, quota: str) -> bool:
@@ -467,7 +467,7 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
         return
     for agent in world.agents:
         if agent.is_alive and agent.real is not None and agent.region not in world.lossy_regions:
-            for (epoch, lane), outcome in agent.real.cells[0].conversation.stopped_lanes.items():
+            for (epoch, lane), outcome in agent.real.cells[0].exchange_loop.stopped_lanes.items():
                 yield f"lane {lane} of epoch {epoch} of {agent.region}: {outcome.value}"
 
 
@@ -725,9 +725,9 @@ def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
 
 
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
-    """Every region that is there has a life and an epoch again."""
+    """Every region that is there has an incarnation and an epoch again."""
     for agent in world.agents:
-        if agent.is_alive and agent.real is not None and agent.real.cells[0].life.current is None:
+        if agent.is_alive and agent.real is not None and agent.real.cells[0].epochs.current is None:
             yield f"{agent.name} has no epoch"
 
 

@@ -470,7 +470,7 @@ class LedgerModel:
 
     def again(self, number: int, epoch: Epoch, region: str, request: OpenEpoch) -> EpochOpened | EpochRefusal:
         if (epoch.region, epoch.fingerprint) != (region, request.fingerprint):
-            return EpochRefusal.NONCE_OF_ANOTHER_LIFE
+            return EpochRefusal.NONCE_OF_ANOTHER_INCARNATION
         is_whole = self._is_whole(number, region, request)
         return EpochOpened(epoch=number, lanes=epoch.lanes, is_whole=is_whole)
 
@@ -520,7 +520,7 @@ class LedgerModel:
         if any(self.lane_rows[number, lane].last_seq > seq for lane, seq in enumerate(request.seqs)):
             return EpochRefusal.STORE_BEHIND, transaction
         if epoch.fingerprint not in (request.previous, request.fingerprint):
-            return EpochRefusal.ANOTHER_LIFE, transaction
+            return EpochRefusal.ANOTHER_INCARNATION, transaction
         if epoch.state is not EpochState.CURRENT:
             return EpochRefusal.EPOCH_OVER, transaction
         transaction.writes[Name("epoch", number)] = epoch._replace(fingerprint=request.fingerprint)

@@ -35,8 +35,8 @@ from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Mode
 from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
-from regional_agent.leasing.epoch import LifeKeeper
-from regional_agent.leasing.exchange_loop import Conversation
+from regional_agent.leasing.epoch import EpochManager
+from regional_agent.leasing.exchange_loop import ExchangeLoop
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store_outage import booking
 from regional_agent.store_outage.booking import JournalBooking
@@ -150,7 +150,7 @@ def reclaimed_from_the_last_report(world: World) -> Iterator[Any]:
 
 @mutant
 def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
-    """The coordinator gives a new life of the store the epoch that the region had."""
+    """The coordinator gives a new incarnation of the store the epoch that the region had."""
     real = LedgerModel.open_epoch
 
     def same(self: LedgerModel, region: str, request: Any, now: Any) -> Any:
@@ -215,7 +215,7 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
     yield edit_lua(
         world,
         (
-            "begin_life",
+            "begin_incarnation",
             "local was = fence()",
             "if fence()[3] then redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1]) end\nlocal was = fence()",
         ),
@@ -229,13 +229,13 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
 
 @mutant
 def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
-    """A new life keeps the nonce of the one before, and the coordinator knows it again."""
+    """A new incarnation keeps the nonce of the one before, and the coordinator knows it again."""
 
     def again(number: int, epoch: Any, region: str, request: Any) -> EpochOpened:
         world.ledger.epochs[number] = epoch._replace(fingerprint=request.fingerprint)
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    yield edit_lua(world, ("begin_life", "'nonce', ARGV[2])", "'nonce', was[2] or ARGV[2])"))
+    yield edit_lua(world, ("begin_incarnation", "'nonce', ARGV[2])", "'nonce', was[2] or ARGV[2])"))
     yield patch.object(LedgerModel, "again", staticmethod(again))
 
 
@@ -371,10 +371,10 @@ def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
 def no_report_on_sigterm(world: World) -> Iterator[Any]:
     """An agent leaves without a word."""
 
-    async def silent(self: Conversation, *, return_unspent: bool) -> None:
+    async def silent(self: ExchangeLoop, *, return_unspent: bool) -> None:
         return
 
-    yield patch.object(Conversation, "finish", silent)
+    yield patch.object(ExchangeLoop, "finish", silent)
 
 
 # --- and some of our own ----------------------------------------------------------------------------------------------
@@ -405,13 +405,13 @@ def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
 @drawn_from("store_loses_a_moment", "store_rolls_back", "burst", "stop_agent", "start_agent")
 def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
     """Every store says that it has kept all of its older epoch."""
-    real = LifeKeeper._kept
+    real = EpochManager._kept
 
-    async def kept(self: LifeKeeper, fence: Any, fingerprint: str) -> Any:
+    async def kept(self: EpochManager, fence: Any, fingerprint: str) -> Any:
         await real(self, fence, fingerprint)
         return fence.epoch
 
-    yield patch.object(LifeKeeper, "_kept", kept)
+    yield patch.object(EpochManager, "_kept", kept)
 
 
 @mutant
@@ -620,9 +620,9 @@ def journal_dropped_before_its_receipt(world: World) -> Iterator[Any]:
     """A journal is removed when it is told, whatever is answered."""
     real = JournalBooking._book
 
-    async def book(self: JournalBooking, segment: Any, life: Any) -> None:
+    async def book(self: JournalBooking, segment: Any, incarnation: Any) -> None:
         try:
-            await real(self, segment, life)
+            await real(self, segment, incarnation)
         except CoordinatorUnavailable:
             self._journal.drop(segment, segment.read())
 
@@ -970,7 +970,7 @@ def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*CUT_OFF)
 def each_epoch_has_an_overdraft_of_its_own(world: World) -> Iterator[Any]:
-    """A new life of the store is given it again, and so is each region whatever others were told."""
+    """A new incarnation of the store is given it again, and so is each region whatever others were told."""
     yield patch.object(granting, "_overdraft_for", lambda lease, shelf: shelf.overdraft)
 
 
@@ -1024,10 +1024,10 @@ def what_nobody_took_is_not_asked_back(world: World) -> Iterator[Any]:
 def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
     """The agent hears that it is, and leaves it where it is."""
 
-    async def keep(self: Conversation, life: Any) -> None:
+    async def keep(self: ExchangeLoop, incarnation: Any) -> None:
         self._leasing.to_give_back()
 
-    yield patch.object(Conversation, "_give_back_what_nobody_took", keep)
+    yield patch.object(ExchangeLoop, "_give_back_what_nobody_took", keep)
 
 
 # --- what changes under way -------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class ScriptedStore:
         self.forgets_at_us = dict(snapshot[1])
 
     def restart(self, run_id: str, replid: str) -> None:
-        """Begin another life; what the store remembers is the caller's to say."""
+        """Begin another incarnation; what the store remembers is the caller's to say."""
         self.run_id, self.replid = run_id, replid
 
     def execute(self, *arguments: Argument) -> Any:

@@ -112,12 +112,12 @@ class Machine:
     def snapshot(self) -> Any:
         return self.store.snapshot()
 
-    def restart(self, snapshot: Any | None, *, is_another_life: bool) -> None:
-        """With all of its data, or as it was at a snapshot. A restart is another life, unless nobody can tell."""
+    def restart(self, snapshot: Any | None, *, is_another_incarnation: bool) -> None:
+        """Restart with all data, or with a snapshot. A restart is another incarnation, unless it cannot be seen."""
         self.restarts += 1
         if snapshot is not None:
             self.store.restore(snapshot)
-        if is_another_life:
+        if is_another_incarnation:
             self.lives += 1
             self.store.restart(f"{self.region}-{self.lives}", f"{self.region}-replid-{self.lives}")
         self.hang_up()
@@ -126,12 +126,12 @@ class Machine:
         """The address leads to a replica, which may be behind. The machine that was left stands as it was."""
         data, forgets_at_us = self.snapshot()
         self.left = Left(data, forgets_at_us, self.store.run_id, self.store.replid)
-        self.restart(snapshot, is_another_life=True)
+        self.restart(snapshot, is_another_incarnation=True)
 
     def fail_back(self) -> None:
         """To the machine that was left, before it heard of anything: it is in the life that it was in."""
         if self.left is not None:
-            self.restart((self.left.data, self.left.forgets_at_us), is_another_life=False)
+            self.restart((self.left.data, self.left.forgets_at_us), is_another_incarnation=False)
             self.store.restart(self.left.run_id, self.left.replid)
             self.left = None
 

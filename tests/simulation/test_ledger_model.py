@@ -189,7 +189,9 @@ class Both:
         assert consumed == {entry.quota: entry.units for entry in entries}
 
     async def rebind(self, region: str) -> None:
-        """Mostly as an honest store would ask; now and then it is behind, or of another life, or the epoch is over."""
+        """Mostly as an honest store would ask; now and then it is behind, or of another incarnation, or the epoch is
+        over.
+        """
         number = self.chance.choices([-1, -2], [6, 1])[0] if len(self.epochs[region]) > 1 else -1
         epoch, fingerprint = self.epochs[region][number]
         behind = self.chance.choices([0, 1], [5, 1])[0]

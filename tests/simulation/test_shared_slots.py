@@ -22,7 +22,6 @@ from regional_agent.store.connection import Argument, OnReply
 from regional_agent.store.scripts import (
     Decision,
     HoldState,
-    Life,
     Operation,
     PolicyDecision,
     Request,
@@ -30,6 +29,7 @@ from regional_agent.store.scripts import (
     Scripts,
     SlotCharge,
     SlotWant,
+    StoreIncarnation,
     part_of,
 )
 from tests.lua.wire import at_once
@@ -72,8 +72,8 @@ class Region:
         self.begin(self.store, is_whole=True)
 
     @property
-    def life(self) -> Life:
-        return Life(f"life-{self.epoch}", self.epoch, 1)
+    def incarnation(self) -> StoreIncarnation:
+        return StoreIncarnation(f"life-{self.epoch}", self.epoch, 1)
 
     @property
     def slots(self) -> SlotCharge:
@@ -84,8 +84,8 @@ class Region:
         self.epoch += 1
         store.now_us = self.store.now_us
         self.store, self.scripts = store, Scripts(Direct(store))
-        at_once(self.scripts.begin_life(self.life.fingerprint, f"nonce-{self.epoch}"))
-        names = (self.life.fingerprint, f"nonce-{self.epoch}", self.epoch, 1)
+        at_once(self.scripts.begin_incarnation(self.incarnation.fingerprint, f"nonce-{self.epoch}"))
+        names = (self.incarnation.fingerprint, f"nonce-{self.epoch}", self.epoch, 1)
         at_once(self.scripts.adopt_epoch(*names, is_whole=is_whole))
 
     def take(self, units: int = 1) -> Decision:
@@ -96,15 +96,15 @@ class Region:
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)
         request = Request("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
         told: list[Decision | Exception] = []
-        self.scripts.send_check(self.life, [Run(request, 1, told.extend)], lambda _: None)
+        self.scripts.send_check(self.incarnation, [Run(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], Decision), told
         return told[0]
 
     def tell(self, worker: Worker, action: str, amount: int = 0) -> HoldState:
-        return at_once(self.scripts.tell_hold(self.life.fingerprint, worker.hold, action, amount))
+        return at_once(self.scripts.tell_hold(self.incarnation.fingerprint, worker.hold, action, amount))
 
     def look(self) -> PolicyDecision:
-        return at_once(self.scripts.check(self.life, "peek", [self.slots])).policies[0]
+        return at_once(self.scripts.check(self.incarnation, "peek", [self.slots])).policies[0]
 
 
 @dataclass
@@ -113,7 +113,7 @@ class World:
     now_ms: int = 0
     shared: Shared = field(default_factory=lambda: Shared(0, 0))
     reports: list[tuple[str, SlotReport, int]] = field(default_factory=list)
-    replies: list[tuple[str, SlotShare, int, Life]] = field(default_factory=list)
+    replies: list[tuple[str, SlotShare, int, StoreIncarnation]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         weights = dict(zip(NAMES, self.weights, strict=True))
@@ -152,22 +152,22 @@ class World:
 
     def report(self, name: str, waiting: int = 0) -> None:
         region = self.regions[name]
-        told = at_once(region.scripts.report_slots(region.life, "agent", [SlotWant(region.slots, waiting)]))
+        told = at_once(region.scripts.report_slots(region.incarnation, "agent", [SlotWant(region.slots, waiting)]))
         self.reports.append((name, told.reports[0], told.mono_us))
 
     def decide(self, place: int, *, keep: bool = False) -> None:
         name, report, mono_us = self.reports[place] if keep else self.reports.pop(place)
         request, shares = SharesRequest(slots=[report]), {QUOTA: self.shared}
         response, _ = decide(name, request, {QUOTA: self.terms}, shares, self.now_ms)
-        life = self.regions[name].life._replace(fingerprint=f"life-{report.epoch}", epoch=report.epoch)
-        self.replies.append((name, response.slots[0], mono_us, life))
+        incarnation = self.regions[name].incarnation._replace(fingerprint=f"life-{report.epoch}", epoch=report.epoch)
+        self.replies.append((name, response.slots[0], mono_us, incarnation))
 
     def hear(self, place: int, *, keep: bool = False) -> int:
-        """How many shares were new. Of another life the store says that it is fenced."""
-        name, share, mono_us, life = self.replies[place] if keep else self.replies.pop(place)
-        if life != self.regions[name].life:
+        """How many shares were new. Of another incarnation the store says that it is fenced."""
+        name, share, mono_us, incarnation = self.replies[place] if keep else self.replies.pop(place)
+        if incarnation != self.regions[name].incarnation:
             return 0
-        return at_once(self.regions[name].scripts.share_slots(life, mono_us, [share]))
+        return at_once(self.regions[name].scripts.share_slots(incarnation, mono_us, [share]))
 
     def talk(self, name: str, waiting: int = 0, there_ms: int = 1) -> None:
         """As it mostly goes: there and back."""
@@ -428,7 +428,7 @@ class SharedSlots(RuleBasedStateMachine):
         self.world.hear(place % len(self.world.replies), keep=keep)
 
     @rule(name=names, is_whole=st.booleans())
-    def another_life(self, name: str, is_whole: bool) -> None:
+    def another_incarnation(self, name: str, is_whole: bool) -> None:
         region = self.world.regions[name]
         region.begin(region.store if is_whole else ScriptedStore(), is_whole=is_whole)
 

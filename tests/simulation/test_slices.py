@@ -23,11 +23,11 @@ from regional_agent.admission.rules.slices import HOT, LIFE_MS, PART
 from regional_agent.admission.token_slices import Slicing
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
-from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import Gatherer
 from regional_agent.store.circuit_breaker import Guard
 from regional_agent.store.connection import OnReply
-from regional_agent.store.scripts import Life, Scripts
+from regional_agent.store.scripts import Scripts, StoreIncarnation
 from regional_agent.store_outage.fallback import WithoutStore
 from regional_agent.store_outage.journal import Journal
 from tests.simulation.stores import Machine, VirtualConnection
@@ -56,16 +56,16 @@ class Said(NamedTuple):
         return policy.limit, policy.remaining, policy.reset_ms, policy.retry_after_ms or 0
 
 
-class OneLife:
-    """A life that does not end, until somebody says so."""
+class OneIncarnation:
+    """an incarnation that does not end, until somebody says so."""
 
     may_evict = False
 
-    def __init__(self, current: Life) -> None:
-        self.current: Life | None = current
+    def __init__(self, current: StoreIncarnation) -> None:
+        self.current: StoreIncarnation | None = current
 
-    def doubt(self) -> None:
-        raise AssertionError("nothing here ends a life")
+    def invalidate(self) -> None:
+        raise AssertionError("nothing here ends an incarnation")
 
 
 class Region:
@@ -84,10 +84,10 @@ class Region:
     async def begin(self, agents: int) -> None:
         connection = await self._connected()
         scripts, fingerprint = Scripts(connection), await connection.read_fingerprint()
-        await scripts.begin_life(fingerprint, "a" * 16)
+        await scripts.begin_incarnation(fingerprint, "a" * 16)
         await scripts.adopt_epoch(fingerprint, "a" * 16, 7, 4)
         for _ in range(agents):
-            self.agents.append(Agent(self, await self._connected(), Life(fingerprint, 7, 4)))
+            self.agents.append(Agent(self, await self._connected(), StoreIncarnation(fingerprint, 7, 4)))
 
     async def _connected(self) -> VirtualConnection:
         connected = asyncio.Event()
@@ -116,14 +116,14 @@ def _nobody_probes(_: OnReply) -> None:
 
 
 class Agent:
-    def __init__(self, region: Region, connection: VirtualConnection, life: Life) -> None:
-        self.connection, self.life, clock, metrics = connection, OneLife(life), region.clock, Metrics()
+    def __init__(self, region: Region, connection: VirtualConnection, incarnation: StoreIncarnation) -> None:
+        self.connection, self.epochs, clock, metrics = connection, OneIncarnation(incarnation), region.clock, Metrics()
         self._clock = clock
         guard = Guard(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
         self.gatherer = gatherer = Gatherer(Scripts(connection), guard)
         self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
-        keeper: Any = self.life
-        sharing = Sharing("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
+        keeper: Any = self.epochs
+        sharing = ShareLoop("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
         self.slicing = Slicing(gatherer, keeper, sharing, clock)
         without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
         self.admission = Admission(gatherer, keeper, self.leasing, self.slicing, sharing, without_store, metrics, clock)
@@ -251,7 +251,7 @@ def test_a_hot_key_costs_the_store_next_to_nothing(algorithm: str) -> None:
 
 
 def test_a_key_that_is_not_hot_is_left_to_the_store() -> None:
-    """Too few requests in a life of a slice: it would not pay."""
+    """Too few requests in an incarnation of a slice: it would not pay."""
     asked = [Asked(LIFE_MS * 1_000 // (HOT - 2))] * 200
     _, calls = lived(asked, "100000/second", "token_bucket")
     assert calls == len(asked)

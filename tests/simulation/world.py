@@ -34,7 +34,7 @@ from regional_agent.admission.rules import hold_ids
 from regional_agent.admission.rules.ceilings import AboveCeiling
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.agent import Region
-from regional_agent.leasing import epoch as life_module
+from regional_agent.leasing import epoch as epoch_module
 from regional_agent.settings import AgentSettings
 from tests.simulation import people
 from tests.simulation.disks import VirtualDirectory, VirtualDisk
@@ -238,7 +238,7 @@ class World:
         heard_at_us, now_us = machine.store.heard_at_us, machine.store.now_us
         self.coordinators.outcomes["overdrawn"] += units
         if self.is_unseen(machine.region):
-            return  # a store that goes back in the same life has forgotten who was heard
+            return  # a store that goes back in the same incarnation has forgotten who was heard
         if not machine.jumped_back and heard_at_us is not None and 0 <= now_us - heard_at_us < CUT_OFF_US:
             self.overdrawn_while_heard.append(f"{units} of {lease}, {now_us - heard_at_us} us after an answer")
 
@@ -348,12 +348,12 @@ class World:
             self._nothing_is_unreported(agent)
 
     def _nothing_is_unreported(self, agent: Agent) -> None:
-        life, machine = agent.real.cells[0].life.current, self.machines[agent.region]
-        stopped = agent.real.cells[0].conversation.stopped_lanes
-        if life is None or stopped or not machine.is_up:
+        incarnation, machine = agent.real.cells[0].epochs.current, self.machines[agent.region]
+        stopped = agent.real.cells[0].exchange_loop.stopped_lanes
+        if incarnation is None or stopped or not machine.is_up:
             return
         for key, value in machine.store.data.items():
-            if f":dirty:{life.epoch}" in key and value:
+            if f":dirty:{incarnation.epoch}" in key and value:
                 self.unreported_after_stop.append(f"{agent.name} left {key} unreported")
 
     # --- services -----------------------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ class World:
         with contextlib.ExitStack() as patches:
             patches.enter_context(patch.object(region_module, "StoreConnection", self._connection))
             patches.enter_context(patch.object(region_module, "CoordinatorClient", self._client))
-            patches.enter_context(patch.object(life_module, "secrets", Tokens))
+            patches.enter_context(patch.object(epoch_module, "secrets", Tokens))
             patches.enter_context(patch.object(hold_ids, "secrets", Tokens))
             patches.enter_context(patch.object(region_module, "JournalDirectory", self._disk))
             with heard_by(self._log):
@@ -630,11 +630,11 @@ def _restart(world: World, event: Event) -> None:
         snapshot = ({}, {})
     if snapshot is not None:
         world.lossy_regions.add(event.region)
-    is_same_life = event.kind == "store_goes_back_unseen"
-    if unseen or is_same_life:
+    is_same_incarnation = event.kind == "store_goes_back_unseen"
+    if unseen or is_same_incarnation:
         world.note_unseen(event.region, *machine.store.data.items(), *snapshot[0].items())
-    machine.restart(snapshot, is_another_life=not is_same_life)
-    machine.admitting_epoch = 0 if is_same_life else machine.admitting_epoch
+    machine.restart(snapshot, is_another_incarnation=not is_same_incarnation)
+    machine.admitting_epoch = 0 if is_same_incarnation else machine.admitting_epoch
 
 
 def _fail_over(world: World, event: Event) -> None:
@@ -689,7 +689,7 @@ def _store_down(world: World, event: Event) -> None:
 
     def again() -> None:
         if event.region not in world.lost_regions:
-            machine.restart(None, is_another_life=True)
+            machine.restart(None, is_another_incarnation=True)
             machine.start()
 
     world.until[event.step + event.number].append(again)

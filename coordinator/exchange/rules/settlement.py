@@ -92,7 +92,7 @@ def judge_number(lane: Lane | None, fingerprint: str, seq: int, body_hash: bytes
         return Verdict(ExchangeOutcome.UNKNOWN_EPOCH)
     if lane.epoch_state is EpochState.RETIRED:
         return _judge_late(_judge_seq(lane, seq, body_hash))
-    # A fenced epoch is reported by its region's next life: evidence is never refused.
+    # A fenced epoch is reported by its region's next incarnation: evidence is never refused.
     if lane.epoch_state is EpochState.CURRENT and lane.fingerprint != fingerprint:
         return Verdict(ExchangeOutcome.WRONG_FINGERPRINT)
     return _judge_seq(lane, seq, body_hash)

@@ -3,8 +3,8 @@
 A rate that denied a cost says when it will have it again. Until then the same cost is denied whatever happens: others
 can only take from a rate. The time counts from the moment *before* the store was asked, so a denial from here never
 outlasts the store's own by more than a millisecond's rounding would. Two things can make a rate give sooner: a larger
-share, and another life of the store. Whoever hears of them calls `clear`; but another agent of the region may have
-heard of the share, so nothing is kept for longer than shares are refreshed in.
+share, and another incarnation of the store. Whoever hears of them calls `clear`; but another agent of the region may
+have heard of the share, so nothing is kept for longer than shares are refreshed in.
 """
 
 from collections.abc import Hashable

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 PARTS = 1_000_000_000  # of a unit, as the store counts a bucket
 LIFE_MS = 100
-HOT = 10  # requests within a life: a slice costs a call to take, and another if some of it has to go back
+HOT = 10  # requests within a slice's lifetime: it costs a call to take, and another if some of it has to go back
 FEWEST = 8  # requests that a slice must be good for
 PART = 8
 LEAVES = 4
@@ -142,7 +142,7 @@ class Slice(Generic[C]):
         self._since_ms = now_ms
 
     def _demand(self, now_ms: int) -> int:
-        """What would be spent in a life if it went on like this."""
+        """What would be spent in the lifetime of a slice if it went on like this."""
         return self._spent * LIFE_MS // max(1, now_ms - self._since_ms)
 
 

@@ -15,7 +15,7 @@ from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
 from tests.conftest import restricted
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, serving
-from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_exchange_loop import eventually
 
 pytestmark = pytest.mark.anyio
 

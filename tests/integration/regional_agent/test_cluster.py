@@ -45,14 +45,16 @@ def export(tenant: str) -> dict[str, str]:
 
 
 async def test_each_cell_is_a_store_of_its_own_and_together_they_are_one_region(world: World, agent: Agent) -> None:
-    lives = [cell.life.current for cell in agent.whole.cells]
-    assert len({life.epoch for life in lives if life}) == CELLS
+    incarnations = [cell.epochs.current for cell in agent.whole.cells]
+    assert len({incarnation.epoch for incarnation in incarnations if incarnation}) == CELLS
     for cell in range(CELLS):
         assert (await agent.check(export(tenant_in(cell)), cost=cell + 1)).status_code == 200
     await until_booked(world, sum(range(1, CELLS + 1)))
     assert [state for _, state, _ in await world.epochs()] == ["current"] * CELLS
     status = (await agent.http.get("/v1/status")).json()
-    assert [cell["epoch"] for cell in status["cells"]] == [life.epoch for life in lives if life]
+    assert [cell["epoch"] for cell in status["cells"]] == [
+        incarnation.epoch for incarnation in incarnations if incarnation
+    ]
     assert sorted(lease["consumed"] for lease in status["leases"]) == list(range(1, CELLS + 1))
     assert (await agent.http.get("/readyz")).status_code == 200
 
@@ -66,7 +68,7 @@ async def until_booked(world: World, units: int) -> None:
 
 
 def epochs_of(agent: Agent) -> list[int]:
-    return [cell.life.current.epoch if cell.life.current else 0 for cell in agent.whole.cells]
+    return [cell.epochs.current.epoch if cell.epochs.current else 0 for cell in agent.whole.cells]
 
 
 async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Agent) -> None:
@@ -80,7 +82,7 @@ async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Age
     assert [agent.whole.cells[cell].guard.calls for cell in (3, 4)] == [each + 1 for each in calls]
 
 
-async def test_a_slot_that_is_moved_begins_another_life_and_no_other_cell_does(
+async def test_a_slot_that_is_moved_begins_another_incarnation_and_no_other_cell_does(
     world: World, agent: Agent, nodes: Nodes
 ) -> None:
     """The evidence of the older one moves along, and is booked."""

@@ -23,8 +23,8 @@ LIMIT = 200
 
 async def leased(agent: Agent) -> int:
     """What it may still spend, as its store has it."""
-    assert agent.region.life.current is not None
-    fields = await agent.region.scripts.lease_fields(agent.region.life.current, PRINTS)
+    assert agent.region.epochs.current is not None
+    fields = await agent.region.scripts.lease_fields(agent.region.epochs.current, PRINTS)
     total = {name: int(fields.get(name, "0")) for name in ("granted", "overage", "consumed", "returned", "held")}
     return total["granted"] + total["overage"] - total["consumed"] - total["returned"] - total["held"]
 

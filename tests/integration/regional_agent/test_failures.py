@@ -171,7 +171,7 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         return Counter(verdict.answer.degraded for verdict in verdicts)
 
     async with region.running():
-        await until(lambda: cell.life.current is not None and region.admission.policies is not None)
+        await until(lambda: cell.epochs.current is not None and region.admission.policies is not None)
         assert (await modes())[None] == 200
         its_store.stall()
         await until(lambda: cell.guard.state is not BreakerState.CLOSED)
@@ -224,7 +224,7 @@ async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(w
     await fails(agent, FAILURES)
     await is_left_alone(agent)
     with a_store(tmp_path, port):
-        await decides(agent)  # though the pause is not over: a life was established
+        await decides(agent)  # though the pause is not over: an incarnation was established
         assert agent.region.guard.state is BreakerState.CLOSED
         await world.agents.aclose()
 
@@ -258,10 +258,10 @@ async def test_a_store_whose_disk_is_full_is_left_alone_until_it_has_room(world:
 
 async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
-    life = agent.region.life.current
-    assert life is not None
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
     spoilt = quota_key("api", [("tenant", "spoilt")])
-    its_store.told(f"LPUSH {keys.rate(lane_of(spoilt, life.lanes), spoilt).decode()} 1")
+    its_store.told(f"LPUSH {keys.rate(lane_of(spoilt, incarnation.lanes), spoilt).decode()} 1")
     its_store.told("SCRIPT FLUSH")
     for _ in range(2 * FAILURES):
         assert (await agent.check(OPEN | {"tenant": "spoilt"})).json()["degraded"] == "open"

@@ -243,10 +243,10 @@ async def test_what_runs_out_is_free_again_or_charged_though_nobody_asks(world: 
 
 async def test_a_commit_finds_its_epoch_when_the_region_has_another(world: World, agent: Agent) -> None:
     hold_id = await held(agent, 30)
-    older = agent.region.life.current
+    older = agent.region.epochs.current
     assert older is not None
-    agent.region.life.ended(older)
-    await until(lambda: agent.region.life.current not in (None, older))
+    agent.region.epochs.on_epoch_closed(older)
+    await until(lambda: agent.region.epochs.current not in (None, older))
     await becomes(lambda: left_of(world, older.epoch), (30, 0, 0))
     assert (await say(agent, hold_id, "commit", units=12)).status_code == 200
     await becomes(lambda: left_of(world, older.epoch), (0, 12, 18))
@@ -268,20 +268,20 @@ async def test_any_agent_of_the_region_is_told(world: World, agent: Agent) -> No
 
 async def test_without_the_store_nothing_is_held_and_nothing_is_lost(agent: Agent) -> None:
     hold_id = await held(agent)
-    agent.region.life.current = None
+    agent.region.epochs.current = None
     assert (await hold(agent, operation_id="other")).status_code == 503
     answer = await say(agent, hold_id, "commit", units=5)
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/store-unavailable")
     assert answer.headers["Retry-After"] == "1"
-    agent.region.life.doubt()
+    agent.region.epochs.invalidate()
     await agent.ready()
     assert (await say(agent, hold_id, "commit", units=5)).status_code == 200
 
 
 async def test_a_region_that_drains_gives_back_what_is_held_when_its_hold_has_ended(world: World, agent: Agent) -> None:
-    agent.region.conversation.offer_again_ms = 20
+    agent.region.exchange_loop.offer_again_ms = 20
     hold_id = await held(agent, 30)
-    epoch = agent.region.life.current.epoch if agent.region.life.current else 0
+    epoch = agent.region.epochs.current.epoch if agent.region.epochs.current else 0
     assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
     await agent.check(mode="peek")
     await becomes(lambda: outstanding(world, epoch), 30)
@@ -295,7 +295,7 @@ async def outstanding(world: World, epoch: int) -> int:
 
 async def test_who_leaves_and_returns_all_waits_for_holds(world: World, agent: Agent) -> None:
     hold_id = await held(agent, 30)
-    epoch = agent.region.life.current.epoch if agent.region.life.current else 0
+    epoch = agent.region.epochs.current.epoch if agent.region.epochs.current else 0
     leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
     await becomes(lambda: outstanding(world, epoch), 30)
     assert not leaving.done()
@@ -309,17 +309,17 @@ async def test_who_leaves_waits_for_longer_than_it_takes_to_say_so_until_the_hol
     world: World, agent: Agent
 ) -> None:
     await held(agent, 30, ttl_ms=3_600_000)
-    life = agent.region.life.current
-    assert life is not None
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
     agent.region.last_words_s, clock = 2.0, asyncio.get_running_loop()
     said_by_s = clock.time() + 2 * agent.region.last_words_s
     leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
     await until(lambda: leaving.done() or clock.time() > said_by_s)
     assert not leaving.done()
-    assert await outstanding(world, life.epoch) == 30
+    assert await outstanding(world, incarnation.epoch) == 30
     await pass_ms(agent, 3_600_000)
     await leaving
-    assert await outstanding(world, life.epoch) == 0
+    assert await outstanding(world, incarnation.epoch) == 0
 
 
 async def test_who_leaves_without_returning_anything_waits_for_no_hold(world: World, agent: Agent) -> None:

@@ -169,12 +169,14 @@ async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_i
     assert (await agent.check(OPEN, cost=90, mode="peek")).status_code == 200
     await stalled(agent, its_store)
     assert (await agent.check(OPEN, cost=40)).status_code == 200
-    scripts, life = agent.region.scripts, agent.region.life.current
-    assert life is not None
+    scripts, incarnation = agent.region.scripts, agent.region.epochs.current
+    assert incarnation is not None
     give_back, returned = scripts.give_back, list[int]()
 
     async def after_a_check(*arguments: Any, **named: Any) -> int:
-        await scripts.check(life, "enforce", [AllowanceCharge("exports:tenant=acme", 5, 100, '{"policy":"open"}')])
+        await scripts.check(
+            incarnation, "enforce", [AllowanceCharge("exports:tenant=acme", 5, 100, '{"policy":"open"}')]
+        )
         returned.append(await give_back(*arguments, **named))
         return returned[-1]
 
@@ -191,10 +193,10 @@ async def test_what_is_local_is_a_fraction_of_what_the_lease_had_left(
     """One of several workers gives an equal part of it: together they are one agent."""
     agent = await an_agent(world, its_store, tmp_path / "journal", workers=workers)
     seen = (await agent.check(LOCAL, mode="peek")).json()
-    life = agent.region.life.current
+    incarnation = agent.region.epochs.current
     assert seen["allowed"]
-    assert life is not None
-    fields = await agent.region.scripts.lease_fields(life, "mails:tenant=acme")
+    assert incarnation is not None
+    fields = await agent.region.scripts.lease_fields(incarnation, "mails:tenant=acme")
     left = int(fields["granted"]) - int(fields["consumed"]) - int(fields.get("returned", 0))
     part = left * (500_000 // workers) // 1_000_000
     assert part > 0

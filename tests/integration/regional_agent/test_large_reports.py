@@ -10,7 +10,7 @@ from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from regional_agent.store.scripts import MOST_LINES, Frozen, Scripts
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World
-from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_exchange_loop import eventually
 from tests.integration.regional_agent.test_refused_items import LANES, tenants_of_lane
 
 pytestmark = pytest.mark.anyio
@@ -20,21 +20,21 @@ LINES = int(os.environ.get("LINES_PLANTED", "3000"))  # of each tenant
 
 async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -> None:
     """As checks of so many API keys would have made them."""
-    life = agent.region.life.current
-    assert life is not None
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
     quota = f"exports:tenant={tenant}"
-    lane, call = lane_of(quota, life.lanes), agent.region.store.call
-    period = (await agent.region.scripts.lease_fields(life, quota))["period"]
-    minute = int((await agent.region.scripts.lease_fields(life, quota))["first_minute"])
+    lane, call = lane_of(quota, incarnation.lanes), agent.region.store.call
+    period = (await agent.region.scripts.lease_fields(incarnation, quota))["period"]
+    minute = int((await agent.region.scripts.lease_fields(incarnation, quota))["first_minute"])
     fields = [
         b'%s|%d|{"api_key":"%016x","policy":"%s"}' % (period.encode(), minute + n % 60, n, policy.encode())
         for n in range(lines)
     ]
     for at in range(0, lines, 5_000):
         pairs = [part for field in fields[at : at + 5_000] for part in (field, b"1")]
-        await call("HSET", keys.lines(lane, life.epoch, quota), *pairs)
-    await call("HINCRBY", keys.lease(lane, life.epoch, quota), "consumed", lines)
-    await call("SADD", keys.dirty(lane, life.epoch), quota)
+        await call("HSET", keys.lines(lane, incarnation.epoch, quota), *pairs)
+    await call("HINCRBY", keys.lease(lane, incarnation.epoch, quota), "consumed", lines)
+    await call("SADD", keys.dirty(lane, incarnation.epoch), quota)
 
 
 async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(
@@ -64,6 +64,6 @@ async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(
     for tenant in tenants:
         assert await world.usage(tenant=tenant) == LINES + 1
     assert 0 < max(longest) <= MOST_LINES
-    assert agent.region.conversation.stopped_lanes == {}
+    assert agent.region.exchange_loop.stopped_lanes == {}
     reconciliation = await world.quota(f"exports:tenant={tenants[0]}")
     assert reconciliation["consumed"] == LINES + 1

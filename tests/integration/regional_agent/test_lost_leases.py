@@ -8,7 +8,7 @@ import pytest
 from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
-from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_exchange_loop import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -28,12 +28,12 @@ async def spend(agent: Agent, checks: int) -> int:
 
 
 async def lose_lease(agent: Agent, *more: str) -> None:
-    life = agent.region.life.current
-    assert life is not None
-    lane = lane_of(QUOTA, life.lanes)
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    lane = lane_of(QUOTA, incarnation.lanes)
     names = {"lease": keys.lease, "lines": keys.lines}
     for kind in ("lease", *more):
-        await agent.region.store.call("DEL", names[kind](lane, life.epoch, QUOTA))
+        await agent.region.store.call("DEL", names[kind](lane, incarnation.epoch, QUOTA))
 
 
 async def epochs(world: World) -> list[tuple[str, bool]]:
@@ -83,7 +83,7 @@ async def test_a_store_that_may_evict_leases_admits_no_allowance(world: World, m
     store = agent.region.store
     try:
         await store.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-        await until(lambda: agent.region.life.may_evict)
+        await until(lambda: agent.region.epochs.may_evict)
         answer = await agent.check()
         assert (answer.status_code, answer.json()["degraded"]) == (503, "closed")
         assert (await agent.check(SEARCH)).status_code == 200, "of a rate nothing is lost"
@@ -91,6 +91,6 @@ async def test_a_store_that_may_evict_leases_admits_no_allowance(world: World, m
         assert (ready.status_code, ready.json()["reasons"][0]["code"]) == (503, "store_evicts")
     finally:
         await store.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
-    await until(lambda: not agent.region.life.may_evict)
+    await until(lambda: not agent.region.epochs.may_evict)
     assert await spend(agent, 1) == 1
     await eventually(world.usage, 2)

@@ -224,7 +224,7 @@ async def test_who_is_cut_off_is_told_at_once_and_nothing_is_admitted(world: Wor
     assert {(await east.check(ASK)).status_code for _ in range(20)} == {503}
     assert (await east.check(ASK)).json()["degraded"] == "closed"
     world.weather.swallows_requests = False
-    await until(lambda: not east.region.conversation.is_pausing)
+    await until(lambda: not east.region.exchange_loop.is_pausing)
     assert await asked(east) == 200
     await until_books(world, consumed=3, outstanding=0)
 

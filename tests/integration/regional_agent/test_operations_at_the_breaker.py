@@ -23,7 +23,7 @@ UNLIMITED: dict[str, Any] = DOCUMENT | {
 
 async def an_agent(world: World, its_store: Store, journal: Path) -> Agent:
     agent = await world.agent(**settings(its_store, journal, decision_timeout_ms=100))
-    await until(lambda: agent.region.life.current is not None)
+    await until(lambda: agent.region.epochs.current is not None)
     return agent
 
 

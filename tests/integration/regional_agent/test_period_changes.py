@@ -15,7 +15,7 @@ from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
 from tests.conftest import restricted
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, serving
-from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_exchange_loop import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +183,7 @@ async def test_a_coordinator_whose_clock_was_ahead_stops_no_quota(world: World, 
             await misled.check(cost=COST)
             return (await lease_fields(misled))["period"] == later
 
-        agent.region.conversation.offer_again_ms = 10**9
+        agent.region.exchange_loop.offer_again_ms = 10**9
         agent.region.leasing.leased("exports:tenant=acme", None)
         await eventually(installed, True)
         await world.agents.aclose()
@@ -195,9 +195,9 @@ async def test_a_coordinator_whose_clock_was_ahead_stops_no_quota(world: World, 
 
 
 async def lease_fields(agent: Agent) -> dict[str, str]:
-    life = agent.region.life.current
-    assert life is not None
-    return await agent.region.scripts.lease_fields(life, "exports:tenant=acme")
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    return await agent.region.scripts.lease_fields(incarnation, "exports:tenant=acme")
 
 
 async def renewed(agent: Agent, period: str) -> None:

@@ -15,7 +15,7 @@ from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
 from tests.conftest import restricted
 from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, Weather, World, serving
-from tests.integration.regional_agent.test_conversation import eventually
+from tests.integration.regional_agent.test_exchange_loop import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -46,9 +46,9 @@ async def coordinator(database: str, clock: ShortlyBefore) -> AsyncIterator[tupl
 
 
 async def fields(agent: Agent) -> dict[str, str]:
-    life = agent.region.life.current
-    assert life is not None
-    return await agent.region.scripts.lease_fields(life, QUOTA)
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    return await agent.region.scripts.lease_fields(incarnation, QUOTA)
 
 
 async def admitted_until(agent: Agent, period: str, checks: int = 0) -> int:

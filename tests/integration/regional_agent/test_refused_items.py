@@ -11,7 +11,7 @@ from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.lanes import FIRST_PAUSE_MS
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
-from tests.integration.regional_agent.test_conversation import eventually, spent_and_booked
+from tests.integration.regional_agent.test_exchange_loop import eventually, spent_and_booked
 
 pytestmark = pytest.mark.anyio
 
@@ -115,9 +115,9 @@ async def test_a_want_that_is_refused_by_itself_is_set_aside(world: World) -> No
 @pytest.mark.parametrize("status", [422, 500])
 async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World, status: int) -> None:
     agent = await world.agent()
-    life, lane = await spent_and_booked(agent, world)
+    incarnation, lane = await spent_and_booked(agent, world)
     others = tenants_of_lane((lane + 1) % LANES, 3)
-    agent.region.conversation._interval_ms = 60_000
+    agent.region.exchange_loop._interval_ms = 60_000
     assert (await agent.check(cost=2)).status_code == 200
 
     def is_of_the_lane(exchange: dict[str, Any]) -> bool:
@@ -125,25 +125,27 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
         return bool(frozen["lane"] == lane and frozen["leases"])
 
     world.weather.answers_for_it = refusing(is_of_the_lane, status)
-    agent.region.conversation.report_now()
+    agent.region.exchange_loop.report_now()
     for name in others:
         assert await check(agent, name) == 200
-    agent.region.conversation._interval_ms = 20
-    agent.region.conversation.report_now()
+    agent.region.exchange_loop._interval_ms = 20
+    agent.region.exchange_loop.report_now()
     await eventually(world.usage, 5 + len(others))
-    lanes = agent.region.conversation.lanes
+    lanes = agent.region.exchange_loop.lanes
     if status == 500:
-        assert lanes.paused_for_ms((life.epoch, lane), agent.region._clock.monotonic_ms()) > 0
+        assert lanes.paused_for_ms((incarnation.epoch, lane), agent.region._clock.monotonic_ms()) > 0
         lanes._paused_until_ms.clear()
     else:
-        assert agent.region.conversation.stopped_lanes == {(life.epoch, lane): ExchangeOutcome.REFUSED}
-        assert any(f"lane {lane} of epoch {life.epoch} is refused: 422" in fault for fault in await faults(agent))
+        assert agent.region.exchange_loop.stopped_lanes == {(incarnation.epoch, lane): ExchangeOutcome.REFUSED}
+        assert any(
+            f"lane {lane} of epoch {incarnation.epoch} is refused: 422" in fault for fault in await faults(agent)
+        )
         assert 'leasehold_refused_items_total{kind="lane"} 1.0' in (await agent.http.get("/metrics")).text
-        lanes.stopped[life.epoch, lane].offer_at_ms -= FIRST_PAUSE_MS
-        agent.region.conversation.offer_again_ms = 10
+        lanes.stopped[incarnation.epoch, lane].offer_at_ms -= FIRST_PAUSE_MS
+        agent.region.exchange_loop.offer_again_ms = 10
     world.weather.answers_for_it = None
     await eventually(world.usage, 7 + len(others))
-    await until(lambda: agent.region.conversation.stopped_lanes == {})
+    await until(lambda: agent.region.exchange_loop.stopped_lanes == {})
 
 
 async def test_an_exchange_that_is_refused_for_a_moment_is_sent_again_and_the_others_are_booked(world: World) -> None:
@@ -168,25 +170,25 @@ async def test_an_exchange_that_is_refused_for_a_moment_is_sent_again_and_the_ot
     assert (await agent.check(cost=2)).status_code == 200
     await eventually(world.usage, 7)
     assert len(refusals) == 3
-    assert agent.region.conversation.stopped_lanes == {}
+    assert agent.region.exchange_loop.stopped_lanes == {}
 
 
 async def test_an_agent_that_did_not_offer_the_batch_knows_that_its_lane_goes_on(world: World) -> None:
     """Lane state is the region's: another agent's offer was accepted, so nothing has stopped any more."""
     agents = [await world.agent(name=f"agent-{number}") for number in range(2)]
-    life, lane = await spent_and_booked(agents[0], world)
+    incarnation, lane = await spent_and_booked(agents[0], world)
     world.weather.answers_for_it = refusing(lambda exchange: bool(json.loads(exchange["frozen"])["leases"]))
     assert (await agents[0].check(cost=2)).status_code == 200
     for agent in agents:
-        agent.region.conversation._resend = set(range(LANES))
-        agent.region.conversation.report_now()
-    await until(lambda: all(agent.region.conversation.stopped_lanes for agent in agents))
+        agent.region.exchange_loop._resend = set(range(LANES))
+        agent.region.exchange_loop.report_now()
+    await until(lambda: all(agent.region.exchange_loop.stopped_lanes for agent in agents))
     world.weather.answers_for_it = None
     offering, other = agents
-    offering.region.conversation.lanes.stopped[life.epoch, lane].offer_at_ms = 0
-    offering.region.conversation.offer_again_ms = 10
+    offering.region.exchange_loop.lanes.stopped[incarnation.epoch, lane].offer_at_ms = 0
+    offering.region.exchange_loop.offer_again_ms = 10
     await eventually(world.usage, 7)
-    await until(lambda: other.region.conversation.stopped_lanes == {})
+    await until(lambda: other.region.exchange_loop.stopped_lanes == {})
     assert (await other.http.get("/readyz")).status_code == 200
     assert (await other.check(cost=1)).status_code == 200
 
@@ -203,7 +205,7 @@ async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_are_hea
         return (422, MALFORMED) if path.endswith("/shares") and b"culprit" in body else None
 
     world.weather.answers_for_it = answer
-    sharing = agent.region.sharing
+    sharing = agent.region.share_loop
 
     async def ask() -> None:
         for tenant in ("culprit", "one", "two"):

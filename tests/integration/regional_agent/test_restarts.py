@@ -32,7 +32,7 @@ def store(directory: Path, port: int, appendfsync: str) -> Iterator[None]:
 
 
 def lives_in(agent: Agent) -> str | None:
-    return agent.region.life.current.fingerprint if agent.region.life.current else None
+    return agent.region.epochs.current.fingerprint if agent.region.epochs.current else None
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def test_a_store_that_fsyncs_every_write_goes_on_in_its_epoch(world: World
         assert epoch_of(agent) == before
         await spends(agent, 95)
         assert (await agent.check(cost=1)).status_code == 429, "nothing was forgotten, and nothing stranded"
-        assert not agent.region.conversation.stopped_lanes
+        assert not agent.region.exchange_loop.stopped_lanes
     assert await world.usage() == 100
 
 
@@ -81,7 +81,7 @@ async def test_a_replica_or_other_settings_end_the_exemption(
         assert (await agent.region.scripts.read_fence()).is_exempt
         embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync everysec")
         await until(lambda: epoch_of(agent) > before)
-        assert not agent.region.life.is_exempt
+        assert not agent.region.epochs.is_exempt
         await spends(agent, 5)
         ended = epoch_of(agent)
     with store(tmp_path, port, "always"):
@@ -103,7 +103,7 @@ async def test_a_store_that_stops_flushing_and_crashes_has_admitted_nothing_that
         embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync no")
         shutil.copytree(data, tmp_path / "on disk")
         answers = [(await agent.check(cost=1)).status_code for _ in range(10)]
-        assert agent.region.life.is_exempt, "its settings have not been looked at"
+        assert agent.region.epochs.is_exempt, "its settings have not been looked at"
     admitted = 5 + answers.count(200)
     await until(lambda: agent.region.store.fingerprint is None)
     shutil.rmtree(data)

@@ -8,17 +8,17 @@ import pytest
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, Versions
 from regional_agent.leasing.coordinator_client import CoordinatorClient
-from regional_agent.store.scripts import Life
+from regional_agent.store.scripts import StoreIncarnation
 from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
-from tests.integration.regional_agent.test_conversation import QUOTA, eventually
+from tests.integration.regional_agent.test_exchange_loop import QUOTA, eventually
 
 pytestmark = pytest.mark.anyio
 
 
-def life_of(agent: Agent) -> Life:
-    life = agent.region.life.current
-    assert life is not None
-    return life
+def incarnation_of(agent: Agent) -> StoreIncarnation:
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    return incarnation
 
 
 @pytest.mark.parametrize("dies", ["before it sent", "after it sent"])
@@ -27,22 +27,24 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(50)
     await agent.check(cost=7)
-    life = life_of(agent)
-    lane = lane_of(QUOTA, life.lanes)
-    frozen = await agent.region.scripts.freeze(life, lane, [QUOTA])  # the one that dies, up to here
+    incarnation = incarnation_of(agent)
+    lane = lane_of(QUOTA, incarnation.lanes)
+    frozen = await agent.region.scripts.freeze(incarnation, lane, [QUOTA])  # the one that dies, up to here
     if dies == "after it sent":
         client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
-        await client.exchange(ExchangeRequest(fingerprint=life.fingerprint, versions=Versions(), exchanges=exchanges))
+        await client.exchange(
+            ExchangeRequest(fingerprint=incarnation.fingerprint, versions=Versions(), exchanges=exchanges)
+        )
         await client.close()
-    assert await agent.region.scripts.dirty(life, lane, 10) == []
+    assert await agent.region.scripts.dirty(incarnation, lane, 10) == []
 
-    agent.region.conversation.offer_again_ms = 10
-    agent.region.conversation.report_now()
+    agent.region.exchange_loop.offer_again_ms = 10
+    agent.region.exchange_loop.report_now()
 
     async def waits() -> bool:
-        agent.region.conversation.report_now()
-        return await agent.region.scripts.frozen_seq(life, lane) is not None
+        agent.region.exchange_loop.report_now()
+        return await agent.region.scripts.frozen_seq(incarnation, lane) is not None
 
     await eventually(waits, False)
     assert await world.usage() == 7
@@ -55,7 +57,7 @@ async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of
     agent = await world.agent(report_interval_ms=60_000)
     await agent.lease(50)
     await agent.check(cost=7)
-    older, scripts = life_of(agent), agent.region.scripts
+    older, scripts = incarnation_of(agent), agent.region.scripts
     await scripts.give_back(older, QUOTA, 0)  # nothing is left that would have it look once more
     lane = lane_of(QUOTA, older.lanes)
     left: list[int | None] = []
@@ -74,13 +76,13 @@ async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of
         world.weather.before_replies_to["/exchanges"] = the_other
 
     world.weather.before_replies_to["/epochs"] = listen
-    await agent.region.store.call("HSET", "lh:fence", "fingerprint", "another life")
+    await agent.region.store.call("HSET", "lh:fence", "fingerprint", "another incarnation")
     assert (await agent.check()).status_code == 503
-    await until(lambda: agent.region.life.current not in {None, older})
-    agent.region.conversation.report_now()
+    await until(lambda: agent.region.epochs.current not in {None, older})
+    agent.region.exchange_loop.report_now()
 
-    async def older_epochs() -> list[Life]:
-        return await scripts.older_epochs(life_of(agent))
+    async def older_epochs() -> list[StoreIncarnation]:
+        return await scripts.older_epochs(incarnation_of(agent))
 
     await eventually(older_epochs, [])
     assert left == [1], "there was a next batch"
@@ -134,7 +136,7 @@ async def test_a_region_that_is_drained_returns_what_it_has(world: World) -> Non
     await agent.lease(50)
     await agent.check(cost=20)
     assert (await world.admin.put("/v1/regions/us-east", json={"status": "draining"})).is_success
-    agent.region.conversation.report_now()
+    agent.region.exchange_loop.report_now()
 
     async def outstanding() -> int:
         await agent.check(mode="peek")

@@ -121,11 +121,11 @@ async def has_all(agent: Agent, own: dict[str, str]) -> None:
 
 async def booked(world: World, agent: Agent) -> dict[str, int]:
     """Of each quota, once all is told."""
-    await until(lambda: all(not cell.conversation.stopped_lanes for cell in agent.whole.cells))
+    await until(lambda: all(not cell.exchange_loop.stopped_lanes for cell in agent.whole.cells))
     for cell in agent.whole.cells:
-        life = cell.life.current
-        assert life is not None
-        await cell.conversation._report_everything(life)
+        incarnation = cell.epochs.current
+        assert incarnation is not None
+        await cell.exchange_loop._report_everything(incarnation)
     return {quota: await world.usage(quota=quota) for quota in ALLOWANCES}
 
 

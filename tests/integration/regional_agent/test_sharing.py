@@ -48,7 +48,7 @@ class Asking:
 
     def left_ms(self) -> int:
         """For how long it has its share, if it hears no more."""
-        sharing = self.agent.region.sharing
+        sharing = self.agent.region.share_loop
         return max((key.expires_ms for key in sharing.spoken_of()), default=0) - sharing.now_ms()
 
     async def run(self) -> None:
@@ -75,11 +75,11 @@ def most_beyond(turns: list[Turn], per_second: int) -> float:
 async def in_force(agent: Agent) -> tuple[int, int]:
     """The number of the share in the store, and its rate."""
     cell = agent.region
-    assert cell.life.current is not None
-    assert cell.sharing.policies is not None
-    safe = cell.sharing.policies.shared(KEY)
+    assert cell.epochs.current is not None
+    assert cell.share_loop.policies is not None
+    safe = cell.share_loop.policies.shared(KEY)
     assert isinstance(safe, Rate)
-    reported = await cell.scripts.report_rates(cell.life.current, "who looks", [RateWant(KEY, safe, 0, False)])
+    reported = await cell.scripts.report_rates(cell.epochs.current, "who looks", [RateWant(KEY, safe, 0, False)])
     return reported.reports[0].number, reported.reports[0].rate_micro
 
 
@@ -104,7 +104,7 @@ async def asking(world: World) -> AsyncIterator[list[Asking]]:
 
 async def in_force_everywhere(world: World, asking: list[Asking], sharing: str, *rate: str) -> None:
     await limit(world, sharing, *rate)
-    await until(lambda: all(each.agent.region.sharing.policies.shared(KEY) is not None for each in asking))  # type: ignore[union-attr]
+    await until(lambda: all(each.agent.region.share_loop.policies.shared(KEY) is not None for each in asking))  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("sharing", ["strict", "adaptive"])

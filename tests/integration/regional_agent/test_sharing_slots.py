@@ -23,7 +23,7 @@ async def limit(world: World, agents: list[Agent], **slots: Any) -> None:
         "policies": [{"name": "renders", "match": {"route": "/v1/renders"}, "by": ["tenant"], "quota": "renders"}],
     }
     await world.try_out(more)
-    await until(lambda: all(each.region.sharing.policies.shared(KEY) is not None for each in agents))  # type: ignore[union-attr]
+    await until(lambda: all(each.region.share_loop.policies.shared(KEY) is not None for each in agents))  # type: ignore[union-attr]
 
 
 _operation = itertools.count()

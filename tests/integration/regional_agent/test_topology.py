@@ -74,7 +74,7 @@ def stores(directory: Path, count: int) -> Any:
 
 
 def epoch_of(agent: Agent) -> int:
-    return agent.region.life.current.epoch if agent.region.life.current else 0
+    return agent.region.epochs.current.epoch if agent.region.epochs.current else 0
 
 
 def moved_on(agent: Agent, last: int) -> bool:
@@ -126,7 +126,7 @@ async def test_an_agent_that_knows_nothing_of_it_leaves_a_fenced_epoch_too(world
             await spends(agent, 50)
 
 
-async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_lives_another_life(
+async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_lives_another_incarnation(
     world: World, tmp_path: Path
 ) -> None:
     with stores(tmp_path, 1) as (port,):
@@ -154,7 +154,7 @@ async def test_a_life_that_changed_below_an_open_connection_is_seen_before_an_ep
         first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
         for command in (f"REPLICAOF 127.0.0.1 {free_port()}", "REPLICAOF NO ONE"):
             embedded.ask_store(port, PASSWORD, command)
-        agent.region.life.doubt()
+        agent.region.epochs.invalidate()
         await until(lambda: epoch_of(agent) > first)
         fence = await agent.region.scripts.read_fence()
         assert fence.fingerprint == agent.region.store.fingerprint != fingerprint

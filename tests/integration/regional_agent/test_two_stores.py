@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 
 def is_refused(agent: Agent) -> bool:
-    return agent.region.life.refused == EpochRefusal.TWO_STORES
+    return agent.region.epochs.refused == EpochRefusal.TWO_STORES
 
 
 async def one_is_refused(agents: list[Agent]) -> tuple[Agent, Agent]:

@@ -75,9 +75,9 @@ async def test_when_one_is_gone_its_region_goes_on_with_the_other(world: World, 
             await agent.lease(50)
             assert (await agent.check(cost=11)).status_code == 200
             await booked(world, 11)
-            life = agent.region.life.current
+            incarnation = agent.region.epochs.current
         async with running(world.settings("us-east")) as agent:
             await agent.ready()
-            assert agent.region.life.current == life
+            assert agent.region.epochs.current == incarnation
             assert (await agent.check(cost=39)).status_code == 200
     await booked(world, 50)

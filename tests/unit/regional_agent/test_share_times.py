@@ -10,8 +10,8 @@ import pytest
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
 from protocol.policy import Rate
 from regional_agent.shared_limits.rules import RateDemand
-from regional_agent.shared_limits.sharing import Key, Sharing
-from regional_agent.store.scripts import Life, RatesReported, RateWant, SlotCharge, SlotsReported, SlotWant
+from regional_agent.shared_limits.share_loop import Key, ShareLoop
+from regional_agent.store.scripts import RatesReported, RateWant, SlotCharge, SlotsReported, SlotWant, StoreIncarnation
 from tests.unit.regional_agent.test_leasing import StandingClock
 
 pytestmark = pytest.mark.anyio
@@ -27,17 +27,17 @@ class Store:
     mono_us: int = 7
     heard: list[tuple[str, int]] = field(default_factory=list)  # what, and when it was asked for
 
-    async def report_rates(self, _: Life, __: str, wants: Sequence[RateWant]) -> RatesReported:
+    async def report_rates(self, _: StoreIncarnation, __: str, wants: Sequence[RateWant]) -> RatesReported:
         return RatesReported(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in wants])
 
-    async def report_slots(self, _: Life, __: str, wants: Sequence[SlotWant]) -> SlotsReported:
+    async def report_slots(self, _: StoreIncarnation, __: str, wants: Sequence[SlotWant]) -> SlotsReported:
         return SlotsReported(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in wants])
 
-    async def share_rates(self, _: Life, asked_us: int, __: Sequence[object]) -> int:
+    async def share_rates(self, _: StoreIncarnation, asked_us: int, __: Sequence[object]) -> int:
         self.heard.append(("rates", asked_us))
         return 1
 
-    async def share_slots(self, _: Life, asked_us: int, __: Sequence[object]) -> int:
+    async def share_slots(self, _: StoreIncarnation, asked_us: int, __: Sequence[object]) -> int:
         self.heard.append(("slots", asked_us))
         return 1
 
@@ -59,12 +59,12 @@ async def test_a_share_falls_as_long_after_it_was_asked_for_however_late_the_rep
     nobody: Any = SimpleNamespace()
     scripts: Any = store
     coordinator: Any = SlowCoordinator(store, clock)
-    sharing = Sharing("an agent", scripts, nobody, nobody, coordinator, nobody, clock)
+    sharing = ShareLoop("an agent", scripts, nobody, nobody, coordinator, nobody, clock)
     keys = [
         Key(API, Rate(1_000_000, 10), RateDemand(0)),
         Key(JOBS, SlotCharge(JOBS, 1, 9, 300_000, safe=3), RateDemand(0)),
     ]
-    await sharing._exchange(Life("a life", 1, 4), {key.quota: key for key in keys}, clock.now_ms)
+    await sharing._exchange(StoreIncarnation("an incarnation", 1, 4), {key.quota: key for key in keys}, clock.now_ms)
     assert store.heard == [("rates", 7), ("slots", 7)]
     assert [key.expires_ms for key in keys] == [1_000 + LASTS_MS] * 2
     assert [key.due_ms for key in keys] == [1_000 + 2_000] * 2, "and is asked for anew"

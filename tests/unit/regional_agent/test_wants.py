@@ -12,8 +12,8 @@ from protocol.policy import Rate
 from regional_agent.leasing import demands as wants_module
 from regional_agent.leasing.demands import Want
 from regional_agent.leasing.quotas import Leasing
-from regional_agent.shared_limits import sharing as sharing_module
-from regional_agent.shared_limits.sharing import Sharing
+from regional_agent.shared_limits import share_loop as share_loop_module
+from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.scripts import PolicyDecision
 from tests.unit.regional_agent.test_leasing import QUOTA, StandingClock, spent
 
@@ -132,9 +132,9 @@ def test_what_is_due_is_what_a_look_at_all_would_find(steps: list[tuple[str, int
 def test_rates_beyond_the_bound_take_the_place_of_those_that_are_not_spoken_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sharing_module, "MOST_KEYS", 10)
+    monkeypatch.setattr(share_loop_module, "MOST_KEYS", 10)
     nobody: Any = SimpleNamespace()
-    sharing = Sharing("an agent", nobody, nobody, nobody, nobody, nobody, StandingClock())
+    sharing = ShareLoop("an agent", nobody, nobody, nobody, nobody, nobody, StandingClock())
     for number in range(10):
         key = sharing._new(f"api:tenant=t{number}", Rate(1_000_000, 10), 0)
         if number != 4:

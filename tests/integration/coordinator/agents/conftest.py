@@ -70,7 +70,7 @@ def exchange(frozen: str, wants: Sequence[Any] = ()) -> dict[str, Any]:
 
 @dataclass
 class Agent:
-    """One region's agent, under one life of its store."""
+    """One region's agent, under one incarnation of its store."""
 
     client: httpx.AsyncClient
     region: str

@@ -52,8 +52,8 @@ def says_all(stand: Stand, agent: Agent, exchanges: Sequence[Exchange]) -> Step[
 
 
 def opens(stand: Stand, agent: Agent) -> Step[Any]:
-    """Another life of its store."""
-    request = OpenEpoch(nonce=token_hex(16), fingerprint="another life")
+    """Another incarnation of its store."""
+    request = OpenEpoch(nonce=token_hex(16), fingerprint="another incarnation")
     return lambda c: open_epoch(c, agent.region, request, agent.lanes, stand.clock.now())
 
 

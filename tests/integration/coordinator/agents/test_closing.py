@@ -422,7 +422,7 @@ async def test_fencing_and_retiring_pass_by_what_is_closed(stand: Stand, agent: 
     await in_december(stand, in_suspense=True)
     await close_at_last(stand, carry_suspense=True)
     before = await stand.lease(agent)
-    epoch, agent.fingerprint = agent.epoch, "another life"
+    epoch, agent.fingerprint = agent.epoch, "another incarnation"
     assert (await agent.open()).status_code == 200
     client = await stand.client("alloc:write")
     assert (await client.post(f"/v1/epochs/{epoch}:retire", json={"reason": "why"})).status_code == 200

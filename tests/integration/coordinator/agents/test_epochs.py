@@ -1,4 +1,4 @@
-"""A new life of a store gets a new epoch, the old one is fenced, and asking twice is asking once."""
+"""A new incarnation of a store gets a new epoch, the old one is fenced, and asking twice is asking once."""
 
 import asyncio
 
@@ -22,11 +22,11 @@ async def test_the_same_nonce_and_fingerprint_give_the_same_epoch(stand: Stand, 
     assert await stand.one("SELECT count(*) FROM region_epoch") == 2
 
 
-async def test_a_nonce_of_another_life_is_refused(stand: Stand, agent: Agent) -> None:
+async def test_a_nonce_of_another_incarnation_is_refused(stand: Stand, agent: Agent) -> None:
     await agent.open(NONCE)
-    agent.fingerprint = "another life"
+    agent.fingerprint = "another incarnation"
     answer = await agent.open(NONCE)
-    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/nonce-of-another-life")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/nonce-of-another-incarnation")
     other = await stand.agent("eu-west")
     other.fingerprint = "one life"
     assert (await other.open(NONCE)).status_code == 409
@@ -59,7 +59,7 @@ SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND
 async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     old = agent.epoch
-    agent.fingerprint = "another life"
+    agent.fingerprint = "another incarnation"
     await agent.open()
     states = await stand.owner.fetch("SELECT epoch, state FROM region_epoch ORDER BY epoch")
     assert [tuple(row) for row in states] == [(old, "fenced"), (agent.epoch, "current")]
@@ -70,9 +70,9 @@ async def test_a_new_epoch_fences_the_one_before(stand: Stand, agent: Agent) -> 
 
 async def test_nothing_is_granted_to_an_epoch_that_is_over(stand: Stand, agent: Agent) -> None:
     """An exchange and the opening of the next epoch at once, in either order: a lease has what its region was told."""
-    for life in range(10):
+    for incarnation in range(10):
         await agent.say(1, wants=[want(waiting=1)])
-        newer = Agent(agent.client, agent.region, f"life {life}")
+        newer = Agent(agent.client, agent.region, f"life {incarnation}")
         reply, opened = await asyncio.gather(agent.say(2, wants=[want(waiting=1)]), newer.open())
         assert opened.status_code == 200
         fenced = await stand.lease(agent)
@@ -96,7 +96,7 @@ async def alternates(agent: Agent, rival: Agent, times: int) -> None:
 
 
 async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stand: Stand, agent: Agent) -> None:
-    rival = Agent(agent.client, agent.region, "another life")
+    rival = Agent(agent.client, agent.region, "another incarnation")
     await rival.open()
     await alternates(agent, rival, MOST_OPENINGS - 1)
     refused = await agent.open()
@@ -116,7 +116,7 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stan
 async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted_to(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     told = Agent(agent.client, agent.region, epoch=agent.epoch)
-    rival = Agent(agent.client, agent.region, "another life")
+    rival = Agent(agent.client, agent.region, "another incarnation")
     await rival.open()
     await alternates(agent, rival, MOST_OPENINGS - 1)
     assert (await agent.open()).status_code == 409
@@ -126,7 +126,7 @@ async def test_evidence_of_a_contested_region_is_booked_and_its_epoch_is_granted
 
 
 async def test_what_was_opened_is_given_again_though_the_region_is_contested(agent: Agent) -> None:
-    rival = Agent(agent.client, agent.region, "another life")
+    rival = Agent(agent.client, agent.region, "another incarnation")
     await agent.open(NONCE)
     known = agent.epoch
     await rival.open()
@@ -136,14 +136,14 @@ async def test_what_was_opened_is_given_again_though_the_region_is_contested(age
 
 
 async def test_failing_over_again_and_again_is_no_contest(stand: Stand, agent: Agent) -> None:
-    """To another life each time, and now and then back; nor is one life that begins again and again."""
-    for life in range(MOST_OPENINGS * 3):
-        other = Agent(agent.client, agent.region, f"life {life % (2 * MOST_OPENINGS)}")
+    """To another incarnation each time, and now and then back; nor is one incarnation that begins again and again."""
+    for incarnation in range(MOST_OPENINGS * 3):
+        other = Agent(agent.client, agent.region, f"life {incarnation % (2 * MOST_OPENINGS)}")
         for each in (other, agent):
             assert (await each.open()).status_code == 200
     eu = await stand.agent("eu-west")
     await alternates(agent, eu, MOST_OPENINGS)
-    stores = Agent(agent.client, agent.region, "a life of another moment"), agent
+    stores = Agent(agent.client, agent.region, "an incarnation of another moment"), agent
     for _ in range(MOST_OPENINGS):
         stand.clock.time += LATELY / 2
         for each in stores:

@@ -12,7 +12,7 @@ from tests.integration.coordinator.standing import connected
 pytestmark = pytest.mark.anyio
 
 
-async def next_life(agent: Agent, *, lost_data: bool | None = None, previous: int | None = None) -> Agent:
+async def next_incarnation(agent: Agent, *, lost_data: bool | None = None, previous: int | None = None) -> Agent:
     newer = Agent(agent.client, agent.region, f"after {agent.fingerprint}")
     body: dict[str, object] = {"nonce": token_hex(16), "fingerprint": newer.fingerprint}
     body["previous"] = previous or agent.epoch
@@ -31,7 +31,7 @@ async def set_aside(stand: Stand) -> None:
 async def test_of_a_store_that_kept_its_data_the_rest_is_free_at_once(stand: Stand, agent: Agent) -> None:
     """What it still held is not returned, and stays reserved until its hold has ended there."""
     await agent.say(1, wants=[want(waiting=10)])
-    await next_life(agent, lost_data=False)
+    await next_incarnation(agent, lost_data=False)
     reply = await agent.say(2, lease(granted=10, consumed=4, returned=5), wants=[want(waiting=5)])
     assert [each.refusal for each in reply.refused] == [GrantRefusal.EPOCH_FENCED]
     mine, pool = await stand.lease(agent), await stand.pool()
@@ -46,7 +46,7 @@ async def test_of_a_store_that_lost_data_usage_is_booked_and_returns_are_not(
     stand: Stand, agent: Agent, lost_data: bool | None
 ) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    await next_life(agent, lost_data=lost_data)
+    await next_incarnation(agent, lost_data=lost_data)
     await set_aside(stand)
     assert (await stand.pool())["outstanding"] == 10, "its store may be alive, and spend while it has not heard"
     stand.clock.move(hours=1)
@@ -64,9 +64,9 @@ async def test_a_store_that_loses_data_may_lose_what_it_had_yet_to_say_of_an_epo
 ) -> None:
     """Put back to before it said so, it knows less of that epoch than it had admitted, and would give back too much."""
     await agent.say(1, wants=[want(waiting=10)])
-    newer = await next_life(agent, lost_data=False)
+    newer = await next_incarnation(agent, lost_data=False)
     assert (await stand.lease(agent))["state"] == "fenced"
-    await next_life(newer, lost_data=True)
+    await next_incarnation(newer, lost_data=True)
     assert (await agent.say(2, lease(granted=10, consumed=4, returned=6))).outcome is ExchangeOutcome.APPLIED
     mine, pool = await stand.lease(agent), await stand.pool()
     assert (mine["state"], mine["consumed"], mine["returned"]) == ("lost", 4, 0)
@@ -75,17 +75,17 @@ async def test_a_store_that_loses_data_may_lose_what_it_had_yet_to_say_of_an_epo
 
 async def test_of_an_epoch_that_has_said_all_nothing_can_be_lost_any_more(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    newer = await next_life(agent, lost_data=False)
+    newer = await next_incarnation(agent, lost_data=False)
     await agent.say(2, lease(granted=10, consumed=4, returned=6))
-    await next_life(newer, lost_data=True)
+    await next_incarnation(newer, lost_data=True)
     assert (await stand.lease(agent))["state"] == "fenced"
 
 
 async def test_what_a_store_says_it_kept_counts_for_that_epoch_only(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
-    newer = await next_life(agent)
+    newer = await next_incarnation(agent)
     await newer.say(1, wants=[want(waiting=10)])
-    await next_life(newer, lost_data=False, previous=agent.epoch)
+    await next_incarnation(newer, lost_data=False, previous=agent.epoch)
     assert ((await stand.lease(agent))["state"], (await stand.lease(newer))["state"]) == ("fenced", "lost")
 
 
@@ -94,12 +94,12 @@ async def test_an_epoch_that_was_believed_lost_gives_back_all_once_its_store_is_
 ) -> None:
     """Also what it had returned meanwhile, which nobody believed."""
     await agent.say(1, wants=[want(waiting=10)])
-    newer = await next_life(agent)
+    newer = await next_incarnation(agent)
     await agent.say(2, lease(granted=10, consumed=4, returned=2))
     stand.clock.move(hours=1)
     await set_aside(stand)
     assert ((await stand.lease(agent))["returned"], (await stand.pool())["suspense"]) == (0, 6)
-    await next_life(newer, lost_data=False, previous=agent.epoch)
+    await next_incarnation(newer, lost_data=False, previous=agent.epoch)
     await agent.say(3, lease(granted=10, consumed=4, returned=5, units=0))
     mine, pool = await stand.lease(agent), await stand.pool()
     assert (mine["state"], mine["returned"], mine["suspense"]) == ("fenced", 5, 1), "one unit is held"
@@ -109,9 +109,9 @@ async def test_an_epoch_that_was_believed_lost_gives_back_all_once_its_store_is_
 async def test_no_word_of_a_store_counts_against_evidence(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
-    newer = await next_life(agent)
+    newer = await next_incarnation(agent)
     await agent.say(3, lease(granted=10, consumed=3, units=0))
-    await next_life(newer, lost_data=False, previous=agent.epoch)
+    await next_incarnation(newer, lost_data=False, previous=agent.epoch)
     assert (await stand.lease(agent))["state"] == "lost"
 
 
@@ -129,7 +129,7 @@ async def test_evidence_of_loss_ends_the_epoch(
     assert epoch is not None
     assert tuple(epoch) == ("fenced", True)
     assert (await stand.lease(agent))["state"] == "lost"
-    newer = await next_life(agent, lost_data=False)
+    newer = await next_incarnation(agent, lost_data=False)
     assert leased(await newer.say(1, wants=[want(waiting=10)])).granted == 10
     assert (await stand.lease(agent))["state"] == "lost"
 
@@ -137,7 +137,7 @@ async def test_evidence_of_loss_ends_the_epoch(
 async def test_evidence_of_loss_that_comes_after_the_fence(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=4))
-    await next_life(agent, lost_data=False)
+    await next_incarnation(agent, lost_data=False)
     assert (await stand.lease(agent))["state"] == "fenced"
     await agent.say(3, lease(granted=10, consumed=3, units=0))
     assert (await stand.lease(agent))["state"] == "lost"

@@ -130,7 +130,7 @@ async def test_what_was_never_issued_to_the_region(stand: Stand, agent: Agent) -
     assert (await agent.say(1, wants=[want(waiting=5)])).outcome is ExchangeOutcome.UNKNOWN_EPOCH
     agent.epoch = 10**9
     assert (await agent.say(1)).outcome is ExchangeOutcome.UNKNOWN_EPOCH
-    agent.epoch, agent.fingerprint = own, "another life"
+    agent.epoch, agent.fingerprint = own, "another incarnation"
     assert (await agent.say(1)).outcome is ExchangeOutcome.WRONG_FINGERPRINT
     assert await stand.one("SELECT count(*) FROM report") == 0
 
@@ -241,7 +241,7 @@ async def booked_report(stand: Stand, agent: Agent, lane: int, seq: int) -> Repo
 async def test_evidence_of_a_fenced_epoch_is_booked_and_grants_nothing(stand: Stand, agent: Agent) -> None:
     await granted(agent, 10)
     old = agent.epoch
-    agent.fingerprint = "another life"
+    agent.fingerprint = "another incarnation"
     await agent.open()
     new, agent.epoch = agent.epoch, old
     reply = await agent.say(2, lease(granted=10, consumed=4, returned=6), wants=[want(waiting=5)])

@@ -177,7 +177,7 @@ async def test_what_was_given_twice_is_funded_beyond_the_limit_until_it_comes_ba
 
 
 async def test_of_a_fenced_epoch_all_is_booked_and_nothing_granted(stand: Stand, behind: Agent) -> None:
-    newer = Agent(behind.client, behind.region, "another life")
+    newer = Agent(behind.client, behind.region, "another incarnation")
     await newer.open()
     await offered(behind)
     await rebased(stand, behind)

@@ -1,4 +1,4 @@
-"""An epoch that goes on in another life of its store, and the doubts in which it does not."""
+"""An epoch that goes on in another incarnation of its store, and the doubts in which it does not."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ async def test_the_conversation_goes_on_where_it_was(stand: Stand, agent: Agent)
     ("refusal", "changed"),
     [
         ("not_issued", {"nonce": "f" * 16}),
-        ("another_life", {"previous": "a life that nobody knows"}),
+        ("another_incarnation", {"previous": "an incarnation that nobody knows"}),
         ("store_behind", {"seqs": [0, 0, 0, 0]}),
         ("store_behind", {"seqs": []}),
     ],

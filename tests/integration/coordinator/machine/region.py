@@ -67,7 +67,7 @@ class Memory:
 
 
 @dataclass
-class Life:
+class StoreIncarnation:
     """One life of a region's store, in its epoch."""
 
     region: str

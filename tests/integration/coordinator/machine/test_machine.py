@@ -85,7 +85,7 @@ from tests.integration.coordinator.machine.law import (
     set_aside,
     tenth,
 )
-from tests.integration.coordinator.machine.region import Lie, Life, Truth
+from tests.integration.coordinator.machine.region import Lie, StoreIncarnation, Truth
 from tests.simulation.world import document
 
 EXAMPLES = int(os.environ.get("LEASEHOLD_EXAMPLES", "15"))
@@ -128,7 +128,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.documents, self.truth = Documents(), Truth()
         self.now = datetime(2026, 11, 18, 12, 59, 50, tzinfo=UTC)
-        self.lives: dict[str, list[Life]] = {region: [] for region in REGIONS}
+        self.incarnations: dict[str, list[StoreIncarnation]] = {region: [] for region in REGIONS}
         self.proposals: list[UUID] = []
         self.adjustments: list[UUID] = []
         self.overrides = 0
@@ -192,27 +192,27 @@ class Ledger(RuleBasedStateMachine):
 
     @rule(region=regions, quota=quotas, units=units)
     def spend(self, region: str, quota: str, units: int) -> None:
-        self.life(region).spend(self.key(quota), units, self.now)
+        self.incarnation(region).spend(self.key(quota), units, self.now)
 
     @rule(region=regions, quota=quotas, units=units)
     def spend_without_asking(self, region: str, quota: str, units: int) -> None:
-        self.life(region).spend_without_asking(self.key(quota), units)
+        self.incarnation(region).spend_without_asking(self.key(quota), units)
 
     @rule(region=regions, quota=quotas, keep=st.integers(0, 5))
     def give_back(self, region: str, quota: str, keep: int) -> None:
-        self.life(region).give_back(keep, quota)
+        self.incarnation(region).give_back(keep, quota)
 
     @rule(region=regions)
     def back_up(self, region: str) -> None:
-        self.life(region).back_up()
+        self.incarnation(region).back_up()
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
     @rule(region=regions, kept=st.booleans(), older=st.none() | nth)
     def a_store_begins(self, region: str, kept: bool, older: int | None) -> None:
-        """Another life, in the place of the one before; it may know that its store has kept all of one of them."""
-        before = self.lives[region][-1] if self.lives[region] else None
-        known = self.life(region, older) if before and older is not None else None
+        """Another incarnation replaces the one before. It may know that its store has kept all of one of them."""
+        before = self.incarnations[region][-1] if self.incarnations[region] else None
+        known = self.incarnation(region, older) if before and older is not None else None
         is_whole = known is not None and (kept if known is before else not known.forgot)
         self.nonces += 1
         nonce, fingerprint = f"{self.nonces:032x}", f"{region}-{self.nonces}"
@@ -223,40 +223,49 @@ class Ledger(RuleBasedStateMachine):
             assert self.status(region) != "down"
             if before:
                 before.end(lost_data=not kept)
-            self.lives[region].append(Life(region, opened.epoch, nonce, fingerprint, opened.lanes, self.truth))
+            self.incarnations[region].append(
+                StoreIncarnation(region, opened.epoch, nonce, fingerprint, opened.lanes, self.truth)
+            )
 
     @rule(region=regions, is_another=st.booleans())
     def an_epoch_is_asked_for_again(self, region: str, is_another: bool) -> None:
-        life = self.life(region)
-        request = OpenEpoch(nonce=life.nonce, fingerprint=life.fingerprint + "+" * is_another)
+        incarnation = self.incarnation(region)
+        request = OpenEpoch(nonce=incarnation.nonce, fingerprint=incarnation.fingerprint + "+" * is_another)
         with self.nothing_changes():
             answer = self.step(open_epoch(self.connection, region, request, LANES, self.now))
-        is_first = life is self.lives[region][0]  # who asks does not say that it has kept the epoch before
-        opened = EpochOpened(epoch=life.epoch, lanes=LANES, is_whole=is_first)
-        known = EpochRefusal.NONCE_OF_ANOTHER_LIFE if is_another else opened
+        is_first = (
+            incarnation is self.incarnations[region][0]
+        )  # who asks does not say that it has kept the epoch before
+        opened = EpochOpened(epoch=incarnation.epoch, lanes=LANES, is_whole=is_first)
+        known = EpochRefusal.NONCE_OF_ANOTHER_INCARNATION if is_another else opened
         assert answer in (known, EpochRefusal.REGION_DOWN)
 
     @rule(region=regions, older=nth, is_behind=st.booleans(), is_stranger=st.booleans())
     def a_store_goes_on(self, region: str, older: int, is_behind: bool, is_stranger: bool) -> None:
-        life = self.life(region, older)
-        previous = "a stranger" if is_stranger else life.fingerprint
+        incarnation = self.incarnation(region, older)
+        previous = "a stranger" if is_stranger else incarnation.fingerprint
         request = RebindEpoch(
-            nonce=life.nonce,
+            nonce=incarnation.nonce,
             previous=previous,
-            fingerprint=f"{life.fingerprint}+",
-            seqs=[] if is_behind else [life.memory.seqs[lane] + (lane in life.memory.frozen) for lane in range(LANES)],
+            fingerprint=f"{incarnation.fingerprint}+",
+            seqs=[]
+            if is_behind
+            else [incarnation.memory.seqs[lane] + (lane in incarnation.memory.frozen) for lane in range(LANES)],
         )
-        state, numbers = self.state(life), [self.seen.lanes[life.epoch, lane]["last_seq"] for lane in range(LANES)]
-        rebind = rebind_epoch(self.connection, region, life.epoch, request, PEOPLE[0], self.now)
+        state, numbers = (
+            self.state(incarnation),
+            [self.seen.lanes[incarnation.epoch, lane]["last_seq"] for lane in range(LANES)],
+        )
+        rebind = rebind_epoch(self.connection, region, incarnation.epoch, request, PEOPLE[0], self.now)
         if self.refused_or(EpochOpened, rebind):
             assert state == "current"
             assert not is_stranger
             assert not (is_behind and any(numbers))
-            life.fingerprint = request.fingerprint
+            incarnation.fingerprint = request.fingerprint
 
     @rule(region=regions, older=nth, by=people)
     def retire(self, region: str, older: int, by: Actor) -> None:
-        epoch = self.life(region, older).epoch
+        epoch = self.incarnation(region, older).epoch
         self.step(retire_epoch(self.connection, epoch, "it is gone", by, self.now))
         with self.nothing_changes():
             self.step(retire_epoch(self.connection, epoch, "once more", by, self.now))
@@ -271,54 +280,57 @@ class Ledger(RuleBasedStateMachine):
     )
     def speak(self, speakers: set[str], waiting: int, demand_milli: int, is_heard: bool) -> None:
         """Several regions at once are gathered."""
-        lives = [self.life(region) for region in sorted(speakers)]
-        calls = [self.call(life, self.live(waiting, demand_milli)) for life in lives]
+        incarnations = [self.incarnation(region) for region in sorted(speakers)]
+        calls = [self.call(incarnation, self.live(waiting, demand_milli)) for incarnation in incarnations]
         answers = self.deliver(calls)
-        for life, applied in zip(lives, answers, strict=True):
-            self.hear(life, applied, is_heard=is_heard)
+        for incarnation, applied in zip(incarnations, answers, strict=True):
+            self.hear(incarnation, applied, is_heard=is_heard)
 
     @rule(region=regions, lie=st.sampled_from(Lie), is_heard=st.booleans())
     def lie(self, region: str, lie: Lie, is_heard: bool) -> None:
-        life = self.life(region)
-        (applied,) = self.deliver([self.call(life, LiveState(), lie)])
-        self.hear(life, applied, is_heard=is_heard)
+        incarnation = self.incarnation(region)
+        (applied,) = self.deliver([self.call(incarnation, LiveState(), lie)])
+        self.hear(incarnation, applied, is_heard=is_heard)
 
     @rule(region=regions, older=nth, gives_back=st.booleans())
     def look_back(self, region: str, older: int, gives_back: bool) -> None:
-        """The evidence of an epoch that is over is told by the next life, which may also want more in its name."""
-        life = self.life(region, 1 + older)
-        if gives_back and life.is_over:
-            life.give_back()
-        wants, fingerprint = self.live(waiting=10, demand_milli=5_000), self.life(region).fingerprint
-        call = self.call(life, wants, fingerprint=fingerprint)
+        """The evidence of an epoch that is over is reported by the next incarnation, which may want more for it."""
+        incarnation = self.incarnation(region, 1 + older)
+        if gives_back and incarnation.is_over:
+            incarnation.give_back()
+        wants, fingerprint = self.live(waiting=10, demand_milli=5_000), self.incarnation(region).fingerprint
+        call = self.call(incarnation, wants, fingerprint=fingerprint)
         (applied,) = self.deliver([call])
-        if self.state(life) == "fenced":
+        if self.state(incarnation) == "fenced":
             for incoming, reply in zip(call.incoming, applied.response.replies, strict=True):
                 refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.live.wants}
                 assert reply.outcome not in BOOKED or refused == {each.quota: each.refusal for each in reply.refused}
-        self.hear(life, applied, is_heard=True)
+        self.hear(incarnation, applied, is_heard=True)
 
     @rule(region=regions, older=nth, which=nth)
     def say_again(self, region: str, older: int, which: int) -> None:
-        life = self.life(region, older)
-        if not life.sent:
+        incarnation = self.incarnation(region, older)
+        if not incarnation.sent:
             return
-        lane, frozen = life.sent[-1 - which % len(life.sent)]
-        (applied,) = self.deliver([self.saying(life, frozen)])
+        lane, frozen = incarnation.sent[-1 - which % len(incarnation.sent)]
+        (applied,) = self.deliver([self.saying(incarnation, frozen)])
         assert applied.response.replies[0].lane == lane
 
     @rule(region=regions, lane=st.integers(0, LANES - 1))
     def say_what_no_store_says(self, region: str, lane: int) -> None:
         """Gathered with what another says: of that it holds up nothing."""
-        life, other = self.life(region), self.life(next(each for each in REGIONS if each != region))
-        batch = self.batch(life, lane)
+        incarnation, other = (
+            self.incarnation(region),
+            self.incarnation(next(each for each in REGIONS if each != region)),
+        )
+        batch = self.batch(incarnation, lane)
         promised = [replace(lease, granted=lease.granted + 10_000) for lease in batch.leases]
         for said in (replace(batch, seq=batch.seq + 1), replace(batch, leases=promised)):
-            calls = [self.saying(life, msgspec.json.encode(said).decode()), self.call(other, LiveState())]
+            calls = [self.saying(incarnation, msgspec.json.encode(said).decode()), self.call(other, LiveState())]
             self.deliver(calls)
-        self.deliver([self.saying(life, msgspec.json.encode(self.batch(other, lane)).decode())])
+        self.deliver([self.saying(incarnation, msgspec.json.encode(self.batch(other, lane)).decode())])
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
-        self.deliver([self.request(region, "another life", [exchange])])
+        self.deliver([self.request(region, "another incarnation", [exchange])])
 
     @rule(
         region=regions,
@@ -329,31 +341,31 @@ class Ledger(RuleBasedStateMachine):
     def go_back(self, region: str, lane: int, forgot: str, is_denied: bool) -> None:
         """The store tells its last number otherwise, or less than it has told: its epoch is over.
 
-        Whatever its next life says, for instance that nothing was lost.
+        Whatever its next incarnation says, for instance that nothing was lost.
         """
-        life = self.life(region)
-        batch = self.batch(life, lane)
-        less = [each for each in batch.leases if self.has_told(life, each, forgot)]
-        if batch.seq == 1 or self.state(life) != "current" or not (forgot == "bytes" or less):
+        incarnation = self.incarnation(region)
+        batch = self.batch(incarnation, lane)
+        less = [each for each in batch.leases if self.has_told(incarnation, each, forgot)]
+        if batch.seq == 1 or self.state(incarnation) != "current" or not (forgot == "bytes" or less):
             return
         if forgot == "bytes":
             said = " " + msgspec.json.encode(replace(batch, seq=batch.seq - 1, leases=[])).decode()
         else:
             leases = [replace(each, **{forgot: 0}) for each in less]
             said = msgspec.json.encode(replace(batch, leases=leases)).decode()
-        (applied,) = self.deliver([self.saying(life, said)])
-        assert applied.lost == [life.epoch]
+        (applied,) = self.deliver([self.saying(incarnation, said)])
+        assert applied.lost == [incarnation.epoch]
         if is_denied:
             self.a_store_begins(region, kept=True, older=0)
 
-    def has_told(self, life: Life, lease: FrozenLease, total: str) -> bool:
-        known = self.seen.leases.get(Name(life.epoch, Key(lease.quota, lease.period)))
+    def has_told(self, incarnation: StoreIncarnation, lease: FrozenLease, total: str) -> bool:
+        known = self.seen.leases.get(Name(incarnation.epoch, Key(lease.quota, lease.period)))
         return total != "bytes" and known is not None and known[f"said_{total}"] > 0
 
     @rule(region=regions, quota=quotas, units=units)
     def work(self, region: str, quota: str, units: int) -> None:
         """What happens most of all."""
-        self.life(region).spend(self.key(quota), units, self.now)
+        self.incarnation(region).spend(self.key(quota), units, self.now)
         self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
 
     @rule(region=regions, ms=st.sampled_from([4_200, 5_000]), returns=st.booleans())
@@ -362,7 +374,7 @@ class Ledger(RuleBasedStateMachine):
         self.now += timedelta(milliseconds=ms)
         self.expire()
         if returns:
-            self.life(region).give_back()
+            self.incarnation(region).give_back()
         self.speak({region}, waiting=10, demand_milli=5_000, is_heard=True)
 
     @rule(
@@ -378,14 +390,14 @@ class Ledger(RuleBasedStateMachine):
         """People end what is set aside of its leases, and what it has to say comes a moment later, or earlier: the
         books end alike, for an estimate gives way to the truth.
         """
-        life = self.life(region)
-        life.spend(self.key(quota), units, self.now)
+        incarnation = self.incarnation(region)
+        incarnation.spend(self.key(quota), units, self.now)
         self.now += timedelta(milliseconds=5_000)
         self.expire()
         proposals = [
             self.proposed(Name(row[0], Key(*row[1:])), *end) for row in self.run(self.connection.fetch(_TO_JUDGE))
         ]
-        call = self.call(life, LiveState(), lie)
+        call = self.call(incarnation, LiveState(), lie)
 
         def judge() -> None:
             for id_ in filter(None, proposals):
@@ -403,8 +415,8 @@ class Ledger(RuleBasedStateMachine):
     @rule(region=regions, quota=quotas, units=units)
     def the_ledger_is_put_back(self, region: str, quota: str, units: int) -> None:
         """It forgets what it had given and booked; people let each lane go on, and nothing of it is lost."""
-        life = self.life(region)
-        if self.state(life) != "current" or self.is_shown_behind(life):
+        incarnation = self.incarnation(region)
+        if self.state(incarnation) != "current" or self.is_shown_behind(incarnation):
             return
         backup, before = self.connection.transaction(), self.quarantined()
         self.run(backup.start())
@@ -412,19 +424,19 @@ class Ledger(RuleBasedStateMachine):
             self.work(region, quota, units)
         self.run(backup.rollback())
         self.seen = self.run(see(self.connection))
-        life.spend(self.key(quota), units, self.now)
+        incarnation.spend(self.key(quota), units, self.now)
         self.speak({region}, waiting=0, demand_milli=0, is_heard=True)
         for lane in range(LANES):
-            proposal = Proposal(life.epoch, lane, ResolutionKind.REBASE, 0, "a backup")
+            proposal = Proposal(incarnation.epoch, lane, ResolutionKind.REBASE, 0, "a backup")
             found = self.refused_or(Resolution, propose_resolution(self.connection, proposal, PEOPLE[0], self.now))
             if found:
                 self.step(approve_resolution(self.connection, found.id, PEOPLE[1], self.now))
         self.speak({region}, waiting=0, demand_milli=0, is_heard=True)
-        assert (life.memory.frozen, self.quarantined() - before) == ({}, set())
+        assert (incarnation.memory.frozen, self.quarantined() - before) == ({}, set())
 
-    def is_shown_behind(self, life: Life) -> bool:
+    def is_shown_behind(self, incarnation: StoreIncarnation) -> bool:
         """By a batch of a number that is still to come: another of that number would not be kept."""
-        whole = [kept for kept in self.seen.kept if kept.epoch == life.epoch and not kept.quota]
+        whole = [kept for kept in self.seen.kept if kept.epoch == incarnation.epoch and not kept.quota]
         return any(kept.seq > self.seen.lanes[kept.epoch, kept.lane]["last_seq"] for kept in whole)
 
     def quarantined(self) -> set[Name]:
@@ -547,7 +559,7 @@ class Ledger(RuleBasedStateMachine):
         if not self.all_of_it_is_known(period):
             return
         for region in REGIONS:
-            self.life(region).spend(self.key(quota), units, self.now)
+            self.incarnation(region).spend(self.key(quota), units, self.now)
         self.now = period_of(period).ends_at + timedelta(milliseconds=5_000)
         self.expire()
         closed = self.refused_or(PeriodClose, self.closing(period, carries))
@@ -565,8 +577,13 @@ class Ledger(RuleBasedStateMachine):
 
     def all_of_it_is_known(self, period: str) -> bool:
         """By a lease of the ledger, whatever is done without asking."""
-        lives = [life for each in self.lives.values() for life in each]
-        names = {Name(life.epoch, key) for life in lives for key in life.memory.held if key.period == period}
+        incarnations = [incarnation for each in self.incarnations.values() for incarnation in each]
+        names = {
+            Name(incarnation.epoch, key)
+            for incarnation in incarnations
+            for key in incarnation.memory.held
+            if key.period == period
+        }
         return names <= self.seen.leases.keys()
 
     @rule(limit=st.sampled_from([5, 60, 120, 300]))
@@ -647,23 +664,23 @@ class Ledger(RuleBasedStateMachine):
 
     def who_may_still_spend_is_waited_for(self, names: list[Name]) -> None:
         """And for a tenth of a lease longer, for clocks drift."""
-        lives = {life.epoch: life for each in self.lives.values() for life in each}
+        incarnations = {incarnation.epoch: incarnation for each in self.incarnations.values() for incarnation in each}
         for name in names:
-            held = lives[name.epoch].memory.held.get(name.key)
-            until = held.expires_at if held and not lives[name.epoch].is_over else None
+            held = incarnations[name.epoch].memory.held.get(name.key)
+            until = held.expires_at if held and not incarnations[name.epoch].is_over else None
             assert until is None or until + tenth(TERMS.lease_ms) <= self.now, name
 
     # --- how it is said ----------------------------------------------------------------------------------------------
 
-    def life(self, region: str, older: int = 0) -> Life:
-        lives = self.lives[region]
-        return lives[-1 - older % len(lives)]
+    def incarnation(self, region: str, older: int = 0) -> StoreIncarnation:
+        incarnations = self.incarnations[region]
+        return incarnations[-1 - older % len(incarnations)]
 
     def key(self, quota: str) -> Key:
         return Key(quota, period_at(Calendar(QUOTAS[quota]), self.now).id)
 
-    def state(self, life: Life) -> object:
-        return self.run(self.connection.fetchval("SELECT state FROM region_epoch WHERE epoch = $1", life.epoch))
+    def state(self, incarnation: StoreIncarnation) -> object:
+        return self.run(self.connection.fetchval("SELECT state FROM region_epoch WHERE epoch = $1", incarnation.epoch))
 
     def status(self, region: str) -> object:
         return self.run(self.connection.fetchval("SELECT status FROM region WHERE name = $1", region))
@@ -672,31 +689,35 @@ class Ledger(RuleBasedStateMachine):
         """Of all quotas; `call` gives each lane its own."""
         return LiveState(wants=[LeaseWant(quota=quota, demand_milli=demand_milli, waiting=waiting) for quota in QUOTAS])
 
-    def call(self, life: Life, live: LiveState, lie: Lie | None = None, fingerprint: str | None = None) -> Call:
+    def call(
+        self, incarnation: StoreIncarnation, live: LiveState, lie: Lie | None = None, fingerprint: str | None = None
+    ) -> Call:
         exchanges = [
             Exchange(
-                frozen=life.freeze(lane, self.now, lie),
+                frozen=incarnation.freeze(lane, self.now, lie),
                 live=LiveState(wants=[want for want in live.wants if lane_of(want.quota, LANES) == lane]),
             )
             for lane in range(LANES)
         ]
-        return self.request(life.region, fingerprint or life.fingerprint, exchanges)
+        return self.request(incarnation.region, fingerprint or incarnation.fingerprint, exchanges)
 
-    def saying(self, life: Life, frozen: str) -> Call:
-        return self.request(life.region, self.life(life.region).fingerprint, [Exchange(frozen=frozen)])
+    def saying(self, incarnation: StoreIncarnation, frozen: str) -> Call:
+        return self.request(
+            incarnation.region, self.incarnation(incarnation.region).fingerprint, [Exchange(frozen=frozen)]
+        )
 
     def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> Call:
         request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges)
         return parse_call(region, msgspec.json.encode(request))
 
-    def batch(self, life: Life, lane: int) -> FrozenBatch:
+    def batch(self, incarnation: StoreIncarnation, lane: int) -> FrozenBatch:
         """What it would say next, if the coordinator is not ahead of it."""
-        last_seq = self.run(self.connection.fetchval(_LAST_SEQ, life.epoch, lane))
+        last_seq = self.run(self.connection.fetchval(_LAST_SEQ, incarnation.epoch, lane))
         leases = [
             replace(lease, lines=[])
-            for lease in msgspec.json.decode(life.freeze(lane, self.now), type=FrozenBatch).leases
+            for lease in msgspec.json.decode(incarnation.freeze(lane, self.now), type=FrozenBatch).leases
         ]
-        return FrozenBatch(epoch=life.epoch, lane=lane, seq=last_seq + 1, leases=leases)
+        return FrozenBatch(epoch=incarnation.epoch, lane=lane, seq=last_seq + 1, leases=leases)
 
     def deliver(self, calls: Sequence[Call]) -> list[Applied]:
         answers: list[Applied] = []
@@ -708,8 +729,8 @@ class Ledger(RuleBasedStateMachine):
         for call, applied in zip(calls, answers, strict=True):
             self.step(fence_lost(self.connection, call.region, applied.lost, self.now))
             assert {self.seen.lanes[epoch, 0]["state"] for epoch in applied.lost} <= {"fenced", "retired"}
-            for life in self.lives[call.region]:
-                life.is_over |= life.epoch in applied.lost
+            for incarnation in self.incarnations[call.region]:
+                incarnation.is_over |= incarnation.epoch in applied.lost
         return answers
 
     def each_is_answered_as_it_must_be(self, calls: Sequence[Call], answers: list[Applied], before: Seen) -> None:
@@ -723,13 +744,13 @@ class Ledger(RuleBasedStateMachine):
                 may_be |= may_be_kept(incoming, reply)
         assert self.seen.kept.keys() <= may_be
 
-    def hear(self, life: Life, applied: Applied, *, is_heard: bool) -> None:
+    def hear(self, incarnation: StoreIncarnation, applied: Applied, *, is_heard: bool) -> None:
         if not is_heard:
             return
         for reply in applied.response.replies:
-            life.take_in(reply, self.now)
+            incarnation.take_in(reply, self.now)
         if applied.response.drain:
-            life.give_back()
+            incarnation.give_back()
 
 
 def _outcomes(answers: Sequence[Applied]) -> set[ExchangeOutcome]:

@@ -1,11 +1,11 @@
-"""Which life of its store an agent believes in, while lives change below it."""
+"""Which incarnation of its store an agent believes in, while its incarnation changes below it."""
 
 import asyncio
 
 import pytest
 
 from protocol.messages import EpochOpened, OpenEpoch, RebindEpoch
-from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.epoch import EpochManager
 from regional_agent.store.scripts import Scripts
 from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
@@ -35,15 +35,15 @@ async def test_what_was_found_out_of_a_life_that_is_over_by_then_is_not_believed
     """Its data may have been lost with it: what the older one's fence says would be admitted on once more."""
     believed: list[bool] = []
 
-    def doubt() -> None:
-        keeper.doubt()
+    def invalidate() -> None:
+        keeper.invalidate()
 
     def note() -> None:
         assert keeper.current is not None
         believed.append(keeper.current.fingerprint == store.fingerprint)
 
-    store = LocalConnection(ScriptedStore(), on_connected=doubt)
-    keeper = LifeKeeper(store, Scripts(store), Coordinator(store), on_established=note)  # type: ignore[arg-type]
+    store = LocalConnection(ScriptedStore(), on_connected=invalidate)
+    keeper = EpochManager(store, Scripts(store), Coordinator(store), on_established=note)  # type: ignore[arg-type]
     await store.connect()
     running = asyncio.create_task(keeper.run())
     async with asyncio.timeout(20):

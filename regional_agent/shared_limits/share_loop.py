@@ -27,7 +27,7 @@ from protocol.outcomes import DenialReason, GrantRefusal
 from protocol.policy import Rate
 from regional_agent.admission.policies import Policies
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
-from regional_agent.leasing.epoch import LifeKeeper
+from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.metrics import Metrics
@@ -45,7 +45,6 @@ from regional_agent.shared_limits.rules import (
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import (
     Fenced,
-    Life,
     PolicyDecision,
     RateCharge,
     RatesReported,
@@ -54,6 +53,7 @@ from regional_agent.store.scripts import (
     SlotCharge,
     SlotsReported,
     SlotWant,
+    StoreIncarnation,
 )
 
 log = structlog.get_logger()
@@ -108,12 +108,12 @@ class Key:
         return wanted_micro(self.demand_micro(now_ms), self.in_bucket, self.shared.burst, self.is_contended)
 
 
-class Sharing:
+class ShareLoop:
     def __init__(
         self,
         agent: str,
         scripts: Scripts,
-        life: LifeKeeper,
+        epochs: EpochManager,
         leasing: Leasing,
         coordinator: CoordinatorClient,
         metrics: Metrics,
@@ -121,7 +121,7 @@ class Sharing:
     ) -> None:
         self._agent = agent
         self._scripts = scripts
-        self._life = life
+        self._epochs = epochs
         self._leasing = leasing
         self._coordinator = coordinator
         self._metrics = metrics
@@ -250,31 +250,31 @@ class Sharing:
             self._wake.clear()
 
     async def _speak(self, due: Sequence[Key], now_ms: int) -> None:
-        life = self._life.current
+        incarnation = self._epochs.current
         for key in due:
             key.due_ms, key.told_ms, key.look_ms = now_ms + UNSAID_MS, now_ms, now_ms + LOOK_EVERY_MS
             key.told_here_micro = key.wanted_here_micro(now_ms)
-        if life is None:
+        if incarnation is None:
             return
         try:
-            await self._exchange(life, {key.quota: key for key in due}, now_ms)
+            await self._exchange(incarnation, {key.quota: key for key in due}, now_ms)
         except Fenced:
-            self._life.doubt()
+            self._epochs.invalidate()
         except (CoordinatorUnavailable, CoordinatorRefused, StoreUnavailable, StoreError) as error:
             self._metrics.exchange_failures.inc()
             log.warning("shares could not be asked for", reason=str(error))
             await asyncio.sleep(PAUSE_MS / 1000)
 
-    async def _exchange(self, life: Life, due: dict[str, Key], now_ms: int) -> None:
-        rates, slots = await self._report(life, due, now_ms)
+    async def _exchange(self, incarnation: StoreIncarnation, due: dict[str, Key], now_ms: int) -> None:
+        rates, slots = await self._report(incarnation, due, now_ms)
         response = await self._ask(rates.reports, slots.reports)
         shared_and_rates = [(due[share.quota].shared, share) for share in response.rates if share.quota in due]
         of_rates = [(safe, share) for safe, share in shared_and_rates if isinstance(safe, Rate)]
         of_slots = [share for share in response.slots if share.quota in due]
         if of_rates:
-            await self._scripts.share_rates(life, rates.mono_us, of_rates)
+            await self._scripts.share_rates(incarnation, rates.mono_us, of_rates)
         if of_slots:
-            await self._scripts.share_slots(life, slots.mono_us, of_slots)
+            await self._scripts.share_slots(incarnation, slots.mono_us, of_slots)
         for rate in rates.reports:
             due[rate.quota].told_micro, due[rate.quota].had_micro = rate.demand_micro, rate.rate_micro
         for slot in slots.reports:
@@ -312,7 +312,9 @@ class Sharing:
             self._metrics.refusals.items.labels("share").inc()
             log.error("the coordinator refused a share; it is set aside", quota=key.quota, reason=refused.reason)
 
-    async def _report(self, life: Life, due: dict[str, Key], now_ms: int) -> tuple[RatesReported, SlotsReported]:
+    async def _report(
+        self, incarnation: StoreIncarnation, due: dict[str, Key], now_ms: int
+    ) -> tuple[RatesReported, SlotsReported]:
         """As the store has them: each in one moment."""
         rates, slots = [], []
         for key in due.values():
@@ -320,8 +322,8 @@ class Sharing:
                 rates.append(RateWant(key.quota, key.shared, key.demand_micro(now_ms), key.is_contended))
             else:
                 slots.append(SlotWant(key.shared, key.in_vain.recent(now_ms)))
-        of_rates = await self._scripts.report_rates(life, self._agent, rates) if rates else RatesReported(0, [])
-        of_slots = await self._scripts.report_slots(life, self._agent, slots) if slots else SlotsReported(0, [])
+        of_rates = await self._scripts.report_rates(incarnation, self._agent, rates) if rates else RatesReported(0, [])
+        of_slots = await self._scripts.report_slots(incarnation, self._agent, slots) if slots else SlotsReported(0, [])
         return of_rates, of_slots
 
     def _hear(self, due: dict[str, Key], shares: Iterable[RateShare | SlotShare], sent_ms: int) -> None:

@@ -16,7 +16,7 @@ from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument
-from regional_agent.store.scripts import Life
+from regional_agent.store.scripts import StoreIncarnation
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import (
     DOCUMENT,
@@ -128,10 +128,10 @@ async def test_the_next_agent_of_a_region_goes_on_where_the_last_one_stopped(wor
         world.weather.swallows_replies_to = {"/exchanges"}
         await agent.check(cost=5)
         await until(lambda: world.weather.swallowed >= 1)
-        life = agent.region.life.current
+        incarnation = agent.region.epochs.current
     world.weather.swallows_replies_to = set()
     next_agent = await world.agent()
-    assert next_agent.region.life.current == life
+    assert next_agent.region.epochs.current == incarnation
     assert (await next_agent.check(cost=45)).status_code == 200
     await eventually(world.usage, 50)
 
@@ -174,7 +174,7 @@ async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(
         await agent.lease(50)
         assert (await agent.check(cost=10)).status_code == 200
         await eventually(world.usage, 10)
-        first = agent.region.life.current
+        first = agent.region.epochs.current
         world.weather.swallows_requests = True
         assert (await agent.check()).status_code == 200
         stop(process)
@@ -189,8 +189,9 @@ async def test_without_its_store_each_policy_fails_as_it_says_and_then_recovers(
 
         process = start()
         world.weather.swallows_requests = False
-        await until(lambda: agent.region.life.current not in {None, first})
-        # Another life has another epoch; what the older one spent is booked all the same, and its rest stays reserved.
+        await until(lambda: agent.region.epochs.current not in {None, first})
+        # Another incarnation has another epoch; what the older one spent is booked all the same, and its rest stays
+        # reserved.
         await eventually(world.usage, 11)
         assert (await agent.check(EXPORT, cost=5)).status_code == 200
         await eventually(world.usage, 16)
@@ -218,9 +219,9 @@ async def test_an_epoch_that_was_opened_for_a_life_that_is_over_admits_nothing(w
     """The store fails over while its epoch is on the way: the epoch belongs to what it was before."""
     async with running(world.settings("us-east")) as agent:
         await agent.ready()
-        first = agent.region.life.current
+        first = agent.region.epochs.current
         fence, scripts = "lh:fence", agent.region.scripts
-        await agent.region.store.call("HSET", fence, "fingerprint", "another life")
+        await agent.region.store.call("HSET", fence, "fingerprint", "another incarnation")
 
         async def fail_over() -> None:
             await agent.region.store.call("HSET", fence, "fingerprint", "a third life", "nonce", "0" * 32)
@@ -228,32 +229,32 @@ async def test_an_epoch_that_was_opened_for_a_life_that_is_over_admits_nothing(w
         world.weather.before_replies_to["/epochs"] = fail_over
         assert (await agent.check()).status_code == 503
         await until(lambda: not world.weather.before_replies_to)
-        await until(lambda: agent.region.life.current not in {None, first})
-        life = agent.region.life.current
-        assert life is not None
-        assert (await scripts.read_fence()).fingerprint == life.fingerprint == agent.region.store.fingerprint
+        await until(lambda: agent.region.epochs.current not in {None, first})
+        incarnation = agent.region.epochs.current
+        assert incarnation is not None
+        assert (await scripts.read_fence()).fingerprint == incarnation.fingerprint == agent.region.store.fingerprint
         assert first is not None
-        assert life.epoch == first.epoch + 2, "the one in between was never adopted"
+        assert incarnation.epoch == first.epoch + 2, "the one in between was never adopted"
 
 
 QUOTA = "exports:tenant=acme"
 
 
-async def spent_and_booked(agent: Agent, world: World) -> tuple[Life, int]:
+async def spent_and_booked(agent: Agent, world: World) -> tuple[StoreIncarnation, int]:
     """Five units are spent and booked; the life in which that was, and the lane."""
     await agent.lease(50)
     assert (await agent.check(cost=5)).status_code == 200
     await eventually(world.usage, 5)
-    life = agent.region.life.current
-    assert life is not None
-    lane = lane_of(QUOTA, life.lanes)
-    await until_acknowledged(agent, life, lane)
-    return life, lane
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    lane = lane_of(QUOTA, incarnation.lanes)
+    await until_acknowledged(agent, incarnation, lane)
+    return incarnation, lane
 
 
-async def until_acknowledged(agent: Agent, life: Life, lane: int) -> None:
+async def until_acknowledged(agent: Agent, incarnation: StoreIncarnation, lane: int) -> None:
     async def waits() -> bool:
-        return await agent.region.scripts.frozen_seq(life, lane) is not None
+        return await agent.region.scripts.frozen_seq(incarnation, lane) is not None
 
     await eventually(waits, False)
 
@@ -262,73 +263,77 @@ async def status_of_check(agent: Agent) -> int:
     return (await agent.check(cost=1)).status_code
 
 
-LOSSES: dict[str, Callable[[Life, int], tuple[Argument, ...]]] = {
-    "an older seq": lambda life, lane: ("HSET", keys.lane(lane, life.epoch), "seq", 0),
-    "the last seq": lambda life, lane: ("HINCRBY", keys.lane(lane, life.epoch), "seq", -1),
-    "an older total": lambda life, lane: ("HSET", keys.lease(lane, life.epoch, QUOTA), "consumed", 0),
+LOSSES: dict[str, Callable[[StoreIncarnation, int], tuple[Argument, ...]]] = {
+    "an older seq": lambda incarnation, lane: ("HSET", keys.lane(lane, incarnation.epoch), "seq", 0),
+    "the last seq": lambda incarnation, lane: ("HINCRBY", keys.lane(lane, incarnation.epoch), "seq", -1),
+    "an older total": lambda incarnation, lane: ("HSET", keys.lease(lane, incarnation.epoch, QUOTA), "consumed", 0),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_a_store_that_was_put_back_gets_another_epoch_and_its_evidence_is_kept(world: World, loss: str) -> None:
-    """Below the same fingerprint: only the conversation can tell. Whoever sees it begins one new life, for both."""
+    """Below the same fingerprint: only the conversation can tell. One new incarnation begins, for both agents."""
     agents = [await world.agent() for _ in range(2)]
     for agent in agents:
-        agent.region.conversation.offer_again_ms = 100
-    life, lane = await spent_and_booked(agents[0], world)
-    await agents[0].region.store.call(*LOSSES[loss](life, lane))
+        agent.region.exchange_loop.offer_again_ms = 100
+    incarnation, lane = await spent_and_booked(agents[0], world)
+    await agents[0].region.store.call(*LOSSES[loss](incarnation, lane))
     answers = await asyncio.gather(*(agent.check(cost=2) for agent in agents))
     assert {answer.status_code for answer in answers} <= {200, 503}
-    await until(lambda: any(agent.region.life.current not in {None, life} for agent in agents))
+    await until(lambda: any(agent.region.epochs.current not in {None, incarnation} for agent in agents))
 
     for agent in agents:
         # One whose spending the other has told hears of it with its own next request.
         await eventually(partial(status_of_check, agent), 200)
         assert (await agent.http.get("/readyz")).status_code == 200
-    [epoch] = {agent.region.life.current.epoch for agent in agents if agent.region.life.current}
-    assert epoch == life.epoch + 1, "whoever found it, it was done once"
+    [epoch] = {agent.region.epochs.current.epoch for agent in agents if agent.region.epochs.current}
+    assert epoch == incarnation.epoch + 1, "whoever found it, it was done once"
     await eventually(world.usage, 7)
-    await until(lambda: any(agent.region.conversation.stopped_lanes for agent in agents))
-    refused = next(agent for agent in agents if agent.region.conversation.stopped_lanes)
-    assert list((await refused.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
-    assert await refused.region.scripts.frozen_seq(life, lane) is not None, "what cannot be booked stays"
-    assert [old.epoch for old in await refused.region.scripts.older_epochs(Life("", epoch, 4))] == [life.epoch]
+    await until(lambda: any(agent.region.exchange_loop.stopped_lanes for agent in agents))
+    refused = next(agent for agent in agents if agent.region.exchange_loop.stopped_lanes)
+    assert list((await refused.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{incarnation.epoch}/{lane}"]
+    assert await refused.region.scripts.frozen_seq(incarnation, lane) is not None, "what cannot be booked stays"
+    assert [old.epoch for old in await refused.region.scripts.older_epochs(StoreIncarnation("", epoch, 4))] == [
+        incarnation.epoch
+    ]
 
 
 async def test_a_lane_with_a_gap_stands_loudly_until_it_is_resolved(world: World, database: str) -> None:
     """It is the ledger that is behind: the epoch goes on, nothing is dropped, and it is offered again."""
     agent = await world.agent()
-    agent.region.conversation.offer_again_ms = 10
-    life, lane = await spent_and_booked(agent, world)
-    await agent.region.store.call("HINCRBY", keys.lane(lane, life.epoch), "seq", 5)
+    agent.region.exchange_loop.offer_again_ms = 10
+    incarnation, lane = await spent_and_booked(agent, world)
+    await agent.region.store.call("HINCRBY", keys.lane(lane, incarnation.epoch), "seq", 5)
     assert (await agent.check(cost=2)).status_code == 200
-    await until(lambda: agent.region.conversation.stopped_lanes == {(life.epoch, lane): ExchangeOutcome.GAP})
+    await until(lambda: agent.region.exchange_loop.stopped_lanes == {(incarnation.epoch, lane): ExchangeOutcome.GAP})
     found = (await agent.http.get("/readyz")).json()
     assert (found["status"], [reason["code"] for reason in found["reasons"]]) == ("degraded", ["lanes_stopped"])
     assert "leasehold_stopped_lanes 1.0" in (await agent.http.get("/metrics")).text
-    assert list((await agent.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{life.epoch}/{lane}"]
-    assert agent.region.life.current == life
+    assert list((await agent.http.get("/v1/status")).json()["stopped_lanes"]) == [f"{incarnation.epoch}/{lane}"]
+    assert agent.region.epochs.current == incarnation
     assert await world.usage() == 5
 
     connection = await asyncpg.connect(database)
-    await connection.execute("UPDATE lane SET last_seq = last_seq + 5 WHERE epoch = $1 AND lane = $2", life.epoch, lane)
+    await connection.execute(
+        "UPDATE lane SET last_seq = last_seq + 5 WHERE epoch = $1 AND lane = $2", incarnation.epoch, lane
+    )
     await connection.close()
     await eventually(world.usage, 7)
-    await until(lambda: not agent.region.conversation.stopped_lanes)
+    await until(lambda: not agent.region.exchange_loop.stopped_lanes)
     assert (await agent.http.get("/readyz")).status_code == 200
 
 
 async def test_an_epoch_that_people_retired_is_left_and_what_it_had_to_say_is_acknowledged(world: World) -> None:
     agent = await world.agent()
-    life, lane = await spent_and_booked(agent, world)
-    retired = await world.admin.post(f"/v1/epochs/{life.epoch}:retire", json={"reason": "the region moved"})
+    incarnation, lane = await spent_and_booked(agent, world)
+    retired = await world.admin.post(f"/v1/epochs/{incarnation.epoch}:retire", json={"reason": "the region moved"})
     assert retired.is_success
     assert (await agent.check(cost=2)).status_code == 200
-    await until(lambda: agent.region.life.current not in {None, life})
-    await until_acknowledged(agent, life, lane)
+    await until(lambda: agent.region.epochs.current not in {None, incarnation})
+    await until_acknowledged(agent, incarnation, lane)
     assert (await agent.check(cost=3)).status_code == 200
     await eventually(world.usage, 8)
-    assert agent.region.conversation.stopped_lanes == {}
+    assert agent.region.exchange_loop.stopped_lanes == {}
 
 
 async def test_a_store_that_may_evict_is_not_ready(world: World) -> None:
@@ -360,6 +365,6 @@ async def test_a_lease_that_nobody_uses_is_renewed(world: World, database: str) 
 
 
 async def expires_us(agent: Agent) -> int:
-    life = agent.region.life.current
-    assert life is not None
-    return int((await agent.region.scripts.lease_fields(life, "exports:tenant=acme"))["expires"])
+    incarnation = agent.region.epochs.current
+    assert incarnation is not None
+    return int((await agent.region.scripts.lease_fields(incarnation, "exports:tenant=acme"))["expires"])

@@ -1,4 +1,4 @@
-"""begin_life.lua, adopt_epoch.lua and the connection's fingerprint on a real store."""
+"""begin_incarnation.lua, adopt_epoch.lua and the connection's fingerprint on a real store."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ import pytest
 
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import Life, Scripts
+from regional_agent.store.scripts import Scripts, StoreIncarnation
 
 pytestmark = pytest.mark.anyio
 
@@ -18,57 +18,57 @@ async def test_the_fingerprint_is_read_before_anything_else(connection: StoreCon
 
 
 async def test_a_life_keeps_its_nonce_however_often_it_is_begun(scripts: Scripts) -> None:
-    first = await scripts.begin_life("life-1", "a" * 16)
-    again = await scripts.begin_life("life-1", "b" * 16)
+    first = await scripts.begin_incarnation("life-1", "a" * 16)
+    again = await scripts.begin_incarnation("life-1", "b" * 16)
     assert (first.nonce, again.nonce, again.epoch) == ("a" * 16, "a" * 16, None)
 
 
-async def test_another_life_clears_the_epoch_and_has_another_nonce(scripts: Scripts) -> None:
-    await scripts.begin_life("life-1", "a" * 16)
+async def test_another_incarnation_clears_the_epoch_and_has_another_nonce(scripts: Scripts) -> None:
+    await scripts.begin_incarnation("life-1", "a" * 16)
     assert await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
-    begun = await scripts.begin_life("life-2", "b" * 16)
+    begun = await scripts.begin_incarnation("life-2", "b" * 16)
     assert (begun.nonce, begun.epoch) == ("b" * 16, None)
     assert await scripts.read_fence() == begun, "nothing is admitted until another epoch is adopted"
 
 
 async def test_a_life_that_lost_data_is_replaced_once_by_whoever_names_it(scripts: Scripts) -> None:
-    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.begin_incarnation("life-1", "a" * 16)
     await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
-    begun = [await scripts.begin_life("life-1", nonce * 16, "a" * 16) for nonce in "bc"]
+    begun = [await scripts.begin_incarnation("life-1", nonce * 16, "a" * 16) for nonce in "bc"]
     assert [fence.nonce for fence in begun] == ["b" * 16, "b" * 16]
     assert (await scripts.read_fence()).epoch is None
     assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4), "the epoch that is over does not come back"
 
 
 async def test_an_epoch_for_a_life_that_is_over_is_not_adopted(scripts: Scripts) -> None:
-    await scripts.begin_life("life-1", "a" * 16)
-    await scripts.begin_life("life-2", "b" * 16)
+    await scripts.begin_incarnation("life-1", "a" * 16)
+    await scripts.begin_incarnation("life-2", "b" * 16)
     assert not await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
     assert not await scripts.adopt_epoch("life-2", "a" * 16, 7, 4)
     assert (await scripts.read_fence()).epoch is None
 
 
 async def test_older_epochs_stay_known_until_they_are_forgotten(scripts: Scripts) -> None:
-    for number, life in enumerate(("life-1", "life-2", "life-3"), start=7):
-        await scripts.begin_life(life, f"{number:016x}")
-        await scripts.adopt_epoch(life, f"{number:016x}", number, 4)
-    current = Life("life-3", 9, 4)
+    for number, incarnation in enumerate(("life-1", "life-2", "life-3"), start=7):
+        await scripts.begin_incarnation(incarnation, f"{number:016x}")
+        await scripts.adopt_epoch(incarnation, f"{number:016x}", number, 4)
+    current = StoreIncarnation("life-3", 9, 4)
     assert [older.epoch for older in await scripts.older_epochs(current)] == [7, 8]
-    await scripts.forget_epoch(Life("life-3", 7, 4))
+    await scripts.forget_epoch(StoreIncarnation("life-3", 7, 4))
     assert [older.epoch for older in await scripts.older_epochs(current)] == [8]
 
 
 async def test_a_script_that_the_store_has_forgotten_runs_once_all_the_same(
     connection: StoreConnection, scripts: Scripts
 ) -> None:
-    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.begin_incarnation("life-1", "a" * 16)
     await connection.call("SCRIPT", "FLUSH")
-    assert (await scripts.begin_life("life-1", "b" * 16)).nonce == "a" * 16
+    assert (await scripts.begin_incarnation("life-1", "b" * 16)).nonce == "a" * 16
 
 
 async def test_a_fence_survives_with_its_clock(connection: StoreConnection, scripts: Scripts) -> None:
     await connection.call("HSET", keys.FENCE, "mono", 12345)
-    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.begin_incarnation("life-1", "a" * 16)
     assert await scripts.mono_us() == 12345
 
 
@@ -99,10 +99,10 @@ async def test_a_store_that_stalls_is_unavailable_and_its_late_reply_is_nobody_e
         await connection.close()
 
 
-async def test_an_epoch_goes_on_in_another_life_of_a_store_that_is_exempt_and_in_no_other(
+async def test_an_epoch_goes_on_in_another_incarnation_of_a_store_that_is_exempt_and_in_no_other(
     scripts: Scripts, connection: StoreConnection
 ) -> None:
-    await scripts.begin_life("life-1", "a" * 16)
+    await scripts.begin_incarnation("life-1", "a" * 16)
     await scripts.adopt_epoch("life-1", "a" * 16, 7, 4)
     fence = await scripts.read_fence()
     assert not await scripts.rebind_epoch(fence, "life-2"), "it may have forgotten something"
