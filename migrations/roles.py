@@ -74,9 +74,10 @@ CHANGES: Mapping[str, str] = {
     "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
     "lane": "last_seq last_hash head",
     "period": "state closing_at closing_by carries_suspense leaves_holds closed_at position transfers root",
-    "pool": """funded overage carried_in correction unallocated outstanding suspense carried carried_out estimated
-        consumed written_off adjustment credited extended beyond unused_in unused_out moves""",
-    "lease": """state granted overage consumed returned outstanding suspense carried_out estimated written_off
+    "pool": """funded overage suspense_carried_in correction unallocated outstanding suspense suspense_carried
+        suspense_carried_out estimated consumed written_off adjustment credited soft_cap_extension overage_used
+        carried_over_in carried_over_out open_moves""",
+    "lease": """state granted overage consumed returned outstanding suspense suspense_carried_out estimated written_off
         region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
     "policy_version": "version stamp",
     "subscription": "plan changed_at",
@@ -85,8 +86,8 @@ CHANGES: Mapping[str, str] = {
     "verification": "finished_at result",
     "export": """finished_at reached rows bytes sha256 marks attempt rows_expected wanted_by cancelled_at
         kept_until""",
-    "correction": """carried_in correction carried carried_out estimated consumed written_off replaced recovered
-        beyond region_consumed region_returned quarantined""",
+    "correction": """suspense_carried_in correction suspense_carried suspense_carried_out estimated consumed written_off
+        replaced recovered overage_used region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "webhook": "paused secret previous_secret previous_until",

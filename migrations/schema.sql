@@ -105,44 +105,44 @@ CREATE INDEX period_by_calendar ON period (calendar, ends_at);
 
 -- The balances of one allowance in one period: the sum of its transfers.
 CREATE TABLE pool (
-    quota       text NOT NULL,
-    period      text NOT NULL REFERENCES period,
-    name        text NOT NULL,                      -- the quota, without its subject
-    tenant      text,                               -- of the subject, if it has one
+    quota                text NOT NULL,
+    period               text NOT NULL REFERENCES period,
+    name                 text NOT NULL,  -- the quota, without its subject
+    tenant               text,  -- of the subject, if it has one
     -- Where units came from.
-    funded      bigint NOT NULL DEFAULT 0 CHECK (funded >= 0),         -- the limit
-    extended    bigint NOT NULL DEFAULT 0,                             -- beyond the limit, because the cap is soft
-    unused_in   bigint NOT NULL DEFAULT 0,                             -- carried over from the period before
-    adjustment  bigint NOT NULL DEFAULT 0,          -- credits and write-offs less debits: may be negative
-    overage     bigint NOT NULL DEFAULT 0 CHECK (overage >= 0),        -- spent by regions without a grant
-    carried_in  bigint NOT NULL DEFAULT 0 CHECK (carried_in >= 0),     -- suspense of a closed period
-    correction  bigint NOT NULL DEFAULT 0 CHECK (correction >= 0),     -- late usage of a closed period
+    funded               bigint NOT NULL DEFAULT 0 CHECK (funded >= 0),   -- the limit
+    -- Beyond the limit, as far as the soft cap was needed.
+    soft_cap_extension   bigint NOT NULL DEFAULT 0 CHECK (soft_cap_extension >= 0),
+    carried_over_in      bigint NOT NULL DEFAULT 0,  -- unused units of the period before
+    adjustment           bigint NOT NULL DEFAULT 0,  -- credits and write-offs less debits: may be negative
+    overage              bigint NOT NULL DEFAULT 0 CHECK (overage >= 0),  -- spent by regions without a grant
+    suspense_carried_in  bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_in >= 0),  -- of closed periods
+    correction           bigint NOT NULL DEFAULT 0 CHECK (correction >= 0),  -- late usage of closed periods
     -- Where units are.
-    unallocated bigint NOT NULL DEFAULT 0 CHECK (unallocated >= 0),    -- may be granted
-    outstanding bigint NOT NULL DEFAULT 0 CHECK (outstanding >= 0),    -- leased to regions, and not accounted for yet
-    suspense    bigint NOT NULL DEFAULT 0 CHECK (suspense >= 0),       -- leased, and waiting for evidence or people
-    carried     bigint NOT NULL DEFAULT 0 CHECK (carried >= 0),        -- of `carried_in`, what still waits likewise
-    carried_out bigint NOT NULL DEFAULT 0 CHECK (carried_out >= 0),    -- suspense that left the period at its close
-    unused_out  bigint NOT NULL DEFAULT 0,                             -- carried over to the period after
-    estimated   bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),      -- billed in place of missing evidence
-    consumed    bigint NOT NULL DEFAULT 0 CHECK (consumed >= 0),
-    written_off bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
+    unallocated          bigint NOT NULL DEFAULT 0 CHECK (unallocated >= 0),  -- may be granted
+    outstanding          bigint NOT NULL DEFAULT 0 CHECK (outstanding >= 0),  -- leased, and not accounted for yet
+    suspense             bigint NOT NULL DEFAULT 0 CHECK (suspense >= 0),  -- leased, waiting for evidence or people
+    suspense_carried     bigint NOT NULL DEFAULT 0 CHECK (suspense_carried >= 0),  -- carried in, and still waiting
+    suspense_carried_out bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_out >= 0),  -- at the close of this period
+    carried_over_out     bigint NOT NULL DEFAULT 0,  -- unused units that went into the period after
+    estimated            bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),  -- billed in place of missing evidence
+    consumed             bigint NOT NULL DEFAULT 0 CHECK (consumed >= 0),
+    written_off          bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
     -- Parts of the above.
-    credited    bigint NOT NULL DEFAULT 0,          -- of `adjustment`, what can be spent: credits less debits
-    beyond      bigint NOT NULL DEFAULT 0,          -- of `consumed`, what is beyond the limit
+    credited             bigint NOT NULL DEFAULT 0,  -- of `adjustment`, what can be spent: credits less debits
+    overage_used         bigint NOT NULL DEFAULT 0,  -- of `consumed`, what is beyond the limit
     -- The number of rebalance moves that are open in this pool: where there are none, none are looked for.
-    moves       integer NOT NULL DEFAULT 0,
+    open_moves           integer NOT NULL DEFAULT 0,
     PRIMARY KEY (quota, period),
     -- Conservation per period (invariant 4).
     CONSTRAINT pool_balances CHECK (
-        funded + extended + unused_in + adjustment + overage + carried_in + correction
-        = unallocated + outstanding + suspense + carried + carried_out + unused_out + estimated + consumed
-            + written_off),
-    CONSTRAINT pool_is_extended_by_units CHECK (extended >= 0),
-    CONSTRAINT pool_carries_over_units CHECK (unused_in >= 0 AND unused_out >= 0),
+        funded + soft_cap_extension + carried_over_in + adjustment + overage + suspense_carried_in + correction
+        = unallocated + outstanding + suspense + suspense_carried + suspense_carried_out + carried_over_out + estimated
+            + consumed + written_off),
+    CONSTRAINT pool_carries_over_units CHECK (carried_over_in >= 0 AND carried_over_out >= 0),
     CONSTRAINT pool_is_credited_by_adjustments CHECK (adjustment >= credited),
     CONSTRAINT pool_is_debited_of_what_it_has CHECK (funded + credited >= 0),
-    CONSTRAINT pool_is_beyond_by_what_was_consumed CHECK (beyond >= 0 AND beyond <= greatest(consumed, 0))
+    CONSTRAINT pool_overage_was_consumed CHECK (overage_used >= 0 AND overage_used <= greatest(consumed, 0))
 );
 -- A tenant that changes its plan has its pools funded anew at once.
 CREATE INDEX pool_by_tenant ON pool (tenant, period);
@@ -167,7 +167,7 @@ CREATE TABLE lease (
     returned        bigint NOT NULL DEFAULT 0 CHECK (returned >= 0),
     outstanding     bigint NOT NULL DEFAULT 0 CHECK (outstanding >= 0),
     suspense        bigint NOT NULL DEFAULT 0 CHECK (suspense >= 0),
-    carried_out     bigint NOT NULL DEFAULT 0 CHECK (carried_out >= 0),
+    suspense_carried_out bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_out >= 0),
     estimated       bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),
     written_off     bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
     -- The region's own totals, as its last report stated them: a reconciliation compares them with the above.
@@ -187,7 +187,7 @@ CREATE TABLE lease (
     -- Conservation per lease (invariant 3).
     CONSTRAINT lease_balances CHECK (
         granted + overage
-        = consumed + returned + outstanding + suspense + carried_out + estimated + written_off),
+        = consumed + returned + outstanding + suspense + suspense_carried_out + estimated + written_off),
     CONSTRAINT lease_is_overdrawn_by_units CHECK (overdraft >= 0 AND overdrawn >= 0)
 );
 CREATE INDEX lease_by_pool ON lease (quota, period);
@@ -242,10 +242,12 @@ CREATE TABLE transfer (
     quota         text NOT NULL,
     src           text NOT NULL CONSTRAINT transfer_src_is_known CHECK (src IN (
         'funding', 'unallocated', 'outstanding', 'consumed', 'suspense', 'estimated', 'written_off', 'overage',
-        'carried', 'carried_in', 'carried_out', 'correction', 'adjustment', 'extension', 'unused_in', 'unused_out')),
+        'suspense_carried', 'suspense_carried_in', 'suspense_carried_out', 'correction', 'adjustment',
+        'soft_cap_extension', 'carried_over_in', 'carried_over_out')),
     dst           text NOT NULL CONSTRAINT transfer_dst_is_known CHECK (dst IN (
         'funding', 'unallocated', 'outstanding', 'consumed', 'suspense', 'estimated', 'written_off', 'overage',
-        'carried', 'carried_in', 'carried_out', 'correction', 'adjustment', 'extension', 'unused_in', 'unused_out')),
+        'suspense_carried', 'suspense_carried_in', 'suspense_carried_out', 'correction', 'adjustment',
+        'soft_cap_extension', 'carried_over_in', 'carried_over_out')),
     units         bigint NOT NULL CONSTRAINT transfer_moves_something CHECK (units > 0),
     cause         text NOT NULL,
     region        text,
@@ -432,38 +434,39 @@ CREATE TRIGGER transfer_is_rolled_up AFTER INSERT ON transfer REFERENCING NEW TA
 
 -- What became, in a later period, of a lease whose own period is closed. It balances like a lease.
 CREATE TABLE correction (
-    epoch           bigint NOT NULL REFERENCES region_epoch,
-    quota           text NOT NULL,
-    charge_period   text NOT NULL,                  -- the lease's own period
-    period          text NOT NULL,                  -- the later one, in which this is booked
-    region          text NOT NULL REFERENCES region,
+    epoch                bigint NOT NULL REFERENCES region_epoch,
+    quota                text NOT NULL,
+    charge_period        text NOT NULL,  -- the lease's own period
+    period               text NOT NULL,  -- the later one, in which this is booked
+    region               text NOT NULL REFERENCES region,
     -- Where units came from.
-    carried_in      bigint NOT NULL DEFAULT 0 CHECK (carried_in >= 0),
-    correction      bigint NOT NULL DEFAULT 0 CHECK (correction >= 0),
+    suspense_carried_in  bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_in >= 0),
+    correction           bigint NOT NULL DEFAULT 0 CHECK (correction >= 0),
     -- Where units are.
-    carried         bigint NOT NULL DEFAULT 0 CHECK (carried >= 0),
-    carried_out     bigint NOT NULL DEFAULT 0 CHECK (carried_out >= 0),
-    estimated       bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),
-    consumed        bigint NOT NULL DEFAULT 0 CHECK (consumed >= 0),
-    written_off     bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
+    suspense_carried     bigint NOT NULL DEFAULT 0 CHECK (suspense_carried >= 0),
+    suspense_carried_out bigint NOT NULL DEFAULT 0 CHECK (suspense_carried_out >= 0),
+    estimated            bigint NOT NULL DEFAULT 0 CHECK (estimated >= 0),
+    consumed             bigint NOT NULL DEFAULT 0 CHECK (consumed >= 0),
+    written_off          bigint NOT NULL DEFAULT 0 CHECK (written_off >= 0),
     -- Of what the closed period had estimated and written off, the units that evidence has replaced since.
-    replaced        bigint NOT NULL DEFAULT 0 CHECK (replaced >= 0),
-    recovered       bigint NOT NULL DEFAULT 0 CHECK (recovered >= 0),
-    beyond          bigint NOT NULL DEFAULT 0,      -- of `consumed`, what is beyond the limit of its own period
+    replaced             bigint NOT NULL DEFAULT 0 CHECK (replaced >= 0),
+    recovered            bigint NOT NULL DEFAULT 0 CHECK (recovered >= 0),
+    overage_used         bigint NOT NULL DEFAULT 0,  -- of `consumed`, what is beyond the limit of its own period
     -- The region's own totals, as its last report stated them.
-    region_consumed bigint NOT NULL DEFAULT 0 CHECK (region_consumed >= 0),
-    region_returned bigint NOT NULL DEFAULT 0 CHECK (region_returned >= 0),
-    quarantined     boolean NOT NULL DEFAULT false,  -- nothing more is booked until people have decided
+    region_consumed      bigint NOT NULL DEFAULT 0 CHECK (region_consumed >= 0),
+    region_returned      bigint NOT NULL DEFAULT 0 CHECK (region_returned >= 0),
+    quarantined          boolean NOT NULL DEFAULT false,  -- nothing more is booked until people have decided
     PRIMARY KEY (epoch, quota, charge_period, period),
     FOREIGN KEY (quota, period) REFERENCES pool,
     CONSTRAINT correction_is_later CHECK (charge_period <> period),
     CONSTRAINT correction_balances CHECK (
-        carried_in + correction = carried + carried_out + estimated + consumed + written_off),
-    CONSTRAINT correction_is_beyond_by_what_was_consumed CHECK (beyond >= 0 AND beyond <= greatest(consumed, 0))
+        suspense_carried_in + correction
+        = suspense_carried + suspense_carried_out + estimated + consumed + written_off),
+    CONSTRAINT correction_overage_was_consumed CHECK (overage_used >= 0 AND overage_used <= greatest(consumed, 0))
 );
 CREATE INDEX correction_by_pool ON correction (quota, period);
 CREATE INDEX correction_by_charge_period ON correction (quota, charge_period);
-CREATE INDEX correction_carried ON correction (epoch) WHERE carried > 0;
+CREATE INDEX correction_with_suspense ON correction (epoch) WHERE suspense_carried > 0;
 
 -- How people end suspense that no evidence ends, or go on with a lane whose ledger was restored to an older state. One
 -- person proposes it and another approves it.

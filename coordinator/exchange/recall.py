@@ -49,7 +49,7 @@ _SUSPENSE = """
 SELECT epoch, lease.region, quota, period FROM lease JOIN region_epoch AS its USING (epoch)
 WHERE suspense > 0 AND lease.state = 'expired' AND its.state = 'current'
 UNION SELECT epoch, correction.region, quota, charge_period FROM correction JOIN region_epoch AS its USING (epoch)
-WHERE carried > 0 AND NOT quarantined AND its.state = 'current'
+WHERE suspense_carried > 0 AND NOT quarantined AND its.state = 'current'
 """
 _RECALL = """
 WITH waiting AS ({waiting})

@@ -182,7 +182,11 @@ async def lock_pools(
 
 async def _count_late(connection: Connection, found: Mapping[Key, LockedPool]) -> None:
     """Of the few that have to do with closed periods. Who books what comes late holds both pools: it stands still."""
-    about = [key for key, (pool, _, closed_at, *_) in found.items() if closed_at or pool.carried_in or pool.correction]
+    about = [
+        key
+        for key, (pool, _, closed_at, *_) in found.items()
+        if closed_at or pool.suspense_carried_in or pool.correction
+    ]
     if about:
         rows = await connection.fetch(_LATE, [key.quota for key in about], [key.period for key in about])
         for key, row in zip(about, rows, strict=True):
@@ -217,7 +221,7 @@ async def _closed_pools(connection: Connection, keys: Collection[Key]) -> dict[K
 
 
 def _locked(row: asyncpg.Record) -> LockedPool:
-    return LockedPool(_pool(row), row["state"] == "open", row["closed_at"], row["moves"])
+    return LockedPool(_pool(row), row["state"] == "open", row["closed_at"], row["open_moves"])
 
 
 def _pool(row: asyncpg.Record) -> Pool:
@@ -694,22 +698,22 @@ def expect(done: Iterable[int] | None, rows: tuple[int, ...], what: str) -> None
 POOL_COLUMNS = (
     "funded",
     "overage",
-    "carried_in",
+    "suspense_carried_in",
     "correction",
     "unallocated",
     "outstanding",
     "suspense",
-    "carried",
-    "carried_out",
+    "suspense_carried",
+    "suspense_carried_out",
     "estimated",
     "consumed",
     "written_off",
     "adjustment",
     "credited",
-    "extended",
-    "beyond",
-    "unused_in",
-    "unused_out",
+    "soft_cap_extension",
+    "overage_used",
+    "carried_over_in",
+    "carried_over_out",
 )
 LEASE_COLUMNS = (
     "granted",
@@ -718,7 +722,7 @@ LEASE_COLUMNS = (
     "returned",
     "outstanding",
     "suspense",
-    "carried_out",
+    "suspense_carried_out",
     "estimated",
     "written_off",
     "region_consumed",
@@ -752,16 +756,16 @@ _TRANSFER_COLUMNS = (
     "recorded_at",
 )
 CORRECTION_COLUMNS = (
-    "carried_in",
+    "suspense_carried_in",
     "correction",
-    "carried",
-    "carried_out",
+    "suspense_carried",
+    "suspense_carried_out",
     "estimated",
     "consumed",
     "written_off",
     "replaced",
     "recovered",
-    "beyond",
+    "overage_used",
     "region_consumed",
     "region_returned",
     "quarantined",
@@ -817,7 +821,7 @@ ORDER BY pool.period, pool.quota
 _LATE = """
 SELECT (SELECT coalesce(sum(consumed), 0) FROM correction
         WHERE (correction.quota, correction.period) = (asked.quota, asked.period)) AS late,
-    (SELECT coalesce(sum(consumed - beyond), 0) FROM correction
+    (SELECT coalesce(sum(consumed - overage_used), 0) FROM correction
         WHERE (correction.quota, correction.charge_period) = (asked.quota, asked.period)) AS late_included
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (quota, period, place) ORDER BY place
 """

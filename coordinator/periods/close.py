@@ -80,7 +80,7 @@ class PeriodClose(Struct, frozen=True, kw_only=True):
     period: BookedPeriod
     is_dry_run: bool
     missing: list[Missing]
-    carried: list[Carried]  # by the close; before it, what would be
+    suspense_carried: list[Carried]  # by the close; before it, what would be
     carried_over: list[CarriedOver]  # likewise; more, if regions give back what they still hold
 
 
@@ -226,7 +226,7 @@ async def _close(
     closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
     exchange_statements.expect((len(closed),), (1,), "period")
     over = sum(each.units for each in left.goes_over)
-    details = {"position": position, "transfers": transfers, "root": root.hex(), "carried_units": carried}
+    details = {"position": position, "transfers": transfers, "root": root.hex(), "suspense_carried_units": carried}
     details |= {"carried_over_units": over} if over else {}
     await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
     await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
@@ -338,13 +338,19 @@ async def _told(
     connection: Connection,
     period: str,
     missing: list[Missing],
-    carried: list[Carried],
+    suspense_carried: list[Carried],
     carried_over: list[CarriedOver],
     is_dry_run: bool,
 ) -> PeriodClose:
     found = await read_period(connection, period)
     assert found is not None
-    return PeriodClose(period=found, is_dry_run=is_dry_run, missing=missing, carried=carried, carried_over=carried_over)
+    return PeriodClose(
+        period=found,
+        is_dry_run=is_dry_run,
+        missing=missing,
+        suspense_carried=suspense_carried,
+        carried_over=carried_over,
+    )
 
 
 async def _were_carried(connection: Connection, period: str) -> list[Carried]:
@@ -382,7 +388,7 @@ WITH part AS (
     SELECT quota, region, epoch, period AS charge_period, outstanding, suspense, state = 'quarantined' AS quarantined,
         reported_at
     FROM lease WHERE period = $1
-    UNION ALL SELECT quota, region, epoch, charge_period, 0, carried, quarantined, NULL
+    UNION ALL SELECT quota, region, epoch, charge_period, 0, suspense_carried, quarantined, NULL
     FROM correction WHERE period = $1
 ), found AS (
     SELECT part.*, EXISTS (SELECT FROM resolution WHERE approved_at IS NULL AND (resolution.epoch, resolution.quota,
@@ -394,7 +400,7 @@ FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDE
 _CLOSING = "SELECT id, closing_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
 _HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
-_CARRIED = "SELECT * FROM correction WHERE period = $1 AND carried > 0 ORDER BY epoch, quota, charge_period"
+_CARRIED = "SELECT * FROM correction WHERE period = $1 AND suspense_carried > 0 ORDER BY epoch, quota, charge_period"
 _CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
 _POSITION = """
 SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1 AND id > $2)
@@ -415,13 +421,14 @@ ORDER BY id
 """
 _WERE_CARRIED_OVER = """
 SELECT there.quota, there.period, there.units FROM transfer AS here JOIN transfer AS there USING (movement_id)
-WHERE here.period = $1 AND here.dst = 'unused_out' AND there.src = 'unused_in' ORDER BY there.quota
+WHERE here.period = $1 AND here.dst = 'carried_over_out' AND there.src = 'carried_over_in' ORDER BY there.quota
 """
 _WERE_CARRIED = """
 SELECT quota, region, epoch, charge_period, units FROM transfer
-WHERE period = $1 AND dst = 'carried_out' ORDER BY quota, region, epoch, charge_period
+WHERE period = $1 AND dst = 'suspense_carried_out' ORDER BY quota, region, epoch, charge_period
 """
-_SINCE = ("adjustment", "credited", "extended", "beyond", "unused_in", "unused_out")  # hashed where there is any
+# Hashed where there is any.
+_SINCE = ("adjustment", "credited", "soft_cap_extension", "overage_used", "carried_over_in", "carried_over_out")
 _HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
 _POOL_ROWS = f"""
 SELECT quota, name, tenant, {", ".join(_HASHED)} FROM pool WHERE period = $1 ORDER BY quota
@@ -430,10 +437,12 @@ _ADJUSTED_ROWS = """
 SELECT quota, adjustment, credited FROM pool WHERE period = $1 AND (adjustment, credited) <> (0, 0) ORDER BY quota
 """
 _UNUSED_ROWS = """
-SELECT quota, unused_in, unused_out FROM pool WHERE period = $1 AND (unused_in, unused_out) <> (0, 0) ORDER BY quota
+SELECT quota, carried_over_in, carried_over_out FROM pool
+WHERE period = $1 AND (carried_over_in, carried_over_out) <> (0, 0) ORDER BY quota
 """
 _CAPPED_ROWS = """
-SELECT quota, extended, beyond FROM pool WHERE period = $1 AND (extended, beyond) <> (0, 0) ORDER BY quota
+SELECT quota, soft_cap_extension, overage_used FROM pool
+WHERE period = $1 AND (soft_cap_extension, overage_used) <> (0, 0) ORDER BY quota
 """
 _ADJUSTMENT_ROWS = """
 SELECT id::text, quota, period, kind, units, reason, document, proposed_by::text, proposed_at, approved_by::text,
@@ -449,7 +458,7 @@ _LEASE_ROWS = f"""
 SELECT epoch, quota, region, state, {", ".join(_HASHED_OF_LEASES)} FROM lease WHERE period = $1 ORDER BY epoch, quota
 """  # noqa: S608 - likewise
 # What is beyond is in the usage, which the seals cover.
-_HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "beyond"]
+_HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "overage_used"]
 _CORRECTION_ROWS = f"""
 SELECT epoch, quota, charge_period, region, {", ".join(_HASHED_OF_CORRECTIONS)} FROM correction
 WHERE period = $1 ORDER BY epoch, quota, charge_period

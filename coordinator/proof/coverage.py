@@ -39,7 +39,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     ),
     "seal": Proven((ProvenBy.SEALS,)),
     "audit": Proven((ProvenBy.SEALS,)),
-    "pool": Proven((ProvenBy.TRANSFERS, ProvenBy.KEYS), {"moves": _STEERS}),
+    "pool": Proven((ProvenBy.TRANSFERS, ProvenBy.KEYS), {"open_moves": _STEERS}),
     "lease": Proven(
         (ProvenBy.TRANSFERS, ProvenBy.KEYS),
         {

@@ -322,8 +322,8 @@ def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) ->
 
 
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded", "extension": "extended"} | {
-    name: name for name in ("overage", "carried_in", "correction", "adjustment", "unused_in")
+_SOURCES = {"funding": "funded", "soft_cap_extension": "soft_cap_extension"} | {
+    name: name for name in ("overage", "suspense_carried_in", "correction", "adjustment", "carried_over_in")
 }
 
 

@@ -172,20 +172,20 @@ async def find_sealed(connection: Connection, as_of: int | datetime) -> Sealed |
 POOL_ACCOUNTS = (
     "funded",
     "overage",
-    "carried_in",
+    "suspense_carried_in",
     "correction",
     "unallocated",
     "outstanding",
     "suspense",
-    "carried",
-    "carried_out",
+    "suspense_carried",
+    "suspense_carried_out",
     "estimated",
     "consumed",
     "written_off",
     "adjustment",
-    "extended",
-    "unused_in",
-    "unused_out",
+    "soft_cap_extension",
+    "carried_over_in",
+    "carried_over_out",
 )
 # As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
 _SNAPSHOT_BEHIND_THE_GATE = f"""

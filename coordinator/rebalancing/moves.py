@@ -91,6 +91,6 @@ _END = """
 UPDATE rebalance_move SET ended_at = $4, reason = $3 WHERE (rebalance, number) = ($1, $2) AND ended_at IS NULL
 """
 _COUNT = """
-UPDATE pool SET moves = moves + $3 WHERE (quota, period) = ($1, $2)
+UPDATE pool SET open_moves = open_moves + $3 WHERE (quota, period) = ($1, $2)
     AND NOT EXISTS (SELECT FROM period WHERE period.id = pool.period AND period.state = 'closed')
 """

@@ -80,7 +80,7 @@ async def read_allocations(
     keys = [Key(row["quota"], row["period"]) for row in rows]
     catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
     leases = await exchange_statements.read_leases(connection, keys, (), keys)
-    moves = await read_moves(connection, [key for key, row in zip(keys, rows, strict=True) if row["moves"]])
+    moves = await read_moves(connection, [key for key, row in zip(keys, rows, strict=True) if row["open_moves"]])
     return [
         _allocation(
             row,

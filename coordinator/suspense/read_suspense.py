@@ -108,14 +108,14 @@ WITH waiting AS (
     FROM lease WHERE suspense > 0 OR state = 'quarantined'
     UNION ALL
     SELECT late.epoch, late.region, late.quota, late.charge_period,
-        CASE WHEN late.quarantined THEN 'quarantined' ELSE 'closed' END, late.carried, late.estimated,
+        CASE WHEN late.quarantined THEN 'quarantined' ELSE 'closed' END, late.suspense_carried, late.estimated,
         late.written_off, late.region_consumed, coalesce(lease.consumed, 0) + every.consumed,
         coalesce(lease.reported_at, closed.closed_at), late.period
     FROM correction AS late JOIN period AS closed ON closed.id = late.charge_period
     LEFT JOIN lease ON (lease.epoch, lease.quota, lease.period) = (late.epoch, late.quota, late.charge_period),
     LATERAL (SELECT sum(each.consumed) AS consumed, max(each.period) AS newest FROM correction AS each
         WHERE (each.epoch, each.quota, each.charge_period) = (late.epoch, late.quota, late.charge_period)) AS every
-    WHERE (late.carried > 0 OR late.quarantined) AND late.period = every.newest
+    WHERE (late.suspense_carried > 0 OR late.quarantined) AND late.period = every.newest
 )
 SELECT waiting.*, to_json(resolution)::text AS proposal
 FROM waiting LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolution.period)

@@ -191,7 +191,7 @@ def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:
     book.quarantined = False
     use_late(entry, late, [unattributed(late.lease.key, book.region_consumed - late.consumed, now)])
     if late.returns_count:
-        return_late(entry, late, max(0, book.carried - late.left))
+        return_late(entry, late, max(0, book.suspense_carried - late.left))
 
 
 def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, now: datetime) -> None:

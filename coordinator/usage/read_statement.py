@@ -281,7 +281,7 @@ SELECT kind, name, charge_period, region, sum(units) FROM (
 # A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
 _CARRIED_OVER = """
 SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
-WHERE period = $1 AND tenant = $2 AND src = 'unused_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
+WHERE period = $1 AND tenant = $2 AND src = 'carried_over_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
 """
 _ADJUSTMENTS = """
 SELECT adjustment.*, pool.name FROM adjustment JOIN pool ON (pool.quota, pool.period) = (adjustment.quota, booked_in)

@@ -200,11 +200,11 @@ PLAN_FOR_WHAT_IS_ASKED = "SET LOCAL plan_cache_mode = force_custom_plan"
 _POSITION = "SELECT coalesce(max(position), 0) FROM report"
 _HELD = """
 SELECT quota, period, period AS charge_period, region, outstanding + suspense AS units FROM lease
-UNION ALL SELECT quota, period, charge_period, region, carried FROM correction"""
+UNION ALL SELECT quota, period, charge_period, region, suspense_carried FROM correction"""
 _LESS = """
 SELECT quota, period, charge_period, region,
-    CASE WHEN src IN ('outstanding', 'suspense', 'carried') THEN units ELSE 0 END
-    - CASE WHEN dst IN ('outstanding', 'suspense', 'carried') THEN units ELSE 0 END"""
+    CASE WHEN src IN ('outstanding', 'suspense', 'suspense_carried') THEN units ELSE 0 END
+    - CASE WHEN dst IN ('outstanding', 'suspense', 'suspense_carried') THEN units ELSE 0 END"""
 _MOVED_SINCE = f"""
 UNION ALL {_LESS} FROM report JOIN transfer USING (epoch, lane, seq) WHERE report.position > $3
 UNION ALL {_LESS} FROM transfer WHERE seq IS NULL AND id > $4"""

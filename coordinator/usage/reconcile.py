@@ -120,7 +120,7 @@ async def _lanes(connection: Connection, epochs: Collection[int]) -> list[LaneRo
 
 def _pool(row: asyncpg.Record) -> PoolRow:
     accounts = {account: row[account] for account in POOL}
-    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"], row["beyond"])
+    return PoolRow(row["quota"], row["name"], row["tenant"], accounts, row["credited"], row["overage_used"])
 
 
 def _lease(row: asyncpg.Record) -> LeaseRow:
@@ -151,7 +151,7 @@ def _correction(row: asyncpg.Record) -> CorrectionRow:
         row["region"],
         accounts,
         row["said"] - row["booked"],
-        row["beyond"],
+        row["overage_used"],
         row["replaced"],
         row["recovered"],
     )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 period = typer.Typer(no_args_is_help=True, help="Look at the periods of the books, and close one that has ended.")
 
 POLL_S = 2.0
-SUMS = ("funded", "consumed", "estimated", "outstanding", "suspense", "carried", "unallocated")
+SUMS = ("funded", "consumed", "estimated", "outstanding", "suspense", "suspense_carried", "unallocated")
 Period = Annotated[str, typer.Argument(metavar="PERIOD", help="Such as 2026-10, 2026-10-31 or 2026-10-31T09; UTC.")]
 
 
@@ -122,7 +122,7 @@ def _tell(found: dict[str, Any]) -> None:
     booked = found["period"]
     for missing in found["missing"]:
         typer.echo(f"waits for {_sentence(missing)}")
-    for each in found["carried"]:
+    for each in found["suspense_carried"]:
         verb = "was" if booked["state"] == "closed" else "is to be"
         typer.echo(f"{verb} carried: {each['units']} of {each['quota']} in {each['region']} ({each['charge_period']})")
     for each in found["carried_over"]:

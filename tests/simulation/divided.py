@@ -105,7 +105,7 @@ class Divided:
         for each in self._ledger.adjustments.values():
             if (each.terms.key.quota, each.booked_in) == key:
                 units[each.terms.kind] += each.terms.units
-        return units[AdjustmentKind.CREDIT] + self._ledger.pools[key].unused_in, units[AdjustmentKind.DEBIT]
+        return units[AdjustmentKind.CREDIT] + self._ledger.pools[key].carried_over_in, units[AdjustmentKind.DEBIT]
 
     def _above_its_ceiling(self, key: Key, region: str) -> Iterator[str]:
         catalogue = self._ledger.catalogue([key.quota], self._clock.now())

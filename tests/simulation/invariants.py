@@ -108,7 +108,7 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
     for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
         if not world.ledger.is_closed(each.key):
             books[epoch, quota, charge_period].append(each)
-        elif each.carried:
+        elif each.suspense_carried:
             yield f"{each} still waits in a closed period"
     yield from (f"{each}" for each in books.values() if len(each) > 1)
 
@@ -119,7 +119,7 @@ def never_oversold(world: World, watch: Watch) -> Iterator[str]:
     """
     overdrafts = _overdrafts(world)
     for key, pool in world.ledger.pools.items():
-        spendable = pool.funded + pool.credited + pool.unused_in + pool.extended + overdrafts[key]
+        spendable = pool.funded + pool.credited + pool.carried_over_in + pool.soft_cap_extension + overdrafts[key]
         watch.funded[key] = max(spendable, watch.funded.get(key, 0))
     if world.ledger_lost:
         return
@@ -127,7 +127,10 @@ def never_oversold(world: World, watch: Watch) -> Iterator[str]:
         if world.is_unseen(None, quota, period):
             continue
         key = Key(quota, period)
-        funded, gone = watch.funded.get(key, 0), world.ledger.pools[key].unused_out if key in world.ledger.pools else 0
+        funded, gone = (
+            watch.funded.get(key, 0),
+            world.ledger.pools[key].carried_over_out if key in world.ledger.pools else 0,
+        )
         if units > funded - gone:
             yield f"{quota} in {period}: {units} admitted, {funded} funded, and {gone} of it went over into the next"
 
@@ -168,13 +171,13 @@ def what_goes_over_arrives_once(world: World, _: Watch) -> Iterator[str]:
     """Of a period that is closed, and of no other: what it gives is what another period gets, in the books of both."""
     gone, came = Counter[tuple[str, str]](), Counter[Key]()
     for (key, _epoch, charge_period, src, dst, _cause), units in world.ledger.rows["moved"].items():
-        if Account.UNUSED_IN in (src, dst):
+        if Account.CARRIED_OVER_IN in (src, dst):
             gone[key.quota, charge_period] += units
             came[key] += units
     for key, pool in world.ledger.pools.items():
-        if (pool.unused_out, pool.unused_in) != (gone[key], came[key]):
+        if (pool.carried_over_out, pool.carried_over_in) != (gone[key], came[key]):
             yield f"{pool}: {gone[key]} of it went over into another period, {came[key]} came into it"
-        if pool.unused_out and not world.ledger.is_closed(key):
+        if pool.carried_over_out and not world.ledger.is_closed(key):
             yield f"{pool}: of a period that is open units went over"
 
 
@@ -631,7 +634,7 @@ def _bound(lease: Lease) -> int:
 
 def _bound_late(late: Correction) -> int:
     """What it replaces of the closed books is in them, too."""
-    return late.consumed + late.carried + late.estimated + late.written_off - late.replaced - late.recovered
+    return late.consumed + late.suspense_carried + late.estimated + late.written_off - late.replaced - late.recovered
 
 
 def both_sides_agree(world: World, _: Watch) -> Iterator[str]:
@@ -684,7 +687,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
             late = world.ledger.late_books(number, key)
             books: list[Lease | Correction] = [lease, *late]
             has_told = any(book.region_consumed + book.region_returned > 0 for book in books)
-            waits = lease.outstanding + lease.suspense + sum(each.carried for each in late)
+            waits = lease.outstanding + lease.suspense + sum(each.suspense_carried for each in late)
             if is_over and has_told and waits and not any(each.quarantined for each in late):
                 yield f"{lease} in {name}, {late}"
 

@@ -775,7 +775,7 @@ class LedgerModel:
         waiting += [
             (each.epoch, each.region, Key(each.key.quota, each.charge_period))
             for each in self.corrections.values()
-            if each.carried and not each.quarantined
+            if each.suspense_carried and not each.quarantined
         ]
         return self._recall([each for each in waiting if self.epochs[each[0]].state is EpochState.CURRENT], now)
 
@@ -1024,7 +1024,7 @@ class LedgerModel:
         locked, corrections = copy(pool), self.corrections.values()
         locked.late = sum(each.consumed for each in corrections if each.key == pool.key)
         since = [each for each in corrections if Key(each.key.quota, each.charge_period) == pool.key]
-        locked.late_included = sum(each.consumed - each.beyond for each in since)
+        locked.late_included = sum(each.consumed - each.overage_used for each in since)
         return LockedPool(locked, row.state == "open", row.closed_at, moves)
 
     def _lock_late(

@@ -16,7 +16,16 @@ from tests.simulation.faults import REGIONS
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.virtual_time import VirtualClock
 
-_HELD = ("outstanding", "suspense", "consumed", "estimated", "written_off", "carried", "overage", "extended")
+_HELD = (
+    "outstanding",
+    "suspense",
+    "consumed",
+    "estimated",
+    "written_off",
+    "suspense_carried",
+    "overage",
+    "soft_cap_extension",
+)
 
 
 class Limits:
@@ -51,7 +60,9 @@ class Limits:
         for key, units in told.items():
             pool = self._ledger.pools.get(key)
             was = before.get(Name("pool", key), pool)
-            if pool and was and (was.funded or was.credited or was.extended):  # before that nobody knows the limit
+            if (
+                pool and was and (was.funded or was.credited or was.soft_cap_extension)
+            ):  # before that nobody knows the limit
                 self.included += self._not_its_limit(was, pool, units)
 
     def _hear(self, document: LimitsDocument) -> None:
@@ -68,7 +79,7 @@ class Limits:
         promised = self._limits[name] * (len({*REGIONS, *self._ledger.rows["region"]}) if name in self._each else 1)
         if pool.funded > promised and pool.funded > promised + self._rebased(pool.key):
             yield f"{pool} is funded, and {promised} was promised"
-        if pool.extended > self._extensions[name]:
+        if pool.soft_cap_extension > self._extensions[name]:
             yield f"{pool} is extended, and {self._extensions[name]} was promised"
 
     def _not_in_force(self, transaction: Transaction) -> Iterator[str]:
@@ -105,17 +116,19 @@ class Limits:
         specs = {spec.name: spec for spec in self._ledger.rows["limits"][0].quotas}
         for entry in transaction.entries:
             for each in entry.transfers:
-                if each.dst is Account.UNUSED_OUT:
+                if each.dst is Account.CARRIED_OVER_OUT:
                     was = before.get(Name("pool", each.key)) or self._ledger.pools[each.key]
                     said = specs[parse_quota_key(each.key.quota)[0]].carry_over
                     most = {"all": each.units, "50%": was.funded // 2}.get(str(said), said)
-                    left = min(was.unallocated - was.overage - was.extended, was.funded + was.credited)
+                    left = min(was.unallocated - was.overage - was.soft_cap_extension, was.funded + was.credited)
                     if was.outstanding or not isinstance(most, int) or each.units > min(most, left):
                         yield f"{each.units} go over of {was}, and {said} may"
 
     def _not_its_limit(self, was: Pool, pool: Pool, told: Counter[bool]) -> Iterator[str]:
         """Whoever reports, and in whatever order; and the limit may have changed with the same transaction."""
-        limits = sorted(each.funded + each.credited + each.unused_in - each.unused_out for each in (was, pool))
+        limits = sorted(
+            each.funded + each.credited + each.carried_over_in - each.carried_over_out for each in (was, pool)
+        )
         included = self._of("used", pool.key) - self._of("overage", pool.key)
         if told[False] and included > limits[1]:
             yield f"of {pool.key} {included} are included, and its limit is {limits[1]}"

@@ -815,7 +815,7 @@ def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
         told, beyond = split(lines, max(0, pool.spendable - lease.consumed))
         drain_lines(entry, pool, lease, Account.CONSUMED, told, Cause.USAGE)
-        pool.beyond += beyond
+        pool.overage_used += beyond
 
     yield patch.object(settlement, "use", use)
 
@@ -827,9 +827,9 @@ def overage_is_told_once_more(world: World) -> Iterator[Any]:
     real = balances.use
 
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
-        beyond = pool.beyond
+        beyond = pool.overage_used
         real(entry, pool, lease, lines)
-        pool.beyond = beyond
+        pool.overage_used = beyond
 
     yield patch.object(settlement, "use", use)
 
@@ -864,7 +864,7 @@ def an_adjustment_is_approved_once_more(world: World) -> Iterator[Any]:
 @drawn_from(*ADJUSTED)
 def what_is_credited_is_beyond_the_limit(world: World) -> Iterator[Any]:
     """What is used of it is told to be overage."""
-    yield patch.object(balances.Pool, "spendable", property(lambda pool: pool.funded + pool.unused_in))
+    yield patch.object(balances.Pool, "spendable", property(lambda pool: pool.funded + pool.carried_over_in))
 
 
 @mutant
@@ -884,7 +884,7 @@ def what_is_credited_is_funded_as_well(world: World) -> Iterator[Any]:
 @drawn_from("credited", "debited", "mode", "burst")
 def a_credit_that_was_taken_is_debited(world: World) -> Iterator[Any]:
     """Likewise: others' own is taken for it, and funded again for whoever has more than that."""
-    yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.own))
+    yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.entitled))
 
 
 # --- what goes over into the next period ------------------------------------------------------------------------------
@@ -899,7 +899,7 @@ def what_was_left_is_carried_over_twice(world: World) -> Iterator[Any]:
 
     def twice(pool: Any, into: Any, units: int) -> Any:
         entry = real(pool, into, units)
-        post(entry, into, None, Account.UNUSED_IN, Account.UNALLOCATED, units, Cause.CARRIED_OVER)
+        post(entry, into, None, Account.CARRIED_OVER_IN, Account.UNALLOCATED, units, Cause.CARRIED_OVER)
         return entry
 
     yield patch.object(ledger_model, "carry_over", twice)
@@ -934,7 +934,7 @@ def what_is_in_suspense_is_carried_over(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*GOES_OVER)
 def what_came_into_a_period_goes_over_again(world: World) -> Iterator[Any]:
-    yield patch.object(carry_over, "unused_of", lambda pool: max(0, pool.grantable - pool.extended))
+    yield patch.object(carry_over, "unused_of", lambda pool: max(0, pool.grantable - pool.soft_cap_extension))
 
 
 @mutant
@@ -942,7 +942,7 @@ def what_came_into_a_period_goes_over_again(world: World) -> Iterator[Any]:
 def what_went_over_is_included_as_well(world: World) -> Iterator[Any]:
     """What comes late for the closed period is within its limit, of which a part was given to the next one."""
     real = balances.Pool.included_left.fget  # type: ignore[attr-defined]  # it is a property
-    yield patch.object(balances.Pool, "included_left", property(lambda pool: real(replace(pool, unused_out=0))))
+    yield patch.object(balances.Pool, "included_left", property(lambda pool: real(replace(pool, carried_over_out=0))))
 
 
 # --- overdrafts -------------------------------------------------------------------------------------------------------

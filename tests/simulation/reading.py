@@ -56,7 +56,7 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
                 None,
                 {account: getattr(pool, account) for account in POOL},
                 pool.credited,
-                pool.beyond,
+                pool.overage_used,
             )
             for key, pool in ledger.pools.items()
             if key.period == period
@@ -127,5 +127,5 @@ def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:
     booked = (lease.consumed if lease else 0) + sum(other.consumed for other in every)
     accounts = {account: getattr(each, account) for account in CORRECTION}
     drift = each.region_consumed - booked if is_newest else 0
-    counted = each.beyond, each.replaced, each.recovered
+    counted = each.overage_used, each.replaced, each.recovered
     return CorrectionRow(each.key.quota, each.epoch, each.charge_period, each.region, accounts, drift, *counted)

@@ -364,7 +364,7 @@ class Both:
         """Of this period, or of the next one."""
         late = self.model.late_books(lease.epoch, lease.key)
         said = max(late, key=lambda each: each.key.period) if late else lease
-        left = lease.unaccounted + lease.carried_out
+        left = lease.unaccounted + lease.suspense_carried_out
         used = self.chance.randint(0, left + self.chance.choice([0, 0, 0, 4]))
         returned = self.chance.randint(0, max(0, left - used)) if self.chance.random() < 0.4 else 0
         lie = self.chance.choices([0, -1, 1], [40, 1, 1])[0]
@@ -482,7 +482,7 @@ class Both:
         rows = await self.real.fetch("SELECT * FROM rebalance_move WHERE ended_at IS NULL")
         moves = [move for move in self.model.rows["move"].values() if move is not None]
         assert sorted(map(repr, map(move_of_row, rows))) == sorted(map(repr, moves))
-        counted = {Key(row["quota"], row["period"]): row["moves"] for row in await self.real.fetch(_MOVING)}
+        counted = {Key(row["quota"], row["period"]): row["open_moves"] for row in await self.real.fetch(_MOVING)}
         assert counted == Counter(move.key for move in moves)
         settings = {(row["key"], row["region"]): row["weight"] for row in await self.real.fetch(_SETTINGS)}
         kept = self.model.rows["setting"].items()
@@ -634,12 +634,12 @@ async def test_the_model_and_postgres_answer_alike_and_hold_the_same(connection:
     assert both.begun
     assert both.adjusted.keys() >= {"PROPOSED", "APPROVED", "SAME_PERSON", "WITHDRAWN"}, both.adjusted
     assert both.model.period("2026-11-18T12").closed_at
-    assert any(pool.unused_in for pool in both.model.pools.values())
+    assert any(pool.carried_over_in for pool in both.model.pools.values())
     assert both.model.corrections
 
 
 NO_NEW_EPOCHS = 0.06
-_MOVING = "SELECT quota, period, moves FROM pool WHERE moves <> 0"
+_MOVING = "SELECT quota, period, open_moves FROM pool WHERE open_moves <> 0"
 _SETTINGS = "SELECT key, region, weight FROM region_setting"
 
 

@@ -76,7 +76,7 @@ def fund(entry: Entry, pool: Pool, limit: int) -> None:
     What was debited has been taken before: it is not taken twice.
     """
     post(entry, pool, None, Account.FUNDING, Account.UNALLOCATED, max(0, limit - pool.funded), Cause.FUNDED)
-    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.own)
+    surplus = min(max(0, pool.funded - limit), pool.unallocated, pool.entitled)
     post(entry, pool, None, Account.UNALLOCATED, Account.FUNDING, surplus, Cause.DEFUNDED)
 
 
@@ -84,11 +84,11 @@ def extend(entry: Entry, pool: Pool, at_most: int, need: int) -> None:
     """What is soft goes on: before the pool is short, and as far as its cap lets it. Like a limit, one that was lowered
     takes only what nobody holds.
     """
-    surplus = min(max(0, pool.extended - at_most), pool.unallocated)
-    post(entry, pool, None, Account.UNALLOCATED, Account.EXTENSION, surplus, Cause.RETRACTED)
+    surplus = min(max(0, pool.soft_cap_extension - at_most), pool.unallocated)
+    post(entry, pool, None, Account.UNALLOCATED, Account.SOFT_CAP_EXTENSION, surplus, Cause.RETRACTED)
     if pool.grantable < need:
-        units = min(2 * need - pool.grantable, max(0, at_most - pool.extended))
-        post(entry, pool, None, Account.EXTENSION, Account.UNALLOCATED, units, Cause.EXTENDED)
+        units = min(2 * need - pool.grantable, max(0, at_most - pool.soft_cap_extension))
+        post(entry, pool, None, Account.SOFT_CAP_EXTENSION, Account.UNALLOCATED, units, Cause.EXTENDED)
 
 
 def needed(limit: int, waiting: int, demand_milli: int, horizon_ms: int) -> int:

@@ -4,11 +4,11 @@ Units only ever move from one account to another, and `post` is the one place wh
 lease and the list of transfers together. So both identities hold after every movement, by construction, and a pool or a
 lease is at any time what its transfers add up to:
 
-    pool    funded + extended + unused_in + adjustment + overage + carried_in + correction
-            = unallocated + outstanding + suspense + carried + carried_out + unused_out + estimated + consumed
-              + written_off
+    pool    funded + soft_cap_extension + carried_over_in + adjustment + overage + suspense_carried_in + correction
+            = unallocated + outstanding + suspense + suspense_carried + suspense_carried_out + carried_over_out
+              + estimated + consumed + written_off
     lease   granted + overage
-            = consumed + returned + outstanding + suspense + carried_out + estimated + written_off
+            = consumed + returned + outstanding + suspense + suspense_carried_out + estimated + written_off
 
 The left sides are where units come from, and the totals that only grow; the right sides are where units are.
 """
@@ -38,14 +38,14 @@ class Account(StrEnum):
     ESTIMATED = "estimated"
     WRITTEN_OFF = "written_off"
     OVERAGE = "overage"
-    CARRIED = "carried"
-    CARRIED_IN = "carried_in"
-    CARRIED_OUT = "carried_out"
+    SUSPENSE_CARRIED = "suspense_carried"
+    SUSPENSE_CARRIED_IN = "suspense_carried_in"
+    SUSPENSE_CARRIED_OUT = "suspense_carried_out"
     CORRECTION = "correction"
     ADJUSTMENT = "adjustment"
-    EXTENSION = "extension"
-    UNUSED_IN = "unused_in"  # from the period before, where a plan carries over what was left
-    UNUSED_OUT = "unused_out"  # to the period after
+    SOFT_CAP_EXTENSION = "soft_cap_extension"
+    CARRIED_OVER_IN = "carried_over_in"  # from the period before, where a plan carries over what was left
+    CARRIED_OVER_OUT = "carried_over_out"  # to the period after
 
 
 class Cause(StrEnum):
@@ -62,7 +62,7 @@ class Cause(StrEnum):
     CHARGED = "charged"
     ESTIMATED = "estimated"
     REBASED = "rebased"  # had been given by a ledger that lost it
-    CARRIED = "carried"  # out of a period that is closed, and into the open one
+    SUSPENSE_CARRIED = "suspense_carried"  # out of a period that is closed, and into the open one
     REPLACES_ESTIMATE = "replaces_estimate"  # that a closed period billed: billed is consumed + estimated - replaced
     REPLACES_WRITE_OFF = "replaces_write_off"  # what a closed period had given up was used after all
     CREDITED = "credited"  # by two people, as what follows
@@ -84,36 +84,36 @@ class Pool:
     key: Key
     funded: int = 0
     overage: int = 0
-    carried_in: int = 0
+    suspense_carried_in: int = 0
     correction: int = 0
     unallocated: int = 0
     outstanding: int = 0
     suspense: int = 0
-    carried: int = 0
-    carried_out: int = 0
+    suspense_carried: int = 0
+    suspense_carried_out: int = 0
     estimated: int = 0
     consumed: int = 0
     written_off: int = 0
     adjustment: int = 0  # net: where more was debited than credited it is below zero
     credited: int = 0  # of that, what can be spent
-    extended: int = 0  # what can be spent beyond the limit, as far as anybody needed it: the cap is soft
-    beyond: int = 0  # of what was consumed in the period, what is overage: the rest is within the limit
-    unused_in: int = 0  # what was left of the period before, and can be spent in this one
-    unused_out: int = 0  # what was left of this one at its close, and can be spent in the one after it
+    soft_cap_extension: int = 0  # what can be spent beyond the limit, as far as anybody needed it: the cap is soft
+    overage_used: int = 0  # of what was consumed in the period, what is overage: the rest is within the limit
+    carried_over_in: int = 0  # what was left of the period before, and can be spent in this one
+    carried_over_out: int = 0  # what was left of this one at its close, and can be spent in the one after it
     # Of what was consumed, what belongs to closed periods; and of a closed period, what came late and is within its
     # limit. Counted from the corrections, under the pool's lock.
     late: int = field(default=0, compare=False)
     late_included: int = field(default=0, compare=False)
 
     @property
-    def own(self) -> int:
+    def entitled(self) -> int:
         """Its limit, with what people have credited and debited: of that, and of nothing else, a debit can take."""
         return self.funded + self.credited
 
     @property
     def spendable(self) -> int:
         """In the whole period: that, and what was left of the one before."""
-        return self.own + self.unused_in
+        return self.entitled + self.carried_over_in
 
     @property
     def used(self) -> int:
@@ -123,9 +123,9 @@ class Pool:
     @property
     def included_left(self) -> int:
         """So much more is within the limit. Before anybody has asked for any of it, nothing says what that is."""
-        if not (self.funded or self.credited or self.extended):
+        if not (self.funded or self.credited or self.soft_cap_extension):
             return MAX_UNITS
-        return max(0, self.spendable - self.unused_out - (self.used - self.beyond) - self.late_included)
+        return max(0, self.spendable - self.carried_over_out - (self.used - self.overage_used) - self.late_included)
 
     @property
     def grantable(self) -> int:
@@ -134,10 +134,17 @@ class Pool:
 
     @property
     def balances(self) -> bool:
-        came = self.funded + self.extended + self.adjustment + self.overage + self.carried_in + self.correction
-        came += self.unused_in
-        waits = self.unallocated + self.outstanding + self.suspense + self.carried + self.unused_out
-        return came == waits + self.carried_out + self.estimated + self.consumed + self.written_off
+        came = (
+            self.funded
+            + self.soft_cap_extension
+            + self.adjustment
+            + self.overage
+            + self.suspense_carried_in
+            + self.correction
+        )
+        came += self.carried_over_in
+        waits = self.unallocated + self.outstanding + self.suspense + self.suspense_carried + self.carried_over_out
+        return came == waits + self.suspense_carried_out + self.estimated + self.consumed + self.written_off
 
 
 @dataclass(slots=True)
@@ -154,7 +161,7 @@ class Lease:
     returned: int = 0
     outstanding: int = 0
     suspense: int = 0
-    carried_out: int = 0
+    suspense_carried_out: int = 0
     estimated: int = 0
     written_off: int = 0
     region_consumed: int = 0
@@ -194,7 +201,7 @@ class Lease:
 
     @property
     def balances(self) -> bool:
-        spent = self.consumed + self.returned + self.carried_out + self.estimated + self.written_off
+        spent = self.consumed + self.returned + self.suspense_carried_out + self.estimated + self.written_off
         return self.granted + self.overage == spent + self.outstanding + self.suspense
 
 
@@ -202,34 +209,36 @@ class Lease:
 class Correction:
     """What becomes of a lease whose period is closed, in a period that is open: the lease's row stays as it is.
 
-    It balances like a lease:  carried_in + correction = carried + carried_out + estimated + consumed + written_off
+    It balances like a lease:
+
+    suspense_carried_in + correction = suspense_carried + suspense_carried_out + estimated + consumed + written_off
     """
 
     key: Key  # of the pool in which it is booked
     epoch: int
     charge_period: str  # the lease's own
     region: str
-    carried_in: int = 0
+    suspense_carried_in: int = 0
     correction: int = 0
-    carried: int = 0
-    carried_out: int = 0
+    suspense_carried: int = 0
+    suspense_carried_out: int = 0
     estimated: int = 0
     consumed: int = 0
     written_off: int = 0
     replaced: int = 0  # of the closed books' estimates: so much gave way to the truth
     recovered: int = 0  # likewise of what they had written off
-    beyond: int = 0  # of what was consumed, what is beyond the limit of its own period
+    overage_used: int = 0  # of what was consumed, what is beyond the limit of its own period
     region_consumed: int = 0
     region_returned: int = 0
     quarantined: bool = False
 
     @property
     def waiting_account(self) -> Account:
-        return Account.CARRIED
+        return Account.SUSPENSE_CARRIED
 
     @property
     def to_carry(self) -> int:
-        return self.carried
+        return self.suspense_carried
 
     @property
     def is_quarantined(self) -> bool:
@@ -237,8 +246,8 @@ class Correction:
 
     @property
     def balances(self) -> bool:
-        ended = self.carried_out + self.estimated + self.consumed + self.written_off
-        return self.carried_in + self.correction == self.carried + ended
+        ended = self.suspense_carried_out + self.estimated + self.consumed + self.written_off
+        return self.suspense_carried_in + self.correction == self.suspense_carried + ended
 
 
 class Line(Struct, frozen=True):
@@ -256,7 +265,7 @@ class Split(NamedTuple):
     """Lines, each of which is within the limit or beyond it; and how many units are beyond."""
 
     lines: Sequence[Line]
-    beyond: int
+    overage_used: int
 
 
 def split(lines: Sequence[Line], included_left: int) -> Split:
@@ -337,11 +346,11 @@ class Overdrawn(ValueError):
 _OUTSIDE = {
     Account.FUNDING: "funded",
     Account.OVERAGE: "overage",
-    Account.CARRIED_IN: "carried_in",
+    Account.SUSPENSE_CARRIED_IN: "suspense_carried_in",
     Account.CORRECTION: "correction",
     Account.ADJUSTMENT: "adjustment",
-    Account.EXTENSION: "extended",
-    Account.UNUSED_IN: "unused_in",
+    Account.SOFT_CAP_EXTENSION: "soft_cap_extension",
+    Account.CARRIED_OVER_IN: "carried_over_in",
 }
 _MAY_BE_NEGATIVE = {"adjustment"}  # what was debited can be more than what was credited
 _IN_LEASE = {
@@ -350,9 +359,9 @@ _IN_LEASE = {
     Account.SUSPENSE,
     Account.ESTIMATED,
     Account.WRITTEN_OFF,
-    Account.CARRIED_OUT,
+    Account.SUSPENSE_CARRIED_OUT,
 }
-_IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.CARRIED, Account.UNUSED_OUT}
+_IN_POOL = _IN_LEASE | {Account.UNALLOCATED, Account.SUSPENSE_CARRIED, Account.CARRIED_OVER_OUT}
 # What a lease calls units that cross its border.
 _INTO_LEASE = {Account.UNALLOCATED: "granted", Account.OVERAGE: "overage"}
 _OUT_OF_LEASE = {Account.UNALLOCATED: "returned"}
@@ -417,7 +426,7 @@ def use(entry: Entry, pool: Pool, lease: Lease, lines: Sequence[Line]) -> None:
     """Usage of the period itself: within the limit as far as that goes, in whatever order regions report it."""
     told, beyond = split(lines, pool.included_left)
     drain_lines(entry, pool, lease, Account.CONSUMED, told, Cause.USAGE)
-    pool.beyond += beyond
+    pool.overage_used += beyond
 
 
 class Source(NamedTuple):

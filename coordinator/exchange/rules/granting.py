@@ -181,7 +181,7 @@ def _bounded(wanted: Wanted, pool: Pool) -> Wanted:
     """
     want, entitlement = wanted.want, wanted.entitlement
     beside_limit = pool.spendable - pool.funded  # credits, and what was carried over
-    most = max(entitlement.limit, pool.funded) + beside_limit + max(entitlement.extension, pool.extended)
+    most = max(entitlement.limit, pool.funded) + beside_limit + max(entitlement.extension, pool.soft_cap_extension)
     most_milli = most * MILLI_A_SECOND
     if want.waiting <= most and want.demand_milli <= most_milli:
         return wanted
@@ -192,7 +192,7 @@ def _bounded(wanted: Wanted, pool: Pool) -> Wanted:
 def _fund(report: Report, wanted: Wanted, shelf: Shelf) -> None:
     pool, limit, extension = shelf.pool, wanted.entitlement.limit, wanted.entitlement.extension
     fund(report, pool, funded_for(limit, pool, shelf.leases, shelf.division))
-    if extension or pool.extended:
+    if extension or pool.soft_cap_extension:
         need = needed(limit, wanted.waiting, wanted.want.demand_milli, wanted.entitlement.horizon_ms)
         extend(report, pool, extension, need)
 
@@ -434,7 +434,7 @@ def _beyond_limit(lease: Lease, pool: Pool) -> int:
 
     A soft cap lends units beyond the limit as they are needed, so what can be admitted grows with use.
     """
-    return max(0, pool.grantable + lease.outstanding - pool.included_left) if pool.extended else 0
+    return max(0, pool.grantable + lease.outstanding - pool.included_left) if pool.soft_cap_extension else 0
 
 
 class _Bounds(NamedTuple):

@@ -433,7 +433,7 @@ def bound_overages(
     """Note how much more of each a region may report: `overages` is what it has used beyond its grants until now."""
     for (region, key), overage in overages.items():
         pool = books.pools[key].pool
-        limit = max(limits.get(key.quota, 0), pool.spendable + pool.extended)
+        limit = max(limits.get(key.quota, 0), pool.spendable + pool.soft_cap_extension)
         books.overage_left[region][key] = max(0, bounds.most_overage(limit) - overage)
 
 

@@ -36,8 +36,8 @@ def may_carry_over(quotas: dict[str, QuotaSpec]) -> list[str]:
 
 def unused_of(pool: Pool) -> int:
     """Of its own limit and credits. What a soft cap let be had beyond them was nobody's."""
-    left = max(0, min(pool.grantable - pool.extended, pool.included_left))
-    return min(left, max(0, pool.own))
+    left = max(0, min(pool.grantable - pool.soft_cap_extension, pool.included_left))
+    return min(left, max(0, pool.entitled))
 
 
 def carry_over_of(pool: Pool, catalogue: Catalogue) -> CarryOver | None:
@@ -68,7 +68,7 @@ def carry_over(pool: Pool, into: Pool, units: int) -> Movement:
     """Both sides are one movement, of no region, and named by what it does: it is booked once."""
     name = "/".join((*pool.key, into.key.period))
     entry = Movement(uuid5(_CARRIED_OVER, name), None, None)
-    post(entry, pool, None, Account.UNALLOCATED, Account.UNUSED_OUT, units, Cause.CARRIED_OVER)
-    post(entry, into, None, Account.UNUSED_IN, Account.UNALLOCATED, units, Cause.CARRIED_OVER)
+    post(entry, pool, None, Account.UNALLOCATED, Account.CARRIED_OVER_OUT, units, Cause.CARRIED_OVER)
+    post(entry, into, None, Account.CARRIED_OVER_IN, Account.UNALLOCATED, units, Cause.CARRIED_OVER)
     entry.transfers[-1] = structs.replace(entry.transfers[-1], late_for=pool.key.period)
     return entry

@@ -4,11 +4,11 @@
     closing   nothing is granted any more; regions account for what they hold, or it expires
     closed    final: the database refuses every change
 
-What is in suspense at the close leaves as `carried_out` and waits in an open period, in `carried`, where it is never
-granted. Late evidence is booked there too, for truth is never refused: in a correction, so that the closed lease stays
-as it is. Usage is taken from what was carried, then it replaces what closed books had estimated and written off, and
-the rest is a correction from outside: never from what the open period has to spend. What is returned late frees
-nothing: what was carried, and what was estimated, is written off.
+What is in suspense at the close leaves as `suspense_carried_out` and waits in an open period, in `suspense_carried`,
+where it is never granted. Late evidence is booked there too, for truth is never refused: in a correction, so that the
+closed lease stays as it is. Usage is taken from what was carried, then it replaces what closed books had estimated and
+written off, and the rest is a correction from outside: never from what the open period has to spend. What is returned
+late frees nothing: what was carried, and what was estimated, is written off.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -181,10 +181,18 @@ def _missing_balance(finding: Finding) -> Missing:
 
 def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Correction) -> Movement:
     """What nobody has accounted for leaves the period and waits in the open one: both sides are one movement."""
-    entry = movement(part, "carried", open_pool.key.period)
+    entry = movement(part, "suspense_carried", open_pool.key.period)
     units = part.to_carry
-    post(entry, pool, part, part.waiting_account, Account.CARRIED_OUT, units, Cause.CARRIED)
-    post(entry, open_pool, correction, Account.CARRIED_IN, Account.CARRIED, units, Cause.CARRIED)
+    post(entry, pool, part, part.waiting_account, Account.SUSPENSE_CARRIED_OUT, units, Cause.SUSPENSE_CARRIED)
+    post(
+        entry,
+        open_pool,
+        correction,
+        Account.SUSPENSE_CARRIED_IN,
+        Account.SUSPENSE_CARRIED,
+        units,
+        Cause.SUSPENSE_CARRIED,
+    )
     return entry
 
 
@@ -249,7 +257,9 @@ class Late:
     @property
     def waiting(self) -> int:
         """What the books expect to be used yet: usage up to it makes no new overage."""
-        return self.book.carried + self.book.estimated + self.estimated + self.book.written_off + self.written_off
+        return (
+            self.book.suspense_carried + self.book.estimated + self.estimated + self.book.written_off + self.written_off
+        )
 
     @property
     def estimated(self) -> int:
@@ -356,7 +366,7 @@ def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
     units = sum(line.units for line in lines)
     told, beyond = split(lines, late.closed.included_left)
     sources = (
-        Source(Account.CARRIED, book.carried, Cause.USAGE),
+        Source(Account.SUSPENSE_CARRIED, book.suspense_carried, Cause.USAGE),
         Source(Account.ESTIMATED, book.estimated, Cause.USAGE),
         Source(Account.CORRECTION, late.estimated, Cause.REPLACES_ESTIMATE),
         Source(Account.WRITTEN_OFF, book.written_off, Cause.USAGE),
@@ -364,7 +374,7 @@ def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
         Source(Account.CORRECTION, units, Cause.USAGE),
     )
     _count(book, take(entry, late.pool, book, Account.CONSUMED, told, sources))
-    book.beyond += beyond
+    book.overage_used += beyond
     late.pool.late += units
     late.closed.late_included += units - beyond
 
@@ -373,7 +383,7 @@ def return_late(entry: Entry, late: Late, units: int) -> None:
     """Nothing becomes free by it: the period that it was funded in is over. It is neither waited for nor billed."""
     book = late.book
     sources = (
-        Source(Account.CARRIED, book.carried, Cause.RETURNED),
+        Source(Account.SUSPENSE_CARRIED, book.suspense_carried, Cause.RETURNED),
         Source(Account.ESTIMATED, book.estimated, Cause.RETURNED),
         Source(Account.CORRECTION, late.estimated, Cause.REPLACES_ESTIMATE),
     )

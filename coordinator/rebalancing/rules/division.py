@@ -187,7 +187,7 @@ def funded_for(limit: int, pool: Pool, leases: Iterable[Lease], division: Divisi
     if not division.is_regional:
         return limit
     own = sum(map(division.own_of, division.parts))
-    return own + max(0, _above_own(leases, division) - max(0, pool.credited + pool.unused_in))
+    return own + max(0, _above_own(leases, division) - max(0, pool.credited + pool.carried_over_in))
 
 
 def _above_own(leases: Iterable[Lease], division: Division) -> int:
@@ -204,9 +204,9 @@ def debitable(pool: Pool, leases: Iterable[Lease], division: Division) -> int:
     Where each region has a limit of its own, a credit that one of them took pays for what it has above that. Taken from
     the others instead, that would be funded for it, and so the debit be undone by the next word of any region.
     """
-    most = min(pool.grantable, pool.own)
+    most = min(pool.grantable, pool.entitled)
     above = _above_own(leases, division) if division.is_regional else 0
-    credited = max(0, pool.credited + pool.unused_in)
+    credited = max(0, pool.credited + pool.carried_over_in)
     return min(most, max(0, credited - above)) if above and credited else most
 
 

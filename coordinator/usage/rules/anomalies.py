@@ -64,7 +64,7 @@ def _of_unknown_quotas(pools: Sequence[PoolRow], known_quotas: Collection[str]) 
 def _above_limits(pools: Sequence[PoolRow]) -> Iterator[Anomaly]:
     for pool in pools:
         accounts = pool.accounts
-        spendable = accounts["funded"] + accounts["extended"] + accounts["unused_in"] + pool.credited
+        spendable = accounts["funded"] + accounts["soft_cap_extension"] + accounts["carried_over_in"] + pool.credited
         if spendable and accounts["consumed"] > TIMES_THE_LIMIT * spendable:
             reason = f"more than {TIMES_THE_LIMIT} times the {spendable} that could be spent"
             yield Anomaly(AnomalyKind.ABOVE_LIMIT, pool.quota, None, accounts["consumed"], reason)

@@ -42,20 +42,28 @@ class Chain(StrEnum):
 # --- what the books say -----------------------------------------------------------------------------------------------
 
 # The accounts that a lease has a part in; a pool's is the sum of its leases'.
-SHARED = ("overage", "outstanding", "suspense", "carried_out", "estimated", "consumed", "written_off")
+SHARED = ("overage", "outstanding", "suspense", "suspense_carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
-CORRECTION = ("carried_in", "correction", "carried", "carried_out", "estimated", "consumed", "written_off")
+CORRECTION = (
+    "suspense_carried_in",
+    "correction",
+    "suspense_carried",
+    "suspense_carried_out",
+    "estimated",
+    "consumed",
+    "written_off",
+)
 POOL = (
     *(
         "funded",
-        "extended",
-        "unused_in",
+        "soft_cap_extension",
+        "carried_over_in",
         "adjustment",
-        "carried_in",
+        "suspense_carried_in",
         "correction",
         "unallocated",
-        "unused_out",
-        "carried",
+        "carried_over_out",
+        "suspense_carried",
     ),
     *SHARED,
 )
@@ -67,7 +75,7 @@ class PoolRow(NamedTuple):
     tenant: str | None
     accounts: Mapping[str, int]  # of POOL
     credited: int = 0  # of its `adjustment`, what can be spent
-    beyond: int = 0  # of what was consumed in the period, what is overage
+    overage_used: int = 0  # of what was consumed in the period, what is overage
 
 
 class LeaseRow(NamedTuple):
@@ -92,7 +100,7 @@ class CorrectionRow(NamedTuple):
     region: str
     accounts: Mapping[str, int]  # of CORRECTION
     drift: int  # what the region says it consumed, less what all periods have booked of that
-    beyond: int = 0
+    overage_used: int = 0
     replaced: int = 0
     recovered: int = 0
 
@@ -207,15 +215,15 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     overage: int
     written_off: int
     estimated: int
-    carried_in: int  # suspense of a period that was closed
-    carried: int  # of that, what still waits
-    carried_out: int
+    suspense_carried_in: int  # suspense of a period that was closed
+    suspense_carried: int  # of that, what still waits
+    suspense_carried_out: int
     correction: int  # used in periods that are closed, beyond what was carried
     adjustment: int  # credits and write-offs, less debits
-    extended: int  # what could be spent beyond the limit, as far as anybody needed it
-    unused_in: int  # left of the period before, and carried over into this one
-    unused_out: int  # left of this one, and carried over into the next
-    beyond: int  # of `consumed`, what was used in the period beyond its limit: overage
+    soft_cap_extension: int  # what could be spent beyond the limit, as far as anybody needed it
+    carried_over_in: int  # left of the period before, and carried over into this one
+    carried_over_out: int  # left of this one, and carried over into the next
+    overage_used: int  # of `consumed`, what was used in the period beyond its limit: overage
     regions: list[RegionAccount]
 
 
@@ -320,10 +328,10 @@ class Sums:
         self.of_correction[key]["recovered"] += each.units * (each.cause == "replaces_write_off")
 
 
-_OF_POOLS = ("funding", "extension")  # what a report moves there is of no lease
+_OF_POOLS = ("funding", "soft_cap_extension")  # what a report moves there is of no lease
 # Where units come from: the books name these accounts by what has come out of them.
-_SOURCES = {"funding": "funded", "extension": "extended"} | {
-    name: name for name in ("overage", "carried_in", "correction", "adjustment", "unused_in")
+_SOURCES = {"funding": "funded", "soft_cap_extension": "soft_cap_extension"} | {
+    name: name for name in ("overage", "suspense_carried_in", "correction", "adjustment", "carried_over_in")
 }
 
 
@@ -384,16 +392,14 @@ def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
 
 def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
     """Of the period itself a pool counts it, of closed ones their corrections."""
-    kept = Counter[tuple[str, str]]({(pool.quota, period): pool.beyond for pool in books.pools})
+    kept = Counter[tuple[str, str]]({(pool.quota, period): pool.overage_used for pool in books.pools})
     for each in books.corrections:
-        kept[each.quota, each.charge_period] += each.beyond
+        kept[each.quota, each.charge_period] += each.overage_used
     told = {(quota, charge_period): units for quota, charge_period, units in books.overages}
     for quota, charge_period in sorted(kept.keys() | told.keys()):
         booked, beyond = told.get((quota, charge_period), 0), kept[quota, charge_period]
         if booked != beyond:
-            reason = (
-                f"units of {charge_period} that are counted as beyond the limit: {beyond}; that are booked so: {booked}"
-            )
+            reason = f"`overage_used` counts {beyond} units of {charge_period} beyond the limit; {booked} are booked as overage"
             yield Finding(Word.PROJECTION, quota, None, reason)
 
 
@@ -463,7 +469,7 @@ def _quota_account(
         quota=pool.name,
         quota_key=pool.quota,
         tenant=pool.tenant,
-        beyond=pool.beyond,
+        overage_used=pool.overage_used,
         regions=[
             _region_account(
                 name,
@@ -481,8 +487,15 @@ def _quota_account(
 
 _OF_QUOTA = (
     *("funded", "unallocated", "outstanding", "suspense", "consumed", "overage", "written_off", "estimated"),
-    *("carried_in", "carried", "carried_out", "correction", "adjustment", "extended"),
-    *("unused_in", "unused_out"),
+    *(
+        "suspense_carried_in",
+        "suspense_carried",
+        "suspense_carried_out",
+        "correction",
+        "adjustment",
+        "soft_cap_extension",
+    ),
+    *("carried_over_in", "carried_over_out"),
 )
 _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "written_off", "overage")
 

@@ -17,10 +17,10 @@ from coordinator.usage.rules.reconciliation import LEASE, POOL, Books, Sums, Wor
 
 SOURCES = (
     "funded",
-    "extended",
-    "unused_in",
+    "soft_cap_extension",
+    "carried_over_in",
     "overage",
-    "carried_in",
+    "suspense_carried_in",
     "correction",
     "adjustment",
 )  # where units come from; the others: where they are

@@ -164,15 +164,15 @@ def of_a_closed_period(table: str) -> dict[str, Trial]:
     }
 
 
-POOL_SOURCES = ("overage", "funded", "carried_in", "correction")
+POOL_SOURCES = ("overage", "funded", "suspense_carried_in", "correction")
 POOL_PLACES = (
-    *("outstanding", "unallocated", "suspense", "carried", "carried_out"),
+    *("outstanding", "unallocated", "suspense", "suspense_carried", "suspense_carried_out"),
     *("estimated", "consumed", "written_off"),
 )
 LEASE_SOURCES = ("overage", "granted")
-LEASE_PLACES = ("consumed", "returned", "outstanding", "suspense", "carried_out", "estimated", "written_off")
-CORRECTION_SOURCES = ("correction", "carried_in")
-CORRECTION_PLACES = ("carried", "carried_out", "estimated", "consumed", "written_off")
+LEASE_PLACES = ("consumed", "returned", "outstanding", "suspense", "suspense_carried_out", "estimated", "written_off")
+CORRECTION_SOURCES = ("correction", "suspense_carried_in")
+CORRECTION_PLACES = ("suspense_carried", "suspense_carried_out", "estimated", "consumed", "written_off")
 CORRECTION_OTHERS = ("replaced", "recovered", "region_consumed", "region_returned")
 LEASE_OTHERS = ("region_consumed", "region_returned", "demand_milli", "waiting", "last_grant")
 
@@ -203,7 +203,7 @@ TRIALS: dict[str, Trial] = {
     "period_state_check": wrong("period", state="'ajar'", closing_at="now()", closing_by="'x'"),
     "period_is_asked_to_close": wrong("period", state="'closing'"),
     "period_is_closed_whole": wrong("period", state="'closed'", closing_at="now()", closing_by="'x'"),
-    "correction_balances": wrong("correction", carried_in="1"),
+    "correction_balances": wrong("correction", suspense_carried_in="1"),
     "correction_is_later": wrong("correction", charge_period="'2026-11'"),
     **accounts("correction", CORRECTION_SOURCES, CORRECTION_PLACES),
     **{f"correction_{column}_check": below_zero("correction", column, None) for column in CORRECTION_OTHERS},
@@ -282,10 +282,10 @@ TRIALS: dict[str, Trial] = {
     "adjustment_ends_once": wrong("adjustment", **BOOKED, **WITHDRAWN),
     "adjustment_is_approved_in_time": wrong("adjustment", **BOOKED, expires_at="'2026-11-01'"),
     "pool_is_credited_by_adjustments": wrong("pool", credited="1"),
-    "pool_carries_over_units": wrong("pool", unused_in="-1", adjustment="1", credited="1"),
-    "pool_is_extended_by_units": wrong("pool", extended="-1", adjustment="1", credited="1"),
-    "pool_is_beyond_by_what_was_consumed": wrong("pool", beyond="1"),
-    "correction_is_beyond_by_what_was_consumed": wrong("correction", beyond="1"),
+    "pool_carries_over_units": wrong("pool", carried_over_in="-1", adjustment="1", credited="1"),
+    "pool_soft_cap_extension_check": wrong("pool", soft_cap_extension="-1", adjustment="1", credited="1"),
+    "pool_overage_was_consumed": wrong("pool", overage_used="1"),
+    "correction_overage_was_consumed": wrong("correction", overage_used="1"),
     "pool_is_debited_of_what_it_has": wrong("pool", credited="-1"),
     "resolution_kind_check": Trial("resolution", [row("lease"), row("resolution", OF_A_LEASE | {"kind": "'forget'"})]),
     "resolution_suspense_check": Trial(

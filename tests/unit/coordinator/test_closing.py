@@ -14,14 +14,14 @@ LATE_DAYS = 30
 def test_what_comes_for_a_correction_in_quarantine_waits_for_people_too() -> None:
     """Even if it is right by itself: what was said before was not, and only the totals tell how it ends."""
     lease, open_key = new_lease("us-east", 1, LeaseState.CLOSED), Key(KEY.quota, "2026-12")
-    lease.granted = lease.carried_out = 10
-    pool = Pool(open_key, carried_in=10, carried=10)
-    book = Correction(open_key, 1, KEY.period, "us-east", carried_in=10, carried=10, quarantined=True)
-    late = Late(lease, NOW, (), book, pool, Pool(KEY, funded=10, carried_out=10), returns_count=True)
+    lease.granted = lease.suspense_carried_out = 10
+    pool = Pool(open_key, suspense_carried_in=10, suspense_carried=10)
+    book = Correction(open_key, 1, KEY.period, "us-east", suspense_carried_in=10, suspense_carried=10, quarantined=True)
+    late = Late(lease, NOW, (), book, pool, Pool(KEY, funded=10, suspense_carried_out=10), returns_count=True)
     frozen, report = frozen_lease(10, 0, consumed=4, returned=0, units=4), Report("us-east", 1, 0, 1)
 
     kept = settle_late(report, [frozen], {KEY: late}, LATE_DAYS, NOW + timedelta(days=1))
     assert kept == [Quarantined(KEY, QuarantineReason.QUARANTINED_BEFORE, frozen)]
     assert not report.transfers
-    assert (book.carried, book.consumed, book.region_consumed) == (10, 0, 4)
+    assert (book.suspense_carried, book.consumed, book.region_consumed) == (10, 0, 4)
     assert book.quarantined

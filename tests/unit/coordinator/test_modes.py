@@ -156,12 +156,12 @@ def test_of_what_was_left_of_the_period_before_nothing_is_debited(
     pool = Pool(KEY)
     entry = Movement(uuid4(), None, None)
     fund(entry, pool, limit)
-    post(entry, pool, None, Account.UNUSED_IN, Account.UNALLOCATED, left, Cause.CARRIED_OVER)
+    post(entry, pool, None, Account.CARRIED_OVER_IN, Account.UNALLOCATED, left, Cause.CARRIED_OVER)
     units = min(debited, debitable(pool, (), Division(PARTS)))
     adjust(entry, pool, Adjusting(pool.key, AdjustmentKind.DEBIT, units))
     assert units == min(debited, limit)
     fund(entry, pool, lowered)
-    assert pool.own >= 0
+    assert pool.entitled >= 0
     assert pool.unallocated >= left
 
 

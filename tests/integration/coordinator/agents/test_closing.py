@@ -106,7 +106,7 @@ async def test_a_month_is_closed_and_says_so(stand: Stand, agent: Agent) -> None
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(stand, in_suspense=False)
     body = await close_at_last(stand)
-    assert (body["period"]["state"], body["missing"], body["carried"]) == ("closed", [], [])
+    assert (body["period"]["state"], body["missing"], body["suspense_carried"]) == ("closed", [], [])
     assert body["period"]["closed_at"] == "2026-12-01T06:16:00Z"
     assert (body["period"]["transfers"], len(body["period"]["root"])) == (4, 64)
     client = await stand.client("usage:read")
@@ -185,9 +185,9 @@ async def test_suspense_is_resolved_or_carried(stand: Stand, agent: Agent) -> No
     )
     assert await stand.owner.fetch("SELECT * FROM period, pool, lease") == before
     body = await close_at_last(stand, carry_suspense=True)
-    assert [(each["quota"], each["units"]) for each in body["carried"]] == [(EXPORTS, 3)]
-    assert await pool(stand, PERIOD) == {"funded": 1000, "unallocated": 990, "consumed": 7, "carried_out": 3}
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    assert [(each["quota"], each["units"]) for each in body["suspense_carried"]] == [(EXPORTS, 3)]
+    assert await pool(stand, PERIOD) == {"funded": 1000, "unallocated": 990, "consumed": 7, "suspense_carried_out": 3}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 3}
     await is_proven(stand)
 
 
@@ -196,7 +196,12 @@ async def test_what_is_carried_is_never_granted(stand: Stand, agent: Agent) -> N
     await in_december(stand, in_suspense=True)
     await close_at_last(stand, carry_suspense=True)
     await agent.say(3, wants=[want(waiting=5000)])
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3, "funded": 1000, "outstanding": 1000}
+    assert await pool(stand, NEXT) == {
+        "suspense_carried_in": 3,
+        "suspense_carried": 3,
+        "funded": 1000,
+        "outstanding": 1000,
+    }
 
 
 async def test_a_dry_run_tells_and_changes_nothing(stand: Stand, agent: Agent) -> None:
@@ -205,7 +210,7 @@ async def test_a_dry_run_tells_and_changes_nothing(stand: Stand, agent: Agent) -
     answer = await closed(stand, dry_run=True, carry_suspense=True)
     assert answer.status_code == 200
     body = answer.json()
-    assert (body["is_dry_run"], body["period"]["state"], [each["units"] for each in body["carried"]]) == (
+    assert (body["is_dry_run"], body["period"]["state"], [each["units"] for each in body["suspense_carried"]]) == (
         True,
         "open",
         [3],
@@ -246,7 +251,7 @@ async def test_a_quarantine_of_a_retired_epoch_is_ended_by_people_and_holds_up_n
     assert (mine["state"], mine["consumed"], mine["returned"], mine["suspense"]) == ("retired", 7, 0, 3)
     await in_december(stand, in_suspense=False)
     await close_at_last(stand, carry_suspense=True)
-    assert ((await pool(stand, PERIOD))["consumed"], (await pool(stand, NEXT))["carried"]) == (7, 3)
+    assert ((await pool(stand, PERIOD))["consumed"], (await pool(stand, NEXT))["suspense_carried"]) == (7, 3)
 
 
 async def test_books_that_do_not_agree_are_not_closed(stand: Stand, agent: Agent) -> None:
@@ -441,11 +446,11 @@ async def test_late_usage_drains_what_was_carried_and_the_rest_is_a_correction(s
     reply = await agent.say(3, lease(granted=10, consumed=12, units=5))
     assert reply.outcome is ExchangeOutcome.APPLIED
     assert await late_transfers(stand) == [
-        ("carried_in", "carried", "carried", 3),
-        ("carried", "consumed", "usage", 3),
+        ("suspense_carried_in", "suspense_carried", "suspense_carried", 3),
+        ("suspense_carried", "consumed", "usage", 3),
         ("correction", "consumed", "usage", 2),
     ]
-    assert await pool(stand, NEXT) == {"carried_in": 3, "correction": 2, "consumed": 5}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "correction": 2, "consumed": 5}
     assert (await correction(stand))["region_consumed"] == 12
     assert await stand.owner.fetch("SELECT * FROM transfer WHERE period = $1 ORDER BY id", PERIOD) == november
     await is_proven(stand)
@@ -483,7 +488,7 @@ async def test_late_returns_free_nothing(stand: Stand, agent: Agent) -> None:
     await close_at_last(stand, carry_suspense=True)
     await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), wants=[want()])
     found = await pool(stand, NEXT)
-    assert (found["carried_in"], found["consumed"], found["written_off"], found["funded"]) == (3, 1, 2, 1000)
+    assert (found["suspense_carried_in"], found["consumed"], found["written_off"], found["funded"]) == (3, 1, 2, 1000)
     assert found["unallocated"] + found["outstanding"] == 1000
     await is_proven(stand)
 
@@ -496,7 +501,7 @@ async def test_what_an_epoch_that_lost_data_returned_late_stays_carried(stand: S
     assert (await agent.open()).status_code == 200  # it does not say that nothing was lost
     agent.epoch = epoch
     await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1))
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 2, "consumed": 1}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 2, "consumed": 1}
 
 
 async def test_evidence_of_loss_is_seen_in_a_closed_month_too(stand: Stand, agent: Agent) -> None:
@@ -533,7 +538,7 @@ async def test_what_cannot_be_booked_is_kept_and_acknowledged(
     kept = await stand.owner.fetch("SELECT seq, reason, evidence FROM quarantine ORDER BY seq")
     assert [(row["seq"], row["reason"]) for row in kept] == [(3, reason), (4, "quarantined_before")]
     assert await stand.one("SELECT sum(consumed) FROM correction") == 0
-    assert await stand.one("SELECT sum(carried) FROM correction") == 3
+    assert await stand.one("SELECT sum(suspense_carried) FROM correction") == 3
 
 
 async def test_work_without_a_lease_in_a_closed_month_is_booked(stand: Stand, agent: Agent) -> None:
@@ -556,10 +561,10 @@ async def test_what_waits_is_carried_on_when_the_next_month_closes(stand: Stand,
     await closed(stand, NEXT, carry_suspense=True)
     stand.clock.move(minutes=16)
     assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 200
-    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 1, "carried_out": 2}
-    assert await pool(stand, "2027-01") == {"carried_in": 2, "carried": 2}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "consumed": 1, "suspense_carried_out": 2}
+    assert await pool(stand, "2027-01") == {"suspense_carried_in": 2, "suspense_carried": 2}
     await agent.say(4, lease(granted=10, consumed=10, units=2))
-    assert await pool(stand, "2027-01") == {"carried_in": 2, "consumed": 2}
+    assert await pool(stand, "2027-01") == {"suspense_carried_in": 2, "consumed": 2}
     await is_proven(stand)
     assert await word(stand, "2027-01") == ("balanced", [])
 
@@ -573,12 +578,12 @@ async def test_what_is_late_is_booked_where_what_was_carried_waits_as_long_as_th
     await close_at_last(stand, carry_suspense=True)
     stand.clock.time = datetime(2027, 1, 1, 6, tzinfo=UTC)
     await agent.say(3, lease(granted=10, consumed=9, units=2))
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 1, "consumed": 2}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 1, "consumed": 2}
     await closed(stand, NEXT, carry_suspense=True)
     stand.clock.move(minutes=16)
     assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 200
     await agent.say(4, lease(granted=10, consumed=11, units=2))
-    assert await pool(stand, "2027-01") == {"carried_in": 1, "correction": 1, "consumed": 2}
+    assert await pool(stand, "2027-01") == {"suspense_carried_in": 1, "correction": 1, "consumed": 2}
     await is_proven(stand)
     assert await word(stand, "2027-01") == ("balanced", [])
 
@@ -600,7 +605,7 @@ async def test_a_lane_goes_on_that_shows_a_ledger_to_have_lost_data_of_a_closed_
     assert approved.status_code == 200, approved.text
     assert (await agent.say(5, said)).outcome is ExchangeOutcome.APPLIED
     assert await stand.lease(agent) == november
-    assert await pool(stand, NEXT) == {"carried_in": 3, "correction": 6, "consumed": 9}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "correction": 6, "consumed": 9}
     assert (await correction(stand))["region_consumed"] == 16
     await is_proven(stand)
 
@@ -679,7 +684,7 @@ async def test_what_was_carried_is_resolved_where_it_waits(
     assert await waiting(stand) == [(PERIOD, NEXT, "closed", 3, True)]
     assert (await approved(stand, proposal)).status_code == 200
     found = await pool(stand, NEXT)
-    assert (found.get("carried", 0), found.get("estimated", 0), found.get("written_off", 0)) == (
+    assert (found.get("suspense_carried", 0), found.get("estimated", 0), found.get("written_off", 0)) == (
         0,
         estimated,
         written_off,
@@ -687,7 +692,7 @@ async def test_what_was_carried_is_resolved_where_it_waits(
     assert await waiting(stand) == []
     await is_proven(stand)
     await agent.say(3, lease(granted=10, consumed=10, units=3))
-    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 3}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "consumed": 3}
     await is_proven(stand)
 
 
@@ -701,7 +706,7 @@ async def test_late_evidence_before_and_after_the_approval_ends_alike(
     await agent.say(3, lease(granted=10, consumed=8, units=1))
     if evidence_first:
         await approved(stand, proposal)
-    assert await pool(stand, NEXT) == {"carried_in": 3, "consumed": 1, "estimated": 1, "written_off": 1}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "consumed": 1, "estimated": 1, "written_off": 1}
     await is_proven(stand)
 
 
@@ -711,7 +716,7 @@ async def test_who_proposes_what_is_carried_does_not_approve_it(stand: Stand, ag
     proposal = await both.post("/v1/suspense:propose", json=body)
     answer = await both.post(f"/v1/suspense/{proposal.json()['id']}:approve")
     assert (answer.status_code, answer.json()["refusal"]) == (409, "same_person")
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 3}
 
 
 @pytest.mark.parametrize(
@@ -733,8 +738,8 @@ async def test_a_late_resolution_that_is_refused(
 @pytest.mark.parametrize(
     ("said", "days", "left"),
     [
-        ({"consumed": 9, "units": 1}, 1, {"carried": 1}),  # lines that disagree
-        ({"consumed": 9, "units": 2}, 36, {"carried": 1}),  # too late
+        ({"consumed": 9, "units": 1}, 1, {"suspense_carried": 1}),  # lines that disagree
+        ({"consumed": 9, "units": 2}, 36, {"suspense_carried": 1}),  # too late
         ({"consumed": 9, "units": 2, "returned": 5}, 1, {"written_off": 1}),  # more returned than there was
         ({"consumed": 8, "units": 0, "returned": 2}, 1, {"written_off": 2}),
         ({"consumed": 15, "units": 9}, 1, {"correction": 5}),  # more than there was
@@ -751,7 +756,7 @@ async def test_what_was_kept_late_ends_with_one_line_that_names_no_policy(
     booked = await stand.one("SELECT sum(units) FROM transfer WHERE dimensions ->> 'policy' = 'unattributed'")
     assert booked == said["consumed"] - 7
     found = await correction(stand)
-    assert {name: found[name] for name in ("carried", "written_off", "correction") if name in found} == left
+    assert {name: found[name] for name in ("suspense_carried", "written_off", "correction") if name in found} == left
     kept = (await (await stand.client("usage:read")).get("/v1/quarantine?evidence=true")).json()["data"]
     assert [row["is_open"] for row in kept] == [False]
     await is_proven(stand)
@@ -781,7 +786,7 @@ async def test_the_next_month_waits_for_what_people_have_to_end_of_this_one(
     assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 202
     stand.clock.move(minutes=16)
     assert (await closed(stand, NEXT, carry_suspense=True)).status_code == 200
-    assert await pool(stand, "2027-01") == {"carried_in": 1, "carried": 1}
+    assert await pool(stand, "2027-01") == {"suspense_carried_in": 1, "suspense_carried": 1}
     await is_proven(stand)
 
 
@@ -834,7 +839,7 @@ async def test_a_close_against_a_close(stand: Stand, agent: Agent) -> None:
 
     first, *others = await asyncio.gather(*(close() for _ in range(4)))
     assert all(other == first for other in others)
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 3}
     assert await stand.one("SELECT count(*) FROM audit WHERE action = 'period.closed'") == 1
 
 
@@ -860,7 +865,7 @@ async def test_a_close_against_expiry_and_retirement(stand: Stand) -> None:
     async with asyncio.timeout(30):
         await asyncio.gather(close(), *(end(agent) for agent in agents), expire(stand))
     found = await pool(stand, PERIOD)
-    assert (found["consumed"], found["carried_out"]) == (56, 24)
+    assert (found["consumed"], found["suspense_carried_out"]) == (56, 24)
     await is_proven(stand)
 
 
@@ -908,7 +913,7 @@ async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_
     stand.clock.move(minutes=1)
     await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     body = (await closed(stand)).json()
-    assert (body["period"]["state"], [each["units"] for each in body["carried"]]) == ("closed", [3])
+    assert (body["period"]["state"], [each["units"] for each in body["suspense_carried"]]) == ("closed", [3])
     await is_proven(stand)
     await commit_late(stand, agent)
 
@@ -922,7 +927,7 @@ async def test_people_let_a_close_go_on_without_what_services_hold(stand: Stand,
     stand.clock.move(minutes=16)
     await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     body = (await closed(stand)).json()
-    assert (body["period"]["state"], [each["units"] for each in body["carried"]]) == ("closed", [3])
+    assert (body["period"]["state"], [each["units"] for each in body["suspense_carried"]]) == ("closed", [3])
     audit = await (await stand.client("audit:read")).get(f"/v1/audit?object={PERIOD}")
     assert {"carry_suspense": False, "holds": "leave"} in [each["details"] for each in audit.json()["data"]]
     await commit_late(stand, agent)

@@ -221,7 +221,7 @@ async def test_leases_that_leave_with_their_period_are_not_fenced_meanwhile(stan
     await committed(stand, expires(stand))
     close = closes(stand, carry_suspense=True)
     await in_the_middle(stand, close, exchange_statements._UPDATE_BOOKS, opens(stand, agent))
-    assert ((await stand.lease(agent))["state"], (await stand.pool())["carried_out"]) == ("closed", 10)
+    assert ((await stand.lease(agent))["state"], (await stand.pool())["suspense_carried_out"]) == ("closed", 10)
 
 
 # --- seals ------------------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ async def test_a_month_is_seen_asked_about_and_closed(stand: Stand, agent: Agent
     await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     closed = await asyncio.wait_for(waiting, 30)
     assert (closed.exit_code, f"{PERIOD} is closed: " in closed.stdout) == (0, True), closed.output
-    assert await pool(stand, NEXT) == {"carried_in": 3, "carried": 3}
+    assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 3}
     again = await typed("close", PERIOD, "--json")
     assert json.loads(again.stdout)["period"]["state"] == "closed"
 

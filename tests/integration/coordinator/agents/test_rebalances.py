@@ -126,7 +126,7 @@ async def test_a_plan_shows_before_and_after_and_changes_nothing(
     assert spread(planned["plan"]["after"]) == {"us-east": 150, "ap-south": 310}
     assert planned["plan"]["cannot"] == []
     assert (await ops.client.get("/v1/rebalances")).json()["data"] == []
-    assert (await stand.pool())["moves"] == 0
+    assert (await stand.pool())["open_moves"] == 0
 
 
 async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
@@ -156,7 +156,7 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
     found = await ops.follows(begun["id"])
     assert progress(found) == ("done", 300, 300, 300)
     assert (found["reason"], found["waits_for"]) == (None, [])
-    assert (await stand.pool())["moves"] == 0
+    assert (await stand.pool())["open_moves"] == 0
 
 
 async def test_of_a_plan_that_cannot_be_met_the_part_that_can_is_done(
@@ -197,7 +197,7 @@ async def test_cancelled_at_any_step_nothing_is_lost(
     assert progress(await ops.cancels(begun["id"])) == progress(found)
     west = await stand.agent("eu-west")
     assert leased(await west.say(1, wants=[want(waiting=1000)])).granted == 490 + returned
-    assert (await stand.pool())["moves"] == 0
+    assert (await stand.pool())["open_moves"] == 0
 
 
 async def test_with_the_same_key_it_begins_once(stand: Stand, ops: Ops, east: Agent, south: Agent) -> None:

@@ -12,13 +12,13 @@ async def everything(connection: Connection) -> dict[str, str | None]:
     return {row["name"]: row["held"] for row in await connection.fetch(_EVERYTHING)}
 
 
-_LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "carried_out", "estimated", "written_off")
-_POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "carried")
-_SOURCES = {"funded": "funding", "extended": "extension"} | {
-    name: name for name in ("overage", "correction", "carried_in", "adjustment")
+_LEASE_ACCOUNTS = ("consumed", "outstanding", "suspense", "suspense_carried_out", "estimated", "written_off")
+_POOL_ACCOUNTS = (*_LEASE_ACCOUNTS, "unallocated", "suspense_carried")
+_SOURCES = {"funded": "funding", "soft_cap_extension": "soft_cap_extension"} | {
+    name: name for name in ("overage", "correction", "suspense_carried_in", "adjustment")
 }
 _POOL_COLUMNS = tuple(name for name in (*_SOURCES, *_POOL_ACCOUNTS) if name != "adjustment")  # which may be below zero
-_CORRECTION_ACCOUNTS = ("consumed", "carried", "carried_out", "estimated", "written_off")
+_CORRECTION_ACCOUNTS = ("consumed", "suspense_carried", "suspense_carried_out", "estimated", "written_off")
 _LEASE_COLUMNS = ("granted", "overage", "returned", *_LEASE_ACCOUNTS, "region_consumed", "region_returned")
 _ROLLUPS = ("hour", "day")
 
@@ -46,7 +46,7 @@ _MOVED = """
     UNION ALL SELECT epoch, quota, period, charge_period, dst, src, units FROM transfer"""
 _MOVED_OF_LEASES = f"""
     SELECT * FROM ({_MOVED}) AS moved
-    WHERE NOT ARRAY[account, other] && ARRAY['funding', 'extension'] AND period = charge_period"""
+    WHERE NOT ARRAY[account, other] && ARRAY['funding', 'soft_cap_extension'] AND period = charge_period"""
 _POOL_SAYS = ", ".join(
     [
         *(f"('{account}', {account})" for account in _POOL_ACCOUNTS),
@@ -58,8 +58,8 @@ _LEASE_SAYS = ", ".join(
      "('overage', -overage)"]
 )  # fmt: skip
 _CORRECTION_SAYS = ", ".join(
-    [*(f"('{account}', {account})" for account in _CORRECTION_ACCOUNTS), "('carried_in', -carried_in)",
-     "('correction', -correction)"]
+    [*(f"('{account}', {account})" for account in _CORRECTION_ACCOUNTS),
+     "('suspense_carried_in', -suspense_carried_in)", "('correction', -correction)"]
 )  # fmt: skip
 
 # From where to where units may move, and why.
@@ -67,24 +67,28 @@ _WAITING = ("outstanding", "suspense", "estimated", "written_off")
 _MOVES = {
     "funded": {"funding → unallocated"},
     "defunded": {"unallocated → funding"},
-    "extended": {"extension → unallocated"},
-    "retracted": {"unallocated → extension"},
+    "extended": {"soft_cap_extension → unallocated"},
+    "retracted": {"unallocated → soft_cap_extension"},
     "grant": {"unallocated → outstanding"},
     "covering": {"unallocated → outstanding"},
     "overage": {"overage → outstanding"},
-    "usage": {f"{account} → consumed" for account in (*_WAITING, "carried", "correction")},
+    "usage": {f"{account} → consumed" for account in (*_WAITING, "suspense_carried", "correction")},
     "returned": {
         *(f"{account} → unallocated" for account in _WAITING),
-        *(f"{account} → written_off" for account in ("carried", "estimated")),
+        *(f"{account} → written_off" for account in ("suspense_carried", "estimated")),
     },
     "quarantined": {"outstanding → suspense"},
     "expired": {"outstanding → suspense"},
-    "written_off": {f"{account} → written_off" for account in ("suspense", "carried", "adjustment")},
+    "written_off": {f"{account} → written_off" for account in ("suspense", "suspense_carried", "adjustment")},
     "credited": {"adjustment → unallocated"},
     "debited": {"unallocated → adjustment"},
-    "charged": {"suspense → estimated", "carried → estimated"},
-    "estimated": {"suspense → estimated", "carried → estimated"},
-    "carried": {"suspense → carried_out", "carried → carried_out", "carried_in → carried"},
+    "charged": {"suspense → estimated", "suspense_carried → estimated"},
+    "estimated": {"suspense → estimated", "suspense_carried → estimated"},
+    "suspense_carried": {
+        "suspense → suspense_carried_out",
+        "suspense_carried → suspense_carried_out",
+        "suspense_carried_in → suspense_carried",
+    },
     "replaces_estimate": {"correction → consumed", "correction → written_off"},
     "replaces_write_off": {"correction → consumed"},
     "rebased": {"funding → unallocated", "unallocated → outstanding", "overage → outstanding"},
@@ -127,13 +131,14 @@ _RULES = {
         LEFT JOIN ({_MOVED}) AS moved USING (epoch, quota, period, charge_period, account)
         GROUP BY 1, 2, 3, 4, 5, 6 HAVING says.units <> coalesce(sum(moved.units), 0)""",
     "overage is told once, and counted": f"""
-        SELECT pool.quota, pool.period, beyond, sum(units) FROM pool
+        SELECT pool.quota, pool.period, overage_used, sum(units) FROM pool
         LEFT JOIN ({_BEYOND}) AS told USING (quota, period) WHERE charge_period = period OR charge_period IS NULL
-        GROUP BY pool.quota, pool.period HAVING beyond <> coalesce(sum(units), 0)""",
+        GROUP BY pool.quota, pool.period HAVING overage_used <> coalesce(sum(units), 0)""",
     "overage that is late is told once, and counted": f"""
-        SELECT late.epoch, late.quota, late.period, late.charge_period, beyond, sum(units) FROM correction AS late
+        SELECT late.epoch, late.quota, late.period, late.charge_period, overage_used, sum(units) FROM correction AS late
         LEFT JOIN ({_BEYOND}) AS told USING (epoch, quota, period, charge_period)
-        GROUP BY late.epoch, late.quota, late.period, late.charge_period HAVING beyond <> coalesce(sum(units), 0)""",
+        GROUP BY late.epoch, late.quota, late.period, late.charge_period
+        HAVING overage_used <> coalesce(sum(units), 0)""",
     "usage is of a minute of its period": """
         SELECT transfer.* FROM transfer JOIN period ON period.id = charge_period
         WHERE dst = 'consumed' AND (window_at < starts_at OR window_at >= ends_at) IS NOT FALSE""",
@@ -168,7 +173,7 @@ _TABLES = {
         "",
     ),
     "audit": "",
-    "pool": "WHERE funded + extended + overage + consumed > 0 OR adjustment <> 0",
+    "pool": "WHERE funded + soft_cap_extension + overage + consumed > 0 OR adjustment <> 0",
     "period": "WHERE state <> 'open'",
 }
 _EVERYTHING = " UNION ALL ".join(

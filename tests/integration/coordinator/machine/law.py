@@ -116,7 +116,7 @@ def _faults_of_change(was: Row, lease: Row, now: datetime) -> Iterator[str]:
     if fell:
         yield f"{fell} fell"
 
-    if lease["beyond"] > was["beyond"] and any(lease[account] for account in DRAINED):
+    if lease["overage_used"] > was["overage_used"] and any(lease[account] for account in DRAINED):
         yield "it has overage beside what evidence was to drain"
     for i, account in enumerate(DRAINED):
         if lease[account] < was[account] and any(lease[earlier] for earlier in DRAINED[:i]):
@@ -125,13 +125,13 @@ def _faults_of_change(was: Row, lease: Row, now: datetime) -> Iterator[str]:
 
 def _faults_of_overage(was: Row | None, pool: Row) -> Iterator[str]:
     """Work beyond a lease is covered first from what nobody holds."""
-    if was and pool["beyond"] > was["beyond"] and pool["taken"] - was["taken"] < was["unallocated"]:
+    if was and pool["overage_used"] > was["overage_used"] and pool["taken"] - was["taken"] < was["unallocated"]:
         yield "there is overage, and units were left that nobody holds"
 
 
 def _faults_of_limit(was: Row | None, pool: Row) -> Iterator[str]:
     """Over all regions exactly the limit is included, late usage too; once anybody knows what it is."""
-    if was is None or not (was["spendable"] or was["extended"]):
+    if was is None or not (was["spendable"] or was["soft_cap_extension"]):
         return
     limits = was["spendable"], pool["spendable"]
     if pool["told_included"] > max(was["told_included"], *limits):
@@ -256,7 +256,7 @@ SELECT lease.*, region_epoch.state AS epoch_state, region.status,
         AND late.quota = lease.quota AND late.charge_period = lease.period)) AS said_returned,
     coalesce(sum(units) FILTER (WHERE cause = 'grant'), 0) AS admitted,
     coalesce(sum(units) FILTER (WHERE cause = 'grant' AND seq IS NOT NULL), 0) AS served,
-    coalesce(sum(units) FILTER (WHERE cause = 'overage'), 0) AS beyond
+    coalesce(sum(units) FILTER (WHERE cause = 'overage'), 0) AS overage_used
 FROM lease JOIN region_epoch USING (epoch) JOIN region ON region.name = lease.region
 LEFT JOIN transfer USING (epoch, quota, period)
 GROUP BY lease.epoch, lease.quota, lease.period, region_epoch.epoch, region.name
@@ -269,7 +269,7 @@ _POOLS = f"""
 SELECT pool.*, funded + credited AS spendable, {_TOLD.format("DISTINCT FROM")} AS told_included,
     {_TOLD.format("NOT DISTINCT FROM")} AS told_beyond,
     coalesce(sum(units) FILTER (WHERE src = 'unallocated'), 0) AS taken,
-    coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS beyond,
+    coalesce(sum(units) FILTER (WHERE cause = 'overage' AND seq IS NOT NULL), 0) AS overage_used,
     coalesce(sum(units) FILTER (WHERE cause = 'rebased' AND src = 'funding'), 0) AS rebased
 FROM pool LEFT JOIN transfer USING (quota, period) GROUP BY pool.quota, pool.period
 """

@@ -640,13 +640,13 @@ class Ledger(RuleBasedStateMachine):
         """But what regions had been given by a ledger that forgot it, and is not there any more."""
         pools = self.seen.pools.items()
         assert [key for key, pool in pools if pool["funded"] > self.most[key.quota] + pool["rebased"]] == []
-        assert [key for key, pool in pools if pool["extended"] > BEYOND[key.quota]] == []
+        assert [key for key, pool in pools if pool["soft_cap_extension"] > BEYOND[key.quota]] == []
 
     @invariant()
     def nothing_is_sold_twice(self) -> None:
         """What regions admitted on their leases, told or not, lost or not."""
         pools = self.seen.pools
-        there = {key: pool["funded"] + pool["extended"] + pool["credited"] for key, pool in pools.items()}
+        there = {key: pool["funded"] + pool["soft_cap_extension"] + pool["credited"] for key, pool in pools.items()}
         over = {key: units for key, units in self.truth.admitted.items() if units > there.get(key, 0)}
         assert over == {}, there
 
@@ -780,7 +780,7 @@ WHERE adjustment.id = $1
 _LAST_SEQ = "SELECT last_seq FROM lane WHERE epoch = $1 AND lane = $2"
 _TO_JUDGE = """
 SELECT epoch, quota, period FROM lease WHERE suspense > 0 OR state = 'quarantined'
-UNION SELECT epoch, quota, charge_period FROM correction WHERE carried > 0 OR quarantined ORDER BY 1, 3, 2
+UNION SELECT epoch, quota, charge_period FROM correction WHERE suspense_carried > 0 OR quarantined ORDER BY 1, 3, 2
 """
 
 

@@ -190,7 +190,7 @@ async def test_a_debit_is_of_the_limit_and_not_of_what_can_be_had_beyond_it(
     answer = await people.approve(await people.proposed(kind="debit", units=1))
     assert (answer.status_code, answer.json()["refusal"]) == (409, "more_than_unallocated")
     await region.use(ACME, NOVEMBER, [Used(datetime(2026, 11, 18, 9, 6, tzinfo=UTC), 70)])
-    kept = await stand.owner.fetchrow("SELECT consumed, beyond, funded + credited FROM pool")
+    kept = await stand.owner.fetchrow("SELECT consumed, overage_used, funded + credited FROM pool")
     assert tuple(kept or ()) == (130, 70, 0)  # all that was used after it is overage
     await all_agree(stand, finance)
 
@@ -220,7 +220,7 @@ async def test_what_is_credited_before_anybody_has_asked_is_beyond_the_limit_and
     lines = [{"minute": minute_of(datetime(2026, 11, 18, 9, 5, tzinfo=UTC)), "dimensions": {}, "units": 500}]
     done = {"quota": ACME, "period": NOVEMBER, "granted": 0, "overage": 0, "consumed": 500, "returned": 0}
     await region.exchange(ACME, frozen=[done | {"lines": lines}])
-    kept = await stand.owner.fetchrow("SELECT consumed, beyond, funded + credited FROM pool")
+    kept = await stand.owner.fetchrow("SELECT consumed, overage_used, funded + credited FROM pool")
     assert tuple(kept or ()) == (500, 0, 1100)
     await all_agree(stand, finance)
 

@@ -58,7 +58,9 @@ async def close(stand: Stand, period: str = NOVEMBER, at: datetime = IN_DECEMBER
 
 async def pool(stand: Stand, period: str) -> tuple[int, ...]:
     row = await stand.owner.fetchrow(
-        "SELECT funded, unused_in, unused_out, unallocated FROM pool WHERE (quota, period) = ($1, $2)", ACME, period
+        "SELECT funded, carried_over_in, carried_over_out, unallocated FROM pool WHERE (quota, period) = ($1, $2)",
+        ACME,
+        period,
     )
     return tuple(row or ())
 
@@ -256,7 +258,9 @@ async def test_what_a_soft_cap_lent_is_not_left(
     await grants(region, 1400, NOVEMBER)
     await use(region, units)
     await close(stand)
-    kept = await stand.owner.fetchrow("SELECT unused_out, extended > 0 FROM pool WHERE period = $1", NOVEMBER)
+    kept = await stand.owner.fetchrow(
+        "SELECT carried_over_out, soft_cap_extension > 0 FROM pool WHERE period = $1", NOVEMBER
+    )
     assert tuple(kept or ()) == (left, True)
     await agrees(finance)
 
@@ -288,7 +292,9 @@ async def test_the_root_covers_what_went_over(stand: Stand, region: Region) -> N
     async with stand.owner.transaction():
         assert await period_root(stand.owner, NOVEMBER) == root
         await stand.owner.execute("ALTER TABLE pool DISABLE TRIGGER USER")
-        await stand.owner.execute("UPDATE pool SET unused_in = unused_in + 1, unused_out = unused_out + 1")
+        await stand.owner.execute(
+            "UPDATE pool SET carried_over_in = carried_over_in + 1, carried_over_out = carried_over_out + 1"
+        )
         assert await period_root(stand.owner, NOVEMBER) != root
 
 
@@ -309,5 +315,5 @@ async def test_a_grant_of_the_next_period_meanwhile_loses_nothing(
         closing = asyncio.create_task(closer.post(f"/v1/periods/{NOVEMBER}:close", json={}))
         await until_it_waits(stand.owner, closing)
     assert (await closing).json()["period"]["state"] == "closed"
-    funded, unused_in, *_ = await pool(stand, DECEMBER)
-    assert (funded, unused_in) == (1005, 300)
+    funded, carried_over_in, *_ = await pool(stand, DECEMBER)
+    assert (funded, carried_over_in) == (1005, 300)

@@ -97,13 +97,13 @@ async def test_what_was_overdrawn_is_covered_first_and_the_rest_is_overage(
     first, second, _ = regions
     has = await lease(first, 100)
     await report(first, has + 10, 10)
-    pool = await stand.owner.fetchrow("SELECT overage, beyond FROM pool")
+    pool = await stand.owner.fetchrow("SELECT overage, overage_used FROM pool")
     assert tuple(pool or ()) == (0, 0), "it was there: granted afterwards"
     rest = 1000 - has - 10
     assert await lease(second, rest) == rest
     await report(second, rest, 0)
     await report(first, 7, 17)
-    pool = await stand.owner.fetchrow("SELECT overage, beyond, consumed FROM pool")
+    pool = await stand.owner.fetchrow("SELECT overage, overage_used, consumed FROM pool")
     assert tuple(pool or ()) == (7, 7, 1007)
     await sealed(stand)
     assert await billed(finance) == {"usage": 1000, "overage": 7}

@@ -104,13 +104,13 @@ async def test_a_ceiling_is_where_it_ends(stand: Stand, admin: httpx.AsyncClient
     await limited(admin, cap={"overage": 50})
     regions = [await open_region(stand, admin, name) for name in NAMES]
     assert sum([await lease(region, 900) for region in regions]) == 1050
-    pool = await stand.owner.fetchrow("SELECT funded, extended, unallocated FROM pool")
+    pool = await stand.owner.fetchrow("SELECT funded, soft_cap_extension, unallocated FROM pool")
     assert tuple(pool or ()) == (1000, 50, 0)
     await limited(admin, cap="hard")  # what is out there is taken back as it is returned
     first = regions[0].leases[ACME, NOVEMBER]
     first["returned"] += 80
     await regions[0].exchange(ACME, frozen=[first], wants=[{"quota": ACME}])
-    pool = await stand.owner.fetchrow("SELECT funded, extended FROM pool")
+    pool = await stand.owner.fetchrow("SELECT funded, soft_cap_extension FROM pool")
     assert tuple(pool or ()) == (1000, 0)
     await agrees(finance)
 
@@ -150,7 +150,7 @@ async def test_what_comes_late_is_judged_by_the_limit_of_its_own_period(
     await sealed(stand)
     assert await billed(finance) == {"usage": 930}
     assert await billed(finance, "2026-12") == {"late_usage": 70, "late_overage": 50}
-    pool = await stand.owner.fetchrow("SELECT consumed, beyond FROM pool WHERE period = '2026-12'")
+    pool = await stand.owner.fetchrow("SELECT consumed, overage_used FROM pool WHERE period = '2026-12'")
     assert tuple(pool or ()) == (120, 0)  # nothing of the new month
     await agrees(finance, "2026-12")
     await agrees(finance)
