@@ -399,7 +399,7 @@ def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
     for quota, charge_period in sorted(kept.keys() | told.keys()):
         booked, beyond = told.get((quota, charge_period), 0), kept[quota, charge_period]
         if booked != beyond:
-            reason = f"`overage_used` counts {beyond} units of {charge_period} beyond the limit; {booked} are booked as overage"
+            reason = f"`overage_used` is {beyond} units of {charge_period}, and {booked} are booked as overage"
             yield Finding(Word.PROJECTION, quota, None, reason)
 
 
