@@ -8,7 +8,7 @@ from datetime import timedelta
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.access.idempotency_records import forget
+from coordinator.access.idempotency_records import delete_expired
 from coordinator.adjustments import routes as adjustments_routes
 from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
@@ -134,7 +134,7 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
         Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
         Job("forget_rates", 60, lambda database: database.run(lambda c: forget_quiet_rates(c, clock.now()))),
-        Job("forget", 60, lambda database: database.run(lambda c: forget(c, clock.now()))),
+        Job("forget", 60, lambda database: database.run(lambda c: delete_expired(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600),
         Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
         Job("tell", 1, lambda database: tell_webhooks(database, clock, places), at_most_s=120),

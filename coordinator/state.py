@@ -72,4 +72,4 @@ async def coordinator_of(request: Request) -> Coordinator:
 
 
 # As the type of a route's argument: FastAPI hands the coordinator in, and keeps it out of the OpenAPI document.
-TheCoordinator = Annotated[Coordinator, Depends(coordinator_of)]
+CoordinatorDep = Annotated[Coordinator, Depends(coordinator_of)]

@@ -57,7 +57,7 @@ PRIVILEGES: Mapping[str, str] = {
     "limit_override": "SELECT, INSERT, DELETE",
     "block": "SELECT, INSERT, DELETE",
     "block_version": "SELECT",
-    "first_answer": "SELECT, INSERT, DELETE",
+    "idempotency_record": "SELECT, INSERT, DELETE",
     # late usage of closed periods
     "correction": "SELECT, INSERT",
     # health
@@ -95,7 +95,7 @@ CHANGES: Mapping[str, str] = {
     "delivery": "attempts next_at delivered_at dead_at status error",
     "block": "reason created_at created_by valid_until",
     "block_version": "version stamp",
-    "first_answer": "asked claim claimed_at status headers body",
+    "idempotency_record": "request_hash claim claimed_at status headers body",
     "measurement": "figures measured_at",
     "region_heard": "heard_at",
     "region_setting": "weight floor ceiling changed_at changed_by",

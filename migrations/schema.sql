@@ -932,18 +932,18 @@ CREATE INDEX audit_of_overrides ON audit
     WHERE action IN ('override.added', 'override.deleted');
 
 -- The response to the first request with an Idempotency-Key. Without a status, that request is still in progress.
-CREATE TABLE first_answer (
-    caller     uuid NOT NULL,                       -- the token
-    key        text NOT NULL,
-    asked      bytea NOT NULL,                      -- a hash of the whole request
-    claim      uuid NOT NULL,                       -- of the attempt that works on it, or did
-    claimed_at timestamptz NOT NULL,
-    status     integer,
-    headers    jsonb,
-    body       bytea,
+CREATE TABLE idempotency_record (
+    caller       uuid NOT NULL,                     -- the token
+    key          text NOT NULL,
+    request_hash bytea NOT NULL,
+    claim        uuid NOT NULL,                     -- of the attempt that works on it, or did
+    claimed_at   timestamptz NOT NULL,
+    status       integer,
+    headers      jsonb,
+    body         bytea,
     PRIMARY KEY (caller, key)
 );
-CREATE INDEX first_answer_by_age ON first_answer (claimed_at);
+CREATE INDEX idempotency_record_by_age ON idempotency_record (claimed_at);
 
 
 -- === Jobs and health =================================================================================================

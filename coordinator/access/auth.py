@@ -10,13 +10,13 @@ from fastapi import Request
 from coordinator.access.authenticate import Caller
 from coordinator.access.rules.audit import Actor
 from coordinator.access.rules.scopes import REGION_PREFIX
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from web.problems import Problem
 from web.request_ids import request_id_of
 from web.tokens import bearer_token, token_hash
 
 
-async def caller_of(request: Request, coordinator: TheCoordinator) -> Caller:
+async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
     token = bearer_token(request)
     found = await coordinator.callers.find(token_hash(token)) if token else None
     if found is None:
@@ -32,10 +32,10 @@ def actor_of(request: Request, caller: Caller) -> Actor:
     return Actor(str(caller.token_id), request_id_of(request.scope))
 
 
-def require(*scopes: str) -> Callable[[Request, TheCoordinator], Awaitable[Caller]]:
+def require(*scopes: str) -> Callable[[Request, CoordinatorDep], Awaitable[Caller]]:
     """A dependency: `caller: Annotated[Caller, Depends(require("quota:read"))]`. Of several scopes any will do."""
 
-    async def allowed(request: Request, coordinator: TheCoordinator) -> Caller:
+    async def allowed(request: Request, coordinator: CoordinatorDep) -> Caller:
         caller = await caller_of(request, coordinator)
         if not any(map(caller.may, scopes)):
             raise Problem("forbidden", f"this needs a token with the scope {' or '.join(scopes)}")
@@ -44,7 +44,7 @@ def require(*scopes: str) -> Callable[[Request, TheCoordinator], Awaitable[Calle
     return allowed
 
 
-async def require_this_region(request: Request, region: str, coordinator: TheCoordinator) -> str:
+async def require_this_region(request: Request, region: str, coordinator: CoordinatorDep) -> str:
     """The region in the path, which the token must speak for: nothing implies a region's scope, not even `admin`."""
     caller = await caller_of(request, coordinator)
     if not caller.may(REGION_PREFIX + region):
@@ -52,7 +52,7 @@ async def require_this_region(request: Request, region: str, coordinator: TheCoo
     return region
 
 
-async def require_a_region(request: Request, coordinator: TheCoordinator) -> str:
+async def require_a_region(request: Request, coordinator: CoordinatorDep) -> str:
     """The one region that the token speaks for."""
     caller = await caller_of(request, coordinator)
     if caller.region is None:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from coordinator.access.auth import caller_of
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency_records import Attempt, FirstAnswer, NotNow, claim, give_up, keep
+from coordinator.access.idempotency_records import Attempt, KeyConflict, StoredResponse, claim, release, store
 from coordinator.state import Coordinator, coordinator_of
 from web.problems import InvalidParameter, Problem, answer_to
 
@@ -39,13 +39,13 @@ _PARAMETER = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class OnceShown(Response):
+class ResponseWithSecret(Response):
     """An answer with a secret in it. What is kept for repetitions is another body, without the secret."""
 
-    kept_body: bytes
+    stored_body: bytes
 
 
-class PeoplesRoute(APIRoute):
+class IdempotentRoute(APIRoute):
     """A door for people. What it changes, it changes once for each key."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -84,7 +84,7 @@ async def _once(request: Request, key: str, handle: Handler) -> Response:
     caller = await caller_of(request, coordinator)
     attempt = Attempt(caller.token_id, key, await _hash(request), uuid4())
     found = await coordinator.database.run(lambda c: claim(c, attempt, coordinator.clock.now()))
-    if isinstance(found, NotNow):
+    if isinstance(found, KeyConflict):
         raise _refusal(found)
     if found is not None:
         return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
@@ -95,15 +95,15 @@ async def _first(request: Request, attempt: Attempt, handle: Handler, coordinato
     try:
         response = await _answered(request, handle)
     except Exception:
-        await coordinator.database.run(lambda c: give_up(c, attempt))
+        await coordinator.database.run(lambda c: release(c, attempt))
         raise
     if response.status_code >= 500 or response.status_code in _NOT_LET_IN:
-        await coordinator.database.run(lambda c: give_up(c, attempt))
+        await coordinator.database.run(lambda c: release(c, attempt))
     else:
         headers = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
-        body = response.kept_body if isinstance(response, OnceShown) else bytes(response.body)
-        answer = FirstAnswer(response.status_code, headers, body)
-        await coordinator.database.run(lambda c: keep(c, attempt, answer))
+        body = response.stored_body if isinstance(response, ResponseWithSecret) else bytes(response.body)
+        answer = StoredResponse(response.status_code, headers, body)
+        await coordinator.database.run(lambda c: store(c, attempt, answer))
     return response
 
 
@@ -122,8 +122,8 @@ async def _hash(request: Request) -> bytes:
     return hashlib.sha256("\n".join((*said, media_type, "")).encode() + await request.body()).digest()
 
 
-def _refusal(found: NotNow) -> Problem:
-    if found is NotNow.IN_FLIGHT:
+def _refusal(found: KeyConflict) -> Problem:
+    if found is KeyConflict.IN_FLIGHT:
         detail = f"the first request with this {HEADER} is being worked on; ask again"
         return Problem("idempotency-key-in-flight", detail, headers={"Retry-After": "1"})
     return Problem("idempotency-key-reused", f"this {HEADER} was used before, for another request")

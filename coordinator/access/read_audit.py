@@ -10,7 +10,7 @@ from msgspec import Struct
 from coordinator.database.connection import Connection
 
 
-class Deed(Struct, frozen=True):
+class AuditEntry(Struct, frozen=True):
     id: int
     recorded_at: datetime
     actor: str  # the id of a token, or `database:` and the user who worked on the database itself
@@ -30,11 +30,13 @@ class AuditQuestion(NamedTuple):
     end: datetime | None
 
 
-async def read_audit(connection: Connection, question: AuditQuestion, before: int | None, count: int) -> list[Deed]:
+async def read_audit(
+    connection: Connection, question: AuditQuestion, before: int | None, count: int
+) -> list[AuditEntry]:
     """At most so many, that were written before the given one."""
     asked = (values or None for values in question[:3])
     rows = await connection.fetch(_DEEDS, *asked, question.start, question.end, before, count)
-    return [Deed(**{**row, "details": msgspec.json.decode(row["details"])}) for row in rows]
+    return [AuditEntry(**{**row, "details": msgspec.json.decode(row["details"])}) for row in rows]
 
 
 _DEEDS = """

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute, id_for
+from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.adjustments.adjust import (
     ProposedAdjustment,
     approve_adjustment,
@@ -29,7 +29,7 @@ from coordinator.exchange.parsing import refused
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.inputs import Reason, faults_of_reason
 from coordinator.http.queries import PAGE, TEXT, Query, a_text, choices, one_of, several, with_query
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from protocol.identifiers import PeriodId, QuotaKey, parse_quota_key
 from protocol.messages import Message
 from protocol.periods import period_of
@@ -37,7 +37,7 @@ from protocol.units import PositiveUnits
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["adjustments"], route_class=PeoplesRoute)
+router = APIRouter(tags=["adjustments"], route_class=IdempotentRoute)
 # Who proposes or approves sees what there is to be decided.
 Reader = Annotated[Caller, Depends(require("usage:read", "adjust:propose", "adjust:approve"))]
 Proposer = Annotated[Caller, Depends(require("adjust:propose"))]
@@ -73,7 +73,7 @@ _LIST = {
 
 
 @router.get("/v1/adjustments", **with_query(described(answers={200: AdjustmentList}), _LIST))
-async def list_adjustments(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_adjustments(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     query = Query(request)
     only = AdjustmentFilter(
         query.many("quota", a_text), query.many("period", a_text), query.many("state", one_of(AdjustmentState))
@@ -88,14 +88,14 @@ async def list_adjustments(request: Request, coordinator: TheCoordinator, _: Rea
 
 
 @router.get("/v1/adjustments/{adjustment}", **described(answers={200: Adjustment, 404: None}))
-async def get_adjustment(adjustment: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_adjustment(adjustment: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     id_, now = _id(adjustment), coordinator.clock.now()
     found = await coordinator.database.read(lambda c: read_adjustment(c, id_, now))
     return reply(_granted(found or AdjustmentRefusal.NO_SUCH_ADJUSTMENT))
 
 
 @router.post("/v1/adjustments", **described(body=AdjustmentBody, answers={201: Adjustment, 409: None}))
-async def propose(request: Request, coordinator: TheCoordinator, caller: Proposer) -> Response:
+async def propose(request: Request, coordinator: CoordinatorDep, caller: Proposer) -> Response:
     """Nothing is moved yet: somebody else has to approve it, within 30 days."""
     body, by, now = await read_body(request, AdjustmentBody), actor_of(request, caller), coordinator.clock.now()
     if faults := list(_faults_of(body)):
@@ -109,7 +109,7 @@ async def propose(request: Request, coordinator: TheCoordinator, caller: Propose
 
 
 @router.post("/v1/adjustments/{adjustment}:approve", **described(answers={200: Adjustment, 404: None, 409: None}))
-async def approve(request: Request, adjustment: str, coordinator: TheCoordinator, caller: Approver) -> Response:
+async def approve(request: Request, adjustment: str, coordinator: CoordinatorDep, caller: Approver) -> Response:
     """By another token than the proposer's. With it the units are moved."""
     id_, by, now = _id(adjustment), actor_of(request, caller), coordinator.clock.now()
     documents = coordinator.documents
@@ -117,7 +117,7 @@ async def approve(request: Request, adjustment: str, coordinator: TheCoordinator
 
 
 @router.post("/v1/adjustments/{adjustment}:withdraw", **described(answers={200: Adjustment, 404: None, 409: None}))
-async def withdraw(request: Request, adjustment: str, coordinator: TheCoordinator, caller: Proposer) -> Response:
+async def withdraw(request: Request, adjustment: str, coordinator: CoordinatorDep, caller: Proposer) -> Response:
     """It can be approved no more."""
     id_, by, now = _id(adjustment), actor_of(request, caller), coordinator.clock.now()
     return reply(_granted(await coordinator.database.run(lambda c: withdraw_adjustment(c, id_, by, now))))

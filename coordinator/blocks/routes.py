@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from coordinator.access.auth import actor_of, caller_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.blocks.delete_block import delete_block
 from coordinator.blocks.put_block import Wanted, put_block
 from coordinator.blocks.read_blocks import Block, Blocks, tagged_blocks
@@ -16,14 +16,14 @@ from coordinator.http.conditions import unless_known
 from coordinator.http.inputs import Moment, Reason, faults_of_end, faults_of_reason
 from coordinator.http.polling import a_version, has_it, news
 from coordinator.http.queries import INTEGER, Query, with_query
-from coordinator.state import Coordinator, TheCoordinator
+from coordinator.state import Coordinator, CoordinatorDep
 from protocol.blocks import MAX_BLOCKS, spelt
 from protocol.check import BlockField
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
+router = APIRouter(tags=["catalogue"], route_class=IdempotentRoute)
 Writer = Annotated[Caller, Depends(require("quota:write"))]
 
 
@@ -36,7 +36,7 @@ class BlockBody(Message, frozen=True):
     valid_until: Moment | None = None
 
 
-async def require_reader(request: Request, coordinator: TheCoordinator) -> Caller:
+async def require_reader(request: Request, coordinator: CoordinatorDep) -> Caller:
     """Agents, and people who may read limits."""
     caller = await caller_of(request, coordinator)
     if caller.region is None and not caller.may("quota:read"):
@@ -49,7 +49,7 @@ _SINCE = {"since": ("a version: wait until there is another one, or answer 304 a
 
 
 @router.get("/v1/blocks", **with_query(described(answers={200: Blocks, 304: None}), _SINCE))
-async def list_blocks(request: Request, coordinator: TheCoordinator, caller: Reader) -> Response:
+async def list_blocks(request: Request, coordinator: CoordinatorDep, caller: Reader) -> Response:
     """All that are in force. There are never so many that they would need pages."""
     query = Query(request)
     since = query.one("since", a_version, None)
@@ -71,7 +71,7 @@ async def _blocks(coordinator: Coordinator) -> tuple[Blocks, str]:
 
 
 @router.post("/v1/blocks", **described(body=BlockBody, answers={201: Block, 200: Block, 409: None}))
-async def put_block_(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def put_block_(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """Denied in every region within a second. The same field and value again is the same block: 200."""
     body, by, now = await read_body(request, BlockBody), actor_of(request, caller), coordinator.clock.now()
     if faults := [*faults_of_end(now, body.valid_until, now), *faults_of_reason(body.reason)]:
@@ -87,7 +87,7 @@ async def put_block_(request: Request, coordinator: TheCoordinator, caller: Writ
 
 @router.delete("/v1/blocks/{field}/{value:path}", **described(answers={204: None, 404: None}))
 async def delete_block_(
-    request: Request, field: str, value: str, coordinator: TheCoordinator, caller: Writer
+    request: Request, field: str, value: str, coordinator: CoordinatorDep, caller: Writer
 ) -> Response:
     by, now = actor_of(request, caller), coordinator.clock.now()
     if field not in set(BlockField):

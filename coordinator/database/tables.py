@@ -565,12 +565,12 @@ audit = Table(
     required("details", JSONB),
 )
 # The response to the first request with an Idempotency-Key.
-first_answer = Table(
-    "first_answer",
+idempotency_record = Table(
+    "idempotency_record",
     metadata,
     Column("caller", UUID, primary_key=True),
     Column("key", Text, primary_key=True),
-    required("asked", LargeBinary),
+    required("request_hash", LargeBinary),
     required("claim", UUID),
     required("claimed_at", Timestamp),
     Column("status", Integer),

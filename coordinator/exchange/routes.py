@@ -25,7 +25,7 @@ from coordinator.http.queries import Query, number_of
 from coordinator.limits.policy_bundle import tagged_policy_bundle
 from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.share_rates import share_rates
-from coordinator.state import Coordinator, TheCoordinator, coordinator_of
+from coordinator.state import Coordinator, CoordinatorDep, coordinator_of
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -43,8 +43,8 @@ from web.problems import InvalidParameter, Problem
 
 router = APIRouter(tags=["agents"])
 
-OwnRegion = Annotated[str, Depends(require_this_region)]
-SpokenFor = Annotated[str, Depends(require_a_region)]
+PathRegion = Annotated[str, Depends(require_this_region)]
+AuthenticatedRegion = Annotated[str, Depends(require_a_region)]
 
 HEARTBEAT_S = 10.0
 TOKEN_CHECK_S = 5.0  # how often a stream's token is looked up, however much traffic there is
@@ -70,7 +70,7 @@ _REFUSED_EPOCHS = {
 @router.post(
     "/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None, 429: None})
 )
-async def open_epoch_(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+async def open_epoch_(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Opening twice with the same nonce and fingerprint gives the same epoch."""
     body = await read_body(request, OpenEpoch)
     if body.cell >= body.cells:
@@ -93,7 +93,7 @@ def _take_an_epoch(coordinator: Coordinator, region: str, budget: Budget) -> Non
 @router.post(
     "/v1/regions/{region}/epochs/{epoch}:rebind", **described(body=RebindEpoch, answers={200: EpochOpened, 409: None})
 )
-async def rebind_epoch_(request: Request, region: OwnRegion, epoch: str, coordinator: TheCoordinator) -> Response:
+async def rebind_epoch_(request: Request, region: PathRegion, epoch: str, coordinator: CoordinatorDep) -> Response:
     """A single store that fsyncs every write goes on in its epoch after a restart. Again: nothing changes."""
     body, number, now = await read_body(request, RebindEpoch), number_of("epoch", epoch), coordinator.clock.now()
     by = actor_of(request, await caller_of(request, coordinator))
@@ -108,7 +108,7 @@ def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
 
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
-async def exchange(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+async def exchange(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Book what lanes report and grant what they want. The same bytes again are booked once. An exchange or a want that
     is malformed is refused by itself, in its place among the replies.
     """
@@ -159,7 +159,7 @@ async def _apply(coordinator: Coordinator, call: Call) -> Applied:
 
 
 @router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
-async def shares(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+async def shares(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """What this region wants of rates and slots that are shared by demand, and what it may use from now on. A rate or
     slot that is malformed is refused by itself.
     """
@@ -180,7 +180,7 @@ _SIGNALS["responses"][200] = {"description": "Hints, as they come", "content": {
 
 
 @router.get("/v1/regions/{region}/signals", **_SIGNALS)
-async def signals(request: Request, region: OwnRegion, coordinator: TheCoordinator) -> Response:
+async def signals(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
     events = _events(request, region, coordinator)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -218,7 +218,7 @@ def _event(signal: Signal) -> bytes:
 
 
 @router.get("/v1/policies", **described(answers={200: PolicyBundle, 304: None}))
-async def policies(request: Request, region: SpokenFor, coordinator: TheCoordinator) -> Response:
+async def policies(request: Request, region: AuthenticatedRegion, coordinator: CoordinatorDep) -> Response:
     """All that an agent needs to decide. With `since`, waits until there is another version than that."""
     query = Query(request)
     since = query.one("since", a_version, None)

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from coordinator.access.auth import require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute, id_for
+from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.exports.requests import (
     Export,
     ExportRequest,
@@ -24,12 +24,12 @@ from coordinator.exports.requests import (
 )
 from coordinator.exports.rules import ExportFormat, can_be_written
 from coordinator.http.queries import a_text
-from coordinator.state import Coordinator, TheCoordinator
+from coordinator.state import Coordinator, CoordinatorDep
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
+router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 _NOT_HERE = "it takes pyarrow, which this coordinator has not: install leasehold[parquet]; csv and ndjson take nothing"
 _MEDIA = {
@@ -46,7 +46,7 @@ class ExportBody(Message, frozen=True):
 
 
 @router.post("/v1/exports", **described(body=ExportBody, answers={202: Export, 404: None, 409: None}))
-async def add_export(request: Request, coordinator: TheCoordinator, caller: Reader) -> Response:
+async def add_export(request: Request, coordinator: CoordinatorDep, caller: Reader) -> Response:
     """Every usage line of a period up to the newest seal. `Location` tells how far it is, and is its manifest then.
 
     Whoever asks for what somebody else has asked for is given the same.
@@ -80,13 +80,13 @@ def _refused(fault: InvalidParameter) -> Problem:
 
 
 @router.get("/v1/exports/{export}", **described(answers={200: Export, 404: None}))
-async def get_export(export: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_export(export: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """The manifest: rows, bytes, SHA-256, and the seal that it is of."""
     return reply(await _found(coordinator, export))
 
 
 @router.post("/v1/exports/{export}:cancel", **described(answers={200: Export, 404: None}))
-async def cancel(export: str, coordinator: TheCoordinator, caller: Reader) -> Response:
+async def cancel(export: str, coordinator: CoordinatorDep, caller: Reader) -> Response:
     """It ends, and its bytes go, when nobody who asked for it wants it any more. Of others it changes nothing."""
     export_id, now = _id(export), coordinator.clock.now()
     return reply(_there(await coordinator.database.run(lambda c: cancel_export(c, export_id, caller.token_id, now))))
@@ -98,7 +98,7 @@ _DATA = described(
 
 
 @router.get("/v1/exports/{export}/data", **_DATA)
-async def get_data(request: Request, export: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_data(request: Request, export: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """The lines. `Range: bytes=N-` goes on where a download ended; gzip for whoever accepts it and asks for all."""
     found = await _found(coordinator, export)
     if not found.is_kept(coordinator.clock.now()):

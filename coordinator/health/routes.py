@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Response
 
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from web.bodies import described, reply
 from web.health import Health, HealthStatus
 from web.metrics import exposition
@@ -16,7 +16,7 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
-async def readyz(coordinator: TheCoordinator) -> Response:
+async def readyz(coordinator: CoordinatorDep) -> Response:
     """Prove a commit, within two seconds, and tell why the coordinator is degraded or not ready: then it is 503."""
     await coordinator.health.look()
     found = coordinator.health.report()
@@ -26,7 +26,7 @@ async def readyz(coordinator: TheCoordinator) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(coordinator: TheCoordinator) -> Response:
+async def metrics(coordinator: CoordinatorDep) -> Response:
     """What was counted here, and what one coordinator measured for all. The database is not asked."""
     coordinator.metrics.streams.set(len(coordinator.hub))
     return exposition(coordinator.metrics.registry)

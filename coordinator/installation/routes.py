@@ -7,15 +7,15 @@ from msgspec import Meta
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.installation.operations import Installation, confirm_installation, look_at_installation
 from coordinator.installation.rules import places_of
 from coordinator.settings import CoordinatorSettings
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 
-router = APIRouter(tags=["installation"], route_class=PeoplesRoute)
+router = APIRouter(tags=["installation"], route_class=IdempotentRoute)
 Admin = Annotated[Caller, Depends(require("admin"))]
 
 
@@ -24,14 +24,14 @@ class ConfirmBody(Message, frozen=True):
 
 
 @router.get("/v1/installation", **described(answers={200: Installation}))
-async def get_installation(coordinator: TheCoordinator, _: Admin) -> Response:
+async def get_installation(coordinator: CoordinatorDep, _: Admin) -> Response:
     """Read the id that webhooks name, and whether this coordinator sends them."""
     now, places = coordinator.clock.now(), _places(coordinator.settings)
     return reply(await coordinator.database.run(lambda c: look_at_installation(c, places, now)))
 
 
 @router.post("/v1/installation:confirm", **described(body=ConfirmBody, answers={200: Installation}))
-async def confirm(request: Request, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def confirm(request: Request, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """Confirm that this database is the installation, at this coordinator's address: from now on events are sent."""
     body, by, now = await read_body(request, ConfirmBody), actor_of(request, caller), coordinator.clock.now()
     places = _places(coordinator.settings)

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.exchange.parsing import refused
 from coordinator.http.conditions import expectation, unless_known
 from coordinator.http.inputs import Moment
@@ -23,13 +23,13 @@ from coordinator.limits.read_limits import AppliedLimits, read_limits
 from coordinator.limits.read_subscriptions import Subscription, read_subscription, read_subscriptions
 from coordinator.limits.rules.difference import Change
 from coordinator.limits.rules.plan_change import LimitEffect
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from protocol.messages import Message
 from protocol.policy import LimitsDocument
 from web.bodies import JSON, described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
+router = APIRouter(tags=["catalogue"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("quota:write"))]
 
@@ -56,7 +56,7 @@ class LimitsPut(Struct, frozen=True):
 
 
 @router.get("/v1/limits", **described(answers={200: LimitsInForce, 304: None}))
-async def get_limits(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_limits(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """As JSON, or as YAML for those who accept `application/yaml`, which can be put back as it is."""
     Query(request).checked()
     limits = await coordinator.database.read(read_limits)
@@ -79,7 +79,7 @@ _DRY_RUN = {"dry_run": ("say what would change, and change nothing", FLAG)}
 
 
 @router.put("/v1/limits", **with_query(_PUT_LIMITS, _DRY_RUN))
-async def put_limits_(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def put_limits_(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """As JSON or YAML. In force in every region within a second; `dry_run=true` only says what would change."""
     query = Query(request)
     dry_run = query.one("dry_run", a_flag, default=False)
@@ -148,7 +148,7 @@ class SubscriptionList(Struct, frozen=True):
 
 
 @router.get("/v1/subscriptions", **with_query(described(answers={200: SubscriptionList}), PAGE))
-async def list_subscriptions(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_subscriptions(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     query = Query(request)
     page = query.page("subscriptions")
     query.checked()
@@ -157,7 +157,7 @@ async def list_subscriptions(request: Request, coordinator: TheCoordinator, _: R
 
 
 @router.get("/v1/subscriptions/{tenant:path}", **described(answers={200: Subscription, 404: None}))
-async def get_subscription(tenant: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_subscription(tenant: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     found = await coordinator.database.read(lambda c: read_subscription(c, _checked(tenant)))
     return _or_not_found(found)
 
@@ -166,7 +166,7 @@ async def get_subscription(tenant: str, coordinator: TheCoordinator, _: Reader) 
     "/v1/subscriptions/{tenant:path}",
     **described(body=SubscriptionBody, answers={200: SubscriptionPut, 201: SubscriptionPut}),
 )
-async def put_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def put_subscription_(request: Request, tenant: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
     body = await read_body(request, SubscriptionBody)
     by, now = actor_of(request, caller), coordinator.clock.now()
     if body.began_at is not None and body.began_at > now:
@@ -182,7 +182,7 @@ async def put_subscription_(request: Request, tenant: str, coordinator: TheCoord
 
 
 @router.delete("/v1/subscriptions/{tenant:path}", **described(answers={204: None, 404: None}))
-async def delete_subscription_(request: Request, tenant: str, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def delete_subscription_(request: Request, tenant: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """The tenant is on the document's default plan from then on."""
     by, now = actor_of(request, caller), coordinator.clock.now()
     documents = coordinator.documents

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute, id_for
+from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.exchange.parsing import refused
 from coordinator.http.inputs import Moment, Reason, faults_of_end, faults_of_reason
 from coordinator.http.queries import FLAG, PAGE, TEXT, Query, a_flag, a_text, several, with_query
@@ -18,14 +18,14 @@ from coordinator.overrides.add_override import MAX_OVERRIDES, add_override
 from coordinator.overrides.delete_override import delete_override
 from coordinator.overrides.read_overrides import Override, OverrideName, read_override, read_overrides
 from coordinator.overrides.rules import spelt_subject
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from protocol.identifiers import Name
 from protocol.messages import Message
 from protocol.policy import SUBJECT_FIELDS, LimitValue
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["catalogue"], route_class=PeoplesRoute)
+router = APIRouter(tags=["catalogue"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("quota:write"))]
 
@@ -56,7 +56,7 @@ _LIST = {
 
 
 @router.get("/v1/overrides", **with_query(described(answers={200: OverrideList}), _LIST))
-async def list_overrides(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_overrides(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     query = Query(request)
     quotas, is_over = query.many("quota", a_text), query.one("over", a_flag, default=False)
     page = query.page("overrides", quotas, is_over)
@@ -69,7 +69,7 @@ async def list_overrides(request: Request, coordinator: TheCoordinator, _: Reade
 
 
 @router.post("/v1/overrides", **described(body=OverrideBody, answers={201: Override, 409: None}))
-async def add_override_(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def add_override_(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """In force in every region within a second, or from `valid_from` on, by the coordinator's clock."""
     body, by, now = await read_body(request, OverrideBody), actor_of(request, caller), coordinator.clock.now()
     wanted = _override(body, id_for(request, caller), by.name, now)
@@ -82,7 +82,7 @@ async def add_override_(request: Request, coordinator: TheCoordinator, caller: W
 
 
 @router.get("/v1/overrides/{override}", **described(answers={200: Override, 404: None}))
-async def get_override(override: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_override(override: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     found = await coordinator.database.read(lambda c: read_override(c, _id(override)))
     if found is None:
         raise _missing()
@@ -90,7 +90,7 @@ async def get_override(override: str, coordinator: TheCoordinator, _: Reader) ->
 
 
 @router.delete("/v1/overrides/{override}", **described(answers={204: None, 404: None}))
-async def delete_override_(request: Request, override: str, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def delete_override_(request: Request, override: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """The plan's limit counts again, in every region within a second."""
     by, now = actor_of(request, caller), coordinator.clock.now()
     if not await coordinator.database.run(lambda c: delete_override(c, _id(override), by, now)):

@@ -104,7 +104,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "installation": NotProven("the id that webhooks name; each confirmation is in the audit"),
     "outbox": NotProven("events on their way; what they tell is proven where it is kept"),
     "delivery": NotProven("attempts to deliver events"),
-    "first_answer": NotProven("answers that an Idempotency-Key repeats; what was done is proven"),
+    "idempotency_record": NotProven("answers that an Idempotency-Key repeats; what was done is proven"),
     "measurement": NotProven("figures for metrics, measured again and again"),
     "region_heard": NotProven("when each region was last heard: health shows it"),
     "job": NotProven("when a job is due"),

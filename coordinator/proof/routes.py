@@ -9,19 +9,19 @@ from msgspec import Meta, Struct
 
 from coordinator.access.auth import require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.http.queries import INTEGER, PAGE, Query, a_number, with_query
 from coordinator.proof.read_proof import BillsNothing, LineProof, NoSuchSeal, TooManySeals, read_proof
 from coordinator.proof.rules import KeptSeal
 from coordinator.proof.seal import ShownSeal, read_seals
 from coordinator.proof.verifications import AskedVerification, ask_verification, read_verification
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from coordinator.usage.statement_routes import AS_OF, asked_line, of_line
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["audit"], route_class=PeoplesRoute)
+router = APIRouter(tags=["audit"], route_class=IdempotentRoute)
 Auditor = Annotated[Caller, Depends(require("audit:read"))]
 
 
@@ -37,7 +37,7 @@ class SealList(Struct, frozen=True):
 
 
 @router.get("/v1/seals", **with_query(described(answers={200: SealList}), PAGE))
-async def list_seals(request: Request, coordinator: TheCoordinator, _: Auditor) -> Response:
+async def list_seals(request: Request, coordinator: CoordinatorDep, _: Auditor) -> Response:
     """Each vouches for all before it: whoever keeps the newest hash elsewhere can tell if any of it is changed."""
     query = Query(request)
     page = query.page("seals")
@@ -56,7 +56,7 @@ class VerificationBody(Message, frozen=True):
 
 
 @router.post("/v1/verifications", **described(body=VerificationBody, answers={202: AskedVerification}))
-async def add_verification(request: Request, coordinator: TheCoordinator, caller: Auditor) -> Response:
+async def add_verification(request: Request, coordinator: CoordinatorDep, caller: Auditor) -> Response:
     """Have the whole ledger proven. It takes a while: ask for the result at `Location`. The body may be left out."""
     body = await read_body(request, VerificationBody) if await request.body() else VerificationBody()
     now = coordinator.clock.now()
@@ -65,7 +65,7 @@ async def add_verification(request: Request, coordinator: TheCoordinator, caller
 
 
 @router.get("/v1/verifications/{verification_id}", **described(answers={200: AskedVerification, 404: None}))
-async def get_verification(verification_id: str, coordinator: TheCoordinator, _: Auditor) -> Response:
+async def get_verification(verification_id: str, coordinator: CoordinatorDep, _: Auditor) -> Response:
     asked_id = _parsed(verification_id)
     found = await coordinator.database.read(lambda c: read_verification(c, asked_id)) if asked_id else None
     if found is None:
@@ -87,7 +87,7 @@ def _parsed(text: str) -> UUID | None:
         AS_OF | PAGE | {"seal": ("the number of the seal that you kept; without it, the last one needed", INTEGER)},
     ),
 )
-async def get_proof(request: Request, statement: str, n: str, coordinator: TheCoordinator, _: Auditor) -> Response:
+async def get_proof(request: Request, statement: str, n: str, coordinator: CoordinatorDep, _: Auditor) -> Response:
     """Proves a line of a statement, by the reports that it is from, to whoever has kept a seal. A page has few reports.
 
     It has these reports whole, with what others used in them.

@@ -45,7 +45,15 @@ from coordinator.rebalancing.rules.plan import (
     plan_of,
 )
 from coordinator.rebalancing.rules.region_settings import MAX_SETTINGS, NOTHING_SET, Setting, faults_of_settings
-from coordinator.rebalancing.rules.requests import AnyAsked, Drain, EvenOut, MoveUnits, Restore, Weigh, Words
+from coordinator.rebalancing.rules.requests import (
+    Drain,
+    EvenOut,
+    MoveUnits,
+    RebalanceBody,
+    RegionSettingPatch,
+    Restore,
+    Weigh,
+)
 from coordinator.regions.put_region import ACTIVE, DRAINING, put_region
 from coordinator.regions.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
@@ -91,16 +99,16 @@ class _Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Wish:
+class RebalanceRequest:
     """Who asks for what, and what they have seen."""
 
     id: UUID
-    asked: AnyAsked
+    asked: RebalanceBody
     by: Actor
     is_expected: Callable[[int], bool]  # of the newest version
 
 
-class Drawn(NamedTuple):
+class PlannedRebalance(NamedTuple):
     """A plan, and what beginning it takes."""
 
     plan: Plan
@@ -110,7 +118,7 @@ class Drawn(NamedTuple):
 
 
 async def plan_rebalance(
-    connection: Connection, documents: Documents, wish: Wish, now: datetime
+    connection: Connection, documents: Documents, wish: RebalanceRequest, now: datetime
 ) -> Rebalance | Refusal:
     """Nothing is held and nothing is changed."""
     try:
@@ -135,7 +143,7 @@ async def plan_rebalance(
 
 
 async def begin_rebalance(
-    connection: Connection, documents: Documents, wish: Wish, now: datetime
+    connection: Connection, documents: Documents, wish: RebalanceRequest, now: datetime
 ) -> Rebalance | Refusal:
     """The same id again finds the first one: nothing happens twice. Refused, nothing was changed."""
     await lock_catalogue(connection)
@@ -152,7 +160,7 @@ async def begin_rebalance(
     return await _begin(connection, wish, drawn, now)
 
 
-async def _since(connection: Connection, wish: Wish, newest: int) -> list[Rebalance]:
+async def _since(connection: Connection, wish: RebalanceRequest, newest: int) -> list[Rebalance]:
     """Newer ones than the last that they know. Of who names no version that ever was, only the newest."""
     known = next((version for version in range(newest, max(newest - 20, 0), -1) if wish.is_expected(version)), None)
     return await rebalances_since(connection, newest - 1 if known is None else known)
@@ -162,8 +170,8 @@ async def _since(connection: Connection, wish: Wish, newest: int) -> list[Rebala
 
 
 async def _draw(
-    connection: Connection, documents: Documents, asked: AnyAsked, now: datetime, *, is_held: bool
-) -> Drawn:
+    connection: Connection, documents: Documents, asked: RebalanceBody, now: datetime, *, is_held: bool
+) -> PlannedRebalance:
     if isinstance(asked, Drain | Restore):
         return await _draw_region(connection, asked, now)
     key = _key_of(asked.quota)
@@ -184,7 +192,7 @@ async def _draw(
     plan = plan_of(tables, planner, now)
     if plan.cannot and not plan.moves:
         raise _Refused(Impossible(plan))
-    return Drawn(plan)
+    return PlannedRebalance(plan)
 
 
 def _planner(catalogue: Catalogue, asked: MoveUnits | EvenOut) -> Planner:
@@ -200,7 +208,7 @@ def _planner(catalogue: Catalogue, asked: MoveUnits | EvenOut) -> Planner:
 
 async def _draw_settings(
     connection: Connection, catalogue: Catalogue, spec: QuotaSpec, asked: Weigh, now: datetime, *, is_held: bool
-) -> Drawn:
+) -> PlannedRebalance:
     quota, subject = parse_quota_key(_key_of(asked.quota))
     key = subject_key(quota, subject)
     before = catalogue.settings.get(key, {})
@@ -222,10 +230,10 @@ async def _draw_settings(
         keys = await _pools_of(connection, spec, key, now)
         plan = plan_of(await _tables(connection, divided, keys, is_held=is_held), plan_division, now)
     plan = msgspec.structs.replace(plan, settings_before=_told(before, asked), settings_after=_told(after, asked))
-    return Drawn(plan, after, key)
+    return PlannedRebalance(plan, after, key)
 
 
-def _said(before: Setting, words: Words) -> Setting:
+def _said(before: Setting, words: RegionSettingPatch) -> Setting:
     said = msgspec.to_builtins(words)
     if "pin" in said:
         said["floor"] = said["ceiling"] = said.pop("pin")
@@ -276,7 +284,7 @@ def _told(settings: Mapping[str, Setting], asked: Weigh) -> dict[str, SettingTol
     return {region: SettingTold(*settings.get(region, NOTHING_SET)) for region in asked.settings}
 
 
-async def _draw_region(connection: Connection, asked: Drain | Restore, now: datetime) -> Drawn:
+async def _draw_region(connection: Connection, asked: Drain | Restore, now: datetime) -> PlannedRebalance:
     found = await read_region(connection, asked.region, now)
     if found is None:
         raise _faulty("region", "known", f"there is no region {asked.region!r}")
@@ -285,7 +293,7 @@ async def _draw_region(connection: Connection, asked: Drain | Restore, now: date
     if isinstance(asked, Restore) and found.status == ACTIVE:
         raise _faulty("region", "active", f"{asked.region!r} is active")
     recalled = await connection.fetchval(_OUTSTANDING, asked.region) if isinstance(asked, Drain) else 0
-    return Drawn(Plan([], [], [], [], recalled=recalled), region=asked.region)
+    return PlannedRebalance(Plan([], [], [], [], recalled=recalled), region=asked.region)
 
 
 def _faulty(field: str, rule: str, reason: str) -> _Refused:
@@ -348,7 +356,7 @@ async def tables_of(connection: Connection, catalogue: Catalogue, pools: Mapping
 # --- it begins --------------------------------------------------------------------------------------------------------
 
 
-async def _refuse_busy(connection: Connection, drawn: Drawn) -> None:
+async def _refuse_busy(connection: Connection, drawn: PlannedRebalance) -> None:
     other = await connection.fetchval(
         _BUSY, [move.key.quota for move in drawn.plan.moves], [move.key.period for move in drawn.plan.moves]
     )
@@ -356,7 +364,7 @@ async def _refuse_busy(connection: Connection, drawn: Drawn) -> None:
         raise _Refused(Busy(other))
 
 
-async def _begin(connection: Connection, wish: Wish, drawn: Drawn, now: datetime) -> Rebalance:
+async def _begin(connection: Connection, wish: RebalanceRequest, drawn: PlannedRebalance, now: datetime) -> Rebalance:
     asked, is_drain = wish.asked, isinstance(wish.asked, Drain)
     if drawn.settings is not None:
         await _set(connection, drawn.key, drawn.settings, wish.by, now)
@@ -385,7 +393,7 @@ async def _begin(connection: Connection, wish: Wish, drawn: Drawn, now: datetime
     return begun
 
 
-async def _start(connection: Connection, wish: Wish, drawn: Drawn, now: datetime) -> None:
+async def _start(connection: Connection, wish: RebalanceRequest, drawn: PlannedRebalance, now: datetime) -> None:
     """The regions that are concerned hear of it at the commit; whoever missed that is asked again."""
     if drawn.region is not None:
         status = DRAINING if isinstance(wish.asked, Drain) else ACTIVE
@@ -407,11 +415,11 @@ async def _set(connection: Connection, key: str, settings: Mapping[str, Setting]
     await advance_catalogue(connection)
 
 
-def _mode(asked: AnyAsked) -> str:
+def _mode(asked: RebalanceBody) -> str:
     return str(_as_asked(asked)["mode"])
 
 
-def _as_asked(asked: AnyAsked) -> dict[str, Any]:
+def _as_asked(asked: RebalanceBody) -> dict[str, Any]:
     return {name: value for name, value in msgspec.to_builtins(asked).items() if name != "dry_run"}
 
 

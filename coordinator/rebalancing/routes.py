@@ -9,7 +9,7 @@ from msgspec import Struct, structs, to_builtins
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute, id_for
+from coordinator.access.idempotency import IdempotentRoute, id_for
 from coordinator.exchange.parsing import refused
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.conditions import expectation, strong_tag, unless_known
@@ -22,20 +22,20 @@ from coordinator.rebalancing.rebalance import (
     Changed,
     Faulty,
     Impossible,
+    RebalanceRequest,
     Refusal,
-    Wish,
     begin_rebalance,
     plan_rebalance,
 )
-from coordinator.rebalancing.rules.requests import AnyAsked
+from coordinator.rebalancing.rules.requests import RebalanceBody
 from coordinator.shared_limits.read_shares import SharedRate, SharedSlots, ShareQuestion, read_rates, read_slots
-from coordinator.state import Coordinator, TheCoordinator
+from coordinator.state import Coordinator, CoordinatorDep
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
 T = TypeVar("T")
 
-router = APIRouter(tags=["allocations"], route_class=PeoplesRoute)
+router = APIRouter(tags=["allocations"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("alloc:write"))]
 Follower = Annotated[Caller, Depends(require("quota:read", "alloc:write"))]  # who begins one sees how far it is
@@ -79,7 +79,7 @@ _ALLOCATIONS = {
 
 
 @router.get("/v1/allocations", **with_query(described(answers={200: AllocationList, 304: None}), _ALLOCATIONS))
-async def list_allocations(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_allocations(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Who holds what, as each region last told: idle, wanted, and when it runs dry."""
     query = Query(request)
     question = AllocationQuestion(*(query.many(name, a_text) for name in ("quota", "tenant", "region", "period")))
@@ -112,13 +112,13 @@ _SHARES = {
 
 
 @router.get("/v1/rates", **with_query(described(answers={200: RateList}), _SHARES))
-async def list_rates(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_rates(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Of rates shared by demand: what each region may be using, and the worst case: as published, and as it was."""
     return reply(RateList(*await _shared("rates", read_rates, request, coordinator)))
 
 
 @router.get("/v1/slots", **with_query(described(answers={200: SlotList}), _SHARES))
-async def list_slots(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_slots(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Of slots shared by demand: how many may be in use in each region. Together they are never more than the limit."""
     return reply(SlotList(*await _shared("slots", read_slots, request, coordinator)))
 
@@ -143,17 +143,17 @@ async def _shared(
 
 @router.post(
     "/v1/rebalances",
-    **described(body=AnyAsked, answers={200: Rebalance, 201: Rebalance, 404: None, 409: None, 412: None}),
+    **described(body=RebalanceBody, answers={200: Rebalance, 201: Rebalance, 404: None, 409: None, 412: None}),
 )
-async def rebalance(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def rebalance(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """With `dry_run` 200: what would be done, what cannot be, and why; nothing is changed. Else 201: it has begun.
 
     `If-Match` with the plan's ETag guards against what others began since: 412 tells what that was.
     """
-    asked: AnyAsked = await read_body(request, AnyAsked)  # type: ignore[arg-type]  # a union is decoded like a type
+    asked: RebalanceBody = await read_body(request, RebalanceBody)  # type: ignore[arg-type]  # a union is decoded like a type
     by, now = actor_of(request, caller), coordinator.clock.now()
     is_expected = expectation(request.headers.get("If-Match"), lambda version: [_tag(version)])
-    wish, documents = Wish(id_for(request, caller), asked, by, is_expected), coordinator.documents
+    wish, documents = RebalanceRequest(id_for(request, caller), asked, by, is_expected), coordinator.documents
     if asked.dry_run:
         planned = await coordinator.database.run(lambda c: plan_rebalance(c, documents, wish, now), snapshot=True)
         return _told(planned, 200)
@@ -194,7 +194,7 @@ def _tag(version: int) -> str:
 
 
 @router.get("/v1/rebalances", **with_query(described(answers={200: RebalanceList}), PAGE))
-async def list_rebalances(request: Request, coordinator: TheCoordinator, _: Follower) -> Response:
+async def list_rebalances(request: Request, coordinator: CoordinatorDep, _: Follower) -> Response:
     query = Query(request)
     page = query.page("rebalances")
     before = query.one("page_after", lambda _: _version(page.cursor.after), None)
@@ -210,14 +210,14 @@ def _version(text: str) -> int | None:
 
 
 @router.get("/v1/rebalances/{rebalance}", **described(answers={200: Rebalance, 404: None}))
-async def get_rebalance(rebalance: str, coordinator: TheCoordinator, _: Follower) -> Response:
+async def get_rebalance(rebalance: str, coordinator: CoordinatorDep, _: Follower) -> Response:
     """How far it has come: recalled, returned, regranted; and whose answer it waits for."""
     id_ = _id(rebalance)
     return _found(await coordinator.database.run(lambda c: read_rebalance(c, id_), snapshot=True))
 
 
 @router.post("/v1/rebalances/{rebalance}:cancel", **described(answers={200: Rebalance, 404: None}))
-async def cancel(request: Request, rebalance: str, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def cancel(request: Request, rebalance: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """What is done stays done. A region that is being drained is granted to again. Again: nothing changes."""
     by, now, id_ = actor_of(request, caller), coordinator.clock.now(), _id(rebalance)
     return _found(await coordinator.database.run(lambda c: cancel_rebalance(c, id_, by, now)))

@@ -9,20 +9,20 @@ from msgspec import Meta, Struct
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
-from coordinator.access.read_audit import AuditQuestion, Deed, read_audit
+from coordinator.access.idempotency import IdempotentRoute
+from coordinator.access.read_audit import AuditEntry, AuditQuestion, read_audit
 from coordinator.access.rules.audit import Action
 from coordinator.http.queries import PAGE, TEXT, Query, a_text, choices, one_of, several, with_query
 from coordinator.regions.put_region import put_region
 from coordinator.regions.read_regions import Region, read_region, read_regions
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from coordinator.usage.rules.usage import parse_instant
 from protocol.identifiers import RegionName, is_region
 from protocol.messages import Message
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["operations"], route_class=PeoplesRoute)
+router = APIRouter(tags=["operations"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("quota:read"))]
 Writer = Annotated[Caller, Depends(require("alloc:write"))]
 Auditor = Annotated[Caller, Depends(require("audit:read"))]
@@ -50,7 +50,7 @@ class RegionList(Struct, frozen=True):
 
 
 @router.get("/v1/regions", **with_query(described(answers={200: RegionList}), PAGE))
-async def list_regions(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_regions(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     query = Query(request)
     page = query.page("regions")
     query.checked()
@@ -60,14 +60,14 @@ async def list_regions(request: Request, coordinator: TheCoordinator, _: Reader)
 
 
 @router.post("/v1/regions", **described(body=NewRegion, answers={201: Region, 200: Region}))
-async def add_region(request: Request, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def add_region(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
     """Adding a region again is the same as changing it: 200."""
     body = await read_body(request, NewRegion)
     return await _put(request, coordinator, caller, body.name, body)
 
 
 @router.get("/v1/regions/{region}", **described(answers={200: Region, 404: None}))
-async def get_region(region: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_region(region: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     now = coordinator.clock.now()
     found = await coordinator.database.read(lambda c: read_region(c, _checked(region), now))
     if found is None:
@@ -76,11 +76,11 @@ async def get_region(region: str, coordinator: TheCoordinator, _: Reader) -> Res
 
 
 @router.put("/v1/regions/{region}", **described(body=RegionBody, answers={200: Region, 201: Region}))
-async def put_region_(request: Request, region: str, coordinator: TheCoordinator, caller: Writer) -> Response:
+async def put_region_(request: Request, region: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
     return await _put(request, coordinator, caller, region, await read_body(request, RegionBody))
 
 
-async def _put(request: Request, coordinator: TheCoordinator, caller: Caller, name: str, body: RegionBody) -> Response:
+async def _put(request: Request, coordinator: CoordinatorDep, caller: Caller, name: str, body: RegionBody) -> Response:
     _checked(name)
     by, now = actor_of(request, caller), coordinator.clock.now()
     put = await coordinator.database.run(lambda c: put_region(c, name, body.weight, body.status, by, now))
@@ -101,7 +101,7 @@ def _checked(name: str) -> str:
 class AuditList(Struct, frozen=True):
     """The newest first. Pages go back in time, so what is done meanwhile is in none of them."""
 
-    data: list[Deed]
+    data: list[AuditEntry]
     page: dict[str, str | None]
 
 
@@ -117,7 +117,7 @@ _AUDIT = {
 
 
 @router.get("/v1/audit", **with_query(described(answers={200: AuditList}), _AUDIT))
-async def get_audit(request: Request, coordinator: TheCoordinator, _: Auditor) -> Response:
+async def get_audit(request: Request, coordinator: CoordinatorDep, _: Auditor) -> Response:
     query = Query(request)
     question = AuditQuestion(
         query.many("actor", a_text),

@@ -10,11 +10,11 @@ from msgspec import Meta, Struct
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.epochs.retire import RetiredEpoch, retire_epoch
 from coordinator.exchange.rules.balances import Key
 from coordinator.http.queries import FLAG, PAGE, Query, a_flag, number_of, with_query
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from coordinator.suspense.read_suspense import (
     EvidenceName,
     KeptEvidence,
@@ -32,7 +32,7 @@ from protocol.units import Units
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["suspense"], route_class=PeoplesRoute)
+router = APIRouter(tags=["suspense"], route_class=IdempotentRoute)
 Allocator = Annotated[Caller, Depends(require("alloc:write"))]
 # Who proposes or approves sees what there is to be decided.
 Reader = Annotated[Caller, Depends(require("usage:read", "adjust:propose", "adjust:approve"))]
@@ -50,7 +50,7 @@ class RetireBody(Message, frozen=True):
 
 
 @router.post("/v1/epochs/{epoch}:retire", **described(body=RetireBody, answers={200: RetiredEpoch, 404: None}))
-async def retire_epoch_(request: Request, epoch: str, coordinator: TheCoordinator, caller: Allocator) -> Response:
+async def retire_epoch_(request: Request, epoch: str, coordinator: CoordinatorDep, caller: Allocator) -> Response:
     """No more evidence of it counts: what still comes is acknowledged and kept. Again: nothing changes."""
     body, by, now = await read_body(request, RetireBody), actor_of(request, caller), coordinator.clock.now()
     number = number_of("epoch", epoch)
@@ -78,7 +78,7 @@ class QuarantineList(Struct, frozen=True):
 
 
 @router.get("/v1/suspense", **with_query(described(answers={200: SuspenseList}), PAGE))
-async def get_suspense(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_suspense(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Leases with units that nobody has accounted for, and those in quarantine; with the proposal, if there is one."""
     query = Query(request)
     page = query.page("suspense")
@@ -92,7 +92,7 @@ _EVIDENCE = {"evidence": ("true: also what was reported, whole; a page then ends
 
 
 @router.get("/v1/quarantine", **with_query(described(answers={200: QuarantineList}), _EVIDENCE | PAGE))
-async def get_quarantine(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_quarantine(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """List reports that were not booked, and wait for people or have ended."""
     query = Query(request)
     with_evidence = query.one("evidence", a_flag, default=False)
@@ -134,7 +134,7 @@ class ProposalBody(Message, frozen=True):
 
 
 @router.post("/v1/suspense:propose", **described(body=ProposalBody, answers={201: Resolution, 404: None, 409: None}))
-async def propose(request: Request, coordinator: TheCoordinator, caller: Proposer) -> Response:
+async def propose(request: Request, coordinator: CoordinatorDep, caller: Proposer) -> Response:
     """In place of the proposal that is open, if there is one. Somebody else has to approve it."""
     body, by, now = await read_body(request, ProposalBody), actor_of(request, caller), coordinator.clock.now()
     if faults := list(_faults_of(body)):
@@ -164,7 +164,7 @@ def _about(body: ProposalBody) -> Key | int:
 
 
 @router.post("/v1/suspense/{resolution}:approve", **described(answers={200: Resolution, 404: None, 409: None}))
-async def approve(request: Request, resolution: str, coordinator: TheCoordinator, caller: Approver) -> Response:
+async def approve(request: Request, resolution: str, coordinator: CoordinatorDep, caller: Approver) -> Response:
     """By another token than the proposer's. What evidence has drained meanwhile is taken off what is billed."""
     by, now = actor_of(request, caller), coordinator.clock.now()
     id_ = _id(resolution)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, to_builtins
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.http.conditions import strong_tag, unless_known
 from coordinator.http.queries import (
     FLAG,
@@ -26,7 +26,7 @@ from coordinator.http.queries import (
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
 from coordinator.periods.close import close as close_period
 from coordinator.periods.read_periods import BookedPeriod, read_period, read_periods
-from coordinator.state import Coordinator, TheCoordinator
+from coordinator.state import Coordinator, CoordinatorDep
 from coordinator.usage.read_usage import Coverage, UsageRow, read_usage_as_of
 from coordinator.usage.reconcile import balance_period, reconcile_period
 from coordinator.usage.rules.reconciliation import Reconciliation
@@ -46,7 +46,7 @@ from protocol.zones import zone_of
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
+router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 Closer = Annotated[Caller, Depends(require("period:close"))]
 T = TypeVar("T")
@@ -80,7 +80,7 @@ _USAGE = {
 
 
 @router.get("/v1/usage", **with_query(described(answers={200: UsageAnswer, 304: None}), _USAGE))
-async def get_usage(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_usage(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Half-open from `from` to `to`, in pieces of `granularity` by the calendar of `time_zone`."""
     question, page, as_of = _usage_question(request, coordinator)
     cursor = page.cursor
@@ -130,7 +130,7 @@ def parse_as_of(text: str, zone: tzinfo) -> int | datetime:
 
 
 @router.get("/v1/periods", **with_query(described(answers={200: PeriodList}), PAGE))
-async def list_periods(request: Request, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_periods(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
     query = Query(request)
     page = query.page("periods")
     query.checked()
@@ -139,7 +139,7 @@ async def list_periods(request: Request, coordinator: TheCoordinator, _: Reader)
 
 
 @router.get("/v1/periods/{period}", **described(answers={200: BookedPeriod, 404: None}))
-async def get_period(period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_period(period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     return reply(_found(await coordinator.database.read(lambda c: read_period(c, _named(period)))))
 
 
@@ -147,7 +147,7 @@ _RECONCILIATION = described(answers={200: Reconciliation, 304: None, 404: None},
 
 
 @router.get("/v1/periods/{period}/reconciliation", **with_query(_RECONCILIATION, SHAPE))
-async def get_reconciliation(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_reconciliation(request: Request, period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """`balanced`, or the word for what is not, with all that was found."""
     query, now = Query(request), coordinator.clock.now()
     shape, name = shape_of(query), _named(period)
@@ -160,7 +160,7 @@ _TRIAL_BALANCE = described(answers={200: TrialBalance, 304: None, 404: None}, al
 
 
 @router.get("/v1/periods/{period}/trial-balance", **with_query(_TRIAL_BALANCE, SHAPE))
-async def get_trial_balance(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_trial_balance(request: Request, period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Each account three ways: by the transfers, by pools and leases, by the regions; and one word for all."""
     query, now = Query(request), coordinator.clock.now()
     shape, name = shape_of(query), _named(period)
@@ -184,7 +184,7 @@ class CloseBody(Message, frozen=True):
     "/v1/periods/{period}:close",
     **described(body=CloseBody, answers={200: PeriodClose, 202: PeriodClose, 404: None, 409: None}),
 )
-async def close(request: Request, period: str, coordinator: TheCoordinator, caller: Closer) -> Response:
+async def close(request: Request, period: str, coordinator: CoordinatorDep, caller: Closer) -> Response:
     """202 while it waits for what ends by itself: nothing is granted in it any more, and it goes on by itself.
 
     200 if it is closed, now or since before, and for a dry run. 409 if people have to do something first.

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from coordinator.access.auth import require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import PeoplesRoute
+from coordinator.access.idempotency import IdempotentRoute
 from coordinator.http.queries import DEFAULT_PAGE_SIZE, PAGE, TEXT, Page, Query, a_text, number_of, with_query
-from coordinator.state import Coordinator, TheCoordinator
+from coordinator.state import Coordinator, CoordinatorDep
 from coordinator.usage.read_statement import NoStatement, Source, read_sources, read_statement
 from coordinator.usage.routes import parse_as_of
 from coordinator.usage.rules.statement import Statement, StatementId, StatementLine, parse_statement_id
@@ -19,7 +19,7 @@ from coordinator.usage.sheets import OTHER_MEDIA, SHAPE, Shape, shape_of, shaped
 from web.bodies import described, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["finance"], route_class=PeoplesRoute)
+router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
 Reader = Annotated[Caller, Depends(require("usage:read"))]
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _TENANT = {"tenant": ("whose; it must be given", TEXT)}
 
 
 @router.get("/v1/periods/{period}/statement", **with_query(_STATEMENT, _TENANT | AS_OF | SHAPE))
-async def get_statement_of_period(request: Request, period: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_statement_of_period(request: Request, period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """What a tenant is billed for, in numbered lines. Final once the period is closed."""
     query = Query(request)
     tenant = query.one("tenant", a_text, "")
@@ -53,7 +53,7 @@ _BY_ID = described(answers={200: Statement, 304: None, 404: None}, also=OTHER_ME
 
 
 @router.get("/v1/statements/{statement}", **with_query(_BY_ID, AS_OF | SHAPE))
-async def get_statement(request: Request, statement: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def get_statement(request: Request, statement: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """The same by its id, which never changes."""
     query = Query(request)
     as_of, shape = query.one("as_of", _parse_as_of, None), shape_of(query)
@@ -75,7 +75,7 @@ async def _statement(
     "/v1/statements/{statement}/lines/{n}/reports",
     **with_query(described(answers={200: SourceList, 404: None}), AS_OF | PAGE),
 )
-async def list_sources(request: Request, statement: str, n: str, coordinator: TheCoordinator, _: Reader) -> Response:
+async def list_sources(request: Request, statement: str, n: str, coordinator: CoordinatorDep, _: Reader) -> Response:
     """Each report that a line is from: who sent it, where it is in its chain, and how many units of the line it has."""
     asked = asked_line(request, statement, n, DEFAULT_PAGE_SIZE)
     asked.query.checked()

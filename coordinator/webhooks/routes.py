@@ -10,10 +10,10 @@ from msgspec import Meta, Struct, field
 
 from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
-from coordinator.access.idempotency import OnceShown, PeoplesRoute, id_for
+from coordinator.access.idempotency import IdempotentRoute, ResponseWithSecret, id_for
 from coordinator.exchange.parsing import refused
 from coordinator.http.queries import FLAG, PAGE, Query, a_flag, with_query
-from coordinator.state import TheCoordinator
+from coordinator.state import CoordinatorDep
 from coordinator.webhooks.deliveries import Delivery, read_deliveries, replay
 from coordinator.webhooks.endpoints import (
     MAX_WEBHOOKS,
@@ -31,7 +31,7 @@ from protocol.messages import Message
 from web.bodies import JSON, described, read_body, reply
 from web.problems import InvalidParameter, Problem
 
-router = APIRouter(tags=["webhooks"], route_class=PeoplesRoute)
+router = APIRouter(tags=["webhooks"], route_class=IdempotentRoute)
 Admin = Annotated[Caller, Depends(require("admin"))]
 
 
@@ -63,7 +63,7 @@ class DeliveryList(Struct, frozen=True):
 
 
 @router.post("/v1/webhooks", **described(body=WebhookBody, answers={201: WebhookWithSecret, 409: None}))
-async def add(request: Request, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def add(request: Request, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """Register a URL. The secret that signs its deliveries is shown in this answer only: a repetition by
     Idempotency-Key has `null` there.
     """
@@ -79,19 +79,19 @@ async def add(request: Request, coordinator: TheCoordinator, caller: Admin) -> R
 
 
 @router.get("/v1/webhooks", **described(answers={200: WebhookList}))
-async def list_(coordinator: TheCoordinator, _: Admin) -> Response:
+async def list_(coordinator: CoordinatorDep, _: Admin) -> Response:
     """All in one page, the oldest first."""
     return reply(WebhookList(await coordinator.database.read(read_webhooks), {"next": None}))
 
 
 @router.get("/v1/webhooks/{webhook}", **described(answers={200: Webhook, 404: None}))
-async def get(webhook: str, coordinator: TheCoordinator, _: Admin) -> Response:
+async def get(webhook: str, coordinator: CoordinatorDep, _: Admin) -> Response:
     id_ = _id(webhook)
     return reply(_found(await coordinator.database.read(lambda c: read_webhook(c, id_))))
 
 
 @router.delete("/v1/webhooks/{webhook}", **described(answers={204: None, 404: None}))
-async def delete(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def delete(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """With all that waits for it."""
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     if not await coordinator.database.run(lambda c: delete_webhook(c, id_, by, now)):
@@ -100,7 +100,7 @@ async def delete(request: Request, webhook: str, coordinator: TheCoordinator, ca
 
 
 @router.post("/v1/webhooks/{webhook}:rotate", **described(answers={200: WebhookWithSecret, 404: None}))
-async def rotate(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def rotate(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """Make a new secret, shown in this answer only. For a day deliveries are signed with both."""
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     rotated = await coordinator.database.run(lambda c: rotate_secret(c, id_, by, now))
@@ -110,14 +110,14 @@ async def rotate(request: Request, webhook: str, coordinator: TheCoordinator, ca
 
 
 @router.post("/v1/webhooks/{webhook}:pause", **described(answers={200: Webhook, 404: None}))
-async def pause(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def pause(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """What happens meanwhile waits for it."""
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     return reply(_found(await coordinator.database.run(lambda c: pause_webhook(c, id_, True, by, now))))
 
 
 @router.post("/v1/webhooks/{webhook}:resume", **described(answers={200: Webhook, 404: None}))
-async def resume(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def resume(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     return reply(_found(await coordinator.database.run(lambda c: pause_webhook(c, id_, False, by, now))))
 
@@ -128,7 +128,7 @@ _DELIVERIES = {"dead": ("true: only those that are not tried again; false", FLAG
 @router.get(
     "/v1/webhooks/{webhook}/deliveries", **with_query(described(answers={200: DeliveryList, 404: None}), _DELIVERIES)
 )
-async def deliveries(request: Request, webhook: str, coordinator: TheCoordinator, _: Admin) -> Response:
+async def deliveries(request: Request, webhook: str, coordinator: CoordinatorDep, _: Admin) -> Response:
     """What it was told in the last 40 days, or is to be told yet."""
     id_, query = _id(webhook), Query(request)
     dead = query.one("dead", a_flag, default=False)
@@ -141,7 +141,7 @@ async def deliveries(request: Request, webhook: str, coordinator: TheCoordinator
 
 
 @router.post("/v1/webhooks/{webhook}:replay", **described(body=ReplayBody, answers={200: Replayed, 404: None}))
-async def replay_(request: Request, webhook: str, coordinator: TheCoordinator, caller: Admin) -> Response:
+async def replay_(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """Dead letters are told once more, under the ids that they had."""
     id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
     body = await read_body(request, ReplayBody)
@@ -151,8 +151,8 @@ async def replay_(request: Request, webhook: str, coordinator: TheCoordinator, c
 
 def _shown_once(webhook: WebhookWithSecret, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with the secret, and keep one without it for a repeated Idempotency-Key."""
-    response = OnceShown(msgspec.json.encode(webhook), status, headers, media_type=JSON)
-    response.kept_body = msgspec.json.encode(msgspec.structs.replace(webhook, secret=None))
+    response = ResponseWithSecret(msgspec.json.encode(webhook), status, headers, media_type=JSON)
+    response.stored_body = msgspec.json.encode(msgspec.structs.replace(webhook, secret=None))
     return response
 
 

@@ -49,10 +49,10 @@ from coordinator.periods.rules.closing import HOLD_WAIT
 from coordinator.rebalancing.follow import cancel_rebalance, follow
 from coordinator.rebalancing.moves import move_of_row
 from coordinator.rebalancing.read_rebalances import Rebalance
-from coordinator.rebalancing.rebalance import Wish, begin_rebalance
+from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
 from coordinator.rebalancing.rules.plan import Planner, plan_division, plan_even_out, plan_move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
-from coordinator.rebalancing.rules.requests import AnyAsked, EvenOut, MoveUnits, Weigh, Words
+from coordinator.rebalancing.rules.requests import EvenOut, MoveUnits, RebalanceBody, RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.suspense.resolve import Proposal, approve_resolution, propose_resolution
 from coordinator.suspense.rules import ResolutionKind, ResolutionRefusal
@@ -447,12 +447,12 @@ class Both:
     async def _weigh(self) -> None:
         weight, floor, ceiling = (self.hands.choice(each) for each in ((None, 1, 3), (None, 5, 15), (None, 15, 60)))
         region = self.hands.choice(REGIONS)
-        words = Words(weight=weight, floor=floor, ceiling=ceiling)
+        words = RegionSettingPatch(weight=weight, floor=floor, ceiling=ceiling)
         asked = Weigh(quota="exports", settings={region: words})
         await self._begin(asked, plan_division, {region: Setting(weight, floor, ceiling)})
 
-    async def _begin(self, asked: AnyAsked, planner: Planner, settings: dict[str, Setting] | None = None) -> None:
-        wish = Wish(UUID(int=self.hands.getrandbits(128)), asked, Actor("test"), lambda _: True)
+    async def _begin(self, asked: RebalanceBody, planner: Planner, settings: dict[str, Setting] | None = None) -> None:
+        wish = RebalanceRequest(UUID(int=self.hands.getrandbits(128)), asked, Actor("test"), lambda _: True)
         async with self.real.transaction():
             real = await begin_rebalance(self.real, self.documents, wish, self.now)
         if not isinstance(real, Rebalance):

@@ -29,7 +29,7 @@ class MoveUnits(Asked, frozen=True, kw_only=True, tag="move"):
     units: PositiveUnits
 
 
-class Words(Message, frozen=True, kw_only=True):
+class RegionSettingPatch(Message, frozen=True, kw_only=True):
     """What is not said stays as it is; null takes it away. A pin is a floor and a ceiling at once."""
 
     weight: Annotated[int, Meta(ge=0, le=MAX_WEIGHT)] | UnsetType | None = UNSET
@@ -42,7 +42,7 @@ class Weigh(Asked, frozen=True, kw_only=True, tag="weigh"):
     """Weights, floors, ceilings and pins of a quota, or of some of its keys, by region."""
 
     quota: QuotaKey
-    settings: Annotated[dict[RegionName, Words], Meta(min_length=1, max_length=1000)]
+    settings: Annotated[dict[RegionName, RegionSettingPatch], Meta(min_length=1, max_length=1000)]
 
 
 class EvenOut(Asked, frozen=True, kw_only=True, tag="even_out"):
@@ -63,4 +63,4 @@ class Restore(Asked, frozen=True, kw_only=True, tag="restore"):
     region: RegionName
 
 
-AnyAsked: TypeAlias = MoveUnits | Weigh | EvenOut | Drain | Restore
+RebalanceBody: TypeAlias = MoveUnits | Weigh | EvenOut | Drain | Restore

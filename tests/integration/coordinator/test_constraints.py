@@ -55,7 +55,7 @@ ROWS: dict[str, dict[str, str]] = {
     "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
     | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
     "block": {"field": "'tenant'", "value": "'t'", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
-    "first_answer": {"caller": f"'{'0' * 32}'", "key": "'k'", "asked": "''", "claim": f"'{'0' * 32}'"}
+    "idempotency_record": {"caller": f"'{'0' * 32}'", "key": "'k'", "request_hash": "''", "claim": f"'{'0' * 32}'"}
     | {"claimed_at": "now()"},
     "resolution": {"id": f"'{'0' * 32}'", "epoch": "1", "lane": "0", "seq": "1", "kind": "'rebase'"}
     | {"suspense": "0", "charged": "0", "reason": "'x'", "proposed_by": f"'{'1' * 32}'", "proposed_at": "now()"},
@@ -337,7 +337,7 @@ TRIALS: dict[str, Trial] = {
     "audit_pkey": twice("audit"),
     "block_pkey": twice("block"),
     "block_version_pkey": Trial("block_version", ["INSERT INTO block_version (version) VALUES (1)"]),
-    "first_answer_pkey": twice("first_answer"),
+    "idempotency_record_pkey": twice("idempotency_record"),
     "limit_override_pkey": twice("limit_override"),
     "correction_pkey": twice("correction"),
     "lane_pkey": twice("lane"),
@@ -556,7 +556,7 @@ MAY_BE_MISSING = {
     "audit": {"request_id"},
     "block": {"valid_until"},
     "export": {"cancelled_at", "finished_at", "kept_until", "marks", "rows_expected", "sha256", "tenant"},
-    "first_answer": {"body", "headers", "status"},
+    "idempotency_record": {"body", "headers", "status"},
     "lane": {"last_hash"},
     "limit_override": {"valid_until"},
     "period": {"calendar", "closed_at", "closing_at", "closing_by", "position", "root", "transfers"},
@@ -598,7 +598,7 @@ MAY = {
     "block_version": "rw",
     "export": "arw",
     "export_part": "adr",
-    "first_answer": "adrw",
+    "idempotency_record": "adrw",
     "correction": "arw",
     "job": "arw",
     "lane": "arw",
@@ -649,7 +649,7 @@ FIXED = {
     "subscription": {"tenant", "began_at"},
     "block": {"field", "value"},
     "block_version": {"only_row"},
-    "first_answer": {"caller", "key"},
+    "idempotency_record": {"caller", "key"},
     "policy_version": {"only_row"},
     "measurement": {"only_row"},
     "installation": {"only_row"},

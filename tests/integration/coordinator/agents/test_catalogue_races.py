@@ -28,8 +28,8 @@ from coordinator.overrides.add_override import add_override
 from coordinator.overrides.delete_override import delete_override
 from coordinator.overrides.read_overrides import Override
 from coordinator.rebalancing.read_rebalances import Rebalance
-from coordinator.rebalancing.rebalance import Wish, begin_rebalance
-from coordinator.rebalancing.rules.requests import Weigh, Words
+from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
+from coordinator.rebalancing.rules.requests import RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.shared_limits import statements as shared_limits_statements
 from coordinator.shared_limits.share_rates import share_rates
@@ -96,8 +96,8 @@ def override_of(tenant: str, limit: int) -> Override:
 
 
 def sets_ceiling(scene: Scene) -> Step[Any]:
-    asked = Weigh(quota=scene.quota, settings={scene.agent.region: Words(ceiling=LOWERED)})
-    wish = Wish(uuid4(), asked, somebody(), lambda _: True)
+    asked = Weigh(quota=scene.quota, settings={scene.agent.region: RegionSettingPatch(ceiling=LOWERED)})
+    wish = RebalanceRequest(uuid4(), asked, somebody(), lambda _: True)
 
     async def step(connection: Connection) -> None:
         assert isinstance(await begin_rebalance(connection, Documents(), wish, NOON), Rebalance)

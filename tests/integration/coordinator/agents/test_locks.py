@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.access.idempotency_records import Attempt, claim, forget
+from coordinator.access.idempotency_records import Attempt, claim, delete_expired
 from coordinator.adjustments.adjust import ProposedAdjustment, approve_adjustment, propose_adjustment
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Terms
 from coordinator.blocks.put_block import Wanted, put_block
@@ -278,5 +278,5 @@ async def test_a_key_that_is_being_used_anew_is_not_forgotten_and_not_waited_for
     async with connected(restricted(stand.url)) as busy, busy.transaction():
         await claim(busy, attempts[1], stand.clock.now())
         async with asyncio.timeout(10):
-            assert await committed(stand, lambda c: forget(c, stand.clock.now())) == 0
-    assert await stand.one("SELECT claim FROM first_answer") == attempts[1].claim
+            assert await committed(stand, lambda c: delete_expired(c, stand.clock.now())) == 0
+    assert await stand.one("SELECT claim FROM idempotency_record") == attempts[1].claim

@@ -13,8 +13,8 @@ from coordinator.exchange.expire_leases import expire_leases
 from coordinator.limits.in_force import Documents
 from coordinator.rebalancing.follow import follow
 from coordinator.rebalancing.read_rebalances import Rebalance
-from coordinator.rebalancing.rebalance import Changed, Impossible, Wish, begin_rebalance
-from coordinator.rebalancing.rules.requests import MoveUnits, Weigh, Words
+from coordinator.rebalancing.rebalance import Changed, Impossible, RebalanceRequest, begin_rebalance
+from coordinator.rebalancing.rules.requests import MoveUnits, RegionSettingPatch, Weigh
 from protocol.messages import Signal
 from protocol.outcomes import GrantRefusal
 from tests.conftest import restricted
@@ -213,7 +213,7 @@ async def test_an_attempt_whose_answer_was_not_kept_is_made_again_and_begins_not
     stand: Stand, east: Agent, south: Agent
 ) -> None:
     asked = MoveUnits(quota=EXPORTS, source="us-east", target="ap-south", units=300)
-    wish = Wish(UUID(int=5), asked, Actor("somebody"), lambda _: True)
+    wish = RebalanceRequest(UUID(int=5), asked, Actor("somebody"), lambda _: True)
     first, again = [
         await committed(stand, lambda c: begin_rebalance(c, Documents(), wish, stand.clock.now())) for _ in range(2)
     ]
@@ -248,8 +248,8 @@ async def test_what_was_planned_on_is_compared_when_ones_turn_comes(stand: Stand
     """Both have seen that nobody began anything."""
 
     def begins(number: int, region: str) -> Step[Any]:
-        asked = Weigh(quota=EXPORTS, settings={region: Words(weight=2)})
-        wish = Wish(UUID(int=number), asked, Actor("somebody"), lambda version: version == 0)
+        asked = Weigh(quota=EXPORTS, settings={region: RegionSettingPatch(weight=2)})
+        wish = RebalanceRequest(UUID(int=number), asked, Actor("somebody"), lambda version: version == 0)
         return lambda connection: begin_rebalance(connection, Documents(), wish, stand.clock.now())
 
     first, second = await one_after_the_other(stand, begins(1, "us-east"), begins(2, "ap-south"))
@@ -357,7 +357,7 @@ async def test_a_beginning_that_meets_an_exchange_is_decided_on_what_that_left(
     stand: Stand, east: Agent, south: Agent
 ) -> None:
     asked = MoveUnits(quota=EXPORTS, source="us-east", target="ap-south", units=300)
-    wish = Wish(UUID(int=5), asked, Actor("somebody"), lambda _: True)
+    wish = RebalanceRequest(UUID(int=5), asked, Actor("somebody"), lambda _: True)
     spends = says(stand, east, 3, lease(granted=500, consumed=500, units=450))
     _, refused = await one_after_the_other(
         stand, spends, lambda c: begin_rebalance(c, Documents(), wish, stand.clock.now())
@@ -370,7 +370,7 @@ async def test_an_exchange_that_meets_a_beginning_waits_and_is_counted(
 ) -> None:
     """It is decided on what the pool is by then: so what it brings back is the target's."""
     asked = MoveUnits(quota=EXPORTS, source="us-east", target="ap-south", units=300)
-    wish = Wish(UUID(int=5), asked, Actor("somebody"), lambda _: True)
+    wish = RebalanceRequest(UUID(int=5), asked, Actor("somebody"), lambda _: True)
 
     async def begins(connection: Connection) -> Any:
         return await begin_rebalance(connection, Documents(), wish, stand.clock.now())

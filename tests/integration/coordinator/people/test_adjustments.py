@@ -321,7 +321,7 @@ async def test_the_same_request_proposes_once(stand: Stand, admin: httpx.AsyncCl
     assert made[0].headers["Location"] == f"/v1/adjustments/{made[0].json()['id']}"
     other = await people.proposer.post("/v1/adjustments", json=CREDIT | {"units": 2}, headers=key)
     assert other.status_code == 422
-    await stand.owner.execute("DELETE FROM first_answer")  # the work was done, and its answer was lost
+    await stand.owner.execute("DELETE FROM idempotency_record")  # the work was done, and its answer was lost
     assert (await people.proposer.post("/v1/adjustments", json=CREDIT, headers=key)).json() == made[0].json()
     assert await stand.owner.fetchval("SELECT count(*) FROM adjustment") == 1
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from coordinator.access.idempotency_records import ABANDONED_AFTER, KEPT_FOR, Attempt, claim, forget
+from coordinator.access.idempotency_records import ABANDONED_AFTER, KEPT_FOR, Attempt, claim, delete_expired
 from tests.integration.coordinator.people.conftest import DOCUMENT, Stand, problem
 
 pytestmark = pytest.mark.anyio
@@ -102,13 +102,13 @@ async def test_who_is_not_let_in_uses_up_no_key(stand: Stand) -> None:
     reader = await stand.caller("quota:read")
     assert problem(await post(reader, "k1")) == (403, [])
     assert problem(await post(await stand.caller(), "k1")) == (401, [])
-    assert await stand.owner.fetchval("SELECT count(*) FROM first_answer") == 0
+    assert await stand.owner.fetchval("SELECT count(*) FROM idempotency_record") == 0
 
 
 async def test_who_died_over_it_is_succeeded_and_it_is_done_once(stand: Stand, admin: httpx.AsyncClient) -> None:
     """The override was made and the answer was not kept: as if a coordinator had died in between."""
     made = (await post(admin, "k1")).json()
-    await stand.owner.execute("UPDATE first_answer SET status = NULL, headers = NULL, body = NULL")
+    await stand.owner.execute("UPDATE idempotency_record SET status = NULL, headers = NULL, body = NULL")
     assert (await post(admin, "k1")).json()["type"] == "/problems/idempotency-key-in-flight"
     stand.clock.time += ABANDONED_AFTER + timedelta(seconds=1)
     again = await post(admin, "k1")
@@ -125,11 +125,11 @@ async def test_a_claim_whose_answer_was_lost_is_its_own(stand: Stand) -> None:
 
 async def test_after_a_day_a_key_is_new(stand: Stand, admin: httpx.AsyncClient) -> None:
     await post(admin, "k1")
-    assert await forget(stand.owner, stand.clock.now() + KEPT_FOR) == 0
+    assert await delete_expired(stand.owner, stand.clock.now() + KEPT_FOR) == 0
     stand.clock.time += KEPT_FOR + timedelta(seconds=1)
     assert (await post(admin, "k1", limit=6000)).status_code == 201
     stand.clock.time += KEPT_FOR + timedelta(seconds=1)
-    assert await forget(stand.owner, stand.clock.now()) == 1
+    assert await delete_expired(stand.owner, stand.clock.now()) == 1
 
 
 async def test_a_key_is_a_short_text(admin: httpx.AsyncClient) -> None:
@@ -146,6 +146,6 @@ async def test_a_secret_is_neither_kept_nor_shown_again(stand: Stand, admin: htt
     assert (again.status_code, again.json()) == (201, {**first.json(), "secret": None})
     rotated = await admin.post(f"/v1/webhooks/{first.json()['id']}:rotate", headers={"Idempotency-Key": "k2"})
     assert rotated.json()["secret"].startswith("whsec_")
-    kept = [row["body"] for row in await stand.owner.fetch("SELECT body FROM first_answer")]
+    kept = [row["body"] for row in await stand.owner.fetch("SELECT body FROM idempotency_record")]
     assert len(kept) == 2
     assert not any(b"whsec_" in each for each in kept)
