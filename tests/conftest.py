@@ -15,8 +15,8 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import asyncpg
 import pytest
@@ -38,15 +38,28 @@ START_S = 30
 MEMORY = Path("/dev/shm")
 NAME_IN_MEMORY = "leasehold-tests-"
 ROOM = 1 << 30  # measured: 77 MiB for a worker
-# A copy of files instead of a copy through the log, and a log that is not kept long.
-OF_TESTS = embedded.FORGETFUL | {"max_wal_size": "64MB", "min_wal_size": "32MB"}
+# The log is not kept long. A test opens some seven connections, and to hash a password 4,096 times costs each of them a
+# millisecond of processor time; these passwords are random and die with their server.
+OF_TESTS = embedded.FORGETFUL | {"max_wal_size": "64MB", "min_wal_size": "32MB", "scram_iterations": "1"}
 
 
-class Server(NamedTuple):
+@dataclass(frozen=True)
+class Server:
     """A server of this worker; a test that wants another one of its kind starts it with `embedded`."""
 
     port: int
     password: str
+
+
+@dataclass(frozen=True)
+class PostgresServer(Server):
+    """The worker's Postgres, and the one connection that makes and drops databases on it."""
+
+    runner: asyncio.Runner
+    owner: "asyncpg.Connection[asyncpg.Record]"
+
+    def execute(self, sql: str) -> None:
+        self.runner.run(self.owner.execute(sql))
 
 
 @pytest.fixture(scope="session")
@@ -96,23 +109,28 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(of_servers: Path) -> Iterator[Server]:
+def postgres_server(of_servers: Path) -> Iterator[PostgresServer]:
     directory = of_servers / "postgres"
     directory.mkdir()
     data, log = directory / "data", directory / "log"
-    server = Server(free_port(), secrets.token_urlsafe())
-    embedded.initialise_postgres(data, server.password)
-    process = embedded.start_postgres(data, server.port, log=log, settings=OF_TESTS)
+    port, password = free_port(), secrets.token_urlsafe()
+    embedded.initialise_postgres(data, password)
+    process = embedded.start_postgres(data, port, log=log, settings=OF_TESTS)
     try:
         assert wait_until(lambda: embedded.postgres_is_ready(data), START_S), log.read_text()
-        _make_template(server)
-        yield server
+        with asyncio.Runner() as runner:
+            owner = runner.run(asyncpg.connect(embedded.postgres_url(port, password)))
+            server = PostgresServer(port, password, runner, owner)
+            server.execute(f"ALTER ROLE {embedded.OWNER} PASSWORD '{password}'")  # hashed as OF_TESTS says
+            _make_template(server)
+            yield server
+            runner.run(owner.close())
     finally:
         stop(process, by=signal.SIGINT)
 
 
-def _make_template(server: Server) -> None:
-    _execute(server, f'CREATE DATABASE "{TEMPLATE}"')
+def _make_template(server: PostgresServer) -> None:
+    server.execute(f'CREATE DATABASE "{TEMPLATE}"')
     url = embedded.postgres_url(server.port, server.password, TEMPLATE)
     assert upgrade(url, restricted(url))
 
@@ -122,41 +140,30 @@ def restricted(owners_url: str) -> str:
     return owners_url.replace(f"://{embedded.OWNER}:", "://coordinator:", 1)
 
 
-def _execute(server: Server, sql: str) -> None:
-    async def execute() -> None:
-        connection = await asyncpg.connect(embedded.postgres_url(server.port, server.password))
-        try:
-            await connection.execute(sql)
-        finally:
-            await connection.close()
-
-    asyncio.run(execute())
-
-
 _numbers = itertools.count(1)
 
 
 @pytest.fixture
-def database(postgres_server: Server) -> Iterator[str]:
+def database(postgres_server: PostgresServer) -> Iterator[str]:
     """The owner's URL of a database that holds the schema and nothing else."""
     with copied(postgres_server) as url:
         yield url
 
 
 @pytest.fixture
-def empty_database(postgres_server: Server) -> Iterator[str]:
+def empty_database(postgres_server: PostgresServer) -> Iterator[str]:
     """The owner's URL of a database without any table."""
     with copied(postgres_server, "template0") as url:
         yield url
 
 
 @contextmanager
-def copied(server: Server, template: str = TEMPLATE) -> Iterator[str]:
-    """The owner's URL of a database that begins as the template is, to which nobody may be connected."""
+def copied(server: PostgresServer, template: str = TEMPLATE) -> Iterator[str]:
+    """Copy a database to which nobody is connected, yield the owner's URL of the copy, and drop it."""
     name = f"test_{next(_numbers)}"
-    _execute(server, f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
+    server.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY FILE_COPY')
     yield embedded.postgres_url(server.port, server.password, name)
-    _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
+    server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
 @pytest.fixture(scope="session")

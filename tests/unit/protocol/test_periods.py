@@ -46,12 +46,14 @@ HOUR, MICROSECOND = timedelta(hours=1), timedelta(microseconds=1)
 
 
 def transitions(zone: tzinfo, first: int, last: int) -> Iterator[datetime]:
-    """The hours within which a zone's clock changes: that is where mistakes are."""
+    """Yield the half days within which a zone's clock changes: that is where mistakes are."""
     hour = datetime(first, 1, 1, tzinfo=UTC)
+    offset = hour.astimezone(zone).utcoffset()
     while hour.year <= last:
-        if hour.astimezone(zone).utcoffset() != (hour + 12 * HOUR).astimezone(zone).utcoffset():
+        following = hour + 12 * HOUR
+        if (following_offset := following.astimezone(zone).utcoffset()) != offset:
             yield hour
-        hour += 12 * HOUR
+        hour, offset = following, following_offset
 
 
 CHANGES = [each for name in ZONES for each in transitions(zone_of(name), 2005, 2027)]

@@ -22,7 +22,7 @@ from coordinator.webhooks.delivery import tell_webhooks
 from coordinator.webhooks.outbox import tell
 from coordinator.webhooks.rules import EventKind, event
 from leasehold.cli import app as cli
-from tests.conftest import Server, copied, restricted
+from tests.conftest import PostgresServer, copied, restricted
 from tests.integration.coordinator.people.conftest import Stand
 from tests.integration.coordinator.proof.conftest import standing
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off, served
@@ -48,13 +48,13 @@ async def register(url: str) -> UUID:
 
 
 @pytest.fixture
-def original(postgres_server: Server) -> Iterator[tuple[str, UUID]]:
+def original(postgres_server: PostgresServer) -> Iterator[tuple[str, UUID]]:
     with copied(postgres_server) as url:
         yield url, asyncio.run(register(url))
 
 
 @pytest.fixture
-def copy(postgres_server: Server, original: tuple[str, UUID]) -> Iterator[str]:
+def copy(postgres_server: PostgresServer, original: tuple[str, UUID]) -> Iterator[str]:
     with copied(postgres_server, urlsplit(original[0]).path.strip("/")) as url:
         yield url
 

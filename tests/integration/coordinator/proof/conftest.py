@@ -19,7 +19,7 @@ from coordinator.database.connection import Connection
 from coordinator.main import create_app
 from coordinator.proof.seal import seal
 from coordinator.settings import CoordinatorSettings
-from tests.conftest import Server, copied
+from tests.conftest import PostgresServer, copied
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region
 from tests.integration.coordinator.proof.history import write_history
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, put_off
@@ -33,7 +33,7 @@ SEALS = 6
 
 
 @pytest.fixture(scope="session")
-def books(postgres_server: Server) -> Iterator[str]:
+def books(postgres_server: PostgresServer) -> Iterator[str]:
     """Who changes them for good takes a copy."""
     with copied(postgres_server) as url:
         asyncio.run(write_books(url))
@@ -41,7 +41,7 @@ def books(postgres_server: Server) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def history(postgres_server: Server) -> Iterator[str]:
+def history(postgres_server: PostgresServer) -> Iterator[str]:
     """A database with two months of everything that finance reads, for tests that tamper with it."""
     with copied(postgres_server) as url:
         asyncio.run(_write_history(url))

@@ -18,7 +18,7 @@ from coordinator.proof.seal import seal
 from coordinator.proof.verifications import do_verifications
 from leasehold.cli import app
 from leasehold.local_stack.plan import URL_VARIABLE
-from tests.conftest import Server, copied
+from tests.conftest import PostgresServer, copied
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
 from tests.integration.coordinator.proof.conftest import POOLS, standing, use_something
 from tests.integration.coordinator.standing import NOON, StandingClock, connected
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def written(postgres_server: Server, books: str) -> Iterator[str]:
+def written(postgres_server: PostgresServer, books: str) -> Iterator[str]:
     with copied(postgres_server, urlsplit(books).path.strip("/")) as url:
         yield url
 
