@@ -24,7 +24,8 @@ from protocol.identifiers import quota_key
 from protocol.policy import LimitsDocument, PolicyBundle, RateAlgorithm
 from regional_agent.admission.policies import Policies
 from regional_agent.store.connection import Argument, Reply, StoreConnection
-from regional_agent.store.scripts import RateCharge, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import RateCharge, StoreIncarnation
 
 PLENTY_PER_SECOND = 1_000_000
 SINGLE = "one check in one region, {connections} at once"

@@ -35,7 +35,7 @@ local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
-local named = require('parts/named')(mono, now, fence[5])
+local named = require('parts/algorithms')(mono, now, fence[5])
 local key, at = 2, 4 -- where the next key and the next argument are
 
 -- What each policy asks for. Two policies of a request may share a key: it is read once, and each takes its cost.

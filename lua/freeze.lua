@@ -24,7 +24,7 @@ local MOST_BYTES = 256 * 1024 -- a batch may be longer by one quota's totals
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[2], fence[3])
-local holds, over = require('parts/holds')(mono, now), require('parts/was')
+local holds, over = require('parts/holds')(mono, now), require('parts/ended_period')
 
 -- The keys of a quota begin here.
 local function key_of(i) return 4 + (i - 5) * 4 end
@@ -103,7 +103,7 @@ end
 -- Gives false, and nothing has happened, if the quota's periods do not fit into the batch any more.
 local function freeze(quota, key, is_last)
   local lease, lines = KEYS[key], KEYS[key + 1]
-  if fence[4] == ARGV[2] then require('parts/take_over').take_over(lease, quota, KEYS[3], mono) end
+  if fence[4] == ARGV[2] then require('parts/period_change').take_over(lease, quota, KEYS[3], mono) end
   holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
     quota = quota})
   local periods, fields = periods_of(lease)

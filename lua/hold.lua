@@ -28,7 +28,7 @@ if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
 local action, amount = ARGV[5], tonumber(ARGV[6])
-local named = require('parts/named')(mono, now, fence[5])
+local named = require('parts/algorithms')(mono, now, fence[5])
 local parts, shadows, is_evidence, is_missing = {}, {}, false, false
 local key, at = 3, 8
 

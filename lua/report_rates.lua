@@ -37,7 +37,7 @@ local answer = {'reported', whole(mono)}
 for i = 0, (#KEYS - 1) / 2 - 1 do
   local key, at = KEYS[2 + 2 * i], 4 + 4 * i
   local state = shares.read(key, tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
-  local wanted = require('parts/wanted')(KEYS[3 + 2 * i], ARGV[3], ARGV[at + 2], mono)
+  local wanted = require('parts/regional_demand')(KEYS[3 + 2 * i], ARGV[3], ARGV[at + 2], mono)
   if ARGV[at + 3] == '1' then wanted = with_bucket(state, wanted) end
   if ARGV[at + 3] == '1' and state.share then lower(key, state, wanted) end
   answer[#answer + 1] = state.share and whole(state.share.number) or '0'

@@ -13,14 +13,14 @@
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'lost_at')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
-local slots = require('parts/named')(mono, now, fence[5])('concurrency')
+local slots = require('parts/algorithms')(mono, now, fence[5])('concurrency')
 local function whole(number) return string.format('%.0f', number) end
 
 local answer = {'reported', whole(mono)}
 for i = 0, (#KEYS - 1) / 4 - 1 do
   local key, at = 2 + 4 * i, 4 + 4 * i
   local state = slots.look(key, at)
-  local wanted = require('parts/wanted')(KEYS[key + 3], ARGV[3], ARGV[at + 3], mono)
+  local wanted = require('parts/regional_demand')(KEYS[key + 3], ARGV[3], ARGV[at + 3], mono)
   answer[#answer + 1] = whole(state.share and state.share.number or 0)
   answer[#answer + 1] = whole(math.max(state.limit, state.used))
   answer[#answer + 1] = whole(state.used + wanted)

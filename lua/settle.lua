@@ -64,9 +64,9 @@ end
 
 local sent = tonumber(ARGV[4])
 local mono = require('parts/clock')(fence[3], fence[4])
-local cut_off = require('parts/cut_off')
+local cut_off = require('parts/partition')
 cut_off.forget()
-local periods, over = require('parts/take_over'), require('parts/was')
+local periods, over = require('parts/period_change'), require('parts/ended_period')
 
 -- Another reply came in between. This one may still raise totals, but begins no lease: what it says was used is out of
 -- date.

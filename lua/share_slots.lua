@@ -14,7 +14,7 @@ if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 local sent = tonumber(ARGV[3])
 if mono - sent > LATEST_US then return {'shared', 0} end
-local slots = require('parts/named')(mono, now, fence[5])('concurrency')
+local slots = require('parts/algorithms')(mono, now, fence[5])('concurrency')
 
 local new = 0
 for i = 0, (#KEYS - 1) / 3 - 1 do

@@ -112,7 +112,7 @@ class Region:
         self.store.keep()
         parts: list[Part] = [self._signals, self._policies, self._blocks, self.health]
         for cell in self.cells:
-            parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.guard))
+            parts += (cell.epochs, cell.exchange_loop, cell.share_loop, StoreWatch(cell.store, cell.breaker))
         loops = [asyncio.create_task(_forever(part), name=type(part).__name__) for part in parts]
         try:
             yield
@@ -173,7 +173,7 @@ class Region:
 
     def breaker(self) -> BreakerState:
         """Open as soon as one cell is left alone."""
-        return max((cell.guard.state for cell in self.cells), key=_WORST.index)
+        return max((cell.breaker.state for cell in self.cells), key=_WORST.index)
 
     def hottest(self, most: int) -> list[HotKey]:
         found = [key for cell in self.cells for key in cell.leasing.hottest(most)]
@@ -195,7 +195,7 @@ class Region:
         self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
         self.health.measure()
         self.metrics.store_latency.show(self.decision_timeout)
-        self.metrics.degraded_seconds.set(max(cell.guard.degraded_ms() for cell in self.cells) / 1000)
+        self.metrics.degraded_seconds.set(max(cell.breaker.degraded_ms() for cell in self.cells) / 1000)
 
 
 _WORST = (BreakerState.CLOSED, BreakerState.HALF_OPEN, BreakerState.OPEN)

@@ -176,7 +176,7 @@ async def _headroom(cell: Cell) -> Headroom:
     if incarnation is None:
         return Headroom()
     quotas = cell.leasing.in_demand(MOST_LEASES)
-    mono_us = await cell.scripts.mono_us()
+    mono_us = await cell.scripts.read_mono_us()
     leases = await asyncio.gather(*(cell.scripts.lease_fields(incarnation, quota) for quota in quotas))
     return headroom_of((fields, mono_us) for fields in leases)
 
@@ -191,8 +191,8 @@ def store_findings(cell: Cell) -> Iterator[Finding]:
             f"allowances are not admitted: the store's maxmemory-policy is {store.eviction_policy} and not noeviction"
         )
         yield Finding("store_evicts", text)
-    elif cell.guard.state is not BreakerState.CLOSED:
-        yield Finding("store_failing", f"the store does not decide: {cell.guard.reason}")
+    elif cell.breaker.state is not BreakerState.CLOSED:
+        yield Finding("store_failing", f"the store does not decide: {cell.breaker.reason}")
     if epochs.current is None:
         of = "" if cell.number is None else f" for cell {cell.number} of its Cluster"
         yield _NO_EPOCH.get(epochs.refused, Finding("no_epoch", f"the region has no epoch{of}"))

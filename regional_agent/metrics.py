@@ -15,7 +15,7 @@ from protocol.circuit_breaker import BreakerState
 from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.leasing.quotas import HotKey
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
-from regional_agent.store.scripts import CutOff
+from regional_agent.store.types import PartitionState
 from web.metrics import Durations
 
 MOST_HOT_KEYS = 10  # at a time: a key names whoever is limited, and most are of no interest to a monitor
@@ -102,8 +102,8 @@ class CutOffMetrics:
             registry=registry,
         )
 
-    def show(self, cut_off: CutOff) -> None:
-        self._is_so.set(cut_off.is_so)
+    def show(self, cut_off: PartitionState) -> None:
+        self._is_so.set(cut_off.is_partitioned)
         self._overdrawn.set(cut_off.overdrawn)
 
     def heard(self) -> None:

@@ -12,7 +12,7 @@ from regional_agent.agent import Region
 from regional_agent.cluster.cell import Cell
 from regional_agent.shared_limits.share_loop import SLOT_MICRO
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import SlotCharge, StoreIncarnation
+from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
@@ -186,15 +186,15 @@ async def _stored_in_time(region: Region) -> _Stored:
 
 
 async def _stored(region: Region) -> _Stored:
-    leased = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased)]
-    slotted = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.slotted)]
+    leased = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.leased_quotas)]
+    quotas_with_slots = [pair for cell in region.cells for pair in await _quotas(cell, cell.scripts.quotas_with_slots)]
     leases = await asyncio.gather(*(_lease(*pair) for pair in leased[:MOST_LEASES]))
-    slots = await asyncio.gather(*(_slots(*pair) for pair in slotted[:MOST_LEASES]))
+    slots = await asyncio.gather(*(_slots(*pair) for pair in quotas_with_slots[:MOST_LEASES]))
     return _Stored(
         leases=leases,
         more_leases=max(0, len(leased) - MOST_LEASES),
         slots=[each for each in slots if each.in_use],
-        more_slots=max(0, len(slotted) - MOST_LEASES),
+        more_slots=max(0, len(quotas_with_slots) - MOST_LEASES),
     )
 
 
@@ -251,7 +251,7 @@ def _cells(region: Region) -> list[CellStatus]:
             cell=cell.number,
             node=cell.store.node,
             epoch=cell.epochs.current.epoch if cell.epochs.current else None,
-            breaker=cell.guard.state,
+            breaker=cell.breaker.state,
         )
         for cell in region.cells
         if cell.number is not None
@@ -267,14 +267,14 @@ async def _slots(cell: Cell, quota: str) -> SlotStatus:
     incarnation = cell.epochs.current
     if incarnation is None:
         return SlotStatus(quota=quota, in_use=0, holders=0)
-    found = await cell.scripts.slots_in_use(incarnation, quota, await cell.scripts.mono_us())
+    found = await cell.scripts.slots_in_use(incarnation, quota, await cell.scripts.read_mono_us())
     return SlotStatus(quota=found.quota, in_use=found.units, holders=found.holders)
 
 
 async def _lease(cell: Cell, quota: str) -> LeaseStatus:
     incarnation = cell.epochs.current
     fields = {} if incarnation is None else await cell.scripts.lease_fields(incarnation, quota)
-    return _lease_of(cell, quota, fields, await cell.scripts.mono_us())
+    return _lease_of(cell, quota, fields, await cell.scripts.read_mono_us())
 
 
 def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> LeaseStatus:

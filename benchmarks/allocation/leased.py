@@ -38,7 +38,7 @@ from protocol.units import MAX_UNITS
 from regional_agent.leasing.exchange_loop import ACKNOWLEDGED, answered_by, renewal_of
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.persistence import Persistence
-from regional_agent.store.scripts import PolicyDecision
+from regional_agent.store.types import PolicyDecision
 
 QUOTA = "units:tenant=acme"
 REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise

@@ -192,13 +192,13 @@ def horizons(seeds: Sequence[int]) -> Sequence[Case]:
     return cases
 
 
-class CutOff(NamedTuple):
+class PartitionState(NamedTuple):
     stranded: float
     lasts_s: float
     denied: float
 
 
-def _cut_off(made: Trace, period: str) -> CutOff:
+def _cut_off(made: Trace, period: str) -> PartitionState:
     score, cut = Score(made), made.cut
     assert cut is not None
     ours = Leased(made, score, period)
@@ -207,7 +207,7 @@ def _cut_off(made: Trace, period: str) -> CutOff:
     asked = sum(units for tick in ticks for region, units in made.ticks[tick] if region == cut.region)
     denied = sum(score.wrong_by_second[cut.region][cut.from_ms // 1000 : cut.to_ms // 1000])
     asked_per_second = asked * 1000 / (cut.to_ms - cut.from_ms)
-    return CutOff(100 * ours.stranded / made.limit, ours.stranded / asked_per_second, 100 * denied / asked)
+    return PartitionState(100 * ours.stranded / made.limit, ours.stranded / asked_per_second, 100 * denied / asked)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ end
 local function look(key, at)
   local f = read(key)
   if f[13] and mono >= tonumber(f[13]) then
-    require('parts/take_over').take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
+    require('parts/period_change').take_over(KEYS[key], ARGV[at + 1], KEYS[key + 2], mono)
     f = read(key)
   end
   if f[14] and mono >= tonumber(f[14]) then
@@ -59,7 +59,7 @@ local function overdraft(state)
   if not state.overdraft then
     local f = redis.call('HMGET', state.lease, 'overdraft', 'overage', 'owed')
     local left = number(f[1]) - number(f[2]) - number(f[3])
-    local may = left > 0 and mono < state.ends and require('parts/cut_off').is_so(mono)
+    local may = left > 0 and mono < state.ends and require('parts/partition').is_so(mono)
     state.overdraft = may and left or 0
   end
   return state.overdraft

@@ -18,7 +18,7 @@ local MOST = 64
 local MAX_UNITS = 9007199254740991
 local PENDING = {open = true, lapsed = true, charged = true} -- what may yet be committed to
 local PART = '^(%a+) (%d+) (%d+) (%d+) (%d+) (%a+) (%S+) (.*)$'
-local over = require('parts/was')
+local over = require('parts/ended_period')
 
 local function number(text) return tonumber(text or 0) end
 local function whole(units) return string.format('%.0f', units) end

@@ -33,10 +33,10 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import Gatherer, one_by_one
-from regional_agent.store.circuit_breaker import says_that_it_cannot
+from regional_agent.store.batcher import CheckBatcher, for_each_outcome
+from regional_agent.store.circuit_breaker import is_store_failure
 from regional_agent.store.connection import NoAnswer, StoreError, StoreUnavailable
-from regional_agent.store.scripts import (
+from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
     Decision,
@@ -46,10 +46,10 @@ from regional_agent.store.scripts import (
     Outcome,
     PolicyDecision,
     RateCharge,
-    Request,
     SlotCharge,
     StoreIncarnation,
-    part_of,
+    StoreRequest,
+    hold_part,
 )
 from regional_agent.store_outage.fallback import WithoutStore
 
@@ -78,7 +78,7 @@ class Asked(NamedTuple):
 
     subject: Subject
     demanded: list[Demanded]
-    request: Request
+    request: StoreRequest
     windows: list[Window]
     blocked: Blocked | None = None  # then nothing else is known of it
     hold_ms: int | None = None  # of a hold: how long it shall last
@@ -119,7 +119,7 @@ class Admission:
 
     def __init__(
         self,
-        gatherer: Gatherer,
+        batcher: CheckBatcher,
         epochs: EpochManager,
         leasing: Leasing,
         slicing: Slicing,
@@ -131,7 +131,7 @@ class Admission:
     ) -> None:
         """`adjust_ceiling`: so many times the limit may one adjustment book."""
         self._adjust_ceiling = adjust_ceiling
-        self._gatherer = gatherer
+        self._batcher = batcher
         self._slicing = slicing
         self._epochs = epochs
         self._leasing = leasing
@@ -170,14 +170,14 @@ class Admission:
             raise NoPoliciesYet
         subject: dict[str, str] = msgspec.to_builtins(check.subject)
         if check.mode != "adjust" and (blocked := self._block_of(subject)) is not None:
-            return Asked(subject, [], Request(check.mode, []), [], blocked)
+            return Asked(subject, [], StoreRequest(check.mode, []), [], blocked)
         demanded = self.policies.demand(subject, check.cost)
         if check.mode == "adjust":
             self._refuse_above_ceiling(demanded)
         charges = tuple(each.charge for each in demanded)
         operation = _operation(check, subject, demanded)
         windows = [_window(each) for each in demanded]
-        return Asked(subject, demanded, Request(check.mode, charges, operation), windows)
+        return Asked(subject, demanded, StoreRequest(check.mode, charges, operation), windows)
 
     def _refuse_above_ceiling(self, demanded: Sequence[Demanded]) -> None:
         for each in demanded:
@@ -198,7 +198,7 @@ class Admission:
         operation = asked.request.operation
         if operation is not None:
             operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
-        request = Request("hold", charges, operation)
+        request = StoreRequest("hold", charges, operation)
         return asked._replace(demanded=demanded, request=request, hold_ms=hold.ttl_ms)
 
     def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
@@ -212,8 +212,8 @@ class Admission:
     def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
         """The store, for nothing is known. All who ask the same in one turn of the event loop are decided together."""
         last = self._last
-        if last is None or last.asked is not asked or last.call != self._gatherer.calls:
-            last = _Pending(self, asked, self._clock.monotonic_ms(), self._denials_of, self._gatherer.calls)
+        if last is None or last.asked is not asked or last.call != self._batcher.calls:
+            last = _Pending(self, asked, self._clock.monotonic_ms(), self._denials_of, self._batcher.calls)
             self._last = last
         last.on_verdicts += [on_verdict] * times
         self._ask_store(asked, last, times)
@@ -245,7 +245,7 @@ class Admission:
             if isinstance(charge, RateCharge) and charge.algorithm in SLICED
         )
         if returned and self._epochs.current is not None:
-            self._gatherer.submit(self._epochs.current, Request("adjust", returned), lambda _: None)
+            self._batcher.submit(self._epochs.current, StoreRequest("adjust", returned), lambda _: None)
 
     async def close(self) -> None:
         """Who still waits for units waits in vain."""
@@ -276,11 +276,11 @@ class Admission:
                 [StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")] * times
             )
         elif asked.hold_ms is None:
-            self._gatherer.submit(incarnation, asked.request, on_decisions, times)
+            self._batcher.submit(incarnation, asked.request, on_decisions, times)
         else:
-            parts = [part for charge in asked.request.charges if (part := part_of(charge)) is not None]
+            parts = [part for charge in asked.request.charges if (part := hold_part(charge)) is not None]
             terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, asked.beside), asked.hold_ms)
-            self._gatherer.submit(incarnation, asked.request._replace(hold=terms), on_decisions)
+            self._batcher.submit(incarnation, asked.request._replace(hold=terms), on_decisions)
 
     def _denied_before(self, asked: Asked) -> Decision | None:
         """What the store is certain to say, with its times as they are by now."""
@@ -424,7 +424,7 @@ class Admission:
 
     async def _ask_store_again(self, asked: Asked) -> Decision | Exception:
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._ask_store(asked, one_by_one(partial(tell, answer)))
+        self._ask_store(asked, for_each_outcome(partial(tell, answer)))
         return await answer
 
     def _short(self, asked: Asked, decision: Decision | Exception) -> Demanded | None:
@@ -564,7 +564,7 @@ class _Pending:
     __slots__ = ("_admission", "_told", "asked", "asked_at_ms", "asked_in", "call", "looks", "on_verdicts", "started_s")
 
     def __init__(self, admission: Admission, asked: Asked, now_ms: int, circumstances: object, call: int = -1) -> None:
-        """`call`: the gatherer's number, as long as others may join."""
+        """`call`: the batcher's number, as long as others may join."""
         self._admission = admission
         self.asked_at_ms = now_ms
         self.asked_in = circumstances
@@ -623,7 +623,7 @@ def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exce
 
 def _is_about(decision: Exception) -> bool:
     """A script that failed over this request may have spent some of it; a store that cannot has spent nothing."""
-    return isinstance(decision, StoreError) and not says_that_it_cannot(decision)
+    return isinstance(decision, StoreError) and not is_store_failure(decision)
 
 
 def _lacks_lease_only(asked: Asked, decision: Decision) -> bool:
@@ -635,12 +635,12 @@ def _lacks_lease_only(asked: Asked, decision: Decision) -> bool:
     return all(reason == DenialReason.NO_LEASE for reason in denials)
 
 
-def _may_be_certain(request: Request) -> bool:
+def _may_be_certain(request: StoreRequest) -> bool:
     """An operation may have been admitted before, and what is not enforced is not denied."""
     return request.mode == "enforce" and request.operation is None
 
 
-def _takes_allowance(request: Request) -> bool:
+def _takes_allowance(request: StoreRequest) -> bool:
     return any(isinstance(charge, AllowanceCharge) for charge in request.charges)
 
 

@@ -16,7 +16,7 @@ from regional_agent.cluster.cell import Cell
 from regional_agent.http.callers import adjust_forbidden
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import HoldState
+from regional_agent.store.types import HoldState
 from web.problems import InvalidParameter, Problem
 
 log = structlog.get_logger()
@@ -96,7 +96,7 @@ class Holds:
         """Each cell that something is set aside in. Said again, those that know it already change nothing."""
         parts = hold.by_cell
         try:
-            told = [await self._cell_of(each.parts[0].quota).tell_hold(each, action, amount) for each in parts]
+            told = [await self._cell_of(each.parts[0].quota).update_hold(each, action, amount) for each in parts]
         except (StoreUnavailable, StoreError) as error:
             raise _unavailable(str(error)) from error
         return told_of(list(zip(parts, told, strict=True)))

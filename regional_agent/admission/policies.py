@@ -55,7 +55,7 @@ from regional_agent.admission.rules.subjects import (
     usage_dimensions,
     value_of,
 )
-from regional_agent.store.scripts import AllowanceCharge, Charge, RateCharge, SlotCharge
+from regional_agent.store.types import AllowanceCharge, Charge, RateCharge, SlotCharge
 
 Subject = dict[str, str]
 

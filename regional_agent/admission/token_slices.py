@@ -18,15 +18,15 @@ from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.admission.rules.slices import HOT, LIFE_MS, Heat, Slice
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import Gatherer, one_by_one
-from regional_agent.store.scripts import Charge, Decision, PolicyDecision, RateCharge, Request, StoreIncarnation
+from regional_agent.store.batcher import CheckBatcher, for_each_outcome
+from regional_agent.store.types import Charge, Decision, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
 
 RateSlice = Slice[RateCharge]
 
 
 class Slicing:
-    def __init__(self, gatherer: Gatherer, epochs: EpochManager, share_loop: ShareLoop, clock: Clock) -> None:
-        self._gatherer = gatherer
+    def __init__(self, batcher: CheckBatcher, epochs: EpochManager, share_loop: ShareLoop, clock: Clock) -> None:
+        self._batcher = batcher
         self._epochs = epochs
         self._share_loop = share_loop
         self._clock = clock
@@ -42,7 +42,7 @@ class Slicing:
 
     # --- asked by admission ------------------------------------------------------------------------------------------
 
-    def decide(self, request: Request) -> Decision | None:
+    def decide(self, request: StoreRequest) -> Decision | None:
         """From slices alone, if they hold all that the request takes. Nothing has happened otherwise."""
         if not self._slices or request.operation is not None:
             return None  # an operation may have been admitted before, and is known to the store only
@@ -76,7 +76,7 @@ class Slicing:
         remaining, reset_ms = slice_.told(now_ms)
         return PolicyDecision(0, slice_.limit, remaining, reset_ms, 0, remaining, 0, 0)
 
-    def heard(self, request: Request, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
+    def heard(self, request: StoreRequest, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
         """What the store answered to the same request, all admitted or one, with what lies here.
 
         And from now on, maybe, a slice of each of its rates.
@@ -91,7 +91,7 @@ class Slicing:
         now_ms = self._clock.monotonic_ms()
         return [self._with_slices(request, decision, asked_at_ms, now_ms) for decision in decisions]
 
-    def _with_slices(self, request: Request, decision: Decision, asked_at_ms: int, now_ms: int) -> Decision:
+    def _with_slices(self, request: StoreRequest, decision: Decision, asked_at_ms: int, now_ms: int) -> Decision:
         pairs = zip(request.charges, decision.policies, strict=True)
         policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
         return replace(decision, policies=policies)
@@ -166,8 +166,10 @@ class Slicing:
         self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
-        taken = Request("enforce", (charge._replace(cost=units),))
-        self._gatherer.submit(incarnation, taken, one_by_one(partial(self._came, slice_, units, incarnation, now_ms)))
+        taken = StoreRequest("enforce", (charge._replace(cost=units),))
+        self._batcher.submit(
+            incarnation, taken, for_each_outcome(partial(self._came, slice_, units, incarnation, now_ms))
+        )
         if self._sweeping is None:
             self._sweep_later()
 
@@ -198,7 +200,7 @@ class Slicing:
         self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
         if incarnation is None or not units:
             return False
-        self._gatherer.submit(incarnation, Request("adjust", (charge._replace(cost=-units),)), _nobody_hears)
+        self._batcher.submit(incarnation, StoreRequest("adjust", (charge._replace(cost=-units),)), _nobody_hears)
         return True
 
     def _sweep_later(self) -> None:

@@ -23,10 +23,11 @@ from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.settings import AgentSettings
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import Gatherer
-from regional_agent.store.circuit_breaker import Guard
+from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import Store, StoreUnavailable
-from regional_agent.store.scripts import Fenced, HoldState, KnownOperation, Operation, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Fenced, HoldState, KnownOperation, Operation, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.fallback import WithoutStore
 from regional_agent.store_outage.journal import Journal
@@ -58,15 +59,15 @@ class Cell:
         self.metrics = metrics
         self.scripts = Scripts(store, number)
         breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
-        self.guard = Guard(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
-        self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.guard.answered)
+        self.breaker = StoreCircuitBreaker(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
+        self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.breaker.record_success)
         self.leasing = Leasing(clock)
-        gatherer = Gatherer(self.scripts, self.guard)
+        batcher = CheckBatcher(self.scripts, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.leasing, coordinator, metrics, clock)
-        self.slicing = Slicing(gatherer, self.epochs, self.share_loop, clock)
+        self.slicing = Slicing(batcher, self.epochs, self.share_loop, clock)
         without_store = WithoutStore(journal, metrics, clock, settings.workers)
         self.admission = Admission(
-            gatherer,
+            batcher,
             self.epochs,
             self.leasing,
             self.slicing,
@@ -81,7 +82,7 @@ class Cell:
             coordinator=coordinator,
             leasing=self.leasing,
             epochs=self.epochs,
-            journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.guard, clock),
+            journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.breaker, clock),
             metrics=metrics,
             clock=clock,
             interval_ms=settings.report_interval_ms,
@@ -105,11 +106,11 @@ class Cell:
         wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.leasing.set_aside.items(now_ms)]
         return [*lanes, *reversed(wants), *reversed(shares)]
 
-    async def tell_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
+    async def update_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """What became of the work, of what is set aside here. Raises StoreUnavailable or StoreError."""
         incarnation = self._current_incarnation()
         with self._invalidating():
-            told = await self.scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
+            told = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
         if hold.epoch != incarnation.epoch:
             self.exchange_loop.look_back_again()
         for part in hold.parts:
@@ -148,7 +149,7 @@ class Cell:
         """The loops have ended: nothing more is decided, and what was spent is told."""
         await self.admission.close()
         self.slicing.close()
-        self.guard.close()
+        self.breaker.close()
         await self._last_words(return_unspent=return_unspent)
         self.journal.release()
 

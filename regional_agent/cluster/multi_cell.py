@@ -33,7 +33,14 @@ from regional_agent.cluster.rules.cells import cell_of, home_of
 from regional_agent.http.schemas import Verdict, answer_of
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import AllowanceCharge, Charge, KnownOperation, Operation, OperationConflict, Request
+from regional_agent.store.types import (
+    AllowanceCharge,
+    Charge,
+    KnownOperation,
+    Operation,
+    OperationConflict,
+    StoreRequest,
+)
 from regional_agent.store_outage.fallback import STRICTEST_FIRST, closed
 
 log = structlog.get_logger()
@@ -188,7 +195,7 @@ class Spanning:
         return {step: each for step, each in zip(steps, told, strict=True) if not isinstance(each, BaseException)}
 
     async def _peek(self, step: Step) -> Verdict:
-        return await self._ask(step, Request(f"peek{self._beyond}", self._charges(step)))
+        return await self._ask(step, StoreRequest(f"peek{self._beyond}", self._charges(step)))
 
     async def _set_aside(
         self, step: Step, operation: Operation | None = None, beside: tuple[HoldId, ...] = ()
@@ -196,7 +203,7 @@ class Spanning:
         lasts_ms, charges = self._asked.hold_ms, self._charges(step)
         if lasts_ms is None:
             lasts_ms, charges = SPENT_WITHIN_MS, tuple(map(_released, charges))
-        return await self._ask(step, Request(f"hold{self._beyond}", charges, operation), lasts_ms, beside)
+        return await self._ask(step, StoreRequest(f"hold{self._beyond}", charges, operation), lasts_ms, beside)
 
     async def _without_store(self, step: Step) -> Verdict:
         request = self._asked.request
@@ -206,7 +213,7 @@ class Spanning:
         return await self._set_aside(home, self._operation(), beside)
 
     async def _ask(
-        self, step: Step, request: Request, hold_ms: int | None = None, beside: tuple[HoldId, ...] = ()
+        self, step: Step, request: StoreRequest, hold_ms: int | None = None, beside: tuple[HoldId, ...] = ()
     ) -> Verdict:
         asked = self._asked._replace(
             demanded=[self._asked.demanded[place] for place in step.places],
@@ -239,7 +246,7 @@ class Spanning:
         for step, verdict in taken.items():
             if verdict.answer.allowed and not verdict.answer.degraded:
                 step.cell.admission.give_back(self._charges(step))
-        tellings = (self._cell(each).tell_hold(each, "release") for hold in _ids(taken) for each in hold.by_cell)
+        tellings = (self._cell(each).update_hold(each, "release") for hold in _ids(taken) for each in hold.by_cell)
         await asyncio.gather(*tellings, return_exceptions=True)
 
     async def _conclude(self, holds: Sequence[HoldId]) -> None:
@@ -291,7 +298,7 @@ class Spanning:
         """Spend what is set aside in each cell. Return what could not be spent: it ran out, or its cell has lost it."""
         parts = [each for hold in holds for each in hold.by_cell]
         outcomes = await asyncio.gather(
-            *(self._cell(each).tell_hold(each, "spend") for each in parts), return_exceptions=True
+            *(self._cell(each).update_hold(each, "spend") for each in parts), return_exceptions=True
         )
         missing = []
         for part, told in zip(parts, outcomes, strict=True):

@@ -4,7 +4,7 @@ from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.policies import HoldNeeded, UnknownSubjectField
 from regional_agent.admission.rules.ceilings import AboveCeiling
 from regional_agent.admission.rules.subjects import InvalidAddress, InvalidSubjectValue
-from regional_agent.store.scripts import OperationConflict
+from regional_agent.store.types import OperationConflict
 from web.problems import InvalidParameter, Problem
 
 REFUSALS = (

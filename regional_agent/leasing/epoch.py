@@ -27,7 +27,8 @@ from protocol.outcomes import EpochRefusal
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.store.connection import Store, StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fence, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Fence, StoreIncarnation
 
 log = structlog.get_logger()
 
@@ -170,7 +171,7 @@ class EpochManager:
         assert fence.nonce is not None
         self._nonce = fence.nonce
         if fence.epoch is None or fence.lanes is None:
-            incarnation = await self._open(fence.nonce, fingerprint, fence.whole)
+            incarnation = await self._open(fence.nonce, fingerprint, fence.kept_epoch)
         else:
             incarnation = StoreIncarnation(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
@@ -230,7 +231,7 @@ class EpochManager:
         assert fence.lanes is not None
         assert fence.nonce is not None
         assert fence.fingerprint is not None
-        seqs = await self._scripts.seqs(fence.epoch, fence.lanes)
+        seqs = await self._scripts.last_seqs(fence.epoch, fence.lanes)
         request = RebindEpoch(nonce=fence.nonce, previous=fence.fingerprint, fingerprint=fingerprint, seqs=seqs)
         try:
             await self._coordinator.rebind_epoch(fence.epoch, request)

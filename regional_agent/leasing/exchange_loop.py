@@ -41,7 +41,8 @@ from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.persistence import LONGEST_PAUSE_MS, Persistence
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced, Frozen, LeaseLost, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Fenced, FrozenBytes, LeaseLost, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
 
 log = structlog.get_logger()
@@ -75,7 +76,7 @@ class Spoken:
     """One lane's part of a call that is under way."""
 
     lane: int
-    frozen: Frozen
+    frozen: FrozenBytes
     asked: list[str]
 
     def with_first_half_of_wants(self) -> "Spoken":
@@ -160,14 +161,14 @@ class ExchangeLoop:
         if return_unspent:
             await self._return_everything(incarnation)
         for quota in self._leasing.central():
-            await self._scripts.give_back(incarnation, quota, 0)
+            await self._scripts.return_units(incarnation, quota, 0)
         await self._report_everything(incarnation)
-        return await self._scripts.held(incarnation) if return_unspent else 0
+        return await self._scripts.held_units(incarnation) if return_unspent else 0
 
     async def _return_everything(self, incarnation: StoreIncarnation) -> int:
         """Gives the units that were."""
-        leased = await self._scripts.leased(incarnation)
-        return sum([await self._scripts.give_back(incarnation, quota, 0, ahead=True) for quota in leased])
+        leased = await self._scripts.leased_quotas(incarnation)
+        return sum([await self._scripts.return_units(incarnation, quota, 0, ahead=True) for quota in leased])
 
     async def _report_everything(self, incarnation: StoreIncarnation) -> None:
         for _ in range(MOST_ROUNDS):
@@ -234,7 +235,7 @@ class ExchangeLoop:
     async def _was_unheard(self, incarnation: StoreIncarnation) -> None:
         """The store knows it for all agents: whoever is answered takes it back there."""
         with contextlib.suppress(StoreUnavailable, StoreError, Fenced):  # seen to where it was asked for more than this
-            self._metrics.cut_off.show(await self._scripts.unheard(incarnation))
+            self._metrics.cut_off.show(await self._scripts.note_coordinator_lost(incarnation))
 
     async def _wait_for_epoch(self) -> None:
         with contextlib.suppress(TimeoutError):
@@ -252,7 +253,7 @@ class ExchangeLoop:
             self._older_seen = news
         if self._looked_back == incarnation:
             return
-        for quota in await self._scripts.leased(incarnation):
+        for quota in await self._scripts.leased_quotas(incarnation):
             self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: at once
         self._resend = set(range(incarnation.lanes))
         self._looked_back = incarnation
@@ -260,7 +261,7 @@ class ExchangeLoop:
     async def _report_older(self, incarnation: StoreIncarnation) -> None:
         """What is held of an epoch stays reserved until each hold has ended, which is looked at before it is closed."""
         for older in await self._scripts.older_epochs(incarnation):
-            held = await self._scripts.held(older)
+            held = await self._scripts.held_units(older)
             await self._close(older)
             if not held and not self.lanes.has_stopped(older.epoch):
                 await self._scripts.forget_epoch(older)
@@ -309,7 +310,7 @@ class ExchangeLoop:
     async def _give_back_what_nobody_took(self, incarnation: StoreIncarnation) -> None:
         """Of what requests asked the coordinator for: who hung up has left some."""
         for quota in self._leasing.to_give_back():
-            if await self._scripts.give_back(incarnation, quota, 0):
+            if await self._scripts.return_units(incarnation, quota, 0):
                 self._report_at_ms = 0
 
     async def _exchange(self, incarnation: StoreIncarnation, *, asked: dict[int, list[str]], reports: bool) -> bool:
@@ -334,7 +335,7 @@ class ExchangeLoop:
                 else:
                     self._leasing.cannot_ask(quota)
             return None
-        dirty = await self._scripts.dirty(incarnation, lane, MOST_QUOTAS)
+        dirty = await self._scripts.dirty_quotas(incarnation, lane, MOST_QUOTAS)
         is_look = self._is_region_look(lane)
         if not dirty and not asked and not is_look and not await self._must_resend(incarnation, lane):
             return None
@@ -482,7 +483,7 @@ class ExchangeLoop:
         """By a signal, or by a reply, for whoever missed that. What is given back is told in the next turn, at once."""
         if self._leasing.gives_back_later(quota):
             return
-        if await self._scripts.give_back(incarnation, quota, keep, period=period):
+        if await self._scripts.return_units(incarnation, quota, keep, period=period):
             self.report_now()
 
     def _tell(self, asked: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:

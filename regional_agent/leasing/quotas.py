@@ -26,7 +26,7 @@ from regional_agent.leasing.rules.contact import CoordinatorContact
 from regional_agent.leasing.rules.demand import Demand
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS, RETRY_MS, low_water
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
-from regional_agent.store.scripts import PolicyDecision
+from regional_agent.store.types import PolicyDecision
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from protocol.messages import Signal
 from regional_agent.cluster.cell import Cell
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import Fenced
+from regional_agent.store.types import Fenced
 
 log = structlog.get_logger()
 

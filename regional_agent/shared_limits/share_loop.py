@@ -43,16 +43,16 @@ from regional_agent.shared_limits.rules import (
     wanted_micro,
 )
 from regional_agent.store.connection import StoreError, StoreUnavailable
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
+    AgentRateDemand,
+    AgentSlotDemand,
     Fenced,
     PolicyDecision,
     RateCharge,
-    RatesReported,
-    RateWant,
-    Scripts,
+    RateReports,
     SlotCharge,
-    SlotsReported,
-    SlotWant,
+    SlotReports,
     StoreIncarnation,
 )
 
@@ -314,16 +314,16 @@ class ShareLoop:
 
     async def _report(
         self, incarnation: StoreIncarnation, due: dict[str, Key], now_ms: int
-    ) -> tuple[RatesReported, SlotsReported]:
+    ) -> tuple[RateReports, SlotReports]:
         """As the store has them: each in one moment."""
         rates, slots = [], []
         for key in due.values():
             if isinstance(key.shared, Rate):
-                rates.append(RateWant(key.quota, key.shared, key.demand_micro(now_ms), key.is_contended))
+                rates.append(AgentRateDemand(key.quota, key.shared, key.demand_micro(now_ms), key.is_contended))
             else:
-                slots.append(SlotWant(key.shared, key.in_vain.recent(now_ms)))
-        of_rates = await self._scripts.report_rates(incarnation, self._agent, rates) if rates else RatesReported(0, [])
-        of_slots = await self._scripts.report_slots(incarnation, self._agent, slots) if slots else SlotsReported(0, [])
+                slots.append(AgentSlotDemand(key.shared, key.in_vain.recent(now_ms)))
+        of_rates = await self._scripts.report_rates(incarnation, self._agent, rates) if rates else RateReports(0, [])
+        of_slots = await self._scripts.report_slots(incarnation, self._agent, slots) if slots else SlotReports(0, [])
         return of_rates, of_slots
 
     def _hear(self, due: dict[str, Key], shares: Iterable[RateShare | SlotShare], sent_ms: int) -> None:

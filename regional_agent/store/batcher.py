@@ -1,93 +1,93 @@
-"""What is asked in one turn of the event loop goes to the store as one call.
+"""Batch the checks of one turn of the event loop into one call of the store.
 
-A script that decides sixty-four requests costs the store a third of sixty-four scripts, and a reply that is read once
-costs this process less still. Nobody waits for company: who asks alone is sent at the end of the same turn.
+A script that decides 64 requests costs the store a third of 64 scripts, and one reply costs this process less to read
+than many. No request waits for others: a single one is sent at the end of the same turn.
 
-In a Cluster one call serves one slot; then there is a gatherer for each, and nothing here changes.
+In a Cluster one call serves one slot, so each cell has a batcher of its own.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-from regional_agent.store.circuit_breaker import Guard
-from regional_agent.store.connection import StoreUnavailable, told_by
-from regional_agent.store.scripts import (
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
+from regional_agent.store.connection import StoreUnavailable, set_result_of
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
     Decision,
     OnDecisions,
     Outcome,
-    Request,
-    Run,
-    Scripts,
+    RequestRun,
     StoreIncarnation,
-    runs_of,
+    StoreRequest,
+    split_runs,
 )
 
-MOST_REQUESTS = 64  # in one call: the store serves nobody else meanwhile
+MAX_REQUESTS = 64  # in one call: the store serves no other client meanwhile
 
 
-class Gatherer:
-    def __init__(self, scripts: Scripts, guard: Guard) -> None:
+class CheckBatcher:
+    def __init__(self, scripts: Scripts, breaker: StoreCircuitBreaker) -> None:
         self._scripts = scripts
-        self._guard = guard
+        self._breaker = breaker
         self._incarnation: StoreIncarnation | None = None
-        self._runs: list[Run] = []
-        self._gathered = 0  # requests, of all runs
-        self.calls = 0  # that were sent, or would have been: what is submitted at the same number leaves together
+        self._runs: list[RequestRun] = []
+        self._size = 0  # requests of all runs
+        self.calls = 0  # batches so far: requests that are submitted at the same number leave together
 
     def submit(
-        self, incarnation: StoreIncarnation, request: Request, on_decisions: OnDecisions, times: int = 1
+        self, incarnation: StoreIncarnation, request: StoreRequest, on_decisions: OnDecisions, times: int = 1
     ) -> None:
-        """The decisions, or why there are none, are told in a later turn, those of one call at once.
+        """Queue a request `times` times. `on_decisions` gets the outcomes in a later turn, those of one call at once.
 
-        `on_decisions` must not raise. Whoever asks the same again for the same hearer hears of all of it together: of a
-        hot key that is nearly everything.
+        `on_decisions` must not raise. Equal requests with the same callback are merged into one run: of a hot key that
+        is nearly every request.
         """
         while times:
-            if (
-                self._incarnation is not incarnation and self._incarnation != incarnation
-            ) or self._gathered == MOST_REQUESTS:
+            if (self._incarnation is not incarnation and self._incarnation != incarnation) or (
+                self._size == MAX_REQUESTS
+            ):
                 self._send()
             if not self._runs:
                 self._incarnation = incarnation
                 asyncio.get_running_loop().call_soon(self._send)
-            fitting = min(times, MOST_REQUESTS - self._gathered)
+            fitting = min(times, MAX_REQUESTS - self._size)
             self._add(request, fitting, on_decisions)
-            self._gathered += fitting
+            self._size += fitting
             times -= fitting
 
-    def _add(self, request: Request, times: int, on_decisions: OnDecisions) -> None:
-        before = self._runs[-1] if self._runs else None
-        if before and before.request is request and before.on_decisions is on_decisions and request.may_repeat:
-            self._runs[-1] = Run(request, before.times + times, on_decisions)
+    def _add(self, request: StoreRequest, times: int, on_decisions: OnDecisions) -> None:
+        last = self._runs[-1] if self._runs else None
+        if last and last.request is request and last.on_decisions is on_decisions and request.is_repeatable:
+            self._runs[-1] = RequestRun(request, last.times + times, on_decisions)
         elif times == 1:
-            self._runs.append(Run(request, 1, on_decisions))
+            self._runs.append(RequestRun(request, 1, on_decisions))
         else:
-            self._runs += runs_of(request, times, on_decisions)
+            self._runs += split_runs(request, times, on_decisions)
 
     def _send(self) -> None:
-        runs, self._runs, self._gathered = self._runs, [], 0
+        runs, self._runs, self._size = self._runs, [], 0
         if not runs or self._incarnation is None:
             return
         self.calls += 1
-        if self._guard.may_ask():
-            self._scripts.send_check(self._incarnation, runs, self._guard.heard)
+        if self._breaker.allows_calls():
+            self._scripts.send_check(self._incarnation, runs, self._breaker.record_reply)
             return
-        why = StoreUnavailable("the store failed several times in a row, and is left alone for a moment")
+        reason = StoreUnavailable("the store's circuit breaker is open")
         for run in runs:
-            run.on_decisions([why] * run.times)
+            run.on_decisions([reason] * run.times)
 
-    async def decide(self, incarnation: StoreIncarnation, request: Request) -> Decision:
-        """The same for whoever would rather wait."""
+    async def decide(self, incarnation: StoreIncarnation, request: StoreRequest) -> Decision:
+        """Submit one request, and await its decision."""
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        self.submit(incarnation, request, one_by_one(told_by(future)))
+        self.submit(incarnation, request, for_each_outcome(set_result_of(future)))
         return await future
 
 
-def one_by_one(on_decision: Callable[[Outcome], None]) -> OnDecisions:
-    """For whoever asks once, or looks at each by itself."""
+def for_each_outcome(on_outcome: Callable[[Outcome], None]) -> OnDecisions:
+    """Return a callback for a batcher that passes each outcome on by itself."""
 
-    def on_decisions(decisions: Sequence[Outcome]) -> None:
-        for decision in decisions:
-            on_decision(decision)
+    def on_decisions(outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            on_outcome(outcome)
 
     return on_decisions

@@ -1,11 +1,11 @@
-"""Whether the store is asked at all: it is left alone for a while after several calls in a row that it failed.
+"""The store's circuit breaker: after several failed calls in a row the store gets no calls for a while.
 
-A call counts, not a request: sixty-four that were gathered fail together. What counts is what says that the store
-cannot decide: no connection, no answer in time, or an error of the store's own, such as OOM. An error of the script
-is about what it was asked, and whoever answers so is there.
+It counts calls, not requests: the requests of one batch fail together. A failure is what shows that the store cannot
+decide: no connection, no reply in time, or an error of the store's own, such as OOM. An error of a script is about
+its request, and the store that reports it works.
 
-Whether it is back is found out by a call of the guard's own, a write that nobody depends on. A request that tried would
-be put at risk: unanswered, it may have been spent.
+The breaker closes after a probe of its own has succeeded: a write on which nothing depends. A request that probed
+would be at risk, for without a reply nobody knows whether it was spent.
 """
 
 import asyncio
@@ -20,20 +20,19 @@ from regional_agent.store.connection import OnReply, Reply, StoreError, StoreUna
 
 log = structlog.get_logger()
 
-# How the store calls errors of a command or a script; all others tell of a state that it is in.
-ABOUT_THE_QUESTION = {"ERR", "WRONGTYPE", "NOSCRIPT"}
+REQUEST_ERRORS = {"ERR", "WRONGTYPE", "NOSCRIPT"}  # codes of errors about a command; all others are the store's state
 
 
-class Guard:
+class StoreCircuitBreaker:
     def __init__(
         self, breaker: CircuitBreaker, clock: Clock, metrics: Metrics, probe: Callable[[OnReply], None], pause_ms: int
     ) -> None:
-        """`probe` makes a call that a store which can decide answers."""
+        """`probe` sends a call that a store which can decide answers. `pause_ms`: between the probes while open."""
         self._breaker = breaker
         self._probe = probe
         self._pause_s = pause_ms / 1000
         self._timer: asyncio.TimerHandle | None = None
-        self._is_trying = False
+        self._is_probing = False
         self._clock = clock
         self._metrics = metrics
         self._degraded_at_ms: int | None = None
@@ -41,29 +40,29 @@ class Guard:
         self._is_watching = False
         self.reason = ""  # of the last failure
         self.is_failing = False  # the last call of the watch failed
-        self.calls = 0  # of which it was heard what came of them
+        self.calls = 0  # whose outcome is known
 
     @property
     def state(self) -> BreakerState:
         return self._breaker.state
 
-    def may_ask(self) -> bool:
+    def allows_calls(self) -> bool:
         return self._breaker.state is BreakerState.CLOSED
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self, reply: Reply | Exception) -> None:
-        """What came of a call."""
+    def record_reply(self, reply: Reply | Exception) -> None:
+        """Count the outcome of a call."""
         self.calls += 1
-        if says_that_it_cannot(reply):
-            self._failed(str(reply))
+        if is_store_failure(reply):
+            self._record_failure(str(reply))
         else:
-            self.answered()
+            self.record_success()
 
-    def answered(self) -> None:
-        """The store is there; who heard it otherwise than by a call of its own says so, too."""
+    def record_success(self) -> None:
+        """Close the breaker: the store has answered, this or another caller."""
         self._breaker.succeeded()
         if self._degraded_at_ms is not None:
             now_ms, began_at_ms, self._degraded_at_ms = self._clock.monotonic_ms(), self._degraded_at_ms, None
@@ -71,60 +70,61 @@ class Guard:
             log.info("store circuit breaker closed", degraded_ms=now_ms - began_at_ms)
 
     def degraded_ms(self) -> int:
-        """How long it was left alone, all times together."""
+        """Return how long the breaker has been open, all times together."""
         began_at_ms = self._degraded_at_ms
         so_far_ms = 0 if began_at_ms is None else self._clock.monotonic_ms() - began_at_ms
         return self._degraded_before_ms + so_far_ms
 
     def watch(self) -> None:
-        """Find out whether the store decides, though no request asks it: a write that nothing depends on.
+        """Probe a store that gets no requests, so that its failure is noticed.
 
-        Only a failure counts for the breaker. Calls of services may fail where this one, which is small, does not.
+        Only a failure counts: calls of services may fail where this one, which is small, succeeds.
         """
         if self._breaker.state is BreakerState.CLOSED and not self._is_watching:
             self._is_watching = True
-            self._probe(self._watched)
+            self._probe(self._on_watch_reply)
 
-    def _watched(self, reply: Reply | Exception) -> None:
+    def _on_watch_reply(self, reply: Reply | Exception) -> None:
         self._is_watching = False
-        self.is_failing = says_that_it_cannot(reply)
+        self.is_failing = is_store_failure(reply)
         if self.is_failing:
-            self._failed(str(reply))
+            self._record_failure(str(reply))
 
-    def _failed(self, reason: str) -> None:
+    def _record_failure(self, reason: str) -> None:
         now_ms = self._clock.monotonic_ms()
         self.reason = reason
         self._breaker.failed(now_ms)
         if self._breaker.state is BreakerState.OPEN and self._degraded_at_ms is None:
             self._degraded_at_ms = now_ms
             self._metrics.degraded_entries.inc()
-            log.warning("store circuit breaker opened: each policy's failure mode answers", reason=reason)
+            log.warning("store circuit breaker opened: policies apply on_store_failure", reason=reason)
         if self._breaker.state is BreakerState.OPEN:
-            self._try_later()
+            self._schedule_probe()
 
-    def _try_later(self) -> None:
+    def _schedule_probe(self) -> None:
         self.close()
-        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._try)
+        self._timer = asyncio.get_running_loop().call_later(self._pause_s, self._send_probe)
 
-    def _try(self) -> None:
-        """One call at a time: the next comes a pause after this one has failed, whatever else fails meanwhile.
+    def _send_probe(self) -> None:
+        """Send one probe at a time: the next follows a pause after this one has failed, whatever else fails meanwhile.
 
-        Calls that were on their way when the store was left alone may fail long after that.
+        Calls that were under way when the breaker opened may fail long after that.
         """
-        if self._is_trying or self._breaker.state is BreakerState.CLOSED:
+        if self._is_probing or self._breaker.state is BreakerState.CLOSED:
             return
         if self._breaker.may_call(self._clock.monotonic_ms()):
-            self._is_trying = True
-            self._probe(self._tried)
+            self._is_probing = True
+            self._probe(self._on_probe_reply)
         else:  # the two clocks do not round alike
-            self._try_later()
+            self._schedule_probe()
 
-    def _tried(self, reply: Reply | Exception) -> None:
-        self._is_trying = False
-        self.heard(reply)
+    def _on_probe_reply(self, reply: Reply | Exception) -> None:
+        self._is_probing = False
+        self.record_reply(reply)
 
 
-def says_that_it_cannot(reply: Reply | Exception) -> bool:
+def is_store_failure(reply: Reply | Exception) -> bool:
+    """Return whether a reply shows that the store cannot decide, and not that a request was wrong."""
     if isinstance(reply, StoreError):
-        return str(reply).partition(" ")[0] not in ABOUT_THE_QUESTION
+        return str(reply).partition(" ")[0] not in REQUEST_ERRORS
     return isinstance(reply, StoreUnavailable)

@@ -60,7 +60,7 @@ SCRIPTS = frozenset({"EVALSHA", "EVAL"})
 UNREACHABLE = (OSError, TimeoutError, StoreUnavailable, StoreError)
 
 
-def told_by(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
+def set_result_of(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
     """What to call so that whoever awaits the future hears it."""
 
     def on_answer(answer: T | Exception) -> None:
@@ -353,7 +353,7 @@ class StoreConnection:
             raise StoreUnavailable(f"the store at {self.address} is not connected")
         self.calls += 1
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._submit(self._protocol, arguments, told_by(future), self._timeout_s, at_once=False)
+        self._submit(self._protocol, arguments, set_result_of(future), self._timeout_s, at_once=False)
         return await future
 
     async def read_fingerprint(self) -> str:

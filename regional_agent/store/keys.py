@@ -1,9 +1,15 @@
-"""Every name that Leasehold uses in a region's store. lua/README.md says what stands behind each.
+"""The name of every key in a region's store; lua/README.md is their glossary.
 
-A key that belongs to a lane carries the lane as its hash tag. In a Cluster the tag is the cell's, which its fence
-carries as well, so that one script can reach all of a cell. A key that belongs to an epoch carries the epoch in its
-name, so that the evidence of an older one stays readable beside the current.
+A key that belongs to a lane has the lane as its hash tag. In a Cluster the tag is the cell's number, which the cell's
+fence has as well, so one script reaches all keys of a cell. A key that belongs to an epoch has the epoch in its name,
+so an older epoch's usage stays readable beside the current one's.
 """
+
+from functools import lru_cache
+
+from protocol.identifiers import lane_of
+
+MAX_CACHED = 65_536  # quotas whose keys are kept: the names of a busy quota are made once
 
 FENCE = b"lh:fence"
 EPOCHS = b"lh:epochs"
@@ -11,7 +17,7 @@ PROBE = b"lh:probe"
 
 
 def of_cell(name: bytes, cell: int | None) -> bytes:
-    """One of the three above, in a Cluster each cell's own. None: the store is single."""
+    """Return the name of FENCE, EPOCHS or PROBE in a cell of a Cluster, or in a single store (None)."""
     return name if cell is None else b"lh:{%d}:%s" % (cell, name.removeprefix(b"lh:"))
 
 
@@ -65,3 +71,36 @@ def slots_over(lane: int, quota: str) -> bytes:
 
 def operation(lane: int, digest: str) -> bytes:
     return b"lh:{%d}:op:%s" % (lane, digest.encode())
+
+
+# --- the keys that an algorithm takes --------------------------------------------------------------------------------
+
+
+def hash_tag(name: str, lanes: int, cell: int | None) -> int:
+    """Return the hash tag of the keys that belong to a name: its lane, or in a Cluster the cell."""
+    return lane_of(name, lanes) if cell is None else cell
+
+
+@lru_cache(MAX_CACHED)
+def of_allowance(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[bytes, ...]:
+    tag = hash_tag(quota, lanes, cell)
+    return (
+        lease(tag, epoch, quota),
+        lines(tag, epoch, quota),
+        dirty(tag, epoch),
+        holds(tag, epoch, quota),
+        due(tag, epoch, quota),
+    )
+
+
+@lru_cache(MAX_CACHED)
+def of_rate(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
+    """Return the key of a rate's state, and the key of its log, for algorithms that keep one."""
+    tag = hash_tag(quota, lanes, cell)
+    return rate(tag, quota), log(tag, quota)
+
+
+@lru_cache(MAX_CACHED)
+def of_slots(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
+    tag = hash_tag(quota, lanes, cell)
+    return slots(tag, quota), slots_due(tag, quota), slots_over(tag, quota)

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from regional_agent.store.circuit_breaker import Guard
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import Store
 
 WATCH_S = 1.0
@@ -10,12 +10,12 @@ AFTER_FAILURE_S = 0.2
 
 
 class StoreWatch:
-    def __init__(self, store: Store, guard: Guard) -> None:
+    def __init__(self, store: Store, breaker: StoreCircuitBreaker) -> None:
         self._store = store
-        self._guard = guard
+        self._breaker = breaker
 
     async def run(self) -> None:
         while True:
             if self._store.connected:
-                self._guard.watch()
-            await asyncio.sleep(AFTER_FAILURE_S if self._guard.is_failing else WATCH_S)
+                self._breaker.watch()
+            await asyncio.sleep(AFTER_FAILURE_S if self._breaker.is_failing else WATCH_S)

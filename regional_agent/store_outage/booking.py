@@ -15,8 +15,9 @@ from protocol.clock import Clock
 from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch, Versions
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
-from regional_agent.store.circuit_breaker import Guard
-from regional_agent.store.scripts import Operation, OperationClaim, Scripts, StoreIncarnation
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Operation, OperationClaim, StoreIncarnation
 from regional_agent.store_outage.journal import Journal, Segment, units_of
 from regional_agent.store_outage.rules.local_allowances import LocalAllowances
 from regional_agent.store_outage.rules.records import OperationIdentity, Read, batches
@@ -35,14 +36,14 @@ class JournalBooking:
         allowances: LocalAllowances,
         coordinator: CoordinatorClient,
         scripts: Scripts,
-        guard: Guard,
+        breaker: StoreCircuitBreaker,
         clock: Clock,
     ) -> None:
         self._journal = journal
         self._allowances = allowances
         self._coordinator = coordinator
         self._scripts = scripts
-        self._guard = guard
+        self._breaker = breaker
         self._clock = clock
         self._look_again_at_ms = clock.monotonic_ms() + OFFER_AGAIN_MS
         self._stopped: set[str] = set()  # segments whose units the store does not have any more
@@ -54,7 +55,7 @@ class JournalBooking:
         if self._clock.monotonic_ms() >= self._look_again_at_ms:
             self._look_again_at_ms = self._clock.monotonic_ms() + OFFER_AGAIN_MS
             self._journal.recover()
-        is_back = incarnation is not None and self._guard.may_ask()
+        is_back = incarnation is not None and self._breaker.allows_calls()
         if is_back:
             self._journal.seal()
         for segment in list(self._journal.sealed):
@@ -157,7 +158,7 @@ class JournalBooking:
         if segment.name in self._stopped:
             return
         for (quota, period), units in _by_lease(content).items():
-            await self._scripts.give_back(incarnation, quota, 0, period=period, most=units)
+            await self._scripts.return_units(incarnation, quota, 0, period=period, most=units)
         self._stopped.add(segment.name)
 
 

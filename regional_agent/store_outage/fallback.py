@@ -20,7 +20,7 @@ from regional_agent.admission.rules.denial_causes import RETRY_MS as RETRY_WHEN_
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
 from regional_agent.http.schemas import answer_of
 from regional_agent.metrics import Metrics
-from regional_agent.store.scripts import AllowanceCharge, Decision, OperationConflict, RateCharge, Request
+from regional_agent.store.types import AllowanceCharge, Decision, OperationConflict, RateCharge, StoreRequest
 from regional_agent.store_outage.journal import Journal
 from regional_agent.store_outage.rules.local_allowances import Ask as AllowanceAsk
 from regional_agent.store_outage.rules.local_allowances import LocalAllowances
@@ -52,7 +52,7 @@ class WithoutStore:
     def decide(
         self,
         demanded: Sequence[Demanded],
-        request: Request,
+        request: StoreRequest,
         on_answer: OnAnswer,
         *,
         may_be_spent: bool,
@@ -74,13 +74,13 @@ class WithoutStore:
         else:
             on_answer(answer)
 
-    def book_adjustment(self, demanded: Sequence[Demanded], request: Request, on_answer: OnAnswer) -> None:
+    def book_adjustment(self, demanded: Sequence[Demanded], request: StoreRequest, on_answer: OnAnswer) -> None:
         """Write work that was done to the journal, where its region has no lease to book it on."""
         counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
         answers = [_answer(each, allowed=True) for each in demanded]
         self._keep(demanded, counted, request, answer_of(True, StoreFailure.OPEN.value, answers), on_answer)
 
-    def answered_before(self, demanded: Sequence[Demanded], request: Request) -> CheckAnswer | Exception | None:
+    def answered_before(self, demanded: Sequence[Demanded], request: StoreRequest) -> CheckAnswer | Exception | None:
         """What this agent's journal knows of the request's operation, whether the store is there or not."""
         operation = request.operation
         body = None if operation is None else self._journal.body_of(operation.digest)
@@ -150,7 +150,7 @@ class WithoutStore:
         self,
         demanded: Sequence[Demanded],
         counted: Sequence[Demanded],
-        request: Request,
+        request: StoreRequest,
         answer: CheckAnswer,
         on_answer: OnAnswer,
     ) -> None:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import StoreIncarnation
 
 NONCE = "0123456789abcdef"
 

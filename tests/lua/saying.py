@@ -12,18 +12,18 @@ from protocol.outcomes import ExchangeOutcome
 from protocol.policy import Rate
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
-from regional_agent.store.circuit_breaker import Guard
-from regional_agent.store.scripts import (
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
     Decision,
     Operation,
     RateCharge,
-    Request,
-    Run,
-    Scripts,
+    RequestRun,
     StoreIncarnation,
-    part_of,
+    StoreRequest,
+    hold_part,
 )
 
 QUOTA = quota_key("exports", [("tenant", "acme")])
@@ -31,8 +31,8 @@ RATE = quota_key("api", [("tenant", "acme")])
 DIMENSIONS = '{"policy":"export"}'
 
 
-def guard() -> Guard:
-    return Guard(CircuitBreaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
+def breaker() -> StoreCircuitBreaker:
+    return StoreCircuitBreaker(CircuitBreaker(5, 60_000), SystemClock(), Metrics(), lambda on_reply: None, 60_000)
 
 
 def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
@@ -57,7 +57,7 @@ async def install(scripts: Scripts, incarnation: StoreIncarnation, *leases: Leas
     """What the coordinator's reply to an exchange does; all leases are of one lane."""
     lane = lane_of(leases[0].quota, incarnation.lanes)
     reply = ExchangeReply(lane=lane, seq=seq, outcome=ExchangeOutcome.APPLIED, leases=list(leases))
-    return await scripts.settle(incarnation, lane, await scripts.mono_us(), reply)
+    return await scripts.settle(incarnation, lane, await scripts.read_mono_us(), reply)
 
 
 SAFE = Rate(1_000, 10)
@@ -81,7 +81,7 @@ async def give_share(
         refresh_in_ms=1_000,
         contended=False,
     )
-    return await scripts.share_rates(incarnation, await scripts.mono_us(), [(safe, share)])
+    return await scripts.share_rates(incarnation, await scripts.read_mono_us(), [(safe, share)])
 
 
 async def take(
@@ -115,11 +115,11 @@ def hold_request(
     ttl_ms: int = 60_000,
     remembered_ms: int = 3_600_000,
     mode: str = "hold",
-) -> Request:
+) -> StoreRequest:
     """For an operation of that name: of all charges that can be, units are set aside."""
-    parts = [part for charge in charges if (part := part_of(charge)) is not None]
+    parts = [part for charge in charges if (part := hold_part(charge)) is not None]
     terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts), ttl_ms)
-    return Request(mode, charges, Operation(name, "body", remembered_ms), terms)
+    return StoreRequest(mode, charges, Operation(name, "body", remembered_ms), terms)
 
 
 def charge_of(units: int, quota: str = QUOTA, on_expiry: str = "release") -> AllowanceCharge:
@@ -142,7 +142,7 @@ async def ask_for_hold(scripts: Scripts, incarnation: StoreIncarnation, *charges
         told.extend(decisions)
         answer.set()
 
-    scripts.send_check(incarnation, [Run(hold_request(incarnation, *charges, **rest), 1, hear)], lambda _: None)
+    scripts.send_check(incarnation, [RequestRun(hold_request(incarnation, *charges, **rest), 1, hear)], lambda _: None)
     await answer.wait()
     if isinstance(told[0], Exception):
         raise told[0]

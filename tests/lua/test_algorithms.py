@@ -17,11 +17,12 @@ from protocol.identifiers import lane_of
 from protocol.messages import RateShare
 from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.store import keys
-from regional_agent.store.batcher import Gatherer
+from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.connection import Argument, Reply, StoreConnection
-from regional_agent.store.scripts import PolicyDecision, RateCharge, RateWant, Request, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import AgentRateDemand, PolicyDecision, RateCharge, StoreIncarnation, StoreRequest
 from tests.conftest import Server
-from tests.lua.saying import RATE, give_share, guard
+from tests.lua.saying import RATE, breaker, give_share
 from tests.lua.wire import Wire, at_once
 from tests.simulation.scripted_store import LocalConnection, ScriptedStore
 
@@ -173,8 +174,10 @@ async def test_of_200_clients_at_once_exactly_the_limit_passes(
 ) -> None:
     # So slow, or so long, that nothing comes back while the test runs.
     charge = RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)
-    clients = [Gatherer(scripts, guard()) for _ in range(200)]
-    decisions = await asyncio.gather(*(client.decide(incarnation, Request("enforce", [charge])) for client in clients))
+    clients = [CheckBatcher(scripts, breaker()) for _ in range(200)]
+    decisions = await asyncio.gather(
+        *(client.decide(incarnation, StoreRequest("enforce", [charge])) for client in clients)
+    )
     assert sum(decision.allowed for decision in decisions) == 120
 
 
@@ -270,7 +273,7 @@ def test_a_share_is_in_force_and_then_what_it_falls_back_to_and_then_the_safe_on
 @pytest.mark.parametrize("algorithm", STEADY)
 def test_only_a_newer_share_is_heard_and_none_that_comes_late(clocked: Clocked, algorithm: str) -> None:
     assert [give(clocked, number, 40_000_000) for number in (5, 5, 4, 6)] == [1, 0, 0, 1]
-    sent_us = at_once(clocked.scripts.mono_us())
+    sent_us = at_once(clocked.scripts.read_mono_us())
     clocked.advance(5_000_001)
     clocked.take(1, limit_of(algorithm), "peek")
     share = RateShare(
@@ -304,7 +307,7 @@ def test_what_is_not_used_is_given_up_before_it_is_told_and_never_raised_from_he
     give(clocked, 3, 90_000_000, after_micro=30_000_000)
 
     def told(agent: str, demand_micro: int, is_contended: bool) -> tuple[int, int, int, int]:
-        want = RateWant(RATE, limit_of(algorithm), demand_micro, is_contended)
+        want = AgentRateDemand(RATE, limit_of(algorithm), demand_micro, is_contended)
         (report,) = at_once(clocked.scripts.report_rates(LIFE, agent, [want])).reports
         return report.number, report.rate_micro, report.spent, report.demand_micro
 

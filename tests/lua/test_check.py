@@ -9,14 +9,14 @@ from protocol.identifiers import lane_of, quota_key
 from protocol.units import MAX_UNITS
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
     Fenced,
     Operation,
     OperationConflict,
     RateCharge,
-    Scripts,
     StoreIncarnation,
 )
 from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, install, lease_reply, take, take_rate
@@ -241,7 +241,7 @@ async def test_values_with_separators_stay_values(scripts: Scripts, incarnation:
     await install(scripts, incarnation, lease_reply(odd, granted=3))
     charge = AllowanceCharge(odd, 2, 1000, DIMENSIONS)
     assert (await scripts.check(incarnation, "enforce", [charge])).allowed
-    assert await scripts.leased(incarnation) == [odd]
+    assert await scripts.leased_quotas(incarnation) == [odd]
     assert await available(scripts, incarnation, odd) == 1
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Fenced, Operation, OperationClaim, OperationConflict, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Fenced, Operation, OperationClaim, OperationConflict, StoreIncarnation
 from tests.lua.saying import available, install, lease_reply, set_aside, take
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +58,7 @@ async def test_a_claim_is_forgotten_with_the_window_of_its_operation(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.claim_operations(incarnation, OURS, [ONCE])
-    assert 0 < await scripts.operation_left_ms(incarnation, "once") <= 60_000
+    assert 0 < await scripts.operation_ttl_ms(incarnation, "once") <= 60_000
 
 
 async def test_any_number_is_claimed_in_calls_of_a_few_hundred(scripts: Scripts, incarnation: StoreIncarnation) -> None:
@@ -68,7 +69,7 @@ async def test_any_number_is_claimed_in_calls_of_a_few_hundred(scripts: Scripts,
 async def test_in_another_incarnation_nothing_is_claimed(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     with pytest.raises(Fenced):
         await scripts.claim_operations(incarnation._replace(fingerprint="another"), OURS, [ONCE])
-    assert await scripts.operation_left_ms(incarnation, "once") < 0
+    assert await scripts.operation_ttl_ms(incarnation, "once") < 0
 
 
 async def remembered(scripts: Scripts, incarnation: StoreIncarnation) -> HoldId:
@@ -92,7 +93,7 @@ async def test_what_is_known_of_an_operation_is_found_and_replaced(
     known = await scripts.find_operation(incarnation, ONCE)
     assert known is not None
     assert (known.hold.id, known.is_concluded) == (other, True)
-    assert 0 < await scripts.operation_left_ms(incarnation, "once") <= 3_600_000
+    assert 0 < await scripts.operation_ttl_ms(incarnation, "once") <= 3_600_000
 
 
 async def test_an_operation_that_is_not_known_or_has_another_body_is_not_replaced(

@@ -9,7 +9,8 @@ from protocol.messages import ExchangeReply, FrozenBatch
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import MOST_LINES, AllowanceCharge, Fenced, Frozen, Scripts, StoreIncarnation
+from regional_agent.store.scripts import MAX_LINES, Scripts
+from regional_agent.store.types import AllowanceCharge, Fenced, FrozenBytes, StoreIncarnation
 from tests.lua.saying import DIMENSIONS, QUOTA, available, install, lease_reply, take
 
 pytestmark = pytest.mark.anyio
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.anyio
 MOST_BATCH_BYTES = 256 * 1024  # as lua/freeze.lua has it
 
 
-def batch_of(frozen: Frozen) -> FrozenBatch:
+def batch_of(frozen: FrozenBytes) -> FrozenBatch:
     return msgspec.json.decode(frozen.bytes, type=FrozenBatch)
 
 
-async def freeze(scripts: Scripts, incarnation: StoreIncarnation) -> Frozen:
+async def freeze(scripts: Scripts, incarnation: StoreIncarnation) -> FrozenBytes:
     return await scripts.freeze(incarnation, lane_of(QUOTA, incarnation.lanes), [QUOTA])
 
 
@@ -32,7 +33,7 @@ async def acknowledge(scripts: Scripts, incarnation: StoreIncarnation, seq: int)
 
 
 async def dirty(scripts: Scripts, incarnation: StoreIncarnation) -> list[str]:
-    return await scripts.dirty(incarnation, lane_of(QUOTA, incarnation.lanes), 10)
+    return await scripts.dirty_quotas(incarnation, lane_of(QUOTA, incarnation.lanes), 10)
 
 
 async def test_a_batch_holds_totals_and_lines_that_agree(scripts: Scripts, incarnation: StoreIncarnation) -> None:
@@ -94,7 +95,7 @@ async def test_very_many_lines_are_reported_in_pieces(
     assert check_counts(batches) == {"2026-11": sum(planted.values())}
     lines = [line for batch in batches for line in batch.leases[0].lines]
     assert len({line.dimensions["api_key"] for line in lines}) == len(lines) == len(planted), "each exactly once"
-    assert max(len(batch.leases[0].lines) for batch in batches) <= MOST_LINES
+    assert max(len(batch.leases[0].lines) for batch in batches) <= MAX_LINES
     assert await dirty(scripts, incarnation) == []
 
 
@@ -103,19 +104,19 @@ async def test_a_batch_is_bounded_in_bytes(
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
     dimensions = b",".join(b'"dimension_%d":"%s"' % (number, b"x" * 256) for number in range(16))
-    planted = {b"2026-11|%d|{%s}" % (1000 + number, dimensions): 1 for number in range(MOST_LINES)}
+    planted = {b"2026-11|%d|{%s}" % (1000 + number, dimensions): 1 for number in range(MAX_LINES)}
     await plant(connection, incarnation, planted)
     frozen = await freeze(scripts, incarnation)
     assert MOST_BATCH_BYTES / 2 < len(frozen.bytes) < MOST_BATCH_BYTES + 10_000
     await acknowledge(scripts, incarnation, 1)
     assert frozen.has_more
-    assert check_counts([batch_of(frozen), *await freeze_all(scripts, incarnation)]) == {"2026-11": MOST_LINES}
+    assert check_counts([batch_of(frozen), *await freeze_all(scripts, incarnation)]) == {"2026-11": MAX_LINES}
 
 
 async def test_pieces_agree_while_more_is_used_and_a_period_ends(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
-    scripts.most_lines = 10
+    scripts.max_lines = 10
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
     await plant(connection, incarnation, {line(number): 2 for number in range(35)})
     batches: list[FrozenBatch] = []
@@ -137,7 +138,7 @@ async def test_pieces_agree_after_batches_of_a_release_that_did_not_count_them(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     """It told all that was consumed, and left what this one counts by as it was."""
-    scripts.most_lines = 10
+    scripts.max_lines = 10
     lane = lane_of(QUOTA, incarnation.lanes)
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
     await plant(connection, incarnation, {line(number): 2 for number in range(5)})
@@ -159,7 +160,7 @@ async def test_units_without_a_line_are_told_with_the_last_piece(
     scripts: Scripts, incarnation: StoreIncarnation, connection: StoreConnection
 ) -> None:
     """The two counts do not agree, and the coordinator is to see it."""
-    scripts.most_lines = 10
+    scripts.max_lines = 10
     await install(scripts, incarnation, lease_reply(granted=1_000_000))
     await plant(connection, incarnation, {line(number): 2 for number in range(35)})
     await connection.call(
@@ -233,7 +234,7 @@ async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, i
     await take(scripts, incarnation, 30)
     await freeze(scripts, incarnation)
     await acknowledge(scripts, incarnation, 1)
-    assert await scripts.give_back(incarnation, QUOTA, 20) == 50
+    assert await scripts.return_units(incarnation, QUOTA, 20) == 50
     assert await available(scripts, incarnation) == 20
     assert await dirty(scripts, incarnation) == [QUOTA]
     lease = batch_of(await freeze(scripts, incarnation)).leases[0]
@@ -242,15 +243,15 @@ async def test_giving_back_is_out_of_reach_before_it_is_told(scripts: Scripts, i
 
 async def test_there_is_nothing_to_give_back_twice(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
-    assert [await scripts.give_back(incarnation, QUOTA, 0) for _ in range(2)] == [100, 0]
-    assert await scripts.give_back(incarnation, "exports:tenant=nobody", 0) == 0
+    assert [await scripts.return_units(incarnation, QUOTA, 0) for _ in range(2)] == [100, 0]
+    assert await scripts.return_units(incarnation, "exports:tenant=nobody", 0) == 0
 
 
 async def test_what_is_below_zero_is_not_given_back(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     await install(scripts, incarnation, lease_reply(granted=10))
     await take(scripts, incarnation, 25, mode="adjust")
     await freeze(scripts, incarnation)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 0
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 0
     assert (await scripts.lease_fields(incarnation, QUOTA)).get("returned", "0") == "0"
     assert await dirty(scripts, incarnation) == []
 
@@ -296,12 +297,12 @@ async def test_evidence_of_an_older_epoch_is_frozen_and_acknowledged_and_all_tha
     assert await install(scripts, incarnation, lease_reply(granted=500), seq=1) == {}
     assert (await scripts.lease_fields(incarnation, QUOTA))["granted"] == "500"
     await connection.call("HSET", keys.lease(lane_of(QUOTA, 4), 7, QUOTA), "held", 20)
-    assert await scripts.held(incarnation) == 20
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 450, "a hold is reserved until it has ended"
+    assert await scripts.held_units(incarnation) == 20
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 450, "a hold is reserved until it has ended"
     assert batch_of(await freeze(scripts, incarnation)).leases[0].returned == 450
     await install(scripts, incarnation, lease_reply(granted=500), seq=2)
     assert await scripts.frozen_seq(incarnation, lane_of(QUOTA, incarnation.lanes)) is None
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 0
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 0
     assert await dirty(scripts, incarnation) == [QUOTA], "it is final, and told"
     with pytest.raises(Fenced):
         await take(scripts, incarnation)
@@ -312,7 +313,11 @@ async def test_the_conversation_of_another_incarnation_is_refused(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     other = incarnation._replace(fingerprint="another:life")
-    for attempt in (freeze(scripts, other), install(scripts, other, lease_reply()), scripts.give_back(other, QUOTA, 0)):
+    for attempt in (
+        freeze(scripts, other),
+        install(scripts, other, lease_reply()),
+        scripts.return_units(other, QUOTA, 0),
+    ):
         with pytest.raises(Fenced):
             await attempt
 
@@ -329,5 +334,5 @@ async def test_one_quota_with_very_many_lines_does_not_keep_out_the_others(
         await install(scripts, incarnation, lease_reply(quota))
         await scripts.check(incarnation, "enforce", [AllowanceCharge(quota, 1, 1000, DIMENSIONS)])
     batch = batch_of(await scripts.freeze(incarnation, lane, [QUOTA, *neighbours]))
-    assert [len(lease.lines) for lease in batch.leases] == [MOST_LINES // 2, 1, 1, 1]
+    assert [len(lease.lines) for lease in batch.leases] == [MAX_LINES // 2, 1, 1, 1]
     assert await dirty(scripts, incarnation) == [QUOTA]

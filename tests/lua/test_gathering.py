@@ -9,21 +9,21 @@ import pytest
 
 from protocol.outcomes import DenialReason
 from protocol.policy import RateAlgorithm
-from regional_agent.store.batcher import MOST_REQUESTS, Gatherer
+from regional_agent.store.batcher import MAX_REQUESTS, CheckBatcher
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.sources import LUA
+from regional_agent.store.types import (
     AllowanceCharge,
     Charge,
     Decision,
     Operation,
     OperationConflict,
     RateCharge,
-    Request,
-    Scripts,
     StoreIncarnation,
+    StoreRequest,
 )
-from regional_agent.store.sources import LUA
-from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, guard, install, lease_reply
+from tests.lua.saying import DIMENSIONS, QUOTA, RATE, available, breaker, install, lease_reply
 
 pytestmark = pytest.mark.anyio
 
@@ -31,8 +31,8 @@ UNIT = AllowanceCharge(QUOTA, 1, 1000, DIMENSIONS)
 TOKEN = RateCharge(RATE, 1, 1_000, 10)
 
 
-def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None = None) -> Request:
-    return Request(mode, charges, operation)
+def asked(*charges: Charge, mode: str = "enforce", operation: Operation | None = None) -> StoreRequest:
+    return StoreRequest(mode, charges, operation)
 
 
 async def test_what_is_asked_in_one_turn_is_one_call(
@@ -40,10 +40,10 @@ async def test_what_is_asked_in_one_turn_is_one_call(
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])  # the store knows the script now
     before = connection.calls
-    gatherer = Gatherer(scripts, guard())
-    decisions = await asyncio.gather(*(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(MOST_REQUESTS)))
+    batcher = CheckBatcher(scripts, breaker())
+    decisions = await asyncio.gather(*(batcher.decide(incarnation, asked(TOKEN)) for _ in range(MAX_REQUESTS)))
     assert connection.calls == before + 1
-    assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MOST_REQUESTS - 10)
+    assert [decision.allowed for decision in decisions] == [True] * 10 + [False] * (MAX_REQUESTS - 10)
     assert [decision.policies[0].remaining for decision in decisions[:10]] == list(range(9, -1, -1))
 
 
@@ -52,10 +52,8 @@ async def test_more_than_one_call_may_hold_are_several(
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
     before = connection.calls
-    gatherer = Gatherer(scripts, guard())
-    decisions = await asyncio.gather(
-        *(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(3 * MOST_REQUESTS - 1))
-    )
+    batcher = CheckBatcher(scripts, breaker())
+    decisions = await asyncio.gather(*(batcher.decide(incarnation, asked(TOKEN)) for _ in range(3 * MAX_REQUESTS - 1)))
     assert connection.calls == before + 3
     assert sum(decision.allowed for decision in decisions) == 10
 
@@ -64,12 +62,12 @@ async def test_a_run_that_is_longer_than_a_call_may_be_goes_on_in_the_next(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await scripts.check(incarnation, "peek", [TOKEN])
-    before, told, gatherer = connection.calls, list[Decision | Exception](), Gatherer(scripts, guard())
-    gatherer.submit(incarnation, asked(TOKEN), told.extend, 3 * MOST_REQUESTS - 1)
-    await gatherer.decide(incarnation, asked(TOKEN))  # in the last of them
+    before, told, batcher = connection.calls, list[Decision | Exception](), CheckBatcher(scripts, breaker())
+    batcher.submit(incarnation, asked(TOKEN), told.extend, 3 * MAX_REQUESTS - 1)
+    await batcher.decide(incarnation, asked(TOKEN))  # in the last of them
     assert connection.calls == before + 3
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 10 + [False] * (len(told) - 10)
-    assert len(told) == 3 * MOST_REQUESTS - 1
+    assert len(told) == 3 * MAX_REQUESTS - 1
 
 
 RUN: dict[str, Charge] = {
@@ -86,12 +84,12 @@ async def test_a_run_of_one_request_is_decided_as_if_each_came_alone(
     in_a_run, alone = (charge._replace(quota=f"{each}:tenant=acme") for each in ("run", "alone"))
     leases = [lease_reply(quota=each.quota, granted=9, unallocated=0) for each in (in_a_run, alone)]
     await install(scripts, incarnation, *leases)
-    gatherer, told, expected = Gatherer(scripts, guard()), list[Any](), list[Any]()
-    gatherer.submit(incarnation, asked(in_a_run), told.extend, 6)
-    gatherer.submit(incarnation, asked(in_a_run._replace(cost=1)), told.extend)
+    batcher, told, expected = CheckBatcher(scripts, breaker()), list[Any](), list[Any]()
+    batcher.submit(incarnation, asked(in_a_run), told.extend, 6)
+    batcher.submit(incarnation, asked(in_a_run._replace(cost=1)), told.extend)
     for _ in range(6):
-        gatherer.submit(incarnation, asked(alone), expected.extend)
-    expected.append(await gatherer.decide(incarnation, asked(alone._replace(cost=1))))
+        batcher.submit(incarnation, asked(alone), expected.extend)
+    expected.append(await batcher.decide(incarnation, asked(alone._replace(cost=1))))
     assert [each.allowed for each in told] == [True] * 4 + [False] * 2 + [True]
     assert told == expected
     assert (await scripts.check(incarnation, "peek", [in_a_run])).policies[0].remaining == 0
@@ -114,9 +112,9 @@ async def test_what_is_asked_several_times_in_a_row_is_sent_once() -> None:
     usual, other, back = asked(TOKEN), asked(TOKEN), asked(TOKEN, mode="adjust")
     operation = asked(TOKEN, operation=Operation("id", "body", 60_000))
     for requests in ([usual], [usual] * 9, [usual, other, usual], [operation] * 2, [back] * 2):
-        gatherer, hear = Gatherer(Scripts(store), guard()), told.extend
+        batcher, hear = CheckBatcher(Scripts(store), breaker()), told.extend
         for request in requests:
-            gatherer.submit(incarnation, request, hear)
+            batcher.submit(incarnation, request, hear)
         await asyncio.sleep(0)
     assert [arguments[arguments.index(incarnation.fingerprint) + 2] for arguments in store.sent] == [1, 1, 3, 2, 2]
 
@@ -125,9 +123,9 @@ async def test_each_request_of_a_call_is_taken_whole_or_not_at_all(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=5))
-    gatherer = Gatherer(scripts, guard())
+    batcher = CheckBatcher(scripts, breaker())
     requests = [asked(UNIT, TOKEN._replace(cost=4)), asked(UNIT._replace(cost=9), TOKEN), asked(UNIT, TOKEN)]
-    both, dear, small = await asyncio.gather(*(gatherer.decide(incarnation, each) for each in requests))
+    both, dear, small = await asyncio.gather(*(batcher.decide(incarnation, each) for each in requests))
     assert (both.allowed, dear.allowed, small.allowed) == (True, False, True)
     assert [policy.allowed for policy in dear.policies] == [False, True]
     assert [policy.remaining for policy in small.policies] == [3 + 900, 5]
@@ -139,10 +137,10 @@ async def test_an_operation_that_comes_twice_in_a_call_is_charged_once(
 ) -> None:
     await install(scripts, incarnation, lease_reply(granted=100))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
-    gatherer = Gatherer(scripts, guard())
+    batcher = CheckBatcher(scripts, breaker())
     requests = [asked(UNIT, operation=once)] * 3 + [asked(UNIT, operation=once._replace(body="digest-of-more"))]
     *same, other = await asyncio.gather(
-        *(gatherer.decide(incarnation, each) for each in requests), return_exceptions=True
+        *(batcher.decide(incarnation, each) for each in requests), return_exceptions=True
     )
     assert [isinstance(each, Decision) and each.replayed for each in same] == [False, True, True]
     assert isinstance(other, OperationConflict)
@@ -166,15 +164,15 @@ async def test_a_request_that_fails_fails_alone(
 ) -> None:
     """Of another type, or a value that no script wrote: its neighbours are decided, before it and behind it."""
     spoilt = [TOKEN._replace(quota=f"spoilt:{number}") for number in range(2)]
-    await connection.call("LPUSH", spoilt[0].asked(incarnation)[0][0], "1")
+    await connection.call("LPUSH", spoilt[0].script_args(incarnation)[0][0], "1")
     await connection.call(
-        "SET", spoilt[1].asked(incarnation)[0][0], b"\x06short"
+        "SET", spoilt[1].script_args(incarnation)[0][0], b"\x06short"
     )  # a layout's number, and less than it has
     await install(scripts, incarnation, lease_reply(granted=5))
     once = Operation("digest-of-id", "digest-of-body", 60_000)
     requests = [asked(UNIT), asked(UNIT, spoilt[0], operation=once), asked(spoilt[1], UNIT), asked(UNIT, TOKEN)]
-    gatherer = Gatherer(scripts, guard())
-    answers = await asyncio.gather(*(gatherer.decide(incarnation, each) for each in requests), return_exceptions=True)
+    batcher = CheckBatcher(scripts, breaker())
+    answers = await asyncio.gather(*(batcher.decide(incarnation, each) for each in requests), return_exceptions=True)
     first, wrong_type, too_short, last = answers
     assert isinstance(wrong_type, StoreError)
     assert str(wrong_type).startswith("WRONGTYPE")
@@ -188,9 +186,9 @@ async def test_an_error_of_the_store_itself_is_everybodys(
 ) -> None:
     await connection.call("CONFIG", "SET", "maxmemory", "1")
     try:
-        gatherer = Gatherer(scripts, guard())
+        batcher = CheckBatcher(scripts, breaker())
         answers = await asyncio.gather(
-            *(gatherer.decide(incarnation, asked(TOKEN)) for _ in range(3)), return_exceptions=True
+            *(batcher.decide(incarnation, asked(TOKEN)) for _ in range(3)), return_exceptions=True
         )
     finally:
         await connection.call("CONFIG", "SET", "maxmemory", "0")
@@ -200,8 +198,8 @@ async def test_an_error_of_the_store_itself_is_everybodys(
 async def test_who_asks_a_store_that_is_gone_is_told(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
-    gatherer = Gatherer(scripts, guard())
-    waiting = [asyncio.create_task(gatherer.decide(incarnation, asked(TOKEN))) for _ in range(3)]
+    batcher = CheckBatcher(scripts, breaker())
+    waiting = [asyncio.create_task(batcher.decide(incarnation, asked(TOKEN))) for _ in range(3)]
     await asyncio.sleep(0)
     connection.reconnect()
     answers = await asyncio.gather(*waiting, return_exceptions=True)

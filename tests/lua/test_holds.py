@@ -12,14 +12,14 @@ from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldPart
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
     Fenced,
     HoldState,
     LeaseLost,
     Operation,
     OperationConflict,
     RateCharge,
-    Scripts,
     StoreIncarnation,
 )
 from tests.lua.saying import (
@@ -50,7 +50,7 @@ def lasting(quota: str = QUOTA, **changed: Any) -> LeaseReply:
 async def tell(
     scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, action: str, amount: int = 0
 ) -> HoldState:
-    return await scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
+    return await scripts.update_hold(incarnation.fingerprint, hold, action, amount)
 
 
 async def totals(scripts: Scripts, incarnation: StoreIncarnation) -> tuple[int, int, int]:
@@ -245,7 +245,7 @@ async def test_whichever_script_comes_first_ends_what_ran_out(
     elif touch == "freeze":
         await freeze(scripts, incarnation)
     elif touch == "give_back":
-        assert await scripts.give_back(incarnation, QUOTA, 0) == 9
+        assert await scripts.return_units(incarnation, QUOTA, 0) == 9
     else:
         await tell(scripts, incarnation, hold if touch == "look" else other, "look")
     fields = await scripts.lease_fields(incarnation, QUOTA)
@@ -400,7 +400,7 @@ async def test_a_hold_outlives_its_epoch_and_is_booked_in_it(
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     newer = await _next_epoch(scripts, incarnation)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 3
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 3
     assert not await scripts.forget_epoch(incarnation), "what was given back is not told yet"
     await freeze(scripts, incarnation)
     await install(scripts, incarnation, lease_reply(granted=10))
@@ -409,7 +409,7 @@ async def test_a_hold_outlives_its_epoch_and_is_booked_in_it(
     assert (await tell(scripts, incarnation, hold, "commit", 5)).state == "committed"
     assert await scripts.older_epochs(newer) == [incarnation], "it has something to report again"
     assert not await scripts.forget_epoch(incarnation)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 2
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 2
     [lease] = batch_of(await freeze(scripts, incarnation)).leases
     assert (lease.consumed, lease.returned) == (5, 5)
 
@@ -427,9 +427,9 @@ async def test_a_hold_that_runs_out_in_an_older_epoch_is_given_back(
     await install(scripts, incarnation, lasting(granted=10))
     await set_aside(scripts, incarnation, 7)
     await _next_epoch(scripts, incarnation)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 3
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 3
     await pass_ms(connection, 60_000)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 7
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 7
 
 
 async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
@@ -438,7 +438,7 @@ async def test_a_store_that_never_heard_of_it_or_lost_it_does_not_know_the_hold(
     await install(scripts, incarnation, lasting(granted=10))
     hold = await set_aside(scripts, incarnation, 7)
     with pytest.raises(Fenced):
-        await scripts.tell_hold("another incarnation", hold, "commit", 5)
+        await scripts.update_hold("another incarnation", hold, "commit", 5)
     for strange in (
         hold._replace(name="A" * 22),
         hold._replace(epoch=8),

@@ -6,7 +6,8 @@ import pytest
 
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import StoreIncarnation
 
 pytestmark = pytest.mark.anyio
 
@@ -69,7 +70,7 @@ async def test_a_script_that_the_store_has_forgotten_runs_once_all_the_same(
 async def test_a_fence_survives_with_its_clock(connection: StoreConnection, scripts: Scripts) -> None:
     await connection.call("HSET", keys.FENCE, "mono", 12345)
     await scripts.begin_incarnation("life-1", "a" * 16)
-    assert await scripts.mono_us() == 12345
+    assert await scripts.read_mono_us() == 12345
 
 
 async def test_a_wrong_command_is_an_error_of_the_store_and_harms_no_other_call(connection: StoreConnection) -> None:

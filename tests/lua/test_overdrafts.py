@@ -7,7 +7,8 @@ from protocol.identifiers import quota_key
 from protocol.messages import FrozenLease, LeaseReply
 from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Decision, Fenced, Request, Run, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Decision, Fenced, RequestRun, StoreIncarnation, StoreRequest
 from tests.lua.saying import (
     QUOTA,
     ask_for_hold,
@@ -27,9 +28,9 @@ LEASE = lease_reply(granted=10, overdraft=8)
 
 
 async def is_cut_off(connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation) -> None:
-    await scripts.unheard(incarnation)
+    await scripts.note_coordinator_lost(incarnation)
     await pass_ms(connection, 5_000)
-    assert (await scripts.unheard(incarnation)).is_so
+    assert (await scripts.note_coordinator_lost(incarnation)).is_partitioned
 
 
 async def owed(scripts: Scripts, incarnation: StoreIncarnation) -> tuple[int, int]:
@@ -43,7 +44,7 @@ async def reported(scripts: Scripts, incarnation: StoreIncarnation) -> FrozenLea
 
 
 async def end(scripts: Scripts, incarnation: StoreIncarnation, hold: HoldId, action: str, amount: int = 0) -> None:
-    await scripts.tell_hold(incarnation.fingerprint, hold, action, amount)
+    await scripts.update_hold(incarnation.fingerprint, hold, action, amount)
 
 
 async def test_a_region_that_is_cut_off_goes_on_for_so_many_units_and_no_more(
@@ -58,7 +59,7 @@ async def test_a_region_that_is_cut_off_goes_on_for_so_many_units_and_no_more(
     assert (await take(scripts, incarnation, 6)).allowed
     assert not (await take(scripts, incarnation, 1)).allowed
     assert await owed(scripts, incarnation) == (8, 8)
-    assert (await scripts.unheard(incarnation)).overdrawn == 8
+    assert (await scripts.note_coordinator_lost(incarnation)).overdrawn == 8
     told = await reported(scripts, incarnation)
     assert (told.consumed, told.overdrawn, sum(line.units for line in told.lines)) == (18, 8, 18)
 
@@ -69,7 +70,9 @@ async def test_whoever_is_not_cut_off_is_denied_when_the_lease_is_spent(
     await install(scripts, incarnation, LEASE)
     assert (await take(scripts, incarnation, 10)).allowed
     assert not (await take(scripts, incarnation, 1)).allowed, "nobody found the coordinator silent"
-    assert not (await scripts.unheard(incarnation)).is_so, "one call without an answer is not enough"
+    assert not (await scripts.note_coordinator_lost(incarnation)).is_partitioned, (
+        "one call without an answer is not enough"
+    )
     await pass_ms(connection, 4_900)
     assert not (await take(scripts, incarnation, 1)).allowed
     await install(scripts, incarnation, LEASE, seq=2)
@@ -78,7 +81,7 @@ async def test_whoever_is_not_cut_off_is_denied_when_the_lease_is_spent(
     await is_cut_off(connection, scripts, incarnation)
     await pass_ms(connection, 31_000)
     assert not (await take(scripts, incarnation, 1)).allowed, "nobody tries any more: that says nothing of today"
-    assert not (await scripts.unheard(incarnation)).is_so, "it is counted anew"
+    assert not (await scripts.note_coordinator_lost(incarnation)).is_partitioned, "it is counted anew"
 
 
 async def test_an_expired_lease_has_its_overdraft_and_nothing_else(
@@ -176,8 +179,8 @@ async def test_policies_and_repetitions_of_one_call_share_it(
     await install(scripts, incarnation, LEASE)
     await is_cut_off(connection, scripts, incarnation)
     told: list[Decision | Exception] = []
-    request = Request("enforce", [charge_of(2), charge_of(1)])
-    scripts.send_check(incarnation, [Run(request, 7, told.extend)], lambda _: None)
+    request = StoreRequest("enforce", [charge_of(2), charge_of(1)])
+    scripts.send_check(incarnation, [RequestRun(request, 7, told.extend)], lambda _: None)
     while len(told) < 7:
         await take(scripts, incarnation, 1, mode="peek")
     assert [isinstance(each, Decision) and each.allowed for each in told] == [True] * 6 + [False]
@@ -211,4 +214,4 @@ async def test_where_there_is_none_it_is_denied(
 
 async def test_an_older_life_says_nothing_of_this_one(scripts: Scripts, incarnation: StoreIncarnation) -> None:
     with pytest.raises(Fenced):
-        await scripts.unheard(incarnation._replace(epoch=6))
+        await scripts.note_coordinator_lost(incarnation._replace(epoch=6))

@@ -7,7 +7,8 @@ from protocol.identifiers import lane_of
 from protocol.messages import MAX_LEASES_PER_EXCHANGE, FrozenLease, LeaseReply
 from regional_agent.store import keys
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import LeaseLost, Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import LeaseLost, StoreIncarnation
 from tests.lua.saying import QUOTA, available, install, lease_reply, set_aside, take
 from tests.lua.test_conversation import batch_of, dirty, freeze
 
@@ -65,7 +66,7 @@ async def test_whichever_script_comes_first_takes_over(
     elif touch == "settle":
         await install(scripts, incarnation, NOW, seq=9)
     else:
-        await scripts.give_back(incarnation, QUOTA, 8)
+        await scripts.return_units(incarnation, QUOTA, 8)
     fields = await scripts.lease_fields(incarnation, QUOTA)
     assert (fields["period"], fields["granted"], fields["was:2026-11"][:12]) == ("2026-12", "10", "100 0 30 70 ")
     assert not [name for name in fields if name.startswith("next:")]
@@ -174,11 +175,11 @@ async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
-    assert await scripts.give_back(incarnation, QUOTA, 0) == 100
+    assert await scripts.return_units(incarnation, QUOTA, 0) == 100
     ahead = (await reported(scripts, incarnation))["2026-12"]
     assert (ahead.granted, ahead.consumed, ahead.returned) == (10, 0, 0)
     await install(scripts, incarnation, NOW, AHEAD, seq=1)
-    assert [await scripts.give_back(incarnation, QUOTA, 0, ahead=True) for _ in range(2)] == [10, 0]
+    assert [await scripts.return_units(incarnation, QUOTA, 0, ahead=True) for _ in range(2)] == [10, 0]
     assert (await reported(scripts, incarnation))["2026-12"].returned == 10
 
 
@@ -186,7 +187,7 @@ async def test_what_was_given_back_ahead_stays_so_when_the_period_begins(
     connection: StoreConnection, scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, NOW, AHEAD)
-    await scripts.give_back(incarnation, QUOTA, 0, ahead=True)
+    await scripts.return_units(incarnation, QUOTA, 0, ahead=True)
     await install(scripts, incarnation, NOW, structs.replace(AHEAD, granted=13))
     await pass_ms(connection, 60_000)
     assert not (await take(scripts, incarnation, 4)).allowed
@@ -264,7 +265,7 @@ async def test_a_period_that_is_current_again_goes_on_with_its_totals(
     await settled(scripts, incarnation, DAY)
     assert (await reported(scripts, incarnation))["2026-11"].returned == 30
     assert await settled(scripts, incarnation, structs.replace(MONTH, granted=115)) == {QUOTA: 15}
-    await scripts.tell_hold(incarnation.fingerprint, hold, "commit", 4)
+    await scripts.update_hold(incarnation.fingerprint, hold, "commit", 4)
     assert await available(scripts, incarnation) == 15 + 6
     month = (await reported(scripts, incarnation))["2026-11"]
     assert (month.consumed, month.returned, sum(line.units for line in month.lines)) == (64, 30, 4)
@@ -365,9 +366,9 @@ async def test_only_the_lease_of_the_period_that_is_meant_is_given_back(
     scripts: Scripts, incarnation: StoreIncarnation
 ) -> None:
     await install(scripts, incarnation, MONTH)
-    assert await scripts.give_back(incarnation, QUOTA, 0, period="2026-11-30") == 0
-    assert await scripts.give_back(incarnation, QUOTA, 0, period="2026-11", most=30) == 30
-    assert await scripts.give_back(incarnation, QUOTA, 50, most=30) == 20
+    assert await scripts.return_units(incarnation, QUOTA, 0, period="2026-11-30") == 0
+    assert await scripts.return_units(incarnation, QUOTA, 0, period="2026-11", most=30) == 30
+    assert await scripts.return_units(incarnation, QUOTA, 50, most=30) == 20
 
 
 async def test_a_batch_never_holds_more_leases_than_a_message_may(

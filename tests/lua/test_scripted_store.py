@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply, StoreError
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.sources import sources
+from regional_agent.store.types import (
     Charge,
     Operation,
     RateCharge,
-    Request,
-    Run,
-    Scripts,
+    RequestRun,
     SlotCharge,
     StoreIncarnation,
-    part_of,
+    StoreRequest,
+    hold_part,
 )
-from regional_agent.store.sources import sources
 from tests.conftest import Server
 from tests.lua.wire import FAR_MS, NOW, Wire, as_pairs, at_once
 from tests.simulation.faults import REGIONS, draw
@@ -54,7 +54,7 @@ def wire(store_server: Server) -> Iterator[Wire]:
 
 
 def both(wire: Wire, store: ScriptedStore, source: str, keys: Sequence[str] = (), argv: Sequence[str] = ()) -> Any:
-    """Run a script in both; give their replies, or the first words of their errors."""
+    """RequestRun a script in both; give their replies, or the first words of their errors."""
     replies = list[Any]()
     asking: list[Callable[[], Any]] = [
         lambda: wire.ask("EVAL", source, len(keys), *keys, *argv),
@@ -291,10 +291,12 @@ def test_checks_and_holds_reply_alike(wire: Wire, asked: list[tuple[int, str, li
     at_once(scripts.adopt_epoch("life-1", "a" * 16, 7, 2))
     for number, (later_us, mode, charges, action) in enumerate(asked):
         connection.set_time(store.now_us + later_us)
-        parts = [part for charge in charges if (part := part_of(charge)) is not None]
+        parts = [part for charge in charges if (part := hold_part(charge)) is not None]
         hold = HoldTerms(HoldId.fresh(7, 2, parts), 60_000) if mode == "hold" else None
         operation = Operation(f"o-{number % 7}", "body", 60_000) if hold else None
-        scripts.send_check(LIFE, [Run(Request(mode, charges, operation, hold), 1, lambda _: None)], lambda _: None)
+        scripts.send_check(
+            LIFE, [RequestRun(StoreRequest(mode, charges, operation, hold), 1, lambda _: None)], lambda _: None
+        )
         if hold and parts:
-            at_once(scripts.tell_hold("life-1", hold.id, action, 2))
+            at_once(scripts.update_hold("life-1", hold.id, action, 2))
     assert_equal_keys(wire, store)

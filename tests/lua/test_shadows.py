@@ -8,7 +8,8 @@ import pytest
 from protocol.identifiers import quota_key
 from protocol.outcomes import HoldOutcome
 from regional_agent.store.connection import StoreConnection
-from regional_agent.store.scripts import Charge, Decision, Operation, RateCharge, Scripts, SlotCharge, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import Charge, Decision, Operation, RateCharge, SlotCharge, StoreIncarnation
 from tests.conftest import Server
 from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
 from tests.lua.test_slots import TTL_MS, Slots, slots
@@ -93,7 +94,7 @@ async def test_a_hold_is_granted_and_ended_whatever_its_shadows_say(
     assert await available(scripts, incarnation, QUOTA) == 70
     for hold in holds:
         assert hold.hold is not None
-        told = await scripts.tell_hold(incarnation.fingerprint, hold.hold.id, "commit", 4)
+        told = await scripts.update_hold(incarnation.fingerprint, hold.hold.id, "commit", 4)
         assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 4)
     assert await available(scripts, incarnation, QUOTA) == 88
     assert await check(scripts, incarnation, tried_slot(), mode="peek") == [("", 2)], "both slots are back"

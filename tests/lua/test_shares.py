@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from protocol.messages import RateShare
 from regional_agent.shared_limits.rules import KEPT_MS, LATEST_REPLY_MS, Share, kept_micro, share_of_grant, wanted_micro
-from regional_agent.store.scripts import RateWant
+from regional_agent.store.types import AgentRateDemand
 from tests.conftest import Server
 from tests.lua.saying import RATE
 from tests.lua.test_algorithms import LIFE, STEADY, Clocked, limit_of
@@ -85,7 +85,7 @@ class Beside:
         return self.share.in_force_micro(self.mono_us, limit_of(self.clocked.algorithm).rate_micro)
 
     def told(self, report: Report) -> tuple[int, int, int]:
-        want = RateWant(RATE, limit_of(self.clocked.algorithm), report.demand_micro, report.is_contended)
+        want = AgentRateDemand(RATE, limit_of(self.clocked.algorithm), report.demand_micro, report.is_contended)
         (said,) = at_once(self.clocked.scripts.report_rates(LIFE, AGENT, [want])).reports
         return said.number, said.rate_micro, said.demand_micro
 

@@ -18,20 +18,20 @@ from protocol.outcomes import HoldOutcome
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument, OnReply, StoreConnection
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
+    AgentSlotDemand,
     Charge,
     Decision,
     HoldState,
     Operation,
     PolicyDecision,
     RateCharge,
-    Request,
-    Run,
-    Scripts,
+    RequestRun,
     SlotCharge,
-    SlotWant,
     StoreIncarnation,
-    part_of,
+    StoreRequest,
+    hold_part,
 )
 from tests.conftest import Server
 from tests.lua.saying import QUOTA, RATE, ask_for_hold, available, charge_of, install, lease_reply
@@ -58,9 +58,9 @@ class Slots(Clocked):
     def hold(self, *charges: Charge, ttl_ms: int = TTL_MS) -> Decision:
         self._operations += 1
         told: list[Decision | Exception] = []
-        hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(part_of, charges))), ttl_ms)
-        request = Request("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
-        self.scripts.send_check(LIFE, [Run(request, 1, told.extend)], lambda _: None)
+        hold = HoldTerms(HoldId.fresh(LIFE.epoch, LIFE.lanes, filter(None, map(hold_part, charges))), ttl_ms)
+        request = StoreRequest("hold", charges, Operation(f"o-{self._operations}", "body", TTL_MS), hold)
+        self.scripts.send_check(LIFE, [RequestRun(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], Decision), told
         return told[0]
 
@@ -70,7 +70,7 @@ class Slots(Clocked):
         return held.id
 
     def tell(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
-        return at_once(self.scripts.tell_hold(LIFE.fingerprint, hold, action, amount))
+        return at_once(self.scripts.update_hold(LIFE.fingerprint, hold, action, amount))
 
     def look(self, limit: int = 5) -> PolicyDecision:
         return self.look_at(slots(1, limit))
@@ -333,7 +333,7 @@ async def test_rate_allowance_and_slot_are_taken_together_or_not_at_all(
         assert not (await ask_for_hold(scripts, incarnation, *charges, name=name)).allowed, name
         assert await left() == (2, 6, 1), name
     assert first.hold is not None
-    told = await scripts.tell_hold(incarnation.fingerprint, first.hold.id, "commit", 3)
+    told = await scripts.update_hold(incarnation.fingerprint, first.hold.id, "commit", 3)
     assert (told.outcome, told.units, told.committed) == (HoldOutcome.DONE, 4, 3)
     assert await left() == (2, 7, 2), "a rate is spent, of the allowance three were used, and the slot is back"
 
@@ -348,7 +348,7 @@ async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
     lane = lane_of(REPORTS, incarnation.lanes)
     for name in (keys.slots(lane, REPORTS), keys.slots_due(lane, REPORTS), keys.slots_over(lane, REPORTS)):
         await connection.call("DEL", name)
-    told = await scripts.tell_hold(incarnation.fingerprint, decision.hold.id, "commit", 3)
+    told = await scripts.update_hold(incarnation.fingerprint, decision.hold.id, "commit", 3)
     assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 3)
     assert await available(scripts, incarnation, QUOTA) == 7
 
@@ -363,7 +363,7 @@ def test_a_share_is_in_force_then_what_is_left_of_it_and_then_the_safe_share(sto
         return store_of_slots.look_at(SHARED)
 
     assert look().limit == 2
-    sent_us = at_once(store_of_slots.scripts.mono_us())
+    sent_us = at_once(store_of_slots.scripts.read_mono_us())
     assert at_once(store_of_slots.scripts.share_slots(LIFE, sent_us, [share(5)])) == 1
     assert look().limit == 5
     store_of_slots.advance(8_001_000)
@@ -397,7 +397,7 @@ def test_a_cost_that_no_share_may_ever_meet_is_told_apart_from_one_that_waits(st
 
 def test_what_a_report_says(store_of_slots: Slots) -> None:
     def report(agent: str, waiting: int) -> tuple[int, int, int]:
-        (told,) = at_once(store_of_slots.scripts.report_slots(LIFE, agent, [SlotWant(SHARED, waiting)])).reports
+        (told,) = at_once(store_of_slots.scripts.report_slots(LIFE, agent, [AgentSlotDemand(SHARED, waiting)])).reports
         return told.number, told.held, told.wanted
 
     store_of_slots.hold(SHARED)

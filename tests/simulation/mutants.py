@@ -176,7 +176,7 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
             "local by_period, taken, has_all",
         ),
         (
-            "give_back",
+            "return_units",
             "local function give_back(prefix, keep, most)",
             "local read = fence[2] ~= ARGV[2] and redis.call('HGET', KEYS[2], 'read')\n"
             "if read then redis.call('HSET', KEYS[2], 'consumed', read) redis.call('DEL', KEYS[4]) end\n"
@@ -465,7 +465,7 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
     """A lease ahead is spent a little before its period begins."""
     yield edit_lua(
         world,
-        ("parts/take_over", "mono < tonumber(starts)", "mono + 1000000 < tonumber(starts)"),
+        ("parts/period_change", "mono < tonumber(starts)", "mono + 1000000 < tonumber(starts)"),
         ("algorithms/allowance", "mono >= tonumber(f[13])", "mono + 1000000 >= tonumber(f[13])"),
     )
 
@@ -656,8 +656,8 @@ def held_units_are_given_back(world: World) -> Iterator[Any]:
     """A recall, or the end of the period, takes what a service has set aside."""
     yield edit_lua(
         world,
-        ("give_back", "- number(f[5]) - keep", "- keep"),
-        ("parts/take_over", "- was.consumed - was.held)", "- was.consumed)"),
+        ("return_units", "- number(f[5]) - keep", "- keep"),
+        ("parts/period_change", "- was.consumed - was.held)", "- was.consumed)"),
     )
 
 
@@ -963,7 +963,7 @@ def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
     """Cut off or not."""
     yield edit_lua(
         world,
-        ("parts/cut_off", "return not is_old(f[2], mono) and mono - tonumber(f[1]) >= CUT_OFF_US", "return true"),
+        ("parts/partition", "return not is_old(f[2], mono) and mono - tonumber(f[1]) >= CUT_OFF_US", "return true"),
     )
 
 

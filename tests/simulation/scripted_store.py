@@ -14,9 +14,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from regional_agent.admission.rules.modes import LOOKS, SETS_ASIDE
+from regional_agent.store.codec import decode_decisions
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
-from regional_agent.store.scripts import REASONS, SHADOW, Decision, Request, Run, _unpacked
 from regional_agent.store.sources import digests, join_parts, sources
+from regional_agent.store.types import REASONS, SHADOW, Decision, RequestRun, StoreRequest
 from tests.simulation.redis_lua import ShimError, Status, interpreter, text_of_number
 
 WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
@@ -118,12 +119,12 @@ class ScriptedStore:
     def _note_decisions(self, reply: bytes, keys: Sequence[str], argv: Sequence[str]) -> None:
         """Note what check.lua told in this reply, whether or not it arrives."""
         runs = list(_runs_of(keys, argv))
-        for run, outcomes in zip(runs, _unpacked(reply, runs), strict=True):
+        for run, outcomes in zip(runs, decode_decisions(reply, runs), strict=True):
             for outcome in outcomes:
                 if isinstance(outcome, Decision):
                     self._note_decision(outcome, run.request)
 
-    def _note_decision(self, decision: Decision, request: Request) -> None:
+    def _note_decision(self, decision: Decision, request: StoreRequest) -> None:
         is_taken = decision.allowed and not decision.replayed and request.mode not in LOOKS | SETS_ASIDE
         for policy, charged in zip(decision.policies, request.charges, strict=True):
             assert isinstance(charged, Charged)
@@ -461,7 +462,7 @@ def _algorithm(name: str) -> Algorithm:
     return Algorithm(found["keys"], found["arguments"])
 
 
-def _runs_of(keys: Sequence[str], argv: Sequence[str]) -> Iterator[Run]:
+def _runs_of(keys: Sequence[str], argv: Sequence[str]) -> Iterator[RequestRun]:
     """Read the requests of a call of check.lua, as its header describes them."""
     key, at = 1, 3
     for _ in range(int(argv[2])):
@@ -474,7 +475,7 @@ def _runs_of(keys: Sequence[str], argv: Sequence[str]) -> Iterator[Run]:
             charges.append(Charged(name, keys[key], int(argv[at + 1])))
             key, at = key + _algorithm(name).keys, at + 2 + _algorithm(name).arguments
         held: Any = True if is_hold else None
-        yield Run(Request(mode, charges, None, held), int(times), lambda _: None)
+        yield RequestRun(StoreRequest(mode, charges, None, held), int(times), lambda _: None)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------

@@ -19,18 +19,18 @@ from protocol.outcomes import HoldOutcome
 from protocol.policy import safe_slots
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply
-from regional_agent.store.scripts import (
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import (
+    AgentSlotDemand,
     Decision,
     HoldState,
     Operation,
     PolicyDecision,
-    Request,
-    Run,
-    Scripts,
+    RequestRun,
     SlotCharge,
-    SlotWant,
     StoreIncarnation,
-    part_of,
+    StoreRequest,
+    hold_part,
 )
 from tests.lua.wire import at_once
 from tests.simulation.scripted_store import LocalConnection, ScriptedStore
@@ -91,17 +91,17 @@ class Region:
     def take(self, units: int = 1) -> Decision:
         self.asked += 1
         charge = self.slots._replace(cost=units)
-        part = part_of(charge)
+        part = hold_part(charge)
         assert part is not None
         hold = HoldTerms(HoldId.fresh(self.epoch, 1, [part]), 10 * TTL_MS)
-        request = Request("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
+        request = StoreRequest("hold", [charge], Operation(f"o-{self.asked}", "body", 60_000), hold)
         told: list[Decision | Exception] = []
-        self.scripts.send_check(self.incarnation, [Run(request, 1, told.extend)], lambda _: None)
+        self.scripts.send_check(self.incarnation, [RequestRun(request, 1, told.extend)], lambda _: None)
         assert isinstance(told[0], Decision), told
         return told[0]
 
     def tell(self, worker: Worker, action: str, amount: int = 0) -> HoldState:
-        return at_once(self.scripts.tell_hold(self.incarnation.fingerprint, worker.hold, action, amount))
+        return at_once(self.scripts.update_hold(self.incarnation.fingerprint, worker.hold, action, amount))
 
     def look(self) -> PolicyDecision:
         return at_once(self.scripts.check(self.incarnation, "peek", [self.slots])).policies[0]
@@ -152,7 +152,9 @@ class World:
 
     def report(self, name: str, waiting: int = 0) -> None:
         region = self.regions[name]
-        told = at_once(region.scripts.report_slots(region.incarnation, "agent", [SlotWant(region.slots, waiting)]))
+        told = at_once(
+            region.scripts.report_slots(region.incarnation, "agent", [AgentSlotDemand(region.slots, waiting)])
+        )
         self.reports.append((name, told.reports[0], told.mono_us))
 
     def decide(self, place: int, *, keep: bool = False) -> None:

@@ -24,10 +24,11 @@ from regional_agent.admission.token_slices import Slicing
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.share_loop import ShareLoop
-from regional_agent.store.batcher import Gatherer
-from regional_agent.store.circuit_breaker import Guard
+from regional_agent.store.batcher import CheckBatcher
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import OnReply
-from regional_agent.store.scripts import Scripts, StoreIncarnation
+from regional_agent.store.scripts import Scripts
+from regional_agent.store.types import StoreIncarnation
 from regional_agent.store_outage.fallback import WithoutStore
 from regional_agent.store_outage.journal import Journal
 from tests.simulation.stores import Machine, VirtualConnection
@@ -119,14 +120,14 @@ class Agent:
     def __init__(self, region: Region, connection: VirtualConnection, incarnation: StoreIncarnation) -> None:
         self.connection, self.epochs, clock, metrics = connection, OneIncarnation(incarnation), region.clock, Metrics()
         self._clock = clock
-        guard = Guard(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
-        self.gatherer = gatherer = Gatherer(Scripts(connection), guard)
+        breaker = StoreCircuitBreaker(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
+        self.batcher = batcher = CheckBatcher(Scripts(connection), breaker)
         self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
         keeper: Any = self.epochs
         sharing = ShareLoop("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
-        self.slicing = Slicing(gatherer, keeper, sharing, clock)
+        self.slicing = Slicing(batcher, keeper, sharing, clock)
         without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = Admission(gatherer, keeper, self.leasing, self.slicing, sharing, without_store, metrics, clock)
+        self.admission = Admission(batcher, keeper, self.leasing, self.slicing, sharing, without_store, metrics, clock)
         self.admission.policies = Policies(region.bundle)
 
     async def rest(self, seconds: float) -> None:

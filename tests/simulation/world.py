@@ -313,7 +313,7 @@ class World:
         )
         agent.real = Region(settings, self.clock)
         for cell in agent.real.cells:
-            cell.scripts.most_lines = LINES_OF_A_BATCH
+            cell.scripts.max_lines = LINES_OF_A_BATCH
         async with agent.real.running():
             await agent.stopping.wait()
 

@@ -12,7 +12,7 @@ from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitle
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
 from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
 from regional_agent.admission.policies import Policies, begun, edges_ms
-from regional_agent.store.scripts import AllowanceCharge
+from regional_agent.store.types import AllowanceCharge
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
 DOCUMENT = msgspec.convert(

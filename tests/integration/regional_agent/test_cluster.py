@@ -75,11 +75,11 @@ async def test_what_is_gathered_in_one_turn_is_one_call_for_each_cell(agent: Age
     tenants = [tenant_in(3), tenant_in(4)]
     for tenant in tenants:
         await agent.check(export(tenant), mode="peek", cost=10)
-    calls = [agent.whole.cells[cell].guard.calls for cell in (3, 4)]
+    calls = [agent.whole.cells[cell].breaker.calls for cell in (3, 4)]
     checks = [{"subject": export(tenant)} for tenant in tenants * 10]
     answer = await agent.http.post("/v1/check:batch", json={"checks": checks})
     assert {item["status"] for item in answer.json()["items"]} == {200}
-    assert [agent.whole.cells[cell].guard.calls for cell in (3, 4)] == [each + 1 for each in calls]
+    assert [agent.whole.cells[cell].breaker.calls for cell in (3, 4)] == [each + 1 for each in calls]
 
 
 async def test_a_slot_that_is_moved_begins_another_incarnation_and_no_other_cell_does(

@@ -16,7 +16,7 @@ from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.store import keys
 from regional_agent.store.connection import Argument
-from regional_agent.store.scripts import StoreIncarnation
+from regional_agent.store.types import StoreIncarnation
 from tests.conftest import free_port
 from tests.integration.regional_agent.conftest import (
     DOCUMENT,

@@ -112,11 +112,11 @@ async def fails(agent: Agent, times: int) -> None:
 
 async def is_left_alone(agent: Agent) -> None:
     """So many answers, by each failure mode, and no call."""
-    assert agent.region.guard.state is BreakerState.OPEN
-    before = agent.region.guard.calls
+    assert agent.region.breaker.state is BreakerState.OPEN
+    before = agent.region.breaker.calls
     answers = await asyncio.gather(*(agent.check(subject) for subject in (OPEN, SEARCH) for _ in range(100)))
     assert [answer.status_code for answer in answers] == [200] * 100 + [503] * 100
-    assert agent.region.guard.calls == before
+    assert agent.region.breaker.calls == before
 
 
 async def metric(agent: Agent, name: str) -> float:
@@ -127,9 +127,9 @@ async def metric(agent: Agent, name: str) -> float:
 async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(world: World, its_store: Store) -> None:
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=FOR_EVER_MS)
     its_store.stall()
-    before = agent.region.guard.calls
+    before = agent.region.breaker.calls
     await fails(agent, FAILURES)
-    assert agent.region.guard.calls == before + FAILURES
+    assert agent.region.breaker.calls == before + FAILURES
     await is_left_alone(agent)
     assert await metric(agent, "leasehold_degraded_entries_total") == 1
     assert await metric(agent, 'leasehold_store_breaker{leasehold_store_breaker="open"}') == 1
@@ -163,8 +163,8 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
     )
     region = Region(settings, SystemClock())
     (cell,) = region.cells
-    trials = Trials(cell.guard._probe)
-    cell.guard._probe = trials  # how many a slow machine has time for is not known
+    trials = Trials(cell.breaker._probe)
+    cell.breaker._probe = trials  # how many a slow machine has time for is not known
 
     async def modes() -> Counter[str | None]:
         verdicts = await asyncio.gather(*(region.admission.decide(Check(subject=Subject(**OPEN))) for _ in range(200)))
@@ -174,16 +174,16 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         await until(lambda: cell.epochs.current is not None and region.admission.policies is not None)
         assert (await modes())[None] == 200
         its_store.stall()
-        await until(lambda: cell.guard.state is not BreakerState.CLOSED)
+        await until(lambda: cell.breaker.state is not BreakerState.CLOSED)
         cell.admission._denials.clear()  # what was denied a moment ago is denied without the store for some seconds
-        calls, heard = cell.guard.calls, trials.heard
+        calls, heard = cell.breaker.calls, trials.heard
         for _ in range(10):
             assert await modes() == {"open": 200}
-        assert cell.guard.calls - calls == trials.heard - heard, "none of the two thousand tries"
+        assert cell.breaker.calls - calls == trials.heard - heard, "none of the two thousand tries"
         await until(lambda: trials.heard >= heard + 2)
         assert trials.most_at_once == 1
         its_store.go_on()
-        await until(lambda: cell.guard.state is BreakerState.CLOSED)
+        await until(lambda: cell.breaker.state is BreakerState.CLOSED)
         assert (await modes())[None] == 200
 
 
@@ -225,7 +225,7 @@ async def test_a_store_that_refuses_connections_is_found_again_when_it_is_back(w
     await is_left_alone(agent)
     with a_store(tmp_path, port):
         await decides(agent)  # though the pause is not over: an incarnation was established
-        assert agent.region.guard.state is BreakerState.CLOSED
+        assert agent.region.breaker.state is BreakerState.CLOSED
         await world.agents.aclose()
 
 
@@ -246,7 +246,7 @@ async def test_a_store_whose_disk_is_full_is_left_alone_until_it_has_room(world:
         fill(disk / "others")
         for number in range(1_000):
             await agent.check(SEARCH | {"tenant": f"t{number}"})
-            if agent.region.guard.state is not BreakerState.CLOSED:
+            if agent.region.breaker.state is not BreakerState.CLOSED:
                 break
         assert (await agent.check(SEARCH)).status_code == 503
         assert await metric(agent, "leasehold_degraded_entries_total") >= 1
@@ -266,7 +266,7 @@ async def test_a_script_that_fails_on_one_key_keeps_nobody_else_from_the_store(w
     for _ in range(2 * FAILURES):
         assert (await agent.check(OPEN | {"tenant": "spoilt"})).json()["degraded"] == "open"
     assert (await agent.check(OPEN)).json()["degraded"] is None
-    assert agent.region.guard.state is BreakerState.CLOSED
+    assert agent.region.breaker.state is BreakerState.CLOSED
 
 
 async def test_a_local_policy_gives_its_fraction_of_the_share_and_a_closed_one_beside_it_nothing(

@@ -115,15 +115,15 @@ async def test_while_a_shard_hangs_nobody_waits_for_it_and_others_go_on(world: W
         async with hanging(hung):
             for _ in range(2):
                 assert await customers.ask_each(own) == {503}
-            calls = [cells[cell].guard.calls for cell in own]
+            calls = [cells[cell].breaker.calls for cell in own]
             for cell in own:
-                assert cells[cell].guard.state is BreakerState.OPEN
+                assert cells[cell].breaker.state is BreakerState.OPEN
                 await fails_by_its_modes(agent, cell)
             for _ in range(10):
                 assert await customers.ask_each(own) == {503}
                 assert await customers.ask_each(others) == {200}
-            assert [cells[cell].guard.calls for cell in own] == calls, "it is left alone"
-            assert {cells[cell].guard.state for cell in others} == {BreakerState.CLOSED}
+            assert [cells[cell].breaker.calls for cell in own] == calls, "it is left alone"
+            assert {cells[cell].breaker.state for cell in others} == {BreakerState.CLOSED}
             await until_booked(world, 10 * len(others))
         cells[own[0]].store.reconnect()  # the pause, which is for ever, ends with a connection that is made anew
         await customers.ask_again()

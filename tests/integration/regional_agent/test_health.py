@@ -89,13 +89,13 @@ async def test_a_full_store_makes_the_agent_not_ready(world: World, its_store: S
 
 async def test_a_watch_that_succeeds_does_not_forgive_failed_checks(world: World) -> None:
     agent = await quiet_agent(world)
-    guard = agent.region.guard
+    breaker = agent.region.breaker
     for _ in range(2):
-        guard._failed("as if a check had failed")
-    guard.watch()
-    await until(lambda: not guard._is_watching)
-    guard._failed("a third check")
-    assert guard.state is BreakerState.OPEN
+        breaker._record_failure("as if a check had failed")
+    breaker.watch()
+    await until(lambda: not breaker._is_watching)
+    breaker._record_failure("a third check")
+    assert breaker.state is BreakerState.OPEN
 
 
 async def test_cut_off_is_degraded_while_leases_last_and_not_ready_when_they_are_spent(world: World) -> None:

@@ -18,7 +18,7 @@ import pytest
 from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import spawn
 from protocol.circuit_breaker import BreakerState
-from regional_agent.store.scripts import AllowanceCharge
+from regional_agent.store.types import AllowanceCharge
 from regional_agent.store_outage.journal import JournalDirectory
 from regional_agent.store_outage.rules.records import read
 from tests.conftest import free_port
@@ -107,7 +107,7 @@ async def stalled(agent: Agent, its_store: Store) -> int:
     """Gives how many requests were asked of a store that does not answer: it will decide them when it goes on."""
     its_store.stall()
     asked = 0
-    while agent.region.guard.state is BreakerState.CLOSED:
+    while agent.region.breaker.state is BreakerState.CLOSED:
         answer = await agent.check(OPEN)
         assert (answer.status_code, answer.json()["degraded"]) == (503, "closed"), "it may have been spent"
         asked += 1
@@ -171,7 +171,7 @@ async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_i
     assert (await agent.check(OPEN, cost=40)).status_code == 200
     scripts, incarnation = agent.region.scripts, agent.region.epochs.current
     assert incarnation is not None
-    give_back, returned = scripts.give_back, list[int]()
+    give_back, returned = scripts.return_units, list[int]()
 
     async def after_a_check(*arguments: Any, **named: Any) -> int:
         await scripts.check(
@@ -180,7 +180,7 @@ async def test_what_is_spent_while_a_journal_is_booked_is_not_out_of_reach_for_i
         returned.append(await give_back(*arguments, **named))
         return returned[-1]
 
-    monkeypatch.setattr(scripts, "give_back", after_a_check)
+    monkeypatch.setattr(scripts, "return_units", after_a_check)
     its_store.go_on()
     await until(lambda: not list((tmp_path / "journal").iterdir()))
     assert returned[0] == 40
@@ -284,7 +284,7 @@ async def test_an_operation_that_was_admitted_without_the_store_is_charged_once(
     await all_is_booked(world, 1 + asked + 1, quota="exports")
     await until(lambda: not list((tmp_path / "journal").iterdir()))
     for each in (agent, other):
-        await until(lambda each=each: each.region.guard.may_ask())  # type: ignore[misc]
+        await until(lambda each=each: each.region.breaker.allows_calls())  # type: ignore[misc]
         assert (await each.check(OPEN, operation_id="once")).status_code == 200
     assert (await other.check(OPEN, operation_id="once", cost=2)).status_code == 422
     await other.check(OPEN)

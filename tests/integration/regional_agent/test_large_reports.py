@@ -8,7 +8,8 @@ import pytest
 
 from protocol.identifiers import lane_of
 from regional_agent.store import keys
-from regional_agent.store.scripts import MOST_LINES, Frozen, Scripts
+from regional_agent.store.scripts import MAX_LINES, Scripts
+from regional_agent.store.types import FrozenBytes
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World
 from tests.integration.regional_agent.test_exchange_loop import eventually
 from tests.integration.regional_agent.test_refused_items import LANES, tenants_of_lane
@@ -48,7 +49,7 @@ async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(
     longest: list[int] = []
     real = Scripts.freeze
 
-    async def freeze(self: Scripts, *arguments: Any) -> Frozen:
+    async def freeze(self: Scripts, *arguments: Any) -> FrozenBytes:
         frozen = await real(self, *arguments)
         longest.append(frozen.bytes.count('"minute"'))
         return frozen
@@ -63,7 +64,7 @@ async def test_three_lanes_with_very_many_lines_are_booked_to_the_unit(
         await asyncio.sleep(0.1)
     for tenant in tenants:
         assert await world.usage(tenant=tenant) == LINES + 1
-    assert 0 < max(longest) <= MOST_LINES
+    assert 0 < max(longest) <= MAX_LINES
     assert agent.region.exchange_loop.stopped_lanes == {}
     reconciliation = await world.quota(f"exports:tenant={tenants[0]}")
     assert reconciliation["consumed"] == LINES + 1

@@ -76,7 +76,7 @@ async def test_two_agents_that_admit_the_same_operations_book_them_once(
         its_store.stall()
         for agent in agents:
             await ask(agent, names)
-        await until(lambda: all(agent.region.guard.state is not BreakerState.CLOSED for agent in agents))
+        await until(lambda: all(agent.region.breaker.state is not BreakerState.CLOSED for agent in agents))
         for agent in agents:
             assert await ask(agent, names) == [200] * OPERATIONS
         its_store.go_on()

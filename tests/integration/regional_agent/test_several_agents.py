@@ -8,7 +8,7 @@ import pytest
 from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, Versions
 from regional_agent.leasing.coordinator_client import CoordinatorClient
-from regional_agent.store.scripts import StoreIncarnation
+from regional_agent.store.types import StoreIncarnation
 from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
 from tests.integration.regional_agent.test_exchange_loop import QUOTA, eventually
 
@@ -37,7 +37,7 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
             ExchangeRequest(fingerprint=incarnation.fingerprint, versions=Versions(), exchanges=exchanges)
         )
         await client.close()
-    assert await agent.region.scripts.dirty(incarnation, lane, 10) == []
+    assert await agent.region.scripts.dirty_quotas(incarnation, lane, 10) == []
 
     agent.region.exchange_loop.offer_again_ms = 10
     agent.region.exchange_loop.report_now()
@@ -58,7 +58,7 @@ async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of
     await agent.lease(50)
     await agent.check(cost=7)
     older, scripts = incarnation_of(agent), agent.region.scripts
-    await scripts.give_back(older, QUOTA, 0)  # nothing is left that would have it look once more
+    await scripts.return_units(older, QUOTA, 0)  # nothing is left that would have it look once more
     lane = lane_of(QUOTA, older.lanes)
     left: list[int | None] = []
 

@@ -13,7 +13,7 @@ import pytest
 from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
-from regional_agent.store.scripts import HoldState
+from regional_agent.store.types import HoldState
 from tests.integration.regional_agent.clusters import Nodes, a_cluster
 from tests.integration.regional_agent.conftest import Agent, World, until
 
@@ -217,15 +217,15 @@ async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_
     """What is set aside waits for it: whichever agent is asked again spends it, and no other."""
     await ready(agent, subject("/all"), units=40)
     last = agent.whole.cells[cells_of(SUBJECT)[1]]
-    spends = last.scripts.tell_hold
+    spends = last.scripts.update_hold
 
     async def dies(*_: Any) -> HoldState:
         raise StoreUnavailable("the agent dies here")
 
-    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    last.scripts.update_hold = dies  # type: ignore[method-assign, assignment]
     answer = await agent.check(subject("/all"), cost=5, operation_id="o-1")
     assert (answer.status_code, answer.json()["degraded"]) == (503, "closed"), "nobody is told that it was admitted"
-    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    last.scripts.update_hold = spends  # type: ignore[method-assign]
     other = await limited.agent(store_url=nodes.url)
     for each in (other, agent, other):
         assert (await each.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 200
@@ -235,14 +235,14 @@ async def test_an_operation_whose_agent_died_before_all_was_spent_goes_on_where_
 async def dies_before_the_last_cell_spends(agent: Agent) -> Cell:
     """An operation is recorded, and its agent dies before one of its cells has spent what is set aside there."""
     last = agent.whole.cells[cells_of(SUBJECT)[1]]
-    spends = last.scripts.tell_hold
+    spends = last.scripts.update_hold
 
     async def dies(*_: Any) -> HoldState:
         raise StoreUnavailable("the agent dies here")
 
-    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    last.scripts.update_hold = dies  # type: ignore[method-assign, assignment]
     assert (await agent.check(subject("/all"), cost=5, operation_id="o-1")).status_code == 503
-    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    last.scripts.update_hold = spends  # type: ignore[method-assign]
     return last
 
 
@@ -301,16 +301,16 @@ async def names_of(cell: Cell) -> list[bytes]:
 async def test_what_an_agent_that_died_has_set_aside_is_free_again(limited: World, agent: Agent) -> None:
     await ready(agent, subject("/all"), units=40)
     cells = [agent.whole.cells[number] for number in cells_of(SUBJECT)]
-    real = [cell.scripts.tell_hold for cell in cells]
+    real = [cell.scripts.update_hold for cell in cells]
 
     async def dies(*_: Any) -> HoldState:
         raise StoreUnavailable("the agent dies here")
 
     for cell in cells:
-        cell.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+        cell.scripts.update_hold = dies  # type: ignore[method-assign, assignment]
     assert (await agent.check(subject("/all"), cost=30)).status_code == 503
     for cell, tell in zip(cells, real, strict=True):
-        cell.scripts.tell_hold = tell  # type: ignore[method-assign]
+        cell.scripts.update_hold = tell  # type: ignore[method-assign]
     assert (await agent.check(subject("/all"), cost=30)).status_code == 429
     for cell in cells:
         await cell.store.call("HINCRBY", f"lh:{{{cell.number}}}:fence", "mono", 60_001_000)
@@ -348,7 +348,7 @@ async def test_whoever_loses_between_the_questions_gives_a_bucket_back_what_it_t
     assert asked == 2, "it was asked, and then told to set aside"
     assert told(answer)[:2] == (429, "steady")
     window.admission.ask = ask  # type: ignore[method-assign]
-    await until(lambda: bucket.guard.calls >= 3)
+    await until(lambda: bucket.breaker.calls >= 3)
     told_later = {
         each["policy"]: each["remaining"] for each in (await agent.check(subject("/rates"))).json()["policies"]
     }
@@ -428,15 +428,15 @@ async def test_an_adjustment_whose_agent_died_before_all_was_spent_goes_on_where
 ) -> None:
     await ready(agent, subject("/all"), units=40)
     last = agent.whole.cells[cells_of(SUBJECT)[1]]
-    spends = last.scripts.tell_hold
+    spends = last.scripts.update_hold
 
     async def dies(*_: Any) -> HoldState:
         raise StoreUnavailable("the agent dies here")
 
-    last.scripts.tell_hold = dies  # type: ignore[method-assign, assignment]
+    last.scripts.update_hold = dies  # type: ignore[method-assign, assignment]
     body = {"cost": 100, "mode": "adjust", "operation_id": "a-1"}
     assert (await agent.check(subject("/all"), **body)).status_code == 503
-    last.scripts.tell_hold = spends  # type: ignore[method-assign]
+    last.scripts.update_hold = spends  # type: ignore[method-assign]
     other = await limited.agent(store_url=nodes.url)
     for each in (other, agent):
         assert (await each.check(subject("/all"), **body)).status_code == 200
@@ -450,19 +450,19 @@ async def test_each_cell_is_called_three_times_and_once_to_be_denied(agent: Agen
     told: Counter[str] = Counter()
 
     def counted(run: Any) -> Any:
-        async def tell_hold(*of: Any) -> HoldState:
+        async def update_hold(*of: Any) -> HoldState:
             told["told"] += 1
             state: HoldState = await run(*of)
             return state
 
-        return tell_hold
+        return update_hold
 
     for cell in cells:
-        cell.scripts.tell_hold = counted(cell.scripts.tell_hold)  # type: ignore[method-assign]
+        cell.scripts.update_hold = counted(cell.scripts.update_hold)  # type: ignore[method-assign]
     for cost, status, asked, spent in ((1, 200, 2, 3), (50, 429, 1, 0)):
-        before, told["told"] = [cell.guard.calls for cell in cells], 0
+        before, told["told"] = [cell.breaker.calls for cell in cells], 0
         assert (await agent.check(subject("/all"), cost=cost)).status_code == status
-        assert [cell.guard.calls for cell in cells] == [each + asked for each in before]
+        assert [cell.breaker.calls for cell in cells] == [each + asked for each in before]
         assert told["told"] == spent
 
 

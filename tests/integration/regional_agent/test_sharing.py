@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from protocol.policy import Rate
-from regional_agent.store.scripts import RateWant
+from regional_agent.store.types import AgentRateDemand
 from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
 
 pytestmark = pytest.mark.anyio
@@ -79,7 +79,7 @@ async def in_force(agent: Agent) -> tuple[int, int]:
     assert cell.share_loop.policies is not None
     safe = cell.share_loop.policies.shared(KEY)
     assert isinstance(safe, Rate)
-    reported = await cell.scripts.report_rates(cell.epochs.current, "who looks", [RateWant(KEY, safe, 0, False)])
+    reported = await cell.scripts.report_rates(cell.epochs.current, "who looks", [AgentRateDemand(KEY, safe, 0, False)])
     return reported.reports[0].number, reported.reports[0].rate_micro
 
 

@@ -122,9 +122,9 @@ async def crowd(agent: Agent, times: int) -> int:
 
 
 async def test_of_a_crowd_exactly_the_limit_passes_with_few_calls(doors: Doors) -> None:
-    before = doors.agent.region.guard.calls
+    before = doors.agent.region.breaker.calls
     assert await crowd(doors.agent, 1_200) == BURST
-    assert doors.agent.region.guard.calls - before < 400
+    assert doors.agent.region.breaker.calls - before < 400
 
 
 async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
@@ -176,12 +176,12 @@ async def test_what_lies_with_an_agent_goes_back_when_it_leaves(world: World) ->
 async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> None:
     """The one whose request asks for a slice: it comes all the same, and the next does not ask for ever."""
     gone = [asyncio.create_task(doors.agent.check(HOT)) for _ in range(30)]
-    await until(lambda: doors.agent.region.guard.calls > 0)
+    await until(lambda: doors.agent.region.breaker.calls > 0)
     for task in gone:
         task.cancel()
     await asyncio.gather(*gone, return_exceptions=True)
     assert await crowd(doors.agent, 300) == 300
-    assert doors.agent.region.slicing.taken <= doors.agent.region.guard.calls < 330
+    assert doors.agent.region.slicing.taken <= doors.agent.region.breaker.calls < 330
 
 
 async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> None:

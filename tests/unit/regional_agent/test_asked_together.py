@@ -8,7 +8,7 @@ import pytest
 from protocol.check import Check, Subject
 from regional_agent.admission.engine import Asked
 from regional_agent.http.schemas import Verdict
-from regional_agent.store.batcher import MOST_REQUESTS
+from regional_agent.store.batcher import MAX_REQUESTS
 from tests.simulation.test_slices import Agent, Region
 from tests.simulation.virtual_time import VirtualLoop
 
@@ -45,7 +45,7 @@ async def ask_at_once(
     asked = asked or agent.admission.asked(CHECK)
     for number in range(times):
         agent.admission.ask(asked, lambda outcome, number=number: hear(number, outcome))  # type: ignore[misc]
-    assert len(agent.gatherer._runs) == (1 if times <= MOST_REQUESTS else 2), "sent as a run"
+    assert len(agent.batcher._runs) == (1 if times <= MAX_REQUESTS else 2), "sent as a run"
     await agent.rest(1)
     return told
 

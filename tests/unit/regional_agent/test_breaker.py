@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.circuit_breaker import BreakerState, CircuitBreaker
 from protocol.clock import SystemClock
 from regional_agent.metrics import Metrics
-from regional_agent.store.circuit_breaker import Guard, says_that_it_cannot
+from regional_agent.store.circuit_breaker import StoreCircuitBreaker, is_store_failure
 from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
 from tests.unit.regional_agent.test_leasing import StandingClock
 
@@ -67,7 +67,7 @@ def test_a_failed_try_begins_another_pause_and_one_that_was_lost_is_followed_by_
 def test_what_counts_is_that_the_store_cannot_and_not_that_a_question_was_wrong(
     reply: bytes | Exception, cannot: bool
 ) -> None:
-    assert says_that_it_cannot(reply) is cannot
+    assert is_store_failure(reply) is cannot
 
 
 class Probes:
@@ -90,32 +90,32 @@ class Probes:
 @pytest.mark.anyio
 async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again() -> None:
     clock, metrics = StandingClock(), Metrics()
-    guard = Guard(CircuitBreaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
+    breaker = StoreCircuitBreaker(CircuitBreaker(2, PAUSE_MS), clock, metrics, Probes(), 60_000)
     for _ in range(4):
-        guard.heard(StoreUnavailable("gone"))
+        breaker.record_reply(StoreUnavailable("gone"))
         clock.now_ms += 500
     assert metrics.registry.get_sample_value("leasehold_degraded_entries_total") == 1
-    assert guard.degraded_ms() == 1500, "it goes on"
-    guard.heard(b"")
+    assert breaker.degraded_ms() == 1500, "it goes on"
+    breaker.record_reply(b"")
     clock.now_ms += 10_000
-    assert guard.degraded_ms() == 1500
-    guard.heard(StoreUnavailable("gone"))
-    assert guard.degraded_ms() == 1500, "one failure is no outage"
-    guard.close()
+    assert breaker.degraded_ms() == 1500
+    breaker.record_reply(StoreUnavailable("gone"))
+    assert breaker.degraded_ms() == 1500, "one failure is no outage"
+    breaker.close()
 
 
 @pytest.mark.anyio
 async def test_one_call_of_its_own_at_a_time_finds_out_that_the_store_is_back() -> None:
     probes = Probes()
-    guard = Guard(CircuitBreaker(1, 1), SystemClock(), Metrics(), probes, 1)
-    guard.heard(StoreUnavailable("gone"))
+    breaker = StoreCircuitBreaker(CircuitBreaker(1, 1), SystemClock(), Metrics(), probes, 1)
+    breaker.record_reply(StoreUnavailable("gone"))
     for times in (1, 2):
         await probes.made(times)
-        assert not guard.may_ask(), "no request is put at risk"
-        guard.heard(StoreUnavailable("gone, and asked before that was known"))
+        assert not breaker.allows_calls(), "no request is put at risk"
+        breaker.record_reply(StoreUnavailable("gone, and asked before that was known"))
         await asyncio.sleep(0.01)  # some pauses
         assert len(probes.waiting) == times, "while one tries nobody else does"
         probes.waiting[-1](StoreUnavailable("gone"))
     await probes.made(3)
     probes.waiting[-1](b"OK")
-    assert guard.may_ask()
+    assert breaker.allows_calls()

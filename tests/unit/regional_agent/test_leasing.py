@@ -11,7 +11,7 @@ from protocol.units import MAX_UNITS
 from regional_agent.leasing.quotas import UNANSWERED_MS, HotKey, Leasing
 from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
 from regional_agent.metrics import Metrics
-from regional_agent.store.scripts import PolicyDecision
+from regional_agent.store.types import PolicyDecision
 
 QUOTA = "exports:tenant=acme"
 

@@ -9,7 +9,7 @@ from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
 from protocol.policy import LimitsDocument, PolicyBundle, faults_of
 from regional_agent.admission.policies import Policies, UnknownSubjectField
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
-from regional_agent.store.scripts import AllowanceCharge, RateCharge, SlotCharge
+from regional_agent.store.types import AllowanceCharge, RateCharge, SlotCharge
 
 DOCUMENT: dict[str, Any] = {
     "plans": {"free": {}, "pro": {}},

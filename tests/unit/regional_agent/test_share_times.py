@@ -11,7 +11,14 @@ from protocol.messages import RateReport, RateShare, SharesRequest, SharesRespon
 from protocol.policy import Rate
 from regional_agent.shared_limits.rules import RateDemand
 from regional_agent.shared_limits.share_loop import Key, ShareLoop
-from regional_agent.store.scripts import RatesReported, RateWant, SlotCharge, SlotsReported, SlotWant, StoreIncarnation
+from regional_agent.store.types import (
+    AgentRateDemand,
+    AgentSlotDemand,
+    RateReports,
+    SlotCharge,
+    SlotReports,
+    StoreIncarnation,
+)
 from tests.unit.regional_agent.test_leasing import StandingClock
 
 pytestmark = pytest.mark.anyio
@@ -27,11 +34,11 @@ class Store:
     mono_us: int = 7
     heard: list[tuple[str, int]] = field(default_factory=list)  # what, and when it was asked for
 
-    async def report_rates(self, _: StoreIncarnation, __: str, wants: Sequence[RateWant]) -> RatesReported:
-        return RatesReported(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in wants])
+    async def report_rates(self, _: StoreIncarnation, __: str, wants: Sequence[AgentRateDemand]) -> RateReports:
+        return RateReports(self.mono_us, [RateReport(want.quota, 9_000_000, 0, 1_000_000) for want in wants])
 
-    async def report_slots(self, _: StoreIncarnation, __: str, wants: Sequence[SlotWant]) -> SlotsReported:
-        return SlotsReported(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in wants])
+    async def report_slots(self, _: StoreIncarnation, __: str, wants: Sequence[AgentSlotDemand]) -> SlotReports:
+        return SlotReports(self.mono_us, [SlotReport(want.slots.quota, 1, 5, 0, 3) for want in wants])
 
     async def share_rates(self, _: StoreIncarnation, asked_us: int, __: Sequence[object]) -> int:
         self.heard.append(("rates", asked_us))

@@ -10,7 +10,7 @@ from regional_agent.admission.policies import Policies
 from regional_agent.cluster.multi_cell import without_strangers
 from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.http.schemas import Window
-from regional_agent.store.scripts import Operation, Request
+from regional_agent.store.types import Operation, StoreRequest
 
 
 def quotas() -> tuple[str, str, str]:
@@ -34,7 +34,7 @@ def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) ->
     subject = {"user": "a"}
     demanded = Policies(bundle).demand(subject, None)
     charges = tuple(each.charge for each in demanded)
-    return Asked(subject, demanded, Request("enforce", charges, operation), [Window(1)] * len(demanded))
+    return Asked(subject, demanded, StoreRequest("enforce", charges, operation), [Window(1)] * len(demanded))
 
 
 def kept(asked: Asked) -> list[str]:

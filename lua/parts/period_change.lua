@@ -19,7 +19,7 @@ local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'n
 local OF_PERIOD = {'granted', 'overage', 'unallocated', 'expires', 'ends', 'first_minute', 'last_minute', 'last_grant',
   'overdraft', 'overdrawn', 'owed'}
 
-local over = require('parts/was')
+local over = require('parts/ended_period')
 
 local function number(text) return tonumber(text or 0) end
 

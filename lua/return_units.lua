@@ -4,15 +4,15 @@
 -- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep of the current period
 --       5 what of the lease that waits for the next one: 'keep' or 'return'
 --       6 the period that must be the current one, or '' for any   7 at most so many units of it, or '' for all
--- Gives the units given back, or -1 if fenced.
+-- Gives {'fenced'} | {'returned', units}
 --
 -- An older epoch admits nothing any more, so what is read here of it is final, but for what is held: it is told even if
 -- nothing is left.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
-if fence[1] ~= ARGV[1] or not fence[2] then return -1 end
+if fence[1] ~= ARGV[1] or not fence[2] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
-local periods, holds = require('parts/take_over'), require('parts/holds')(mono, now)
+local periods, holds = require('parts/period_change'), require('parts/holds')(mono, now)
 periods.take_over(KEYS[2], ARGV[3], KEYS[3], mono)
 holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
   due = KEYS[6], quota = ARGV[3]})
@@ -38,4 +38,4 @@ end
 local units = give_back_current()
 if ARGV[5] == 'return' then units = units + give_back('next:', 0) end
 if fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('SADD', KEYS[3], ARGV[3]) end
-return units
+return {'returned', units}

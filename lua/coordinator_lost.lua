@@ -7,7 +7,7 @@
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'overdrawn')
 if fence[1] ~= ARGV[1] or fence[2] ~= ARGV[2] then return {'fenced'} end
 local mono = require('parts/clock')(fence[3], fence[4])
-local cut_off = require('parts/cut_off')
+local cut_off = require('parts/partition')
 
 cut_off.note(mono)
 return {'noted', cut_off.is_so(mono) and 1 or 0, tonumber(fence[5] or 0)}

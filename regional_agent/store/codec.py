@@ -1,0 +1,100 @@
+"""The binary form of check.lua's replies, and the keys and arguments of its calls."""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
+from regional_agent.store import keys
+from regional_agent.store.connection import Argument, Reply, StoreError
+from regional_agent.store.types import (
+    Decision,
+    Fenced,
+    OperationConflict,
+    Outcome,
+    PolicyDecision,
+    RequestRun,
+    StoreIncarnation,
+    StoreRequest,
+)
+
+_POLICY = struct.Struct("<B7q")
+_OUTCOME_AND_POLICY = struct.Struct("<BB7q")  # of a request with one policy
+_HOLD = struct.Struct("<qH")
+_DENIED, _ALLOWED, _REPLAYED, _ANOTHER_BODY, _FAILED = range(5)
+_LENGTH_BYTES = 2
+
+
+def operation_key(incarnation: StoreIncarnation, digest: str) -> bytes:
+    return keys.operation(keys.hash_tag(digest, incarnation.lanes, incarnation.cell), digest)
+
+
+def encode_call(
+    fence: bytes, incarnation: StoreIncarnation, runs: Sequence[RequestRun]
+) -> tuple[list[bytes], list[Argument]]:
+    """Return the keys and arguments of one call of check.lua that decides all runs."""
+    names: list[bytes] = [fence]
+    arguments: list[Argument] = [incarnation.fingerprint, incarnation.epoch, len(runs)]
+    for (mode, charges, operation, hold), times, _ in runs:
+        if operation is None:
+            arguments += (mode, times, len(charges), "")
+        else:
+            names.append(operation_key(incarnation, operation.digest))
+            arguments += (mode, times, len(charges), operation.body, operation.remembered_ms)
+        if hold is not None:
+            arguments += (str(hold.id), hold.id.name, hold.ttl_ms)
+        for charge in charges:
+            charge_names, charge_arguments = charge.script_args(incarnation)
+            names += charge_names
+            arguments += charge_arguments
+    return names, arguments
+
+
+def decode_outcomes(reply: Reply | Exception, runs: Sequence[RequestRun]) -> Iterator[Sequence[Outcome]]:
+    """Yield the outcomes of each run: decisions, or the reason why there are none."""
+    if isinstance(reply, bytes):
+        yield from decode_decisions(reply, runs)
+    else:
+        reason = reply if isinstance(reply, Exception) else Fenced()
+        yield from ([reason] * run.times for run in runs)
+
+
+def decode_decisions(reply: bytes, runs: Sequence[RequestRun]) -> Iterator[Sequence[Outcome]]:
+    """Yield the decisions of each run from the packed reply of check.lua."""
+    at = 0
+    for request, times, _ in runs:
+        if request.hold is None and len(request.charges) == 1 and reply[at] <= _ALLOWED:  # a run fails as a whole
+            end = at + times * _OUTCOME_AND_POLICY.size
+            yield [
+                Decision(outcome != _DENIED, False, [PolicyDecision(*policy)])
+                for outcome, *policy in _OUTCOME_AND_POLICY.iter_unpack(reply[at:end])
+            ]
+            at = end
+            continue
+        decisions: list[Outcome] = []
+        for _ in range(times):
+            decision, at = _decode_decision(reply, at, request)
+            decisions.append(decision)
+        yield decisions
+
+
+def _decode_decision(reply: bytes, at: int, request: StoreRequest) -> tuple[Outcome, int]:
+    """Return the decision that begins at an offset, and the offset of the next one."""
+    outcome, at = reply[at], at + 1
+    if outcome == _ANOTHER_BODY:
+        return OperationConflict(), at
+    if outcome == _FAILED:
+        begin = at + _LENGTH_BYTES
+        end = begin + int.from_bytes(reply[at:begin], "little")
+        return StoreError(reply[begin:end].decode(errors="replace")), end
+    hold = None
+    if request.hold is not None and outcome != _DENIED:
+        hold, at = _decode_hold(reply, at)
+    end = at + _POLICY.size * len(request.charges)
+    policies = [PolicyDecision(*_POLICY.unpack_from(reply, begin)) for begin in range(at, end, _POLICY.size)]
+    return Decision(outcome != _DENIED, outcome == _REPLAYED, policies, hold), end
+
+
+def _decode_hold(reply: bytes, at: int) -> tuple[HoldTerms, int]:
+    expires_in_ms, length = _HOLD.unpack_from(reply, at)
+    begin = at + _HOLD.size
+    return HoldTerms(HoldId.parse(reply[begin : begin + length].decode()), expires_in_ms), begin + length

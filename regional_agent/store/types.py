@@ -1,0 +1,295 @@
+"""The values that go into the scripts of a region's store and come out of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from protocol.messages import RateReport, SlotReport
+from protocol.outcomes import DenialReason, HoldOutcome
+from protocol.policy import WINDOWS, Rate, RateAlgorithm
+from regional_agent.admission.rules.hold_ids import HoldPart, HoldTerms
+from regional_agent.admission.rules.modes import LOOKS
+from regional_agent.store import keys
+from regional_agent.store.connection import Argument
+
+SHADOW = "shadow:"  # before an algorithm's name: the algorithm decides, and its denial stops no request
+REASONS = ("", *(reason.value for reason in DenialReason))
+
+KeysAndArguments = tuple[tuple[bytes, ...], tuple[Argument, ...]]
+
+
+class Fenced(Exception):
+    """The store is another incarnation than the caller assumed: read the fence again."""
+
+
+class LeaseLost(Fenced):
+    """The store has lost a lease that was used: its epoch is over."""
+
+
+class OperationConflict(Exception):
+    """The operation_id was used before, with another body."""
+
+
+class StoreIncarnation(NamedTuple):
+    """One incarnation of the store, or of a cell of a Cluster, and the epoch that the coordinator issued to it."""
+
+    fingerprint: str
+    epoch: int
+    lanes: int
+    cell: int | None = None
+
+    def hash_tag(self, lane: int) -> int:
+        """Return the hash tag of a lane's keys: in a Cluster the cell's."""
+        return lane if self.cell is None else self.cell
+
+
+class Fence(NamedTuple):
+    """What a store says about itself: its incarnation, and the epoch that it adopted."""
+
+    fingerprint: str | None
+    nonce: str | None
+    epoch: int | None
+    lanes: int | None
+    kept_epoch: int | None = None  # the epoch before, if the store certainly kept all of its data
+    is_exempt: bool = False  # the store fsynced every write, and had no replica, when it adopted its epoch
+
+
+# --- what a check takes ----------------------------------------------------------------------------------------------
+
+
+class AllowanceCharge(NamedTuple):
+    """Units of a leased allowance."""
+
+    quota: str
+    cost: int
+    limit: int
+    dimensions: str  # JSON, keys in order: it names a usage line
+    on_hold_expiry: str = "release"
+
+    def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
+        """Return the keys and arguments that algorithms/allowance.lua reads."""
+        names = keys.of_allowance(self.quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
+        return names, ("allowance", self.cost, self.limit, self.quota, self.dimensions, self.on_hold_expiry)
+
+
+class RateCharge(NamedTuple):
+    """Units of a rate."""
+
+    quota: str
+    cost: int
+    rate_micro: int
+    burst: int  # of a window: its limit
+    algorithm: str = "token_bucket"
+    window_ms: int = 0  # of the algorithms that count in windows
+    may_slice: bool = False  # an agent may take more than one request needs, and hand it out by itself
+    is_shadow: bool = False
+    is_shared: bool = False  # with other regions, by demand: `rate_micro` is the safe share, used without a newer one
+
+    def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
+        """Return the keys and arguments that the rate's algorithm reads."""
+        names = keys.of_rate(self.quota, incarnation.lanes, incarnation.cell)
+        name = SHADOW + self.algorithm if self.is_shadow else self.algorithm
+        arguments = (name, self.cost, self.rate_micro, self.burst)
+        if self.algorithm not in WINDOWS:
+            return names[:1], arguments
+        is_logged = self.algorithm == RateAlgorithm.SLIDING_LOG
+        return names if is_logged else names[:1], (*arguments, max(1, self.window_ms))
+
+
+class SlotCharge(NamedTuple):
+    """Slots of a concurrency."""
+
+    quota: str
+    cost: int
+    limit: int  # of all regions where they share it, else the region's part
+    slot_ttl_ms: int
+    is_shadow: bool = False
+    safe: int = -1  # the region's safe share; below zero: its part is not shared
+
+    @property
+    def is_shared(self) -> bool:
+        return self.safe >= 0
+
+    @property
+    def algorithm(self) -> str:
+        return f"{SHADOW}concurrency" if self.is_shadow else "concurrency"
+
+    def script_args(self, incarnation: StoreIncarnation) -> KeysAndArguments:
+        """Return the keys and arguments that algorithms/concurrency.lua reads."""
+        names = keys.of_slots(self.quota, incarnation.lanes, incarnation.cell)
+        return names, (self.algorithm, self.cost, self.limit, self.slot_ttl_ms, self.safe)
+
+
+Charge = AllowanceCharge | RateCharge | SlotCharge
+
+
+def hold_part(charge: Charge) -> HoldPart | None:
+    """Return the part that a hold sets aside for a charge; None for a rate, which is spent at once."""
+    if isinstance(charge, RateCharge):
+        return None
+    return HoldPart("allowance" if isinstance(charge, AllowanceCharge) else charge.algorithm, charge.quota)
+
+
+class Operation(NamedTuple):
+    """An idempotent request: the store remembers its answer."""
+
+    digest: str  # of its id, within its tenant
+    body: str  # digest of the request
+    remembered_ms: int
+
+
+class StoreRequest(NamedTuple):
+    """Everything that one check needs of the store, which decides it as a whole."""
+
+    mode: str
+    charges: Sequence[Charge]
+    operation: Operation | None = None
+    hold: HoldTerms | None = None  # only with mode `hold`
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Return whether the same request sent again is decided anew."""
+        return self.mode == "enforce" and self.operation is None
+
+    @property
+    def may_slice(self) -> bool:
+        """Return whether token slices may answer all of it."""
+        is_usual = self.mode not in LOOKS and self.operation is None and self.charges
+        return bool(is_usual) and all(isinstance(each, RateCharge) and each.may_slice for each in self.charges)
+
+
+# --- what the store decides ------------------------------------------------------------------------------------------
+
+
+class PolicyDecision(Struct, frozen=True, gc=False):
+    """The decision of one policy; the fields are in the order in which check.lua packs them."""
+
+    code: int  # the reason of a denial; 0: allowed
+    limit: int
+    remaining: int
+    reset_ms: int
+    retry_after_ms: int
+    available: int  # of a bucket: its level, in nano-units
+    last_grant: int  # of a bucket: its rate, in micro-units a second
+    delay_ms: int
+
+    @property
+    def allowed(self) -> bool:
+        return self.code == 0
+
+    @property
+    def reason(self) -> str:
+        return REASONS[self.code]
+
+
+class Decision(Struct, frozen=True, gc=False):
+    """The decision on a request, with one entry per policy."""
+
+    allowed: bool
+    replayed: bool
+    policies: list[PolicyDecision]
+    hold: HoldTerms | None = None  # what is held, and for how much longer; replayed: what was held the first time
+
+
+Outcome = Decision | Exception
+OnDecisions = Callable[[Sequence[Outcome]], None]
+
+
+class RequestRun(NamedTuple):
+    """A request that is decided `times` times in a row, and the callback that gets all of its decisions at once."""
+
+    request: StoreRequest
+    times: int
+    on_decisions: OnDecisions
+
+
+def split_runs(request: StoreRequest, times: int, on_decisions: OnDecisions) -> list[RequestRun]:
+    """Return one run, or one for each time: operations, and returned units that a full bucket drops, go one by one."""
+    if request.is_repeatable:
+        return [RequestRun(request, times, on_decisions)]
+    return [RequestRun(request, 1, on_decisions)] * times
+
+
+class OperationClaim(StrEnum):
+    """What became of a journal's claim to book an operation."""
+
+    CLAIMED = "claimed"
+    CHARGED = "charged"  # a script has executed it, or another journal has claimed it
+    ANOTHER_BODY = "another_body"  # its id was used with another body
+
+
+class KnownOperation(NamedTuple):
+    """An operation over several cells that was decided before."""
+
+    hold: HoldTerms
+    is_concluded: bool  # all that was set aside for it has been spent
+
+
+class HoldState(NamedTuple):
+    """The outcome of an action on a hold, and the hold as it is now."""
+
+    outcome: HoldOutcome
+    state: str = ""
+    units: int = 0
+    committed: int = 0
+    expires_in_ms: int = 0
+
+
+class SlotsInUse(NamedTuple):
+    """The slots of a quota that are taken, and how many holds have them."""
+
+    quota: str
+    units: int
+    holders: int
+
+
+# --- what the exchange with the coordinator needs --------------------------------------------------------------------
+
+
+class FrozenBytes(NamedTuple):
+    """The bytes that a lane reports until it gets their receipt."""
+
+    bytes: str
+    seq: int
+    mono_us: int
+    held: Mapping[str, int]  # units that are held now, for each quota of the call
+    has_more: bool = False  # not everything fitted in: another batch follows at once
+
+
+class PartitionState(NamedTuple):
+    """Whether the region is partitioned from the coordinator, as its store knows it."""
+
+    is_partitioned: bool
+    overdrawn: int  # units admitted beyond the leases since this store began
+
+
+class AgentRateDemand(NamedTuple):
+    """What an agent wants of a rate that regions share."""
+
+    quota: str
+    safe: Rate
+    demand_micro: int
+    is_contended: bool
+
+
+class AgentSlotDemand(NamedTuple):
+    """What an agent wants of slots that regions share."""
+
+    slots: SlotCharge
+    waiting: int  # units that this agent could not get lately
+
+
+class SlotReports(NamedTuple):
+    """The region's reports of its shared slots, and the store's clock when it made them."""
+
+    mono_us: int
+    reports: list[SlotReport]
+
+
+class RateReports(NamedTuple):
+    """The region's reports of its shared rates, and the store's clock when it made them."""
+
+    mono_us: int
+    reports: list[RateReport]
