@@ -1,124 +1,201 @@
-"""What coordinators do by themselves: any number of them may run, and each job is done by one at a time.
+"""Background jobs of coordinators: any number of coordinators may run, and each job is done by one of them at a time.
 
-A job has a row in the database that says when it is due, by the database's clock. Whoever finds it due locks the row,
-does the work and moves the row on, all before the lock is let go; the others skip a locked row. So a tick is done once,
-and when a coordinator dies in the middle its lock dies with it, and another one finds the job due. What a job does must
-be safe to repeat: the work may have been committed where the moving on was not.
+A job has a row in the database that says when it is due, by the database's clock. Each coordinator reads all rows in
+one statement, and starts the jobs that are due and have work. To run a job, it locks the job's row, does the work, and
+moves the due time on, all in one transaction; other coordinators skip a locked row. If a coordinator dies, its lock is
+released and another one finds the job due. Therefore a job must be safe to repeat: its work may have been committed
+while the new due time was not.
 
-A job that fails is tried again shortly, by any coordinator. Each failure is counted, and logged when the job begins to
-fail and when it works again (`job_failures.py`); only the end of the coordinator ends a loop.
+A job that fails is tried again soon, by any coordinator. Each failure is counted, and it is logged when a job begins to
+fail and when it works again (`job_failures.py`).
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 from typing import NamedTuple
 
-from coordinator.database.connection import Connection
+import asyncpg
+
 from coordinator.database.engine import Database, open_database
 from coordinator.job_failures import JobFailures
 from coordinator.metrics import Metrics
+from protocol.clock import Clock, SystemClock
 
 FIRST_LOOK_S = 1.0  # coordinators that start together do not all look at once
-LOOKS_PER_TICK = 10  # how often a job that is due and not done is looked at again
+RETRIES_PER_INTERVAL = 10  # how often a job that failed, or that another coordinator runs, is tried within its interval
 GRACE_S = 5.0
-CONNECTIONS_PER_JOB = 3  # the one that holds the row, and what the work needs
+AT_ONCE = 6  # jobs that one coordinator runs at a time; four of them may take long
+CONNECTIONS_PER_JOB = 3  # one holds the row, the others are for the work
+SCHEDULER = "scheduler"  # the name that failures to read the jobs' rows are counted under
 
 
 class JobTookTooLong(RuntimeError):
-    """The work was ended, so that other coordinators can try it."""
+    """The job ran longer than it may and was cancelled, so that others can try it."""
 
 
 class Job(NamedTuple):
     name: str
     every_s: float
     run: Callable[[Database], Awaitable[object]]
-    at_most_s: float = 25.0  # a coordinator that is cut off must not keep the others from it for ever
+    at_most_s: float = 25.0  # a coordinator that lost its network must not keep the others from the job for ever
+    has_work: str = "true"  # an SQL condition; $2 is the time now. A job that is due and has no work does not run
 
 
 @asynccontextmanager
 async def running(
-    url: str, jobs: Sequence[Job], metrics: Metrics, failures: JobFailures | None = None
+    url: str,
+    jobs: Sequence[Job],
+    metrics: Metrics,
+    failures: JobFailures | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[None]:
-    """Until the end of the block. On connections of their own, so that requests never wait for them."""
-    failures = failures or JobFailures()
-    async with open_database(url, CONNECTIONS_PER_JOB * max(1, len(jobs))) as database:
-        tasks = [asyncio.create_task(_loop(job, database, metrics, failures), name=job.name) for job in jobs]
+    """Run the jobs until the end of the block, on connections of their own, so that requests never wait for them."""
+    async with open_database(url, CONNECTIONS_PER_JOB * AT_ONCE) as database:
+        scheduler = JobScheduler(jobs, database, metrics, failures or JobFailures(), clock or SystemClock())
+        task = asyncio.create_task(scheduler.run(), name=SCHEDULER)
         try:
             yield
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await scheduler.stop()
 
 
-async def _loop(job: Job, database: Database, metrics: Metrics, failures: JobFailures) -> None:
-    pause_s = min(FIRST_LOOK_S, job.every_s)
-    while True:
-        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
-        pause_s = await _look(job, database, metrics, failures)
+class JobScheduler:
+    """Starts each job when it is due. One statement reads all jobs' rows; between two of them it sleeps."""
+
+    def __init__(
+        self, jobs: Sequence[Job], database: Database, metrics: Metrics, failures: JobFailures, clock: Clock
+    ) -> None:
+        self._jobs = jobs
+        self._database = database
+        self._metrics = metrics
+        self._failures = failures
+        self._clock = clock
+        self._select_due = _select_due(jobs)
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._not_before_s: dict[str, float] = {}  # of jobs that failed here, or that another coordinator runs
+        self._finished = asyncio.Event()
+
+    async def run(self) -> None:
+        await asyncio.sleep(min([FIRST_LOOK_S, *(job.every_s for job in self._jobs)]) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+        while True:
+            pause_s = await self._start_due_jobs()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._finished.wait()
+            self._finished.clear()
+
+    async def stop(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start_due_jobs(self) -> float:
+        """Start what is due and has work. Return the seconds until the rows are worth another look."""
+        idle = [job for job in self._jobs if job.name not in self._running]
+        try:
+            names = [job.name for job in self._jobs]
+            rows = await self._database.read(lambda c: c.fetch(self._select_due, names, self._clock.now()))
+            if len(rows) < len(self._jobs):
+                await self._database.read(lambda c: c.execute(_INSERT, names))
+        except Exception as error:  # whatever failed, the next look is another chance
+            self._note_failure(SCHEDULER, error)
+            return min((job.every_s / RETRIES_PER_INTERVAL for job in idle), default=FIRST_LOOK_S)
+        self._failures.worked(SCHEDULER)
+        found = {row["name"]: row for row in rows}
+        pauses_s = [self._start_if_due(job, found.get(job.name)) for job in idle]
+        return min(pauses_s, default=FIRST_LOOK_S)
+
+    def _start_if_due(self, job: Job, row: asyncpg.Record | None) -> float:
+        """Start the job if it is due and has work. Return the seconds until its row is worth another look."""
+        retry_interval_s = job.every_s / RETRIES_PER_INTERVAL
+        if row is None:
+            return retry_interval_s
+        pause_s: float = max(row["due_in_s"], self._not_before_s.get(job.name, 0) - monotonic())
+        if pause_s > 0:
+            if row["due_in_s"] > 0:  # it worked, here or in another coordinator
+                self._failures.worked(job.name)
+            return min(max(pause_s, retry_interval_s), job.every_s)
+        if not row["has_work"]:
+            self._failures.worked(job.name)
+            self._metrics.job_last_success.labels(job.name).set_to_current_time()
+            return job.every_s
+        if len(self._running) == AT_ONCE:
+            return retry_interval_s
+        task = asyncio.create_task(self._run_job(job), name=job.name)
+        self._running[job.name] = task
+        task.add_done_callback(lambda _: self._note_finished(job))
+        return job.every_s
+
+    def _note_finished(self, job: Job) -> None:
+        del self._running[job.name]
+        self._finished.set()
+
+    async def _run_job(self, job: Job) -> None:
+        started = monotonic()
+        is_done = False
+        try:
+            is_done = await run_if_due(job, self._database)
+        except Exception as error:  # whatever failed, the next attempt is another chance
+            self._note_failure(job.name, error)
+        if is_done:
+            self._failures.worked(job.name)
+            self._metrics.job_runs.labels(job.name).inc()
+            self._metrics.job_seconds.labels(job.name).observe(monotonic() - started)
+            self._metrics.job_last_success.labels(job.name).set_to_current_time()
+        else:
+            self._not_before_s[job.name] = monotonic() + job.every_s / RETRIES_PER_INTERVAL
+
+    def _note_failure(self, name: str, error: Exception) -> None:
+        self._metrics.job_failures.labels(name).inc()
+        self._failures.failed(name, error)
 
 
-async def _look(job: Job, database: Database, metrics: Metrics, failures: JobFailures) -> float:
-    """Does the job if it is due. The seconds until it is worth while to look again."""
-    started = monotonic()
-    try:
-        done = await tick(job, database)
-    except Exception as error:  # whatever it was, the next tick is another chance
-        metrics.job_failures.labels(job.name).inc()
-        failures.failed(job.name, error)
-        return job.every_s / LOOKS_PER_TICK
-    if done.is_done or done.due_in_s > 0:  # here, or by another coordinator
-        failures.worked(job.name)
-    if done.is_done:
-        metrics.job_runs.labels(job.name).inc()
-        metrics.job_seconds.labels(job.name).observe(monotonic() - started)
-        metrics.job_last_success.labels(job.name).set_to_current_time()
-    return min(max(done.due_in_s, job.every_s / LOOKS_PER_TICK), job.every_s)
-
-
-class Tick(NamedTuple):
-    is_done: bool
-    due_in_s: float
-
-
-async def tick(job: Job, database: Database) -> Tick:
-    """Once: the work, if it is due and nobody else is at it."""
+async def run_if_due(job: Job, database: Database) -> bool:
+    """Run the job once, unless it is not due or another coordinator runs it. Return whether it ran."""
     async with database.transaction() as connection:
-        await connection.execute(_ALLOW_TO_WAIT, str(round(1000 * (job.at_most_s + GRACE_S))))
+        await connection.execute(_SET_IDLE_TIMEOUT, str(round(1000 * (job.at_most_s + GRACE_S))))
         if await connection.fetchval(_CLAIM, job.name) is None:
-            return Tick(False, await _due_in_s(job, connection))
+            return False
         await _run_in_time(job, database)
-        return Tick(True, await connection.fetchval(_MOVE_ON, job.name, job.every_s))
+        await connection.execute(_MOVE_ON, job.name, job.every_s)
+        return True
 
 
 async def _run_in_time(job: Job, database: Database) -> None:
-    """What the work itself reports as a time-out is an outage of the database; its own slowness is not."""
+    """Cancel the job after `at_most_s`. A time-out that the work itself raises is an outage of the database instead."""
     try:
         async with asyncio.timeout(job.at_most_s) as limit:
             await job.run(database)
     except TimeoutError as error:
         if limit.expired():
-            raise JobTookTooLong(f"it was ended after {job.at_most_s:g} s") from error
+            raise JobTookTooLong(f"it was cancelled after {job.at_most_s:g} s") from error
         raise
 
 
-async def _due_in_s(job: Job, connection: Connection) -> float:
-    """A job that was never done is due at once, after this transaction: nobody shall wait for a row being made."""
-    await connection.execute(_MAKE, job.name)
-    due_in_s: float = await connection.fetchval(_DUE_IN_S, job.name)
-    return due_in_s
+def _select_due(jobs: Sequence[Job]) -> str:
+    conditions = " ".join(f"WHEN '{job.name}' THEN {job.has_work}" for job in jobs)
+    return _DUE.replace("{conditions}", conditions)
 
 
-# A connection that waits longer for its coordinator than the work may take is ended, and with it the lock.
-_ALLOW_TO_WAIT = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)"
-_MAKE = "INSERT INTO job (name, due_at) VALUES ($1, clock_timestamp()) ON CONFLICT DO NOTHING"
+_DUE = """
+SELECT name, extract(epoch FROM due_at - clock_timestamp())::float8 AS due_in_s,
+    CASE WHEN due_at > clock_timestamp() OR $2::timestamptz IS NULL THEN NULL
+        ELSE CASE name {conditions} END END AS has_work
+FROM job WHERE name = ANY ($1::text[])
+"""
+_INSERT = """
+INSERT INTO job (name, due_at) SELECT name, clock_timestamp() FROM unnest($1::text[]) AS name ON CONFLICT DO NOTHING
+"""
+# A connection that stays idle for longer than the work may take is ended by Postgres, and with it the lock.
+_SET_IDLE_TIMEOUT = "SELECT set_config('idle_in_transaction_session_timeout', $1, true)"
 _CLAIM = "SELECT name FROM job WHERE name = $1 AND due_at <= clock_timestamp() FOR UPDATE SKIP LOCKED"
-_DUE_IN_S = "SELECT extract(epoch FROM due_at - clock_timestamp())::float8 FROM job WHERE name = $1"
-# In step with what was due; after a long silence from now on, for what was missed is not made up for.
+# A job keeps its rhythm. After a long silence it starts from now: runs that were missed are not made up for.
 _MOVE_ON = """
 UPDATE job SET due_at = greatest(due_at + make_interval(secs => $2), clock_timestamp()) WHERE name = $1
-RETURNING extract(epoch FROM due_at - clock_timestamp())::float8
 """

@@ -13,6 +13,7 @@ from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.rules.settlement import expire
 
 BATCH = 500  # leases a turn
+LEASES_EXPIRED = "EXISTS (SELECT FROM lease WHERE outstanding > 0 AND expires_at <= $2)"  # the job has work
 
 
 class Expired(NamedTuple):

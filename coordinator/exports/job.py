@@ -142,6 +142,7 @@ async def forget_exports(connection: Connection, now: datetime) -> None:
     await connection.execute(_FORGET, now)
 
 
+EXPORTS_WAITING = "EXISTS (SELECT FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL)"  # the job has work
 _NEXT = """
 SELECT id FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL AND format = ANY ($1)
 ORDER BY attempt, asked_at, id LIMIT 1

@@ -397,6 +397,7 @@ WITH part AS (
 SELECT quota, region, epoch, charge_period, outstanding, suspense, quarantined, proposed, reported_at
 FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
 """
+PERIODS_CLOSING = "EXISTS (SELECT FROM period WHERE state = 'closing')"  # the job has work
 _CLOSING = "SELECT id, closing_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
 _HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"

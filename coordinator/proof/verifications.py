@@ -64,6 +64,7 @@ def _kept(row: asyncpg.Record) -> list[KeptSeal]:
     return msgspec.json.decode(row["kept"], type=list[KeptSeal])
 
 
+VERIFICATIONS_WAITING = "EXISTS (SELECT FROM verification WHERE result IS NULL)"  # the job has work
 _ASK = "INSERT INTO verification (id, asked_by, asked_at, kept) VALUES ($1, $2, $3, $4::text::jsonb) RETURNING *"
 _NEXT = "SELECT id, kept FROM verification WHERE result IS NULL ORDER BY asked_at, id LIMIT 1"
 _FINISH = "UPDATE verification SET result = $2, finished_at = $3 WHERE id = $1 AND result IS NULL"

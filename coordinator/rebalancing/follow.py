@@ -119,6 +119,7 @@ async def _end(connection: Connection, row: asyncpg.Record, state: str, reason: 
     await record(connection, by, Action.REBALANCE_ENDED, str(row["id"]), details, now)
 
 
+REBALANCES_RUNNING = "EXISTS (SELECT FROM rebalance WHERE state = 'running')"  # the job has work
 _HELD = "SELECT * FROM rebalance WHERE id = $1 AND state = 'running' FOR UPDATE"
 _OPEN = "SELECT * FROM rebalance_move WHERE rebalance = $1 AND ended_at IS NULL ORDER BY number"
 _REASONS = """

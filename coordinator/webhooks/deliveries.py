@@ -99,6 +99,8 @@ async def forget_events(connection: Connection, now: datetime) -> None:
     await connection.execute(_FORGET, now - KEPT_FOR, FORGOTTEN_AT_ONCE)
 
 
+# The condition under which the delivery job has work.
+DELIVERIES_DUE = "EXISTS (SELECT FROM delivery WHERE next_at <= $2 AND delivered_at IS NULL AND dead_at IS NULL)"
 _TAKE = """
 WITH due AS (
     SELECT event, webhook FROM delivery JOIN webhook ON webhook.id = delivery.webhook

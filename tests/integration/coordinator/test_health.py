@@ -185,7 +185,7 @@ async def test_a_job_that_keeps_failing_is_a_reason_and_is_logged_once(database:
 
 async def test_an_outage_of_the_database_is_one_line_and_not_one_for_each_failure() -> None:
     nowhere, metrics = f"postgresql://a:b@127.0.0.1:{free_port()}/c", Metrics()
-    failed = metrics.job_failures.labels("count")
+    failed = metrics.job_failures.labels("scheduler")
 
     async def nothing(_: Database) -> None:
         return None

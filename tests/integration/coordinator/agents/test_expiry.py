@@ -47,7 +47,7 @@ async def test_any_coordinator_does_it_and_each_lease_is_set_aside_once(stand: S
 async def test_books_that_somebody_else_is_at_are_left_for_the_next_turn(stand: Stand, agent: Agent) -> None:
     agent.lanes = 1
     await stand.owner.execute("UPDATE region_epoch SET lanes = 1")
-    await stand.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', now())")
+    await stand.owner.execute("INSERT INTO subscription (tenant, plan, changed_at) VALUES ('acme', 'pro', now())")
     await agent.say(1, wants=[want(waiting=10), want(MAILS, waiting=5)])
     stand.clock.move(seconds=70)
     async with connected(stand.url) as busy, busy.transaction():

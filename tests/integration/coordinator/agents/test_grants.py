@@ -54,7 +54,7 @@ async def test_a_want_that_leads_to_no_lease(stand: Stand, agent: Agent, quota: 
 
 
 async def test_the_plan_of_the_tenant_gives_the_limit(stand: Stand, agent: Agent) -> None:
-    await stand.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', now())")
+    await stand.owner.execute("INSERT INTO subscription (tenant, plan, changed_at) VALUES ('acme', 'pro', now())")
     assert leased(await agent.say(1, wants=[want(MAILS, waiting=60)], quota=MAILS), MAILS).granted == 50
 
 

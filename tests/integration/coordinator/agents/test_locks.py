@@ -88,7 +88,7 @@ async def test_lanes_are_locked_in_their_order_whatever_a_call_says(stand: Stand
 
 async def test_pools_are_locked_in_their_order_whatever_a_batch_says(stand: Stand, agent: Agent) -> None:
     await stand.owner.execute("UPDATE region_epoch SET lanes = 1")
-    await stand.owner.execute("INSERT INTO subscription VALUES ('acme', 'pro', now())")
+    await stand.owner.execute("INSERT INTO subscription (tenant, plan, changed_at) VALUES ('acme', 'pro', now())")
     agent.lanes = 1
     quotas = [MAILS, EXPORTS]
     await agent.say(1, wants=[want(quota, waiting=5) for quota in quotas])

@@ -1,20 +1,25 @@
-"""Two coordinators' loops on one database: each tick is done once, and by whoever is there."""
+"""Background jobs of two coordinators on one database: each job is run by one coordinator at a time."""
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
 
 from coordinator.database.engine import Database, open_database
-from coordinator.jobs import Job, JobTookTooLong, running, tick
+from coordinator.jobs import Job, JobTookTooLong, run_if_due, running
 from coordinator.metrics import Metrics
 from tests.conftest import free_port
 from tests.integration.coordinator.standing import connected
 
 pytestmark = pytest.mark.anyio
 
-DUE = "UPDATE job SET due_at = now() WHERE name = 'count'"
+DUE = "INSERT INTO job (name, due_at) VALUES ('count', now()) ON CONFLICT (name) DO UPDATE SET due_at = now()"
+CONNECTIONS = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'leasehold-coordinator'
+"""
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -45,33 +50,72 @@ class Counting:
         return Job("count", every_s, run, at_most_s)
 
 
-async def test_a_tick_is_done_by_one_and_once(database: str) -> None:
+async def make_due(database: str) -> None:
+    async with connected(database) as owner:
+        await owner.execute(DUE)
+
+
+async def test_a_due_job_is_run_once_by_one_coordinator(database: str) -> None:
     counting = Counting()
+    await make_due(database)
     async with open_database(database, 4) as here, open_database(database, 4) as there:
         first, second = counting.job("here", every_s=60), counting.job("there", every_s=60)
-        await tick_when_free(first, here)
         counting.go_on.clear()
-        async with connected(database) as owner:
-            await owner.execute(DUE)
-        at_it = asyncio.create_task(tick(first, here))
+        at_it = asyncio.create_task(run_if_due(first, here))
         await until(lambda: counting.at_once == 1)
-        assert not (await tick(second, there)).is_done  # somebody is at it
+        assert not await run_if_due(second, there), "another coordinator runs it"
         counting.go_on.set()
-        assert (await at_it).is_done
-        assert not (await tick(second, there)).is_done  # it is done
-    assert (counting.done, counting.most_at_once) == (["here", "here"], 1)
+        assert await at_it
+        assert not await run_if_due(second, there), "it is not due again"
+    assert (counting.done, counting.most_at_once) == (["here"], 1)
 
 
-async def test_what_is_not_due_says_when_it_will_be(database: str) -> None:
+async def test_a_job_without_work_does_not_run_and_is_counted_as_working(database: str) -> None:
+    counting, metrics = Counting(), Metrics()
+    has_work = "EXISTS (SELECT FROM region WHERE name = 'us-east' AND created_at < $2)"
+    await make_due(database)
+    async with (
+        running(database, [counting.job("here")._replace(has_work=has_work)], metrics),
+        connected(database) as owner,
+    ):
+        await until(
+            lambda: 'job_last_success_timestamp_seconds{job="count"}' in generate_latest(metrics.registry).decode()
+        )
+        assert not counting.done
+        await owner.execute(
+            "INSERT INTO region (name, weight, created_at) VALUES ('us-east', 1, now() - interval '1 s')"
+        )
+        await until(lambda: counting.done != [])
+
+
+async def test_an_idle_coordinator_reads_all_jobs_in_one_statement(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty jobs that have no work: one statement for all of them at a time, on one connection, and no transaction."""
+    statements: list[str] = []
+    read = Database.read
+
+    async def count(self: Database, operation: Any) -> Any:
+        statements.append("read")
+        return await read(self, operation)
+
+    def refuse(self: Database, **_: object) -> None:
+        statements.append("transaction")
+
+    monkeypatch.setattr(Database, "read", count)
+    monkeypatch.setattr(Database, "transaction", refuse)
     counting = Counting()
-    async with open_database(database, 2) as here:
-        await tick_when_free(counting.job("here", every_s=60), here)
-        again = await tick(counting.job("here", every_s=60), here)
-    assert not again.is_done
-    assert 0 < again.due_in_s <= 60
+    idle = [counting.job("here", every_s=0.2)._replace(name=f"idle-{number}", has_work="false") for number in range(20)]
+    async with connected(database) as owner:
+        await owner.executemany("INSERT INTO job (name, due_at) VALUES ($1, now())", [(job.name,) for job in idle])
+        async with running(database, idle, Metrics()):
+            await until(lambda: len(statements) >= 5)
+            assert await owner.fetchval(CONNECTIONS) == 1
+    assert {*statements} == {"read"}
+    assert not counting.done
 
 
-async def test_loops_of_two_coordinators_never_work_at_once_and_one_goes_on_alone(database: str) -> None:
+async def test_two_coordinators_never_run_a_job_at_once_and_one_goes_on_alone(database: str) -> None:
     counting = Counting()
     async with running(database, [counting.job("here")], Metrics()):
         async with running(database, [counting.job("there")], Metrics()):
@@ -86,27 +130,28 @@ async def test_a_coordinator_that_dies_in_the_middle_leaves_the_job_to_others(da
     """Its connections end with it; nothing of it is waited for."""
     counting = Counting()
     counting.go_on.clear()
+    await make_due(database)
     async with (
         connected(database) as owner,
         open_database(database, 4) as there,
         running(database, [counting.job("here")], Metrics()),
     ):
         await until(lambda: counting.at_once == 1)
-        assert not (await tick(counting.job("there"), there)).is_done
+        assert not await run_if_due(counting.job("there"), there)
         killed = await owner.fetchval(
             """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
             WHERE datname = current_database() AND state = 'idle in transaction' AND query LIKE '%FROM job%'"""
         )
         assert killed == 1
         counting.go_on.set()
-        await tick_when_free(counting.job("there"), there)
+        await run_when_free(counting.job("there"), there)
     assert "there" in counting.done
 
 
-async def tick_when_free(job: Job, database: Database) -> None:
-    """A job that was never done is made first, and the database needs a moment to notice that a connection is gone."""
+async def run_when_free(job: Job, database: Database) -> None:
+    """Postgres needs a moment to notice that a connection is gone."""
     async with asyncio.timeout(20):
-        while not (await tick(job, database)).is_done:  # noqa: ASYNC110 - it is waited for in Postgres
+        while not await run_if_due(job, database):  # noqa: ASYNC110 - Postgres has no event for it
             await asyncio.sleep(0.005)
 
 
@@ -129,15 +174,16 @@ async def test_a_job_that_fails_is_counted_and_tried_again(database: str) -> Non
 async def test_a_job_that_hangs_is_ended_so_that_others_may_try(database: str) -> None:
     counting = Counting()
     counting.go_on.clear()
+    await make_due(database)
     async with open_database(database, 2) as here:
         with pytest.raises(JobTookTooLong):
-            await tick_when_free(counting.job("here", at_most_s=0.01), here)
+            await run_if_due(counting.job("here", at_most_s=0.01), here)
         counting.go_on.set()
-        await tick_when_free(counting.job("here"), here)
+        await run_when_free(counting.job("here"), here)
     assert counting.done == ["here"]
 
 
-async def test_without_a_database_a_loop_waits_and_ends_with_its_coordinator() -> None:
+async def test_without_a_database_the_scheduler_waits_and_ends_with_its_coordinator() -> None:
     metrics = Metrics()
     nowhere = f"postgresql://nobody@127.0.0.1:{free_port()}/nothing"
     async with running(nowhere, [Counting().job("here", every_s=0.05)], metrics):
