@@ -25,7 +25,7 @@ from tests.integration.coordinator.standing import served
 __all__ = ["region"]
 pytestmark = pytest.mark.anyio
 Typed = Callable[..., Coroutine[Any, Any, Result]]
-GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "finance.md"
+GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "closing.md"
 
 
 @pytest.fixture
