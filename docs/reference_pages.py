@@ -137,7 +137,7 @@ def errors_page() -> str:
 
 def cli_page() -> str:
     """Return the help of every command, as typer writes it."""
-    command = [sys.executable, "-m", "typer", "leasehold.cli", "utils", "docs", "--name", "leasehold"]
+    command = [sys.executable, "-m", "typer", "leasehold.cli.app", "utils", "docs", "--name", "leasehold"]
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     title = (
         "# Command line\n\nCommands that call a coordinator read its address from `LEASEHOLD_URL` and a token from"

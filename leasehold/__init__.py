@@ -35,4 +35,7 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(__import__(_MODULES[name], fromlist=[name]), name)
+    try:
+        return getattr(__import__(_MODULES[name], fromlist=[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"leasehold.{name} needs {error.name}: pip install 'leasehold[server]'") from error

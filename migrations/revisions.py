@@ -5,7 +5,7 @@ from importlib.resources import files
 
 def known_revisions() -> list[str]:
     """Return all revisions, oldest first. A test compares them with those that alembic finds in the same files."""
-    names = (file.name for file in files("migrations").joinpath("versions").iterdir())
+    names = (file.name for file in files(__package__).joinpath("versions").iterdir())
     return sorted(name.partition("_")[0] for name in names if name[:1].isdigit() and name.endswith(".py"))
 
 

@@ -17,4 +17,4 @@ def execute(sql: str) -> None:
 
 def schema() -> str:
     """Return the statements that create the current schema in an empty database."""
-    return files("migrations").joinpath("schema.sql").read_text(encoding="utf-8")
+    return files(__package__).joinpath("schema.sql").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import msgspec
 
+import migrations
 from coordinator.database.connection import Connection
 from coordinator.health.readiness import schema_revision
 from coordinator.proof.rules import Fault, FaultKind
@@ -26,7 +27,7 @@ class Guards(msgspec.Struct, frozen=True):
 
 
 def expected_guards() -> Guards:
-    return msgspec.json.decode(files("migrations").joinpath("guards.json").read_bytes(), type=Guards)
+    return msgspec.json.decode(files(migrations).joinpath("guards.json").read_bytes(), type=Guards)
 
 
 async def read_guards(connection: Connection) -> dict[str, str]:

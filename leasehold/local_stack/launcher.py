@@ -264,13 +264,13 @@ _TIMEOUT = "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS"
 DECISION_TIMEOUT_MS = "250"  # a dozen processes share the cores: a store that waits for its turn is not down
 _PREPARE = ["-m", "leasehold.local_stack.prepare"]
 _RELAY = ["-m", "leasehold.local_stack.relay"]
-_WHEN_TOLD = "from {}.main import run; import sys; sys.stdin.readline() and run()"  # no word: the launcher is gone
-_COORDINATOR = ["-c", _WHEN_TOLD.format("coordinator")]
-_AGENT = ["-c", _WHEN_TOLD.format("regional_agent")]
+_SERVICE = "leasehold.local_stack.service"
+_COORDINATOR = ["-m", _SERVICE, "coordinator"]
+_AGENT = ["-m", _SERVICE, "agent"]
 
 
 def _spawn_python(command: list[str], log: Path, settings: dict[str, str]) -> subprocess.Popen[bytes]:
-    return spawn(command, log=log, environ={**os.environ, **settings}, waits="-c" in command)
+    return spawn(command, log=log, environ={**os.environ, **settings}, waits=_SERVICE in command)
 
 
 def _patience_s(plan: Plan) -> int:

@@ -6,11 +6,10 @@ It is started together with Postgres, so it waits for an answer. What went wrong
 """
 
 import asyncio
-import importlib
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from os import environ
 from pathlib import Path
@@ -79,13 +78,18 @@ async def issue_tokens(url: str, tokens: Mapping[str, str]) -> None:
         await connection.close()
 
 
+def _import_migrations() -> Callable[[str, str | None], bool]:
+    from migrations.run import upgrade  # noqa: PLC0415 - most starts find an up-to-date schema and do not need it
+
+    return upgrade
+
+
 def main(data: Path, patience_s: float) -> None:
     url, coordinator_url = environ[URL_VARIABLE], environ.get(COORDINATOR_URL_VARIABLE)
     if not (data / "postgres").exists():
-        # It will be needed, and its import takes about as long as making the cluster: not after it, then.
-        importlib.import_module("migrations.run")
+        _import_migrations()  # it will be needed, and takes about as long as making the cluster, which runs meanwhile
     if not asyncio.run(find_database(url, patience_s, coordinator_url)):
-        importlib.import_module("migrations.run").upgrade(url, coordinator_url)
+        _import_migrations()(url, coordinator_url)
     asyncio.run(issue_tokens(url, json.loads((data / "secrets.json").read_text())["tokens"]))
 
 

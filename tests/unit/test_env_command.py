@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from leasehold.cli import app
+from leasehold.cli.app import app
 
 STACK = {
     "coordinator": "http://127.0.0.1:8400",

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coordinator.access.rules.scopes import REGION_PREFIX, SCOPES, is_scope
-from leasehold.cli import app
+from leasehold.cli.app import app
 from leasehold.local_stack.data_directory import SCOPES as LAUNCHERS_SCOPES
 from leasehold.local_stack.data_directory import write_private
 from tests.conftest import Server, free_port

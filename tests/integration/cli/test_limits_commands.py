@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from coordinator.access.issue_token import issue_token
-from leasehold.cli import app
+from leasehold.cli.app import app
 from tests.integration.regional_agent.conftest import another_coordinator
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator.access.issue_token import issue_token
 from coordinator.periods.close import go_on_closing
-from leasehold.cli import app
+from leasehold.cli.app import app
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand
 from tests.integration.coordinator.agents.test_closing import GRACE, NEXT, in_december, pool, use
 from tests.integration.coordinator.standing import NOON

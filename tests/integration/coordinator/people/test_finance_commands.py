@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from coordinator.access.issue_token import issue_token
-from leasehold.cli import app
+from leasehold.cli.app import app
 from tests.integration.coordinator.people.conftest import Region, Stand, sealed
 from tests.integration.coordinator.people.test_statements import DAY, MAILS, at, region
 from tests.integration.coordinator.standing import served

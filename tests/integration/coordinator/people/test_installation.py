@@ -21,7 +21,7 @@ from coordinator.webhooks.deliveries import take_due
 from coordinator.webhooks.delivery import tell_webhooks
 from coordinator.webhooks.outbox import tell
 from coordinator.webhooks.rules import EventKind, event
-from leasehold.cli import app as cli
+from leasehold.cli.app import app as cli
 from tests.conftest import PostgresServer, copied, restricted
 from tests.integration.coordinator.people.conftest import Stand
 from tests.integration.coordinator.proof.conftest import standing

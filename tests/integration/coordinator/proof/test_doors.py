@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from coordinator.database.engine import open_database
 from coordinator.proof.seal import seal
 from coordinator.proof.verifications import do_verifications
-from leasehold.cli import app
+from leasehold.cli.app import app
 from leasehold.local_stack.plan import URL_VARIABLE
 from tests.conftest import PostgresServer, copied
 from tests.integration.coordinator.people.conftest import Region, Stand, problem
