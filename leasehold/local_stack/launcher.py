@@ -264,7 +264,7 @@ _TIMEOUT = "LEASEHOLD_AGENT_DECISION_TIMEOUT_MS"
 DECISION_TIMEOUT_MS = "250"  # a dozen processes share the cores: a store that waits for its turn is not down
 _PREPARE = ["-m", "leasehold.local_stack.prepare"]
 _RELAY = ["-m", "leasehold.local_stack.relay"]
-_SERVICE = "leasehold.local_stack.service"
+_SERVICE = "leasehold.local_stack.run_when_told"
 _COORDINATOR = ["-m", _SERVICE, "coordinator"]
 _AGENT = ["-m", _SERVICE, "agent"]
 

@@ -1,6 +1,6 @@
 """Run a service as soon as a line arrives on standard input; everything is imported before.
 
-    python -m leasehold.local_stack.service coordinator|agent
+    python -m leasehold.local_stack.run_when_told coordinator|agent
 
 Without a line the launcher is gone, and the service does not start.
 """
