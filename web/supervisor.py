@@ -22,6 +22,8 @@ from typing import NoReturn
 
 import structlog
 
+from protocol.backoff import Backoff
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 STEADY_S = 10.0  # who lived so long is begun again as if it had never failed
@@ -39,7 +41,7 @@ Work = Callable[[int, Beat], None]
 
 
 @dataclass(slots=True)
-class _Life:
+class _Process:
     worker: int
     began_s: float
     beats: int = 0
@@ -74,17 +76,19 @@ def _stop_the_alarm() -> None:
         signal.sigwait({signal.SIGALRM})
 
 
-def next_pause_s(pause_s: float, lived_s: float) -> float:
-    """How long to wait before a worker is begun again that waited `pause_s` the last time."""
-    return FIRST_PAUSE_S if lived_s >= STEADY_S else min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
+def next_pause_s(backoff_s: Backoff, lived_s: float) -> float:
+    """Return how long to wait before a worker that ended after `lived_s` is started again."""
+    if lived_s >= STEADY_S:
+        backoff_s.succeeded()
+    return backoff_s.failed(0)
 
 
 class _Supervisor:
     def __init__(self, workers: int, work: Work) -> None:
         self._work = work
-        self._lives: dict[int, _Life] = {}  # by pid
+        self._lives: dict[int, _Process] = {}  # by pid
         self._due_s = dict.fromkeys(range(workers), monotonic())  # who is to be begun, and when
-        self._pause_s = dict.fromkeys(range(workers), 0.0)
+        self._backoff_s = [Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S) for _ in range(workers)]
         self._beats = memoryview(mmap.mmap(-1, 8 * workers)).cast("Q")  # by worker; each writes its own
         self._look_at_s = monotonic() + LOOK_S
         self._is_ending = False
@@ -109,9 +113,9 @@ class _Supervisor:
         if monotonic() < self._look_at_s:
             return
         self._look_at_s = monotonic() + LOOK_S
-        for pid, incarnation in self._lives.items():
-            if incarnation.is_hung(self._beats[incarnation.worker]):
-                _log.error("a worker hangs and is killed", worker=incarnation.worker, pid=pid)
+        for pid, process in self._lives.items():
+            if process.is_hung(self._beats[process.worker]):
+                _log.error("a worker hangs and is killed", worker=process.worker, pid=pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _set_alarm(self) -> None:
@@ -135,20 +139,17 @@ class _Supervisor:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if incarnation := self._lives.pop(pid, None):  # as the first process of a container it gets strangers, too
-                self._ended(incarnation, os.waitstatus_to_exitcode(status))
+            if process := self._lives.pop(pid, None):  # as the first process of a container it gets strangers, too
+                self._ended(process, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, incarnation: _Life, status: int) -> None:
+    def _ended(self, process: _Process, status: int) -> None:
         if self._is_ending:
             # By the signal itself: it had not begun to serve.
             self._ended_well &= status in {0, -signal.SIGTERM, -signal.SIGINT}
             return
-        pause_s = next_pause_s(self._pause_s[incarnation.worker], monotonic() - incarnation.began_s)
-        self._pause_s[incarnation.worker] = pause_s
-        self._due_s[incarnation.worker] = monotonic() + pause_s
-        _log.error(
-            "a worker ended and is begun again", worker=incarnation.worker, status=status, in_ms=int(pause_s * 1000)
-        )
+        pause_s = next_pause_s(self._backoff_s[process.worker], monotonic() - process.began_s)
+        self._due_s[process.worker] = monotonic() + pause_s
+        _log.error("a worker ended and is begun again", worker=process.worker, status=status, in_ms=int(pause_s * 1000))
 
     # --- in the worker -----------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class _Supervisor:
         pid = os.fork()
         if pid == 0:
             self._be(worker)
-        self._lives[pid] = _Life(worker, monotonic())
+        self._lives[pid] = _Process(worker, monotonic())
 
     def _be(self, worker: int) -> NoReturn:
         status = 1

@@ -37,7 +37,7 @@ from protocol.policy import DEFAULT_HORIZON, QuotaKind, QuotaSpec
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.exchange_loop import ACKNOWLEDGED, answered_by, renewal_of
 from regional_agent.leasing.quotas import Leasing
-from regional_agent.leasing.rules.persistence import Persistence
+from regional_agent.leasing.rules.reply_timeout import exchange_backoff, reply_timeout_ms
 from regional_agent.store.types import PolicyDecision
 
 QUOTA = "units:tenant=acme"
@@ -175,7 +175,7 @@ class Region:
         self._call = 0  # the one that is under way; 0: none
         self._calls = 0
         self._next_ms = self._sent_ms = self._report_at_ms = 0
-        self._persistence = Persistence()
+        self._backoff = exchange_backoff()
         self._asked: list[str] = []
 
     # --- admission ---------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Region:
         """Says what is due, unless a call is under way."""
         self._give_up()
         now_ms, wake = self._network.now_ms, self.leasing.wake
-        if self._call or now_ms < self._persistence.again_at_ms or not (wake.is_set() or now_ms >= self._next_ms):
+        if self._call or now_ms < self._backoff.until or not (wake.is_set() or now_ms >= self._next_ms):
             return
         wake.clear()
         asked, reports = self.leasing.due(), now_ms >= self._report_at_ms
@@ -239,21 +239,21 @@ class Region:
         self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms
         name, number = name_of(self.number), self._call
         self._ask(self, Call(name, name, [Incoming(batch, repr(batch).encode(), live)]), number)
-        reply_within_ms = self._persistence.reply_within_ms(self.leasing.round_trip_ms)
-        self._network.later(reply_within_ms, lambda: self._fail(number))
+        reply_within_ms = reply_timeout_ms(self._backoff, self.leasing.round_trip_ms)
+        self._network.later(int(reply_within_ms), lambda: self._fail(number))
 
     def _fail(self, number: int) -> None:
         if number == self._call:
             self._call = 0
-            if self._persistence.pause_ms:  # one message may get lost
+            if self._backoff.pause:  # one message may get lost
                 self.leasing.cut_off()
-            self._persistence.failed(self._sent_ms)
+            self._backoff.failed(self._sent_ms)
 
     def hear(self, response: ExchangeResponse, number: int) -> None:
         if number != self._call:
             return
         self._call = 0
-        self._persistence.succeeded()
+        self._backoff.succeeded()
         self.leasing.reached()
         self.leasing.round_trip_ms = self._network.now_ms - self._sent_ms
         for reply in response.replies:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from protocol.backoff import Backoff
 from protocol.check import BatchAnswer, CheckAnswer, DenialCause, Mode, PolicyAnswer, cause_of_denial
 from protocol.circuit_breaker import CircuitBreaker
 
@@ -26,6 +27,7 @@ OnFailure = Literal["closed", "open", "raise"]
 
 LONGEST_PAUSE_S = 60.0
 FIRST_PAUSE_S = 0.05
+RETRY_BACKOFF_S = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 RETRY_WITHOUT_AGENT_MS = 1000
 FORWARDED_HEADERS = (
     *("ratelimit-policy", "ratelimit"),
@@ -228,7 +230,7 @@ class AgentProtocol:
 
 def next_pause_s(retry_after_ms: int, attempt: int, chance: float) -> float:
     """Return the pause before the next check: never shorter than the denial says, doubling, and spread by a tenth."""
-    least_s: float = max(retry_after_ms / 1000, FIRST_PAUSE_S * 2 ** min(attempt, 10))
+    least_s = max(retry_after_ms / 1000, RETRY_BACKOFF_S.pause_after(attempt + 1))
     return min(LONGEST_PAUSE_S, least_s) * (1 + chance / 10)
 
 

@@ -9,13 +9,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
+from protocol.backoff import Backoff
 from protocol.outcomes import GrantRefusal
 from regional_agent.leasing.central import Asking
 from regional_agent.leasing.rules.demand import Demand
-from regional_agent.leasing.rules.refill import Patience
+from regional_agent.leasing.rules.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 
 MOST_KEPT = 10_000  # beyond these, idle ones are forgotten
 MOST_FOLLOWED = 50_000
@@ -39,13 +41,18 @@ class Want:
     held: int = 0  # units that services have set aside, as far as is known here
     look_at_ms: int = 0  # at what is held
     postponed_until_ms: int = 0  # its lane pauses, or it is set aside
-    patience: Patience = field(default_factory=Patience)
+    backoff: Backoff = field(default_factory=partial(Backoff, FIRST_PAUSE_MS, LONGEST_PAUSE_MS))
     changed: asyncio.Event | None = None  # while somebody waits for news
     asking: Asking | None = None  # of what is central
     hints: int = 0  # how many general hints it has heard of
     is_followed: bool = False
     ticket: int = 0  # of its entry in the heap
     scheduled_ms: int | None = None
+
+    def back_off(self, now_ms: int, ends_in_ms: int = LONGEST_PAUSE_MS) -> None:
+        """Pause asking, no longer than the period lasts. A failure during a pause does not prolong it."""
+        if not self.backoff.is_pausing(now_ms):
+            self.backoff.failed(now_ms, ends_in_ms)
 
     @property
     def idle(self) -> bool:

@@ -38,7 +38,7 @@ from regional_agent.leasing.coordinator_client import (
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.lanes import Lanes
 from regional_agent.leasing.quotas import Leasing
-from regional_agent.leasing.rules.persistence import LONGEST_PAUSE_MS, Persistence
+from regional_agent.leasing.rules.reply_timeout import LONGEST_PAUSE_MS, exchange_backoff, reply_timeout_ms
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
@@ -107,7 +107,7 @@ class ExchangeLoop:
         self._metrics = metrics
         self._clock = clock
         self._interval_ms = interval_ms
-        self._persistence = Persistence()
+        self._backoff = exchange_backoff()
         self._report_at_ms = 0
         self._sent_ms = 0
         self._resend: set[int] = set()  # lanes whose batch may still wait for its receipt
@@ -137,7 +137,7 @@ class ExchangeLoop:
     @property
     def is_pausing(self) -> bool:
         """Something failed, and nothing is said for a while."""
-        return self._persistence.pause_ms > 0
+        return self._backoff.pause > 0
 
     def report_now(self) -> None:
         self._report_at_ms = 0
@@ -154,7 +154,7 @@ class ExchangeLoop:
         Gives the units that cannot be returned yet, for they are held.
         """
         incarnation = self._epochs.current
-        self._persistence = Persistence(LONGEST_PAUSE_MS)  # said once: it is waited for as long as for any
+        self._backoff = exchange_backoff(LONGEST_PAUSE_MS)  # said once: it is waited for as long as for any
         await self._journal.book_last(incarnation)
         if incarnation is None:
             return 0
@@ -181,8 +181,8 @@ class ExchangeLoop:
 
     async def _pause(self) -> None:
         """Until somebody wants something, a report is due, or the pause after a failure is over."""
-        if self._persistence.pause_ms:
-            await asyncio.sleep(max(0, self._persistence.again_at_ms - self._clock.monotonic_ms()) / 1000)
+        if self._backoff.pause:
+            await asyncio.sleep(max(0, self._backoff.until - self._clock.monotonic_ms()) / 1000)
             return
         moments = [self._report_at_ms - self._clock.monotonic_ms(), self._leasing.next_due_in_ms()]
         timeout_ms = max(0, min(moment for moment in moments if moment is not None))
@@ -200,7 +200,7 @@ class ExchangeLoop:
             else:
                 await self._look_back(incarnation)
                 await self._say_what_is_due(incarnation)
-            self._persistence.succeeded()
+            self._backoff.succeeded()
             self._metrics.cut_off.heard()
             self._leasing.reached()
             self._note_reached()
@@ -211,12 +211,12 @@ class ExchangeLoop:
         except FAILURES as error:
             if self.is_pausing or not isinstance(error, NoReply):  # one message may get lost
                 self._leasing.cut_off()
-            self._persistence.failed(began_ms)
+            self._backoff.failed(began_ms)
             self._metrics.exchange_failures.inc()
             if isinstance(error, (CoordinatorUnavailable, CoordinatorRefused)):
                 is_refused = isinstance(error, CoordinatorRefused)
                 self._leasing.contact.failed(self._clock.monotonic_ms(), str(error), is_refused=is_refused)
-            log.warning("an exchange failed", reason=str(error), next_pause_ms=self._persistence.pause_ms)
+            log.warning("an exchange failed", reason=str(error), next_pause_ms=self._backoff.pause)
             if isinstance(error, CoordinatorUnavailable) and incarnation is not None:
                 await self._was_unheard(incarnation)
 
@@ -433,7 +433,7 @@ class ExchangeLoop:
     async def _ask(self, request: ExchangeRequest) -> ExchangeResponse:
         """Requests wait for what it grants, and the next one would say the same."""
         try:
-            async with asyncio.timeout(self._persistence.reply_within_ms(self._leasing.round_trip_ms) / 1000):
+            async with asyncio.timeout(reply_timeout_ms(self._backoff, self._leasing.round_trip_ms) / 1000):
                 return await self._coordinator.exchange(request)
         except TimeoutError:
             raise NoReply("no reply in time") from None

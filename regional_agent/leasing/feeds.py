@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 import structlog
 
+from protocol.backoff import Backoff
 from protocol.clock import Clock
 from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 
@@ -69,16 +70,16 @@ class Feed(Generic[T]):
 
     async def run(self) -> None:
         self._load()
-        pause_s = PAUSE_S
+        backoff_s = Backoff(PAUSE_S, LONGEST_PAUSE_S)
         while True:
             try:
                 await self._turn()
-                pause_s = PAUSE_S
+                backoff_s.succeeded()
             except (CoordinatorUnavailable, CoordinatorRefused) as error:
                 log.warning("no news", of=self._name, reason=str(error))
+                pause_s = backoff_s.failed(0)
                 await asyncio.sleep(min(pause_s, self._edge_in_s() or pause_s))
                 self._come_of_age()
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
     def heard_of(self, version: int) -> None:
         """An exchange's reply names a version. If it is news, the poll that should have told it is made anew, once."""

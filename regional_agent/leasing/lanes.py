@@ -6,11 +6,15 @@ agents of the region share: as soon as another agent's offer was accepted, the l
 """
 
 from dataclasses import dataclass
+from functools import partial
 
+from protocol.backoff import Backoff
 from protocol.outcomes import ExchangeOutcome
 
 FIRST_PAUSE_MS = 30_000
 LONGEST_PAUSE_MS = 900_000  # of a batch that is refused as it is: only a change of the coordinator helps
+
+stop_backoff = partial(Backoff, FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
 
 LaneId = tuple[int, int]  # epoch and lane
 
@@ -20,8 +24,8 @@ class Stop:
     seq: int
     outcome: ExchangeOutcome
     reason: str
-    pause_ms: int
-    offer_at_ms: int
+    offer_at_ms: float
+    backoff_ms: Backoff
     rests: bool = True
 
 
@@ -34,9 +38,10 @@ class Lanes:
         """Stop offering a lane's batch. Return False if the same stop was known."""
         before = self.stopped.get(lane)
         is_known = before is not None and (before.seq, before.outcome) == (seq, outcome)
-        pause_ms = min(2 * before.pause_ms, LONGEST_PAUSE_MS) if before is not None and is_known else FIRST_PAUSE_MS
+        backoff_ms = before.backoff_ms if before is not None and is_known else stop_backoff()
+        pause_ms = backoff_ms.failed(now_ms)
         offer_at_ms = now_ms + pause_ms if outcome is ExchangeOutcome.REFUSED else now_ms
-        self.stopped[lane] = Stop(seq, outcome, reason, pause_ms, offer_at_ms)
+        self.stopped[lane] = Stop(seq, outcome, reason, offer_at_ms, backoff_ms)
         return not is_known
 
     def pause(self, lane: LaneId, now_ms: int, for_ms: int) -> None:

@@ -72,7 +72,7 @@ class Leasing:
         self._wants.touch(want)
         want.demand.note(units, decision.limit)
         now_ms = self._clock.monotonic_ms()
-        if want.patience.is_pausing(now_ms) or want.wanted or want.asking is not None:
+        if want.backoff.is_pausing(now_ms) or want.wanted or want.asking is not None:
             return
         if self._is_set_aside(quota, now_ms):
             return
@@ -107,7 +107,7 @@ class Leasing:
         now_ms = self._clock.monotonic_ms()
         want = self._want(quota)
         is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(quota, now_ms) or not want.is_followed
-        return not (is_hopeless or want.patience.is_pausing(now_ms))
+        return not (is_hopeless or want.backoff.is_pausing(now_ms))
 
     async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
         """Wait for the next news of a quota with these units asked for. False if none came in time."""
@@ -133,7 +133,7 @@ class Leasing:
         """Nothing came in time. Who was not even answered hopes on for a while: what was lost is said again."""
         want, now_ms = self._want(quota), self._clock.monotonic_ms()
         if want.asked_at_ms is None or now_ms >= want.asked_at_ms + UNANSWERED_MS:
-            want.patience.lost(now_ms)
+            want.back_off(now_ms)
 
     def waits_no_more(self, quota: str, units: int) -> None:
         want = self._want(quota)
@@ -292,7 +292,7 @@ class Leasing:
         want = self._want(quota)
         want.asked_at_ms = None
         if units > 0:
-            want.patience.restored()
+            want.backoff.succeeded()
             want.wanted, want.exhausted_until_ms, want.retry_at_ms = False, 0, 0
         else:
             # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
@@ -307,7 +307,7 @@ class Leasing:
         want, now_ms = self._want(quota), self._clock.monotonic_ms()
         want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
         want.look_at_ms, want.refusal = now_ms + self.look_at_held_ms, why
-        want.patience.lost(now_ms, ends_in_ms)
+        want.back_off(now_ms, ends_in_ms)
         self._tell(want, Answer.LAST_LOOK)
 
     def refuse(self, quota: str, reason: str) -> None:
@@ -352,7 +352,7 @@ class Leasing:
 
     def _hear_hint(self, want: Want) -> None:
         want.hints = self._hints
-        want.patience.restored()
+        want.backoff.succeeded()
         want.exhausted_until_ms, want.retry_at_ms = 0, 0
 
     def fetch(self, quota: str) -> None:

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
 import structlog
+import tenacity
 
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
@@ -408,21 +409,27 @@ class StoreConnection:
         self._drop()
 
     async def _keep(self) -> None:
-        pause_s = FIRST_PAUSE_S
         while True:
-            try:
+            await self._connect_with_retries()
+            log.info("the store is connected", store=str(self.address), fingerprint=self.fingerprint)
+            self._on_connected()
+            await self._lost.wait()
+
+    async def _connect_with_retries(self) -> None:
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(UNREACHABLE),
+            wait=tenacity.wait_exponential(FIRST_PAUSE_S, LONGEST_PAUSE_S),
+            before_sleep=self._on_unreachable,
+            sleep=asyncio.sleep,
+        ):
+            with attempt:
                 await self.connect()
-            except UNREACHABLE as error:
-                if pause_s == FIRST_PAUSE_S:  # once for each outage
-                    log.warning("the store cannot be reached", store=str(self.address), reason=str(error))
-                self._drop()
-                await asyncio.sleep(pause_s)
-                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
-            else:
-                pause_s = FIRST_PAUSE_S
-                log.info("the store is connected", store=str(self.address), fingerprint=self.fingerprint)
-                self._on_connected()
-                await self._lost.wait()
+
+    def _on_unreachable(self, retry: tenacity.RetryCallState) -> None:
+        """Log the first failure of an outage, and leave what was half connected."""
+        if retry.attempt_number == 1 and retry.outcome is not None:
+            log.warning("the store cannot be reached", store=str(self.address), reason=str(retry.outcome.exception()))
+        self._drop()
 
     async def connect(self) -> None:
         """Raises one of UNREACHABLE. Once connected it stays so until it is lost."""

@@ -35,13 +35,15 @@ from coordinator.exchange.rules.stages import BookedReport, LockedPool, lates_of
 from coordinator.periods.rules.closing import Late, use_late
 from coordinator.proof.rules import next_head
 from coordinator.suspense.rules import book_unattributed, unattributed
+from protocol.backoff import Backoff
 from protocol.lease import LeaseEvent, LeaseState, after
 from protocol.messages import FrozenBatch, FrozenLease
 
 MOST_NUMBERS = 250_000  # of a lane in one resolution: more than a day of two exchanges a second
 KEPT_AT_ONCE = 4
 KEPT_AGAIN = timedelta(seconds=30)  # a store offers its batch as often
-MOST_DOUBLED = 20  # a year
+LONGEST_PAUSE_S = 30 * 2**20  # a year
+KEPT_BACKOFF_S = Backoff(KEPT_AGAIN.total_seconds(), LONGEST_PAUSE_S)
 
 
 def is_too_far_behind(lane: Lane, seq: int) -> bool:
@@ -56,7 +58,7 @@ def is_kept(kept: Collection[datetime], now: datetime) -> bool:
     kept in the end, so that people can resolve it; and nobody fills the table.
     """
     beyond = len(kept) - KEPT_AT_ONCE
-    return beyond < 0 or now >= max(kept) + KEPT_AGAIN * 2 ** min(beyond, MOST_DOUBLED)
+    return beyond < 0 or now >= max(kept) + timedelta(seconds=KEPT_BACKOFF_S.pause_after(beyond + 1))
 
 
 def told(batch: FrozenBatch) -> list[FrozenLease]:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from leasehold.local_stack.processes import Identity, identity, is_running, wait_until
+from protocol.backoff import Backoff
 from web.supervisor import (
     BEGIN_LOOKS,
     FIRST_PAUSE_S,
     HUNG_LOOKS,
     LONGEST_PAUSE_S,
     STEADY_S,
-    _Life,
+    _Process,
     next_pause_s,
 )
 
@@ -117,7 +118,7 @@ def test_who_hangs_keeps_nobody_from_ending(tmp_path: Path) -> None:
 
 
 def test_who_never_begins_is_given_longer() -> None:
-    slow, hung = _Life(0, 0.0), _Life(1, 0.0)
+    slow, hung = _Process(0, 0.0), _Process(1, 0.0)
     assert [slow.is_hung(0) for _ in range(BEGIN_LOOKS)] == [False] * (BEGIN_LOOKS - 1) + [True]
     assert [hung.is_hung(7) for _ in range(HUNG_LOOKS + 1)] == [False] * HUNG_LOOKS + [True]
     assert not hung.is_hung(8)
@@ -178,4 +179,4 @@ def test_nobody_outlives_the_parent(tmp_path: Path) -> None:
     ],
 )
 def test_who_dies_again_at_once_is_waited_for_longer(pause_s: float, lived_s: float, next_s: float) -> None:
-    assert next_pause_s(pause_s, lived_s) == next_s
+    assert next_pause_s(Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, pause_s), lived_s) == next_s

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.units import MAX_UNITS
+from regional_agent.leasing.demands import Want
 from regional_agent.leasing.rules.demand import Demand
-from regional_agent.leasing.rules.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Patience, low_water
+from regional_agent.leasing.rules.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, low_water
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 1_000))
@@ -30,22 +31,22 @@ def test_the_low_water_mark(grant: int, demand_milli: int, round_trip_ms: int, e
     assert low_water(grant, demand_milli, round_trip_ms) == expected
 
 
-def test_patience_doubles_to_a_bound_and_is_restored() -> None:
-    patience, now_ms, pauses = Patience(), 0, []
+def test_pauses_between_requests_for_more_double_to_a_bound_until_something_comes() -> None:
+    want, now_ms, pauses = Want("exports:tenant=acme", Demand(since_ms=0)), 0, []
     for _ in range(10):
-        patience.lost(now_ms)
-        pauses.append(patience.pause_ms)
-        now_ms = patience.until_ms
+        want.back_off(now_ms)
+        pauses.append(want.backoff.pause)
+        now_ms = int(want.backoff.until)
     assert pauses == [500, 1000, 2000, 4000, 8000, 16000, *[LONGEST_PAUSE_MS] * 4]
-    patience.restored()
-    assert not patience.is_pausing(now_ms)
+    want.backoff.succeeded()
+    assert not want.backoff.is_pausing(now_ms)
 
 
-def test_patience_lost_twice_in_one_pause_pauses_once() -> None:
-    patience = Patience()
-    patience.lost(0)
-    patience.lost(100)
-    assert (patience.pause_ms, patience.until_ms) == (FIRST_PAUSE_MS, FIRST_PAUSE_MS)
+def test_a_second_failure_during_a_pause_does_not_prolong_it() -> None:
+    want = Want("exports:tenant=acme", Demand(since_ms=0))
+    want.back_off(0)
+    want.back_off(100)
+    assert (want.backoff.pause, want.backoff.until) == (FIRST_PAUSE_MS, FIRST_PAUSE_MS)
 
 
 def test_a_steady_demand_is_measured_as_it_is() -> None:

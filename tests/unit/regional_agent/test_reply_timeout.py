@@ -1,0 +1,19 @@
+"""How long an exchange waits for its reply."""
+
+from regional_agent.leasing.rules.reply_timeout import (
+    FIRST_PAUSE_MS,
+    LONGEST_PAUSE_MS,
+    exchange_backoff,
+    reply_timeout_ms,
+)
+
+
+def test_a_reply_is_waited_for_longer_where_they_take_long_and_after_each_one_that_did_not_come() -> None:
+    backoff = exchange_backoff()
+    assert [reply_timeout_ms(backoff, rtt) for rtt in (80, 300, 4_000)] == [400, 600, LONGEST_PAUSE_MS]
+    backoff.failed(0)
+    assert reply_timeout_ms(backoff, 80) == 800
+    backoff.succeeded()
+    assert reply_timeout_ms(backoff, 0) == FIRST_PAUSE_MS
+    backoff.pause = LONGEST_PAUSE_MS
+    assert reply_timeout_ms(backoff, 0) == LONGEST_PAUSE_MS
