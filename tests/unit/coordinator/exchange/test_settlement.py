@@ -18,7 +18,7 @@ from coordinator.exchange.rules.settlement import (
 )
 from protocol.lease import LeaseState
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from tests.unit.coordinator.test_books import KEY, NOW, batch, frozen_lease, new_lease
+from tests.unit.coordinator.exchange.test_balances import KEY, NOW, batch, frozen_lease, new_lease
 
 LAST, OTHER = b"last", b"other"
 

@@ -6,7 +6,7 @@ from coordinator.exchange.rules.balances import Correction, Key, Pool, Report
 from coordinator.exchange.rules.settlement import Quarantined, QuarantineReason
 from coordinator.periods.rules.closing import Late, settle_late
 from protocol.lease import LeaseState
-from tests.unit.coordinator.test_books import KEY, NOW, frozen_lease, new_lease
+from tests.unit.coordinator.exchange.test_balances import KEY, NOW, frozen_lease, new_lease
 
 LATE_DAYS = 30
 

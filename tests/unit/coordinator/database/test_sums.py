@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[3] / "coordinator"
+SOURCES = Path(__file__).parents[4] / "coordinator"
 CAST = re.compile(r"\)\s*::\s*(?:big)?int\w*|\bCAST\s*\(", re.IGNORECASE)
 
 

@@ -27,7 +27,7 @@ from coordinator.rebalancing.rules.division import (
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.policy import Mode, QuotaKind, QuotaSpec
-from tests.unit.coordinator.test_division import KEY, NOW, REGIONS, Table, steps
+from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
 TERMS = Terms(lease_ms=30_000, refresh_ms=1_000)
 PARTS = dict.fromkeys(REGIONS, Part())

@@ -15,7 +15,7 @@ from regional_agent.leasing.quotas import Leasing
 from regional_agent.shared_limits import share_loop as share_loop_module
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.types import PolicyDecision
-from tests.unit.regional_agent.test_leasing import QUOTA, StandingClock, spent
+from tests.unit.regional_agent.leasing.test_quotas import QUOTA, StandingClock, spent
 
 NO_LEASE = PolicyDecision(1, 1000, 0, 0, 0, 0, 0, 0)
 FAR_MS = 10**9

@@ -11,7 +11,7 @@ from protocol.clock import SystemClock
 from regional_agent.metrics import Metrics
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker, is_store_failure
 from regional_agent.store.connection import OnReply, StoreError, StoreUnavailable
-from tests.unit.regional_agent.test_leasing import StandingClock
+from tests.unit.regional_agent.leasing.test_quotas import StandingClock
 
 PAUSE_MS = 1000
 

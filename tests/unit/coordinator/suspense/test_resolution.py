@@ -8,7 +8,7 @@ from coordinator.exchange.rules.balances import Account, Cause, Lease, Pool, mov
 from coordinator.exchange.rules.settlement import EpochState
 from coordinator.suspense.rules import EpochEnd, ResolutionKind, Terms, propose, resolve
 from protocol.lease import LeaseState
-from tests.unit.coordinator.test_books import KEY, NOW, new_lease
+from tests.unit.coordinator.exchange.test_balances import KEY, NOW, new_lease
 
 
 def in_quarantine() -> tuple[Pool, Lease]:

@@ -19,7 +19,7 @@ from regional_agent.store.types import (
     SlotReports,
     StoreIncarnation,
 )
-from tests.unit.regional_agent.test_leasing import StandingClock
+from tests.unit.regional_agent.leasing.test_quotas import StandingClock
 
 pytestmark = pytest.mark.anyio
 

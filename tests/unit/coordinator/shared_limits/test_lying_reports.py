@@ -22,7 +22,7 @@ from coordinator.shared_limits.rules import (
 from coordinator.shared_limits.rules import Member as Weighed
 from protocol.policy import MAX_RATE_MICRO, Sharing
 from protocol.units import MAX_UNITS
-from tests.unit.coordinator.test_sharing import LIMIT, NAMES, World, terms
+from tests.unit.coordinator.shared_limits.test_rules import LIMIT, NAMES, World, terms
 
 SAFE = LIMIT // 3
 HONEST = ("a", "c")
