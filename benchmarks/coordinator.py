@@ -289,7 +289,7 @@ async def stand(port: int, seconds: float) -> AsyncIterator[Bench]:
                 metrics,
                 JobFailures(),
                 clock_warn_ms=settings.clock_warn_ms,
-                places=frozenset({"here"}),
+                addresses=frozenset({"here"}),
             )
             coordinator = Coordinator(settings, clock, database, SignalHub(), metrics, health)
             collect_garbage_rarely()  # as a coordinator does

@@ -23,7 +23,7 @@ from coordinator.health import routes as health_routes
 from coordinator.health.monitor import HealthWatch
 from coordinator.health.readiness import measure
 from coordinator.installation import routes as installation_routes
-from coordinator.installation.rules import places_of
+from coordinator.installation.rules import addresses_of
 from coordinator.job_failures import JobFailures
 from coordinator.jobs import Job, running
 from coordinator.limits import routes as limits_routes
@@ -97,7 +97,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
                     metrics,
                     failures,
                     clock_warn_ms=settings.clock_warn_ms,
-                    places=places_of(url, settings.installation),
+                    addresses=addresses_of(url, settings.installation),
                 )
             ) as health,
             running(url, jobs(settings, clock), metrics, failures, clock),
@@ -124,7 +124,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
 
 def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
     """Return the background jobs; each is run by one coordinator at a time."""
-    places = places_of(settings.database_url.get_secret_value(), settings.installation)
+    addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
     grace, documents = timedelta(milliseconds=settings.close_grace_ms), Documents()
     hold_wait = timedelta(milliseconds=settings.close_hold_wait_ms)
     return [
@@ -150,7 +150,13 @@ def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
         Job("forget", 60, lambda database: database.run(lambda c: delete_expired(c, clock.now()))),
         Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600, has_work=EXPORTS_WAITING),
         Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
-        Job("tell", 1, lambda database: tell_webhooks(database, clock, places), at_most_s=120, has_work=DELIVERIES_DUE),
+        Job(
+            "tell",
+            1,
+            lambda database: tell_webhooks(database, clock, addresses),
+            at_most_s=120,
+            has_work=DELIVERIES_DUE,
+        ),
         Job("measure", 30, lambda database: database.run(lambda c: measure(c, clock.now()))),
         Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
         Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),

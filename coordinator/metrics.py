@@ -80,7 +80,7 @@ class Metrics:
         about = "How far the clock is ahead of the database's, as far as a round trip does not explain it"
         self.clock_difference = Gauge(f"{name}clock_difference_seconds", about, registry=registry)
         about = "When a region was last heard, by any coordinator"
-        self.heard_at = Gauge(f"{name}region_last_heard_timestamp_seconds", about, ["region"], registry=registry)
+        self.last_seen_at = Gauge(f"{name}region_last_seen_timestamp_seconds", about, ["region"], registry=registry)
         about = "1: the region was not heard for a minute"
         self.silent = Gauge(f"{name}region_silent", about, ["region"], registry=registry)
 
@@ -97,11 +97,11 @@ class Metrics:
             self.contested_regions.labels(name).set(region.contested)
         self.measured_at.set(measured.measured_at.timestamp())
 
-    def show_silent_regions(self, heard_at: Mapping[str, datetime], silent: Collection[str]) -> None:
-        self.heard_at.clear()
+    def show_silent_regions(self, last_seen_at: Mapping[str, datetime], silent: Collection[str]) -> None:
+        self.last_seen_at.clear()
         self.silent.clear()
-        for name, moment in heard_at.items():
-            self.heard_at.labels(name).set(moment.timestamp())
+        for name, moment in last_seen_at.items():
+            self.last_seen_at.labels(name).set(moment.timestamp())
             self.silent.labels(name).set(name in silent)
 
     def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:

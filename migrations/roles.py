@@ -39,7 +39,7 @@ PRIVILEGES: Mapping[str, str] = {
     "audit": "SELECT, INSERT",
     # proof
     "position_gate": "SELECT, UPDATE",  # it has no rows: UPDATE is the right to lock it
-    "rate_share": "SELECT, INSERT, DELETE",
+    "shared_limit": "SELECT, INSERT, DELETE",
     "seal": "SELECT, INSERT",
     "job": "SELECT, INSERT",
     "verification": "SELECT, INSERT",
@@ -62,7 +62,7 @@ PRIVILEGES: Mapping[str, str] = {
     "correction": "SELECT, INSERT",
     # health
     "measurement": "SELECT, INSERT",
-    "region_heard": "SELECT, INSERT",
+    "region_last_seen": "SELECT, INSERT",
     # rebalancing
     "region_setting": "SELECT, INSERT, DELETE",
     "rebalance": "SELECT, INSERT",
@@ -73,7 +73,8 @@ CHANGES: Mapping[str, str] = {
     "region": "weight status",
     "region_epoch": "state fingerprint fenced_at lost_data loss_is_assumed retired_at retired_by retired_because",
     "lane": "last_seq last_hash head",
-    "period": "state closing_at closing_by carries_suspense leaves_holds closed_at position transfers root",
+    "period": """state close_requested_at close_requested_by carries_suspense leaves_holds closed_at position transfers
+        root""",
     "pool": """funded overage suspense_carried_in correction unallocated outstanding suspense suspense_carried
         suspense_carried_out estimated consumed written_off adjustment credited soft_cap_extension overage_used
         carried_over_in carried_over_out open_moves""",
@@ -81,23 +82,23 @@ CHANGES: Mapping[str, str] = {
         region_consumed region_returned demand_milli waiting last_grant overdraft overdrawn reported_at expires_at""",
     "policy_version": "version stamp",
     "subscription": "plan changed_at",
-    "rate_share": "state reported_at",
+    "shared_limit": "state reported_at",
     "job": "due_at",
     "verification": "finished_at result",
-    "export": """finished_at reached rows bytes sha256 marks attempt rows_expected wanted_by cancelled_at
-        kept_until""",
+    "export": """finished_at last_transfer rows bytes sha256 resume_points attempt rows_expected requesters cancelled_at
+        expires_at""",
     "correction": """suspense_carried_in correction suspense_carried suspense_carried_out estimated consumed written_off
         replaced recovered overage_used region_consumed region_returned quarantined""",
     "resolution": "id kind suspense charged seq reason proposed_by proposed_at approved_by approved_at",
     "adjustment": "approved_by approved_at booked_in withdrawn_by withdrawn_at",
     "webhook": "paused secret previous_secret previous_until",
-    "installation": "id system_identifier database_oid places confirmed_at",
-    "delivery": "attempts next_at delivered_at dead_at status error",
+    "installation": "id system_identifier database_oid addresses confirmed_at",
+    "delivery": "attempts next_attempt_at delivered_at dead_at status error",
     "block": "reason created_at created_by valid_until",
     "block_version": "version stamp",
     "idempotency_record": "request_hash claim claimed_at status headers body",
     "measurement": "figures measured_at",
-    "region_heard": "heard_at",
+    "region_last_seen": "last_seen_at",
     "region_setting": "weight floor ceiling changed_at changed_by",
     "rebalance": "state ended_at returned reason",
     "rebalance_move": "returned regranted reason ended_at",

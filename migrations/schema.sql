@@ -27,9 +27,9 @@ CREATE TABLE region (
 );
 
 -- The last time at which any coordinator heard each region. Apart from `region`, because it is written all the time.
-CREATE TABLE region_heard (
-    region   text NOT NULL PRIMARY KEY REFERENCES region,
-    heard_at timestamptz NOT NULL
+CREATE TABLE region_last_seen (
+    region       text NOT NULL PRIMARY KEY REFERENCES region,
+    last_seen_at timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 
 -- One incarnation of a region's store, or of one cell of a store that is a Cluster.
@@ -79,24 +79,24 @@ END $$;
 
 CREATE TABLE period (
     -- Such as `2026-11`. With `transfer_` before it, it names a partition, so it is at most 54 characters long.
-    id               text PRIMARY KEY CONSTRAINT period_names_a_table CHECK (id ~ '^[0-9A-Za-z:_-]{1,54}$'),
-    kind             text NOT NULL CHECK (kind IN ('hour', 'day', 'month', 'anniversary')),
-    calendar         text,                          -- the kind, the time zone, and the day of an anniversary
-    starts_at        timestamptz NOT NULL,
-    ends_at          timestamptz NOT NULL,
+    id                 text PRIMARY KEY CONSTRAINT period_names_a_table CHECK (id ~ '^[0-9A-Za-z:_-]{1,54}$'),
+    kind               text NOT NULL CHECK (kind IN ('hour', 'day', 'month', 'anniversary')),
+    calendar           text,  -- the kind, the time zone, and the day of an anniversary
+    starts_at          timestamptz NOT NULL,
+    ends_at            timestamptz NOT NULL,
     -- open: may be granted in. closing: regions account for what they hold. closed: final.
-    state            text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closing', 'closed')),
-    closing_at       timestamptz,                   -- when the close was requested: nothing is granted from then on
-    closing_by       text,
-    carries_suspense boolean NOT NULL DEFAULT false,  -- the request allows units in suspense to leave the period
-    leaves_holds     boolean NOT NULL DEFAULT false,  -- the request does not wait for units that services hold
-    closed_at        timestamptz,
-    position         bigint,                        -- of the last report at the close
-    transfers        bigint,                        -- the number of the period's transfers
-    root             bytea,                         -- a hash over the period's pools, leases and corrections
+    state              text NOT NULL DEFAULT 'open' CHECK (state IN ('open', 'closing', 'closed')),
+    close_requested_at timestamptz,  -- when the close was requested: nothing is granted from then on
+    close_requested_by text,
+    carries_suspense   boolean NOT NULL DEFAULT false,  -- the request allows units in suspense to leave the period
+    leaves_holds       boolean NOT NULL DEFAULT false,  -- the request does not wait for units that services hold
+    closed_at          timestamptz,
+    position           bigint,  -- of the last report at the close
+    transfers          bigint,  -- the number of the period's transfers
+    root               bytea,  -- a hash over the period's pools, leases and corrections
     CONSTRAINT period_check CHECK (ends_at > starts_at),
-    CONSTRAINT period_is_asked_to_close CHECK (
-        state = 'open' OR (closing_at IS NOT NULL AND closing_by IS NOT NULL)),
+    CONSTRAINT period_close_is_requested CHECK (
+        state = 'open' OR (close_requested_at IS NOT NULL AND close_requested_by IS NOT NULL)),
     CONSTRAINT period_is_closed_whole CHECK (
         (state = 'closed')
         = (closed_at IS NOT NULL AND position IS NOT NULL AND transfers IS NOT NULL AND root IS NOT NULL))
@@ -703,12 +703,12 @@ CREATE TABLE rebalance (
     -- Grows with each rebalance: a preview that names an older one is refused, because others changed something since.
     version    bigint GENERATED ALWAYS AS IDENTITY UNIQUE,
     mode       text NOT NULL CHECK (mode IN ('move', 'weigh', 'even_out', 'drain', 'restore')),
-    asked      jsonb NOT NULL,                      -- the request
+    request    jsonb NOT NULL,
     plan       jsonb NOT NULL,                      -- what there was, what there should be, and what is not possible
     region     text REFERENCES region,              -- that is drained or restored
     recalled   bigint NOT NULL CHECK (recalled >= 0),  -- by a drain: the units outstanding when it began
     returned   bigint NOT NULL DEFAULT 0,           -- of `recalled`, the units that are accounted for
-    state      text NOT NULL CHECK (state IN ('running', 'done', 'partly', 'cancelled')),
+    state      text NOT NULL CHECK (state IN ('running', 'done', 'partial', 'cancelled')),
     reason     text,                                -- why it ended before it was done
     created_at timestamptz NOT NULL,
     created_by text NOT NULL,
@@ -744,7 +744,7 @@ CREATE INDEX rebalance_move_open ON rebalance_move (quota, period) WHERE ended_a
 
 -- The shares of rates and slots that may be in force (docs/adr/0024). It is no ledger and is written with every report,
 -- so it is not logged: a coordinator that finds no row starts again from what regions report.
-CREATE UNLOGGED TABLE rate_share (
+CREATE UNLOGGED TABLE shared_limit (
     quota       text PRIMARY KEY,
     state       bytea NOT NULL,                     -- MessagePack
     reported_at timestamptz NOT NULL
@@ -794,15 +794,15 @@ CREATE TRIGGER seal_is_never_truncated BEFORE TRUNCATE ON seal
 
 -- Requests to verify the ledger, and their results.
 CREATE TABLE verification (
-    id          uuid PRIMARY KEY,
-    asked_by    uuid NOT NULL,                      -- the token
-    asked_at    timestamptz NOT NULL,
-    kept        jsonb NOT NULL DEFAULT '[]',        -- seals that the auditor kept elsewhere, to be compared
-    finished_at timestamptz,
-    result      jsonb,
+    id           uuid PRIMARY KEY,
+    requested_by uuid NOT NULL,                 -- the token
+    requested_at timestamptz NOT NULL,
+    kept_seals   jsonb NOT NULL DEFAULT '[]',   -- seals that the auditor kept elsewhere, to be compared
+    finished_at  timestamptz,
+    result       jsonb,
     CHECK ((finished_at IS NULL) = (result IS NULL))
 );
-CREATE INDEX verification_to_do ON verification (asked_at) WHERE result IS NULL;
+CREATE INDEX verification_to_do ON verification (requested_at) WHERE result IS NULL;
 
 
 -- === Exports =========================================================================================================
@@ -811,29 +811,29 @@ CREATE INDEX verification_to_do ON verification (asked_at) WHERE result IS NULL;
 CREATE TABLE export (
     id            uuid PRIMARY KEY,
     period        text NOT NULL REFERENCES period,
-    tenant        text,                             -- NULL: all tenants
+    tenant        text,                           -- NULL: all tenants
     format        text NOT NULL CONSTRAINT export_format_is_known CHECK (format IN ('csv', 'ndjson', 'parquet')),
-    seal          bigint NOT NULL,                  -- its number
-    is_final      boolean NOT NULL,                 -- the period is closed, and the seal covers all of it
-    asked_by      uuid NOT NULL,                    -- the token
-    asked_at      timestamptz NOT NULL,
-    wanted_by     uuid[] NOT NULL DEFAULT '{}',     -- the tokens that requested it and did not cancel
+    seal          bigint NOT NULL,                -- its number
+    is_final      boolean NOT NULL,               -- the period is closed, and the seal covers all of it
+    requested_by  uuid NOT NULL,                  -- the token
+    requested_at  timestamptz NOT NULL,
+    requesters    uuid[] NOT NULL DEFAULT '{}',   -- the tokens that requested it and did not cancel
     cancelled_at  timestamptz,
     -- Progress. A coordinator that takes the work over begins a new attempt.
     attempt       int NOT NULL DEFAULT 0,
-    reached       bigint NOT NULL DEFAULT 0,        -- the last transfer that was counted
-    rows_expected bigint,                           -- NULL: not counted yet
+    last_transfer bigint NOT NULL DEFAULT 0,      -- the last transfer that was counted
+    rows_expected bigint,                         -- NULL: not counted yet
     rows          bigint NOT NULL DEFAULT 0,
     bytes         bigint NOT NULL DEFAULT 0,
     -- The manifest.
     finished_at   timestamptz,
     sha256        bytea,
-    marks         jsonb,                            -- [byte, transfer]: where a download may go on
-    kept_until    timestamptz,                      -- of its parts; NULL: it has none, and is read from the ledger
+    resume_points jsonb,                          -- [byte, transfer]: where a download may go on
+    expires_at    timestamptz,                    -- of its parts; NULL: it has none, and is read from the ledger
     CONSTRAINT export_is_finished_whole CHECK (
-        (finished_at IS NULL) = (sha256 IS NULL) AND (finished_at IS NULL) = (marks IS NULL))
+        (finished_at IS NULL) = (sha256 IS NULL) AND (finished_at IS NULL) = (resume_points IS NULL))
 );
-CREATE INDEX export_to_do ON export (asked_at) WHERE finished_at IS NULL;
+CREATE INDEX export_to_do ON export (requested_at) WHERE finished_at IS NULL;
 
 -- The bytes of a Parquet export, which cannot be made again from any place in the ledger.
 CREATE TABLE export_part (
@@ -871,27 +871,27 @@ CREATE TABLE outbox (
 CREATE INDEX outbox_by_time ON outbox (occurred_at);
 
 CREATE TABLE delivery (
-    event        uuid NOT NULL REFERENCES outbox ON DELETE CASCADE,
-    webhook      uuid NOT NULL REFERENCES webhook ON DELETE CASCADE,
-    attempts     integer NOT NULL DEFAULT 0 CHECK (attempts >= 0),
-    next_at      timestamptz NOT NULL,              -- until then a coordinator is delivering it, or it waits
-    delivered_at timestamptz,
-    dead_at      timestamptz,                       -- given up, unless people replay it
-    status       integer,                           -- of the last HTTP response
-    error        text,                              -- of the last attempt
+    event           uuid NOT NULL REFERENCES outbox ON DELETE CASCADE,
+    webhook         uuid NOT NULL REFERENCES webhook ON DELETE CASCADE,
+    attempts        integer NOT NULL DEFAULT 0 CHECK (attempts >= 0),
+    next_attempt_at timestamptz NOT NULL,         -- until then a coordinator is delivering it, or it waits
+    delivered_at    timestamptz,
+    dead_at         timestamptz,                  -- given up, unless people replay it
+    status          integer,                      -- of the last HTTP response
+    error           text,                         -- of the last attempt
     PRIMARY KEY (event, webhook),
     CONSTRAINT delivery_ends_once CHECK (num_nonnulls(delivered_at, dead_at) < 2)
 );
-CREATE INDEX delivery_due ON delivery (next_at) WHERE delivered_at IS NULL AND dead_at IS NULL;
+CREATE INDEX delivery_due ON delivery (next_attempt_at) WHERE delivered_at IS NULL AND dead_at IS NULL;
 CREATE INDEX delivery_of_webhook ON delivery (webhook, event);
 
 -- One row: which installation this database belongs to, and where that was confirmed. A copy sends no webhooks.
 CREATE TABLE installation (
     only_row          boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     id                uuid NOT NULL,
-    system_identifier text NOT NULL,                -- of the Postgres cluster; empty where it may not be read
+    system_identifier text NOT NULL,              -- of the Postgres cluster; empty where it may not be read
     database_oid      bigint NOT NULL,
-    places            text[] NOT NULL,              -- its addresses in coordinators' settings, or its name there
+    addresses         text[] NOT NULL,            -- its addresses in coordinators' settings, or its name there
     confirmed_at      timestamptz NOT NULL
 );
 

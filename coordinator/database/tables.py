@@ -77,11 +77,11 @@ region = Table(
     required("created_at", Timestamp),
 )
 # The last time at which any coordinator heard each region.
-region_heard = Table(
-    "region_heard",
+region_last_seen = Table(
+    "region_last_seen",
     metadata,
     Column("region", Text, ForeignKey("region.name"), primary_key=True),
-    required("heard_at", Timestamp),
+    required("last_seen_at", Timestamp),
 )
 # One incarnation of a region's store, or of one cell of it.
 region_epoch = Table(
@@ -126,8 +126,8 @@ period = Table(
     required("starts_at", Timestamp),
     required("ends_at", Timestamp),
     required("state", Text, server_default="open"),
-    Column("closing_at", Timestamp),
-    Column("closing_by", Text),
+    Column("close_requested_at", Timestamp),
+    Column("close_requested_by", Text),
     required("carries_suspense", Boolean, server_default=false()),
     required("leaves_holds", Boolean, server_default=false()),
     Column("closed_at", Timestamp),
@@ -379,7 +379,7 @@ rebalance = Table(
     Column("id", UUID, primary_key=True),
     required("version", BigInteger, Identity(always=True), unique=True),
     required("mode", Text),
-    required("asked", JSONB),
+    required("request", JSONB),
     required("plan", JSONB),
     Column("region", Text, ForeignKey("region.name")),
     required("recalled", BigInteger),
@@ -410,8 +410,8 @@ rebalance_move = Table(
 # --- Shared limits ----------------------------------------------------------------------------------------------------
 
 # The shares of rates and slots that may be in force.
-rate_share = Table(
-    "rate_share",
+shared_limit = Table(
+    "shared_limit",
     metadata,
     Column("quota", Text, primary_key=True),
     required("state", LargeBinary),
@@ -450,9 +450,9 @@ verification = Table(
     "verification",
     metadata,
     Column("id", UUID, primary_key=True),
-    required("asked_by", UUID),
-    required("asked_at", Timestamp),
-    required("kept", JSONB, server_default="[]"),
+    required("requested_by", UUID),
+    required("requested_at", Timestamp),
+    required("kept_seals", JSONB, server_default="[]"),
     Column("finished_at", Timestamp),
     Column("result", JSONB),
 )
@@ -469,18 +469,18 @@ export = Table(
     required("format", Text),
     required("seal", BigInteger),
     required("is_final", Boolean),
-    required("asked_by", UUID),
-    required("asked_at", Timestamp),
-    required("wanted_by", ARRAY(UUID), server_default="{}"),
+    required("requested_by", UUID),
+    required("requested_at", Timestamp),
+    required("requesters", ARRAY(UUID), server_default="{}"),
     Column("cancelled_at", Timestamp),
     required("attempt", Integer, server_default=text("0")),
-    *units("reached"),
+    *units("last_transfer"),
     Column("rows_expected", BigInteger),
     *units("rows bytes"),
     Column("finished_at", Timestamp),
     Column("sha256", LargeBinary),
-    Column("marks", JSONB),
-    Column("kept_until", Timestamp),
+    Column("resume_points", JSONB),
+    Column("expires_at", Timestamp),
 )
 # The bytes of a Parquet export.
 export_part = Table(
@@ -522,7 +522,7 @@ delivery = Table(
     Column("event", UUID, ForeignKey("outbox.id", ondelete="CASCADE"), primary_key=True),
     Column("webhook", UUID, ForeignKey("webhook.id", ondelete="CASCADE"), primary_key=True),
     required("attempts", Integer, server_default=text("0")),
-    required("next_at", Timestamp),
+    required("next_attempt_at", Timestamp),
     Column("delivered_at", Timestamp),
     Column("dead_at", Timestamp),
     Column("status", Integer),
@@ -536,7 +536,7 @@ installation = Table(
     required("id", UUID),
     required("system_identifier", Text),
     required("database_oid", BigInteger),
-    required("places", ARRAY(Text)),
+    required("addresses", ARRAY(Text)),
     required("confirmed_at", Timestamp),
 )
 

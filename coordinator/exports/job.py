@@ -39,7 +39,7 @@ class _Attempt(NamedTuple):
 class _Made(NamedTuple):
     """So much of it, up to here."""
 
-    reached: int
+    last_transfer: int
     rows: int
     bytes: int
 
@@ -57,9 +57,9 @@ async def _make(database: Database, export_id: UUID, clock: Clock) -> None:
     chunks = file_of(database, export) if parquet else walk(database, export)
     done = await (_keep_parts if parquet else _leave_marks)(database, attempt, chunks)
     if done is not None:
-        marks = msgspec.json.encode(done.marks).decode()
-        kept_until = clock.now() + KEPT_FOR if parquet else None
-        told = clock.now(), done.made.rows, done.made.bytes, done.sha256, marks, kept_until
+        resume_points = msgspec.json.encode(done.resume_points).decode()
+        expires_at = clock.now() + KEPT_FOR if parquet else None
+        told = clock.now(), done.made.rows, done.made.bytes, done.sha256, resume_points, expires_at
         await database.run(lambda c: _still(c, _FINISH, attempt, *told))
 
 
@@ -80,19 +80,19 @@ async def _still(connection: Connection, statement: str, attempt: _Attempt, *tol
 class _Done(NamedTuple):
     made: _Made
     sha256: bytes
-    marks: list[tuple[int, int]]  # byte, transfer
+    resume_points: list[tuple[int, int]]  # byte, transfer
 
 
 async def _leave_marks(database: Database, attempt: _Attempt, chunks: AsyncIterator[Chunk]) -> _Done | None:
-    digest, made, marks, number = hashlib.sha256(), _Made(0, 0, 0), list[tuple[int, int]](), 0
+    digest, made, resume_points, number = hashlib.sha256(), _Made(0, 0, 0), list[tuple[int, int]](), 0
     async for chunk in chunks:
         digest.update(chunk.body)
         number, made = number + 1, _with(made, chunk)
         if number % CHUNKS_TO_A_MARK == 0:
-            marks.append((made.bytes, made.reached))
+            resume_points.append((made.bytes, made.last_transfer))
             if not await database.run(lambda c, told=made: _still(c, _REACHED, attempt, *told)):  # type: ignore[misc]
                 return None
-    return _Done(made, digest.digest(), marks)
+    return _Done(made, digest.digest(), resume_points)
 
 
 async def _keep_parts(database: Database, attempt: _Attempt, chunks: AsyncIterator[Chunk]) -> _Done | None:
@@ -108,7 +108,7 @@ async def _keep_parts(database: Database, attempt: _Attempt, chunks: AsyncIterat
 
 
 def _with(made: _Made, chunk: Chunk) -> _Made:
-    return _Made(chunk.reached, made.rows + chunk.rows, made.bytes + len(chunk.body))
+    return _Made(chunk.last_transfer, made.rows + chunk.rows, made.bytes + len(chunk.body))
 
 
 async def _keep(connection: Connection, attempt: _Attempt, made: _Made, starts_at: int, body: bytes) -> bool:
@@ -131,10 +131,10 @@ async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
         "seal_hash": head.hash,
         "position": str(head.position),
     }
-    file, reached = await asyncio.to_thread(ParquetFile, facts, ROW_GROUP), 0
-    async for rows, reached in lines(database, export):
-        yield Chunk(await asyncio.to_thread(file.add, rows), len(rows), reached)
-    yield Chunk(await asyncio.to_thread(file.end), 0, reached)
+    file, last_transfer = await asyncio.to_thread(ParquetFile, facts, ROW_GROUP), 0
+    async for rows, last_transfer in lines(database, export):
+        yield Chunk(await asyncio.to_thread(file.add, rows), len(rows), last_transfer)
+    yield Chunk(await asyncio.to_thread(file.end), 0, last_transfer)
 
 
 async def forget_exports(connection: Connection, now: datetime) -> None:
@@ -145,17 +145,17 @@ async def forget_exports(connection: Connection, now: datetime) -> None:
 EXPORTS_WAITING = "EXISTS (SELECT FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL)"  # the job has work
 _NEXT = """
 SELECT id FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL AND format = ANY ($1)
-ORDER BY attempt, asked_at, id LIMIT 1
+ORDER BY attempt, requested_at, id LIMIT 1
 """
 _BEGIN = """
-UPDATE export SET attempt = attempt + 1, rows_expected = NULL, reached = 0, rows = 0, bytes = 0
+UPDATE export SET attempt = attempt + 1, rows_expected = NULL, last_transfer = 0, rows = 0, bytes = 0
 WHERE id = $1 AND finished_at IS NULL AND cancelled_at IS NULL RETURNING attempt
 """
 _OURS = "WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL"
 _EXPECT = f"UPDATE export SET rows_expected = $3 {_OURS}"  # noqa: S608 - the text above, as in all of these
-_REACHED = f"UPDATE export SET reached = $3, rows = $4, bytes = $5 {_OURS}"  # noqa: S608
+_REACHED = f"UPDATE export SET last_transfer = $3, rows = $4, bytes = $5 {_OURS}"  # noqa: S608
 _KEEP = "INSERT INTO export_part (export, starts_at, body) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
 _FINISH = f"""
-UPDATE export SET finished_at = $3, rows = $4, bytes = $5, sha256 = $6, marks = $7, kept_until = $8 {_OURS}
+UPDATE export SET finished_at = $3, rows = $4, bytes = $5, sha256 = $6, resume_points = $7, expires_at = $8 {_OURS}
 """  # noqa: S608
-_FORGET = "DELETE FROM export_part USING export WHERE export.id = export_part.export AND kept_until <= $1"
+_FORGET = "DELETE FROM export_part USING export WHERE export.id = export_part.export AND expires_at <= $1"

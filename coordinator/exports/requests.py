@@ -4,7 +4,7 @@ Of lines of text no file is kept. What is below a seal is never added to and nev
 read in the order of the ledger, are the same bytes each time: counting them once makes the manifest, and a download is
 the same walk. It goes in short statements, each for some thousand lines, found in a stretch of the ledger that is
 bounded too, for of one tenant there may be few: nobody's slow download holds a transaction open, memory does not grow,
-and a walk can begin at any of the marks that the count has left.
+and a walk can begin at any of the resume_points that the count has left.
 
 A Parquet file is not its lines one after the other, and another release of its library may spell the same lines in
 other bytes. So its bytes are kept, in parts, for some days, where every coordinator reads the same
@@ -42,7 +42,7 @@ class LedgerHead(Struct, frozen=True):
 class Export(Struct, frozen=True, kw_only=True):
     """The manifest. Without `finished_at` it is being made: `rows` of `rows_expected` are, and `progress` thousandths.
 
-    `rows_expected` is null until they are counted. What is `cancelled_at` is not made any more, nor kept; `kept_until`
+    `rows_expected` is null until they are counted. What is `cancelled_at` is not made any more, nor kept; `expires_at`
     is told of a Parquet file.
     """
 
@@ -52,10 +52,10 @@ class Export(Struct, frozen=True, kw_only=True):
     format: ExportFormat
     is_final: bool  # the period is closed, and this is all of it
     ledger_head: LedgerHead
-    asked_at: datetime
+    requested_at: datetime
     finished_at: datetime | None
     cancelled_at: datetime | None
-    kept_until: datetime | None
+    expires_at: datetime | None
     progress: int
     rows: int
     rows_expected: int | None
@@ -64,7 +64,7 @@ class Export(Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ExportRow._fields
 
     def is_kept(self, now: datetime) -> bool:
-        return self.cancelled_at is None and (self.kept_until is None or now < self.kept_until)
+        return self.cancelled_at is None and (self.expires_at is None or now < self.expires_at)
 
 
 class NoExport(StrEnum):
@@ -123,7 +123,7 @@ def _export(row: asyncpg.Record) -> Export:
 
 _AS_KEPT = (
     *("id", "period", "tenant", "is_final", "rows", "rows_expected", "bytes"),
-    *("asked_at", "finished_at", "cancelled_at", "kept_until"),
+    *("requested_at", "finished_at", "cancelled_at", "expires_at"),
 )
 
 
@@ -132,7 +132,7 @@ _AS_KEPT = (
 
 class Lines(NamedTuple):
     rows: list[ExportRow]
-    reached: int  # the last transfer that they may be of
+    last_transfer: int  # the last transfer that they may be of
 
 
 async def lines(database: Database, export: Export, after: int = 0) -> AsyncIterator[Lines]:
@@ -156,15 +156,15 @@ async def count_rows(database: Database, export: Export) -> int:
 class Chunk(NamedTuple):
     body: bytes
     rows: int
-    reached: int
+    last_transfer: int
 
 
 async def walk(database: Database, export: Export, after: int = 0) -> AsyncIterator[Chunk]:
     """The bytes of an export that is text; from the beginning with the heading."""
     if not after:
         yield Chunk(heading(export.format), 0, 0)
-    async for rows, reached in lines(database, export, after):
-        yield Chunk(encoded(export.format, rows), len(rows), reached)
+    async for rows, last_transfer in lines(database, export, after):
+        yield Chunk(encoded(export.format, rows), len(rows), last_transfer)
 
 
 async def _end_of_stretch(database: Database, export: Export, after: int) -> int | None:
@@ -197,10 +197,10 @@ def read_from(database: Database, export: Export, start: int) -> AsyncIterator[b
 
 async def _walk_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
     """Found from the last mark before it."""
-    marks: list[tuple[int, int]] = msgspec.json.decode(
-        await database.read(lambda c: c.fetchval("SELECT marks FROM export WHERE id = $1", export.id))
+    resume_points: list[tuple[int, int]] = msgspec.json.decode(
+        await database.read(lambda c: c.fetchval("SELECT resume_points FROM export WHERE id = $1", export.id))
     )
-    at, after = max((mark for mark in marks if mark[0] <= start), default=(0, 0))
+    at, after = max((mark for mark in resume_points if mark[0] <= start), default=(0, 0))
     async for chunk in walk(database, export, after):
         rest = chunk.body[max(0, start - at) :]
         at += len(chunk.body)
@@ -233,18 +233,18 @@ FROM period WHERE id = $1
 _THE_SAME = """
 SELECT id FROM export
 WHERE id = $7 OR (period = $1 AND tenant IS NOT DISTINCT FROM $2 AND format = $3 AND (seal = $4 OR ($5 AND is_final))
-    AND cancelled_at IS NULL AND (kept_until IS NULL OR kept_until > $6))
-ORDER BY id = $7 DESC, asked_at, id LIMIT 1
+    AND cancelled_at IS NULL AND (expires_at IS NULL OR expires_at > $6))
+ORDER BY id = $7 DESC, requested_at, id LIMIT 1
 """
 _ASK = """
-INSERT INTO export (id, period, tenant, format, seal, is_final, asked_by, asked_at, wanted_by)
+INSERT INTO export (id, period, tenant, format, seal, is_final, requested_by, requested_at, requesters)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, ARRAY[$7::uuid])
 """
-_WANT = "UPDATE export SET wanted_by = wanted_by || $2::uuid WHERE id = $1 AND NOT $2 = ANY (wanted_by)"
+_WANT = "UPDATE export SET requesters = requesters || $2::uuid WHERE id = $1 AND NOT $2 = ANY (requesters)"
 _CANCEL = """
-UPDATE export SET wanted_by = array_remove(wanted_by, $2::uuid),
-    cancelled_at = CASE WHEN wanted_by <@ ARRAY[$2::uuid] THEN $3::timestamptz END
-WHERE id = $1 AND $2::uuid = ANY (wanted_by) AND cancelled_at IS NULL
+UPDATE export SET requesters = array_remove(requesters, $2::uuid),
+    cancelled_at = CASE WHEN requesters <@ ARRAY[$2::uuid] THEN $3::timestamptz END
+WHERE id = $1 AND $2::uuid = ANY (requesters) AND cancelled_at IS NULL
 RETURNING cancelled_at IS NOT NULL
 """
 _READ = """

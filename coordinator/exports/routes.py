@@ -103,7 +103,7 @@ async def get_data(request: Request, export: str, coordinator: CoordinatorDep, _
     found = await _found(coordinator, export)
     if not found.is_kept(coordinator.clock.now()):
         raise Problem(
-            "export-gone", "it was cancelled" if found.cancelled_at else f"it was kept until {found.kept_until}"
+            "export-gone", "it was cancelled" if found.cancelled_at else f"it was kept until {found.expires_at}"
         )
     if found.finished_at is None:
         raise Problem("export-not-ready", "it is being made: look at its progress", headers={"Retry-After": "1"})

@@ -54,13 +54,13 @@ class HealthWatch:
         failures: JobFailures,
         *,
         clock_warn_ms: int,
-        places: frozenset[str],
+        addresses: frozenset[str],
     ) -> None:
         self._url = url
         self._clock = clock
         self._metrics = metrics
         self._failures = failures
-        self._places = places
+        self._addresses = addresses
         self._unconfirmed: str | None = None  # why this may be a copy of the installation
         self._clock_warn_ms = clock_warn_ms
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
@@ -157,7 +157,7 @@ class HealthWatch:
                 connection = await self._connected()
                 await note_heard_regions(connection, {name: now_ms - at_ms for name, at_ms in heard.items()})
                 measured = await read_measured(connection)
-                installation = await look_at_installation(connection, self._places, self._clock.untrusted_now())
+                installation = await look_at_installation(connection, self._addresses, self._clock.untrusted_now())
         except Exception as error:
             self._drop_connection()
             self._heard_at_ms = heard | self._heard_at_ms
@@ -169,16 +169,16 @@ class HealthWatch:
 
     def _show_silence(self, measured: Measured) -> None:
         silent = {
-            name: heard_at
-            for name, heard_at in measured.heard_at.items()
-            if measured.read_at - heard_at > SILENT_AFTER and name not in measured.down
+            name: last_seen_at
+            for name, last_seen_at in measured.last_seen_at.items()
+            if measured.read_at - last_seen_at > SILENT_AFTER and name not in measured.down
         }
         for name in silent.keys() - self._silent:
-            _log.warning("region not heard for a minute", region=name, last_heard_at=silent[name].isoformat())
+            _log.warning("region not heard for a minute", region=name, last_seen_at=silent[name].isoformat())
         for name in self._silent - silent.keys():
             _log.info("region heard again", region=name)
         self._silent = set(silent)
-        self._metrics.show_silent_regions(measured.heard_at, self._silent)
+        self._metrics.show_silent_regions(measured.last_seen_at, self._silent)
 
     # --- what is found -----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Measured(NamedTuple):
     figures: Figures | None
     measured_at: datetime | None
     read_at: datetime  # by the database's clock, as the other moments are
-    heard_at: Mapping[str, datetime]
+    last_seen_at: Mapping[str, datetime]
     down: frozenset[str]
 
 
@@ -82,7 +82,7 @@ async def read_measured(connection: Connection) -> Measured:
         figures,
         row["measured_at"],
         row["read_at"],
-        {each["region"]: each["heard_at"] for each in heard},
+        {each["region"]: each["last_seen_at"] for each in heard},
         frozenset(each["region"] for each in heard if each["is_down"]),
     )
 
@@ -108,12 +108,13 @@ SELECT clock_timestamp() AS read_at, figures::text AS figures, measured_at
 FROM (VALUES (true)) AS one (row) LEFT JOIN measurement ON only_row
 """
 _HEARD = """
-SELECT region, heard_at, status = 'down' AS is_down FROM region_heard JOIN region ON region.name = region_heard.region
+SELECT region, last_seen_at, status = 'down' AS is_down
+FROM region_last_seen JOIN region ON region.name = region_last_seen.region
 """
 _NOTE_HEARD = """
-INSERT INTO region_heard (region, heard_at)
+INSERT INTO region_last_seen (region, last_seen_at)
 SELECT region.name, clock_timestamp() - make_interval(secs => heard.ago_ms / 1000.0)
 FROM unnest($1::text[], $2::bigint[]) AS heard (name, ago_ms) JOIN region USING (name)
 ORDER BY region.name
-ON CONFLICT (region) DO UPDATE SET heard_at = greatest(region_heard.heard_at, excluded.heard_at)
+ON CONFLICT (region) DO UPDATE SET last_seen_at = greatest(region_last_seen.last_seen_at, excluded.last_seen_at)
 """

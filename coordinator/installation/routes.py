@@ -9,7 +9,7 @@ from coordinator.access.auth import actor_of, require
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
 from coordinator.installation.operations import Installation, confirm_installation, look_at_installation
-from coordinator.installation.rules import places_of
+from coordinator.installation.rules import addresses_of
 from coordinator.settings import CoordinatorSettings
 from coordinator.state import CoordinatorDep
 from protocol.messages import Message
@@ -26,18 +26,18 @@ class ConfirmBody(Message, frozen=True):
 @router.get("/v1/installation", **described(answers={200: Installation}))
 async def get_installation(coordinator: CoordinatorDep, _: Admin) -> Response:
     """Read the id that webhooks name, and whether this coordinator sends them."""
-    now, places = coordinator.clock.now(), _places(coordinator.settings)
-    return reply(await coordinator.database.run(lambda c: look_at_installation(c, places, now)))
+    now, addresses = coordinator.clock.now(), _addresses(coordinator.settings)
+    return reply(await coordinator.database.run(lambda c: look_at_installation(c, addresses, now)))
 
 
 @router.post("/v1/installation:confirm", **described(body=ConfirmBody, answers={200: Installation}))
 async def confirm(request: Request, coordinator: CoordinatorDep, caller: Admin) -> Response:
     """Confirm that this database is the installation, at this coordinator's address: from now on events are sent."""
     body, by, now = await read_body(request, ConfirmBody), actor_of(request, caller), coordinator.clock.now()
-    places = _places(coordinator.settings)
-    confirmed = await coordinator.database.run(lambda c: confirm_installation(c, places, body.new_id, by, now))
+    addresses = _addresses(coordinator.settings)
+    confirmed = await coordinator.database.run(lambda c: confirm_installation(c, addresses, body.new_id, by, now))
     return reply(confirmed)
 
 
-def _places(settings: CoordinatorSettings) -> frozenset[str]:
-    return places_of(settings.database_url.get_secret_value(), settings.installation)
+def _addresses(settings: CoordinatorSettings) -> frozenset[str]:
+    return addresses_of(settings.database_url.get_secret_value(), settings.installation)

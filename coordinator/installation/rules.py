@@ -17,10 +17,10 @@ class Home(NamedTuple):
 
     system_identifier: str  # empty: it may not be read here
     database_oid: int
-    places: frozenset[str]
+    addresses: frozenset[str]
 
 
-def places_of(database_url: str, name: str) -> frozenset[str]:
+def addresses_of(database_url: str, name: str) -> frozenset[str]:
     """Return the addresses of a database URL, or the name that the settings give this installation."""
     if name:
         return frozenset({f"name:{name}"})
@@ -46,6 +46,6 @@ def why_unconfirmed(confirmed: Home, here: Home) -> str | None:
         here.system_identifier and confirmed.system_identifier and confirmed.system_identifier != here.system_identifier
     ):
         return "the database is another one than the one that was confirmed: it was restored or copied"
-    if not confirmed.places & here.places:
-        return f"the database is reached at {', '.join(sorted(here.places))}, which nobody has confirmed"
+    if not confirmed.addresses & here.addresses:
+        return f"the database is reached at {', '.join(sorted(here.addresses))}, which nobody has confirmed"
     return None

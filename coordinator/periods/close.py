@@ -135,7 +135,7 @@ async def close_period(
         return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
     leaves_holds = row["leaves_holds"] or (request is not None and request.leave_holds)
-    holds = HoldTerms((row["closing_at"] or now) + grace + hold_wait, leaves_holds)
+    holds = HoldTerms((row["close_requested_at"] or now) + grace + hold_wait, leaves_holds)
     missing = await _missing(connection, row, carries, holds, settled, grace, now)
     left = await _left(connection, period, now)
     missing += await _earlier(connection, row, left.names)
@@ -147,7 +147,7 @@ async def close_period(
             parts = await _waiting(connection, period, held)
     leaves = [_carried(part) for part in parts]
     if not is_dry_run and not missing:
-        await _close(connection, row["closing_by"] or _asker(request), parts, left, settled, now)
+        await _close(connection, row["close_requested_by"] or _asker(request), parts, left, settled, now)
     over = [CarriedOver(each.key.quota, each.into.period, each.units) for each in left.goes_over]
     return await _told(connection, period, missing, leaves, over, is_dry_run)
 
@@ -155,10 +155,10 @@ async def close_period(
 async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT) -> None:
     """All that are being closed, each on its own. Nothing is looked at as long as something ends by itself."""
     rows = await database.read(lambda c: c.fetch(_CLOSING))
-    for period, closing_at, leaves_holds in rows:
+    for period, close_requested_at, leaves_holds in rows:
         recalled = await database.run(functools.partial(recall_outstanding, period=period, now=clock.now()))
-        waits_for_regions = recalled and not leaves_holds and clock.now() < closing_at + grace + hold_wait
-        if not waits_for_regions and clock.now() >= closing_at + grace:
+        waits_for_regions = recalled and not leaves_holds and clock.now() < close_requested_at + grace + hold_wait
+        if not waits_for_regions and clock.now() >= close_requested_at + grace:
             await close(database, period, None, grace, clock.now(), hold_wait)
 
 
@@ -176,7 +176,7 @@ async def _missing(
 ) -> list[Missing]:
     leases = [OpenLease(*each.values()) for each in await connection.fetch(_OPEN_LEASES, row["id"])]
     findings = reconcile(row["id"], await read_books(connection, row["id"], settled), now).findings
-    grace_ends_at = (row["closing_at"] or now) + grace
+    grace_ends_at = (row["close_requested_at"] or now) + grace
     period = period_of(row["id"])
     return missing_for_close(period, leases, findings, grace_ends_at, now, holds, carries_suspense=carries_suspense)
 
@@ -379,7 +379,8 @@ async def _rows(connection: Connection, sql: str, period: str) -> AsyncIterator[
 # --- the statements ---------------------------------------------------------------------------------------------------
 
 _BEGIN = """
-UPDATE period SET state = 'closing', closing_at = coalesce(closing_at, $2), closing_by = coalesce(closing_by, $3),
+UPDATE period SET state = 'closing',
+    close_requested_at = coalesce(close_requested_at, $2), close_requested_by = coalesce(close_requested_by, $3),
     carries_suspense = $4, leaves_holds = $5
 WHERE id = $1 AND state IN ('open', 'closing')
 """
@@ -398,7 +399,7 @@ SELECT quota, region, epoch, charge_period, outstanding, suspense, quarantined, 
 FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
 """
 PERIODS_CLOSING = "EXISTS (SELECT FROM period WHERE state = 'closing')"  # the job has work
-_CLOSING = "SELECT id, closing_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
+_CLOSING = "SELECT id, close_requested_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
 _HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND suspense_carried > 0 ORDER BY epoch, quota, charge_period"

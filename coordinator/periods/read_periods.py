@@ -15,7 +15,7 @@ class BookedPeriod(Struct, frozen=True):
     starts_at: datetime = field(name="from")
     ends_at: datetime = field(name="to")
     state: str
-    closing_at: datetime | None = None  # when its close was asked for
+    close_requested_at: datetime | None = None  # when its close was asked for
     closed_at: datetime | None = None
     closed_by: str | None = None  # who asked for it
     position: int | None = None  # of the ledger, at the close
@@ -44,8 +44,8 @@ def _aware(value: Any) -> Any:
 
 
 _PERIODS = """
-SELECT id, kind, starts_at, ends_at, state, closing_at, closed_at,
-    CASE state WHEN 'closed' THEN closing_by END AS closed_by, position, transfers,
+SELECT id, kind, starts_at, ends_at, state, close_requested_at, closed_at,
+    CASE state WHEN 'closed' THEN close_requested_by END AS closed_by, position, transfers,
     encode(root, 'hex') AS root
 FROM period
 """

@@ -93,7 +93,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "region_setting": NotProven(_STEERS),
     "rebalance": NotProven("an order to move units between regions; the moved units are transfers"),
     "rebalance_move": NotProven("an order to move units between regions; the moved units are transfers"),
-    "rate_share": NotProven("rates are not billed"),
+    "shared_limit": NotProven("rates are not billed"),
     "block": NotProven("a block denies, and bills nothing; each change is in the audit"),
     "block_version": NotProven("a counter that tells agents to read the blocks again"),
     "policy_version": NotProven("a counter that tells agents to read the limits again"),
@@ -106,7 +106,7 @@ COVERAGE: Mapping[str, Proven | NotProven] = {
     "delivery": NotProven("attempts to deliver events"),
     "idempotency_record": NotProven("answers that an Idempotency-Key repeats; what was done is proven"),
     "measurement": NotProven("figures for metrics, measured again and again"),
-    "region_heard": NotProven("when each region was last heard: health shows it"),
+    "region_last_seen": NotProven("when each region was last heard: health shows it"),
     "job": NotProven("when a job is due"),
     "position_gate": NotProven("it has no rows: it is locked"),
 }

@@ -50,7 +50,7 @@ async def list_seals(request: Request, coordinator: CoordinatorDep, _: Auditor) 
 
 
 class VerificationBody(Message, frozen=True):
-    kept: Annotated[
+    kept_seals: Annotated[
         Sequence[KeptSeal], Meta(max_length=MOST_KEPT, description="seals that you kept elsewhere; each must be there")
     ] = ()
 
@@ -60,7 +60,7 @@ async def add_verification(request: Request, coordinator: CoordinatorDep, caller
     """Have the whole ledger proven. It takes a while: ask for the result at `Location`. The body may be left out."""
     body = await read_body(request, VerificationBody) if await request.body() else VerificationBody()
     now = coordinator.clock.now()
-    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, body.kept, now))
+    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, body.kept_seals, now))
     return reply(asked, 202, {"Location": f"/v1/verifications/{asked.id}"})
 
 

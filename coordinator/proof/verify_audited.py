@@ -138,7 +138,7 @@ SELECT * FROM (
 )
 
 _PERIOD = (
-    *("state", "closing_at", "closing_by", "carries_suspense", "leaves_holds"),
+    *("state", "close_requested_at", "close_requested_by", "carries_suspense", "leaves_holds"),
     *("closed_at", "position", "transfers", "root"),
 )
 # Of a period that nobody has asked to close there is no entry: it is open.
@@ -149,7 +149,7 @@ PERIODS = Audited(
     told=f"""
 SELECT coalesce(period.id, asked.object) AS about, coalesce(closed.id, asked.newest) AS entry,
     CASE WHEN closed.id IS NOT NULL THEN 'closed' WHEN asked.newest IS NOT NULL THEN 'closing' ELSE 'open' END AS state,
-    asked.recorded_at AS closing_at, asked.actor AS closing_by,
+    asked.recorded_at AS close_requested_at, asked.actor AS close_requested_by,
     coalesce(asked.carry_suspense, false) AS carries_suspense, coalesce(asked.leave_holds, false) AS leaves_holds,
     closed.recorded_at AS closed_at, (closed.details ->> 'position')::bigint AS position,
     (closed.details ->> 'transfers')::bigint AS transfers, decode(closed.details ->> 'root', 'hex') AS root

@@ -97,7 +97,7 @@ async def _open_moves(connection: Connection, id_: UUID) -> list[Move]:
 
 async def _end_moves(connection: Connection, row: asyncpg.Record, now: datetime) -> None:
     reasons = await connection.fetchval(_REASONS, row["id"])
-    await _end(connection, row, "partly" if reasons else "done", ", ".join(reasons) or None, now)
+    await _end(connection, row, "partial" if reasons else "done", ", ".join(reasons) or None, now)
 
 
 # --- a region that is emptied -----------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ async def _follow_drain(connection: Connection, row: asyncpg.Record, now: dateti
     if outstanding:
         await recall_region(connection, row["region"])
     else:
-        await _end(connection, row, "partly" if suspense else "done", "suspense" if suspense else None, now)
+        await _end(connection, row, "partial" if suspense else "done", "suspense" if suspense else None, now)
 
 
 async def _end(connection: Connection, row: asyncpg.Record, state: str, reason: str | None, now: datetime) -> None:

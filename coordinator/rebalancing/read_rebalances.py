@@ -40,15 +40,15 @@ class Waiting(Struct, frozen=True):
     what: str  # return: units that it is asked for; fetch: units that are there for it
     quota: str
     units: int
-    heard_at: datetime | None  # when it was last heard about this quota
+    last_seen_at: datetime | None  # when it was last heard about this quota
 
 
 class Rebalance(Struct, frozen=True, kw_only=True):
     id: UUID | None  # none: it was only planned
     version: int  # the newest that there is, of a plan
     mode: str
-    asked: dict[str, Any]
-    state: str  # planned | running | done | partly | cancelled
+    request: dict[str, Any]
+    state: str  # planned | running | done | partial | cancelled
     reason: str | None
     plan: Plan
     progress: Progress
@@ -91,7 +91,7 @@ async def _told(connection: Connection, row: asyncpg.Record) -> Rebalance:
         id=row["id"],
         version=row["version"],
         mode=row["mode"],
-        asked=msgspec.json.decode(row["asked"]),
+        request=msgspec.json.decode(row["request"]),
         state=row["state"],
         reason=row["reason"],
         plan=msgspec.json.decode(row["plan"], type=Plan),
@@ -122,7 +122,7 @@ async def _waiting(connection: Connection, row: asyncpg.Record, moves: Sequence[
 
 
 _REBALANCES = """
-SELECT id, version, mode, asked::text, plan::text, region, recalled, returned, state, reason, created_at, created_by,
+SELECT id, version, mode, request::text, plan::text, region, recalled, returned, state, reason, created_at, created_by,
     ended_at
 FROM rebalance
 """

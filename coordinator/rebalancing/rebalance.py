@@ -129,7 +129,7 @@ async def plan_rebalance(
         id=None,
         version=await newest_version(connection),
         mode=_mode(wish.asked),
-        asked=_as_asked(wish.asked),
+        request=_as_asked(wish.asked),
         state="planned",
         reason=None,
         plan=drawn.plan,
@@ -430,7 +430,7 @@ SELECT rebalance FROM unnest($1::text[], $2::text[]) AS asked (quota, period)
 JOIN rebalance_move AS move USING (quota, period) WHERE move.ended_at IS NULL LIMIT 1
 """
 _INSERT = """
-INSERT INTO rebalance (id, mode, asked, plan, region, recalled, state, created_at, created_by, ended_at)
+INSERT INTO rebalance (id, mode, request, plan, region, recalled, state, created_at, created_by, ended_at)
 VALUES ($1, $2, $3::text::jsonb, $4::text::jsonb, $5, $6, $7, $8, $9, $10)
 """
 _END_DRAINS = """

@@ -185,7 +185,7 @@ def _problem_of(refusal: Refusal) -> Problem:
 
 
 def _sentence(each: Rebalance) -> str:
-    about = each.asked.get("quota") or each.asked.get("region")
+    about = each.request.get("quota") or each.request.get("region")
     return f"{each.mode} of {about} ({each.state}) by {each.created_by} at {each.created_at.isoformat()}"
 
 

@@ -18,7 +18,7 @@ class Region(Struct, frozen=True):
     created_at: datetime
     epoch: int | None  # the current one, of a Cluster's cells the newest; None before the region's first
     contested: bool = False  # two stores answer under its name, and neither is given another epoch for now
-    last_heard_at: datetime | None = None  # by any coordinator, to about ten seconds; None: never
+    last_seen_at: datetime | None = None  # by any coordinator, to about ten seconds; None: never
     regressed_lanes: int = 0  # of any of its epochs: they stand until people have approved how they go on
 
 
@@ -49,7 +49,7 @@ def _is_contested(openings: Iterable[str]) -> bool:
 _REGIONS = """
 SELECT name, weight, status, created_at,
     (SELECT max(its.epoch) FROM region_epoch AS its WHERE its.region = region.name AND its.state = 'current') AS epoch,
-    (SELECT heard_at FROM region_heard WHERE region_heard.region = region.name) AS last_heard_at,
+    (SELECT last_seen_at FROM region_last_seen WHERE region_last_seen.region = region.name) AS last_seen_at,
     ARRAY(SELECT its.cell || ' ' || its.fingerprint FROM region_epoch AS its
         WHERE its.region = region.name AND its.opened_at > $1) AS openings,
     (SELECT count(DISTINCT (lane.epoch, lane.lane)) FROM region_epoch AS its JOIN lane USING (epoch)

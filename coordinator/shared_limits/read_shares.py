@@ -23,7 +23,7 @@ class RegionRate(Struct, frozen=True, kw_only=True):
     most_micro: int  # what it may be using, at most: of what it was given, not all may have been heard
     safe_micro: int  # its part by weight, which it has when it is cut off for long
     demand_micro: int | None  # None: it has said nothing yet
-    heard_at: datetime | None
+    last_seen_at: datetime | None
 
 
 class SharedRate(Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class RegionSlots(Struct, frozen=True, kw_only=True):
     most: int  # that may be in use there, at most: what was taken by a share that is over by now is as well
     safe: int  # its part by weight, which it has when it is cut off for long
     wanted: int | None  # in use or waited for; None: it has said nothing yet
-    heard_at: datetime | None
+    last_seen_at: datetime | None
 
 
 class SharedSlots(Struct, frozen=True, kw_only=True):
@@ -118,7 +118,7 @@ def _region_rate(region: str, holding: Holding, terms: Terms, now_ms: int) -> Re
         most_micro=holding.most_within(now_ms, now_ms, safe_micro),
         safe_micro=safe_micro,
         demand_micro=holding.demand_micro,
-        heard_at=_heard_at(holding),
+        last_seen_at=_heard_at(holding),
     )
 
 
@@ -138,7 +138,7 @@ def _region_slots(region: str, holding: Holding, terms: Terms, now_ms: int) -> R
         most=holding.most_within(now_ms, now_ms, safe_micro) // SLOT_MICRO,
         safe=safe_micro // SLOT_MICRO,
         wanted=None if demand_micro is None else demand_micro // SLOT_MICRO,
-        heard_at=_heard_at(holding),
+        last_seen_at=_heard_at(holding),
     )
 
 

@@ -41,24 +41,24 @@ async def forget_shares(connection: Connection, before: datetime) -> int:
     return int((await connection.execute(_FORGET, before)).rpartition(" ")[2])
 
 
-_LOCK = "SELECT quota, state FROM rate_share WHERE quota = ANY($1) ORDER BY quota FOR UPDATE"
+_LOCK = "SELECT quota, state FROM shared_limit WHERE quota = ANY($1) ORDER BY quota FOR UPDATE"
 _MAKE = """
-INSERT INTO rate_share (quota, state, reported_at)
+INSERT INTO shared_limit (quota, state, reported_at)
 SELECT quota, $2, $3 FROM unnest($1::text[]) AS quota ORDER BY quota ON CONFLICT DO NOTHING
 """
 _WRITE = """
-UPDATE rate_share SET state = new.state, reported_at = $3
-FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE rate_share.quota = new.quota
+UPDATE shared_limit SET state = new.state, reported_at = $3
+FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE shared_limit.quota = new.quota
 RETURNING (SELECT version FROM policy_version)
 """
 _READ = """
-SELECT quota, state FROM rate_share
+SELECT quota, state FROM shared_limit
 WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1))
     AND ($2::text[] IS NULL OR string_to_array(split_part(quota, ':', 2), ',') && $2)
     AND quota > $3
 ORDER BY quota LIMIT $4
 """
 _FORGET = """
-DELETE FROM rate_share WHERE quota IN (
-    SELECT quota FROM rate_share WHERE reported_at < $1 ORDER BY quota LIMIT 1000 FOR UPDATE SKIP LOCKED)
+DELETE FROM shared_limit WHERE quota IN (
+    SELECT quota FROM shared_limit WHERE reported_at < $1 ORDER BY quota LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """

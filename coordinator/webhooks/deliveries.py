@@ -47,7 +47,7 @@ class Delivery(msgspec.Struct, frozen=True):
     kind: EventKind
     occurred_at: datetime
     attempts: int
-    next_at: datetime
+    next_attempt_at: datetime
     delivered_at: datetime | None
     dead_at: datetime | None
     status: int | None
@@ -75,9 +75,9 @@ def _due(row: asyncpg.Record, now: datetime) -> Due:
 async def note_answer(connection: Connection, due: Due, answer: Answer, jitter: float, now: datetime) -> None:
     """Unless somebody else has taken it since: then theirs counts."""
     dead = not answer.is_success and is_dead(due.attempts, answer.status)
-    next_at = now + rests_for(due.attempts, jitter)
+    next_attempt_at = now + rests_for(due.attempts, jitter)
     ended = now if answer.is_success else None, now if dead else None
-    await connection.execute(_NOTE, due.event, due.webhook, due.attempts, next_at, *ended, *answer)
+    await connection.execute(_NOTE, due.event, due.webhook, due.attempts, next_attempt_at, *ended, *answer)
 
 
 async def read_deliveries(connection: Connection, webhook: UUID, dead: bool, after: UUID, count: int) -> list[Delivery]:
@@ -100,14 +100,16 @@ async def forget_events(connection: Connection, now: datetime) -> None:
 
 
 # The condition under which the delivery job has work.
-DELIVERIES_DUE = "EXISTS (SELECT FROM delivery WHERE next_at <= $2 AND delivered_at IS NULL AND dead_at IS NULL)"
+DELIVERIES_DUE = (
+    "EXISTS (SELECT FROM delivery WHERE next_attempt_at <= $2 AND delivered_at IS NULL AND dead_at IS NULL)"
+)
 _TAKE = """
 WITH due AS (
     SELECT event, webhook FROM delivery JOIN webhook ON webhook.id = delivery.webhook
-    WHERE next_at <= $1 AND delivered_at IS NULL AND dead_at IS NULL AND NOT paused
-    ORDER BY next_at LIMIT $3 FOR UPDATE OF delivery SKIP LOCKED
+    WHERE next_attempt_at <= $1 AND delivered_at IS NULL AND dead_at IS NULL AND NOT paused
+    ORDER BY next_attempt_at LIMIT $3 FOR UPDATE OF delivery SKIP LOCKED
 ), taken AS (
-    UPDATE delivery SET next_at = $2, attempts = attempts + 1 FROM due
+    UPDATE delivery SET next_attempt_at = $2, attempts = attempts + 1 FROM due
     WHERE (delivery.event, delivery.webhook) = (due.event, due.webhook) RETURNING delivery.*
 )
 SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret, previous_until, kind,
@@ -115,16 +117,16 @@ SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret,
 FROM taken JOIN webhook ON webhook.id = taken.webhook JOIN outbox ON outbox.id = taken.event
 """
 _NOTE = """
-UPDATE delivery SET next_at = $4, delivered_at = $5, dead_at = $6, status = $7, error = $8
+UPDATE delivery SET next_attempt_at = $4, delivered_at = $5, dead_at = $6, status = $7, error = $8
 WHERE (event, webhook, attempts) = ($1, $2, $3) AND delivered_at IS NULL AND dead_at IS NULL
 """
 _LIST = """
-SELECT event, kind, occurred_at, attempts, next_at, delivered_at, dead_at, status, error
+SELECT event, kind, occurred_at, attempts, next_attempt_at, delivered_at, dead_at, status, error
 FROM delivery JOIN outbox ON outbox.id = delivery.event
 WHERE webhook = $1 AND (dead_at IS NOT NULL OR NOT $2) AND event > $3 ORDER BY event LIMIT $4
 """
 _REPLAY = """
-UPDATE delivery SET attempts = 0, next_at = $3, dead_at = NULL
+UPDATE delivery SET attempts = 0, next_attempt_at = $3, dead_at = NULL
 WHERE webhook = $1 AND dead_at IS NOT NULL AND ($2::uuid[] = '{}' OR event = ANY ($2)) RETURNING event
 """
 _FORGET = """

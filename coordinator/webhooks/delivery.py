@@ -21,12 +21,14 @@ AT_ONCE = 20
 TIMEOUT_S = 10.0
 
 
-async def tell_webhooks(database: Database, clock: Clock, places: frozenset[str], timeout_s: float = TIMEOUT_S) -> int:
+async def tell_webhooks(
+    database: Database, clock: Clock, addresses: frozenset[str], timeout_s: float = TIMEOUT_S
+) -> int:
     """Send all events that are due, some at a time, and return how many attempts were made.
 
     On a copy of an installation's database nothing is sent: production's receivers would take it for theirs.
     """
-    installation = await database.run(lambda c: look_at_installation(c, places, clock.now()))
+    installation = await database.run(lambda c: look_at_installation(c, addresses, clock.now()))
     if not installation.is_confirmed:
         return 0
     attempts = 0

@@ -30,5 +30,5 @@ WITH heard AS (
     INSERT INTO outbox (id, kind, data, occurred_at) SELECT DISTINCT id, kind, data, $4::timestamptz FROM heard
     ON CONFLICT DO NOTHING RETURNING id
 )
-INSERT INTO delivery (event, webhook, next_at) SELECT id, heard.webhook, $4 FROM heard JOIN written USING (id)
+INSERT INTO delivery (event, webhook, next_attempt_at) SELECT id, heard.webhook, $4 FROM heard JOIN written USING (id)
 """

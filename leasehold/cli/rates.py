@@ -100,7 +100,7 @@ def _region_rate(each: dict[str, Any], now: datetime) -> Row:
         "may use": _per_second(each["most_micro"]),
         "wants": _per_second(each["demand_micro"]),
         "by weight": _per_second(each["safe_micro"]),
-        "heard": _heard(each["heard_at"], now),
+        "heard": _heard(each["last_seen_at"], now),
     }
 
 
@@ -121,7 +121,7 @@ def _region_slots(each: dict[str, Any], now: datetime) -> Row:
         "may use": str(each["most"]),
         "wants": "" if each["wanted"] is None else str(each["wanted"]),
         "by weight": str(each["safe"]),
-        "heard": _heard(each["heard_at"], now),
+        "heard": _heard(each["last_seen_at"], now),
     }
 
 
@@ -133,7 +133,7 @@ def _units(parts: int, in_one: int) -> str:
     return f"{parts / in_one:.3f}".rstrip("0").rstrip(".")
 
 
-def _heard(heard_at: str | None, now: datetime) -> str:
-    if heard_at is None:
+def _heard(last_seen_at: str | None, now: datetime) -> str:
+    if last_seen_at is None:
         return "not yet"
-    return f"{max(0, (now - datetime.fromisoformat(heard_at)).total_seconds()):.0f} s ago"
+    return f"{max(0, (now - datetime.fromisoformat(last_seen_at)).total_seconds()):.0f} s ago"

@@ -180,7 +180,7 @@ def _rebalance(
         _show_plan(found)
     else:
         _tell(found)
-    if found["state"] in ("partly", "cancelled"):
+    if found["state"] in ("partial", "cancelled"):
         raise typer.Exit(1)
 
 
@@ -290,7 +290,7 @@ def _sentence(each: dict[str, Any]) -> str:
 
 
 def _about(each: dict[str, Any]) -> str:
-    asked = each["asked"]
+    asked = each["request"]
     return str(asked.get("quota") or asked.get("region"))
 
 
@@ -304,7 +304,7 @@ def _waits(found: dict[str, Any]) -> str:
 
 
 def _heard(each: dict[str, Any]) -> str:
-    return f" (last heard {each['heard_at']})" if each["heard_at"] else " (never heard of it yet)"
+    return f" (last heard {each['last_seen_at']})" if each["last_seen_at"] else " (never heard of it yet)"
 
 
 def _words(setting: dict[str, Any]) -> str:

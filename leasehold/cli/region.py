@@ -59,5 +59,5 @@ def _show(rows: list[dict[str, Any]]) -> None:
 def _row(each: dict[str, Any]) -> list[str]:
     faults = ["two stores answer under its name"] if each["contested"] else []
     faults += [f"{each['regressed_lanes']} lanes stand"] if each["regressed_lanes"] else []
-    heard = each.get("last_heard_at") or "never"
+    heard = each.get("last_seen_at") or "never"
     return [each["name"], str(each["weight"]), each["status"], str(each["epoch"] or ""), heard, ", ".join(faults)]

@@ -85,8 +85,8 @@ async def _read(url: str, kept: list[dict[str, Any]]) -> object:
 def _by_the_coordinator(url: str, kept: list[dict[str, Any]]) -> dict[str, Any]:
     """However long it takes: a large ledger is read for minutes, and Ctrl-C ends only the asking."""
     with asking(url, "audit:read") as client:
-        asked = answer(client.post("/v1/verifications", json={"kept": kept}))
-        if asked.get("kept", []) != kept:
+        asked = answer(client.post("/v1/verifications", json={"kept_seals": kept}))
+        if asked.get("kept_seals", []) != kept:
             fail("this coordinator compares no kept seals: it is older than this command; use --database")
         while asked["result"] is None:
             time.sleep(POLL_S)

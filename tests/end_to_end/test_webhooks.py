@@ -83,7 +83,9 @@ async def test_what_a_killed_coordinator_told_is_told_again_and_a_dead_letter_is
         assert tuple(await owner.fetchrow(state) or ()) == (1, None, None, None)  # sent, and not noted
 
         receiver.hangs = False
-        await owner.execute("UPDATE delivery SET next_at = now()")  # the minute is over in which it is the dead one's
+        await owner.execute(
+            "UPDATE delivery SET next_attempt_at = now()"
+        )  # the minute is over in which it is the dead one's
         async with coordinator(database, port):
             await until(lambda: owner.fetchval("SELECT bool_and(delivered_at IS NOT NULL) FROM delivery"))
             assert len(receiver.ids) == 2

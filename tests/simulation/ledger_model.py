@@ -120,7 +120,7 @@ class LaneRow(NamedTuple):
 
 class PeriodRow(NamedTuple):
     state: str
-    closing_at: datetime | None = None
+    close_requested_at: datetime | None = None
     carries_suspense: bool = False
     closed_at: datetime | None = None
 
@@ -805,7 +805,9 @@ class LedgerModel:
         if row.state == "closed" or (carries is None and row.state != "closing"):
             return None, transaction
         wanted = row._replace(
-            state="closing", closing_at=row.closing_at or now, carries_suspense=row.carries_suspense or bool(carries)
+            state="closing",
+            close_requested_at=row.close_requested_at or now,
+            carries_suspense=row.carries_suspense or bool(carries),
         )
         names, left = self._left(period, now)
         missing = self._missing(period, row, wanted.carries_suspense, grace, now) + self._earlier(period, names)
@@ -847,9 +849,9 @@ class LedgerModel:
             period_of(period),
             open_leases(self, period),
             findings,
-            (row.closing_at or now) + grace,
+            (row.close_requested_at or now) + grace,
             now,
-            HoldTerms((row.closing_at or now) + grace + HOLD_WAIT),
+            HoldTerms((row.close_requested_at or now) + grace + HOLD_WAIT),
             carries_suspense=carries_suspense,
         )
 

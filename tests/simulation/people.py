@@ -151,7 +151,7 @@ def go_on_closing(world: "World") -> None:
         if row.state == "closing":
             recalled = world.ledger.recall_outstanding(period, now)
             world.commit(recalled)
-            if not recalled.notices and now >= row.closing_at + GRACE:
+            if not recalled.notices and now >= row.close_requested_at + GRACE:
                 _close(world, period, carries=None)
 
 

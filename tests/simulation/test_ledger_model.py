@@ -530,7 +530,7 @@ class Both:
         assert sorted(map(tuple, kept)) == sorted(self.quarantined)
 
     async def _compare_periods(self) -> None:
-        rows = await self.real.fetch("SELECT id, state, closing_at, carries_suspense, closed_at FROM period")
+        rows = await self.real.fetch("SELECT id, state, close_requested_at, carries_suspense, closed_at FROM period")
         assert {id_: tuple(row) for id_, *row in rows} == {row["id"]: self.model.period(row["id"]) for row in rows}
         names = ("region", *CORRECTION_COLUMNS)
         corrections = {

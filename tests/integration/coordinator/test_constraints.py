@@ -49,9 +49,9 @@ ROWS: dict[str, dict[str, str]] = {
     | {"balances": "'{}'", "sealed_at": "'2026-11-18 09:05Z'", "hash": "'x'"},
     "job": {"name": "'seal'", "due_at": "now()"},
     "export": {"id": f"'{'0' * 32}'", "period": "'2026-11'", "format": "'csv'", "seal": "1", "is_final": "false"}
-    | {"asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
+    | {"requested_by": f"'{'0' * 32}'", "requested_at": "now()"},
     "export_part": {"export": f"'{'1' * 32}'", "starts_at": "0", "body": "'x'"},
-    "verification": {"id": f"'{'0' * 32}'", "asked_by": f"'{'0' * 32}'", "asked_at": "now()"},
+    "verification": {"id": f"'{'0' * 32}'", "requested_by": f"'{'0' * 32}'", "requested_at": "now()"},
     "limit_override": {"id": f"'{'0' * 32}'", "key": "'q:'", "quota": "'q'", "subject": "'{}'", "value": "'1'"}
     | {"valid_from": "now()", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
     "block": {"field": "'tenant'", "value": "'t'", "reason": "'x'", "created_at": "now()", "created_by": "'x'"},
@@ -65,13 +65,13 @@ ROWS: dict[str, dict[str, str]] = {
     "webhook": {"id": f"'{'1' * 32}'", "url": "'https://w'", "events": "'{period.closed}'", "secret": "'x'"}
     | {"created_at": "now()", "created_by": "'x'"},
     "outbox": {"id": f"'{'1' * 32}'", "kind": "'period.closed'", "data": "'{}'", "occurred_at": "now()"},
-    "delivery": {"event": f"'{'0' * 32}'", "webhook": f"'{'0' * 32}'", "next_at": "now()"},
+    "delivery": {"event": f"'{'0' * 32}'", "webhook": f"'{'0' * 32}'", "next_attempt_at": "now()"},
     "region_setting": {"key": "'q:'", "region": "'r'", "weight": "1", "changed_at": "now()", "changed_by": "'x'"},
-    "rebalance": {"id": f"'{'1' * 32}'", "version": "2", "mode": "'drain'", "asked": "'{}'", "plan": "'{}'"}
+    "rebalance": {"id": f"'{'1' * 32}'", "version": "2", "mode": "'drain'", "request": "'{}'", "plan": "'{}'"}
     | {"region": "'r'", "recalled": "0", "state": "'running'", "created_at": "now()", "created_by": "'x'"},
     "rebalance_move": {"rebalance": f"'{'0' * 32}'", "number": "1", "quota": "'q'", "period": "'2026-11'"}
     | {"source": "'r'", "units": "1"},
-    "rate_share": {"quota": "'q'", "state": "''", "reported_at": "now()"},
+    "shared_limit": {"quota": "'q'", "state": "''", "reported_at": "now()"},
     "alembic_version": {"version_num": "'x'"},
 }
 APPROVED = {"approved_by": f"'{'2' * 32}'", "approved_at": "now()"}
@@ -89,9 +89,10 @@ INSERT INTO pool (quota, period, name) VALUES ('q', '2026-11', 'q');
 INSERT INTO webhook (id, url, events, secret, created_at, created_by)
     VALUES ('00000000000000000000000000000000', 'https://w', '{x.y}', 'x', now(), 'x');
 INSERT INTO outbox (id, kind, data, occurred_at) VALUES ('00000000000000000000000000000000', 'x.y', '{}', now());
-INSERT INTO export (id, period, format, seal, is_final, asked_by, asked_at) VALUES ('11111111111111111111111111111111',
-    '2026-11', 'parquet', 1, false, '00000000000000000000000000000000', now());
-INSERT INTO rebalance (id, version, mode, asked, plan, recalled, state, created_at, created_by)
+INSERT INTO export (id, period, format, seal, is_final, requested_by, requested_at)
+    VALUES ('11111111111111111111111111111111', '2026-11', 'parquet', 1, false,
+    '00000000000000000000000000000000', now());
+INSERT INTO rebalance (id, version, mode, request, plan, recalled, state, created_at, created_by)
     OVERRIDING SYSTEM VALUE
     VALUES ('00000000000000000000000000000000', 1, 'move', '{}', '{}', 0, 'running', now(), 'x');
 """
@@ -135,8 +136,8 @@ def below_zero(table: str, column: str, beside: str | None) -> Trial:
 
 # A period is closed as the coordinator does it; December is one that is open.
 CLOSE = """
-UPDATE period SET state = 'closed', closing_at = now(), closing_by = 'x', closed_at = now(), position = 0,
-    transfers = 0, root = '' WHERE id = '{}'
+UPDATE period SET state = 'closed', close_requested_at = now(), close_requested_by = 'x', closed_at = now(),
+    position = 0, transfers = 0, root = '' WHERE id = '{}'
 """
 CLOSED, DECEMBER = CLOSE.format("2026-11"), row("period")
 THERE = {
@@ -200,9 +201,9 @@ TRIALS: dict[str, Trial] = {
     "period_check": wrong("period", ends_at="'2026-12-01'"),
     "period_kind_check": wrong("period", kind="'year'"),
     "period_names_a_table": wrong("period", id="'2026/12'"),
-    "period_state_check": wrong("period", state="'ajar'", closing_at="now()", closing_by="'x'"),
-    "period_is_asked_to_close": wrong("period", state="'closing'"),
-    "period_is_closed_whole": wrong("period", state="'closed'", closing_at="now()", closing_by="'x'"),
+    "period_state_check": wrong("period", state="'ajar'", close_requested_at="now()", close_requested_by="'x'"),
+    "period_close_is_requested": wrong("period", state="'closing'"),
+    "period_is_closed_whole": wrong("period", state="'closed'", close_requested_at="now()", close_requested_by="'x'"),
     "correction_balances": wrong("correction", suspense_carried_in="1"),
     "correction_is_later": wrong("correction", charge_period="'2026-11'"),
     **accounts("correction", CORRECTION_SOURCES, CORRECTION_PLACES),
@@ -257,8 +258,12 @@ TRIALS: dict[str, Trial] = {
     "measurement_only_row_check": Trial(
         "measurement", ["INSERT INTO measurement (only_row, figures, measured_at) VALUES (false, '{}', now())"]
     ),
-    "region_heard_pkey": Trial("region_heard", [row("region"), *["INSERT INTO region_heard VALUES ('r', now())"] * 2]),
-    "region_heard_region_fkey": Trial("region_heard", ["INSERT INTO region_heard VALUES ('nowhere', now())"]),
+    "region_last_seen_pkey": Trial(
+        "region_last_seen", [row("region"), *["INSERT INTO region_last_seen VALUES ('r', now())"] * 2]
+    ),
+    "region_last_seen_region_fkey": Trial(
+        "region_last_seen", ["INSERT INTO region_last_seen VALUES ('nowhere', now())"]
+    ),
     "installation_only_row_check": Trial("installation", [f"INSERT INTO installation VALUES (false, {INSTALLED})"]),
     "installation_pkey": Trial("installation", [f"INSERT INTO installation VALUES (true, {INSTALLED})"] * 2),
     "measurement_pkey": Trial("measurement", ["INSERT INTO measurement VALUES (true, '{}', now())"] * 2),
@@ -353,7 +358,7 @@ TRIALS: dict[str, Trial] = {
     "rebalance_version_key": twice("rebalance", id=f"'{'2' * 32}'", region="NULL"),
     "rebalance_of_region": twice("rebalance", id=f"'{'2' * 32}'", version="3"),
     "rebalance_move_pkey": twice("rebalance_move"),
-    "rate_share_pkey": twice("rate_share"),
+    "shared_limit_pkey": twice("shared_limit"),
     "region_epoch_pkey": twice("region_epoch", nonce="'k'"),
     "region_epoch_nonce_key": twice("region_epoch", epoch="3"),
     "region_epoch_current_of_cell": wrong("region_epoch", state="'current'"),
@@ -440,7 +445,7 @@ TRIALS: dict[str, Trial] = {
     "period_never_opens_again": Trial(
         "period",
         [
-            row("period", {"state": "'closing'", "closing_at": "now()", "closing_by": "'x'"}),
+            row("period", {"state": "'closing'", "close_requested_at": "now()", "close_requested_by": "'x'"}),
             "UPDATE period SET state = 'open' WHERE id = '2026-12'",
         ],
     ),
@@ -555,11 +560,11 @@ MAY_BE_MISSING = {
     "adjustment": {"approved_at", "approved_by", "booked_in", "withdrawn_at", "withdrawn_by"},
     "audit": {"request_id"},
     "block": {"valid_until"},
-    "export": {"cancelled_at", "finished_at", "kept_until", "marks", "rows_expected", "sha256", "tenant"},
+    "export": {"cancelled_at", "finished_at", "expires_at", "resume_points", "rows_expected", "sha256", "tenant"},
     "idempotency_record": {"body", "headers", "status"},
     "lane": {"last_hash"},
     "limit_override": {"valid_until"},
-    "period": {"calendar", "closed_at", "closing_at", "closing_by", "position", "root", "transfers"},
+    "period": {"calendar", "closed_at", "close_requested_at", "close_requested_by", "position", "root", "transfers"},
     "pool": {"tenant"},
     "rebalance": {"ended_at", "reason", "region"},
     "rebalance_move": {"ended_at", "reason", "target"},
@@ -609,11 +614,11 @@ MAY = {
     "policy_version": "rw",
     "measurement": "arw",
     "installation": "arw",
-    "region_heard": "arw",
+    "region_last_seen": "arw",
     "pool": "arw",
     "position_gate": "rW",  # has no columns and no rows: the right to lock it
     "quarantine": "ar",
-    "rate_share": "adrw",
+    "shared_limit": "adrw",
     "rebalance": "arw",
     "rebalance_move": "arw",
     "region": "arw",
@@ -640,10 +645,10 @@ FIXED = {
     "lease": {"epoch", "quota", "period", "region"},
     "period": {"id", "kind", "calendar", "starts_at", "ends_at"},
     "pool": {"quota", "period", "name", "tenant"},
-    "rebalance": {"id", "version", "mode", "asked", "plan", "region", "recalled", "created_at", "created_by"},
+    "rebalance": {"id", "version", "mode", "request", "plan", "region", "recalled", "created_at", "created_by"},
     "rebalance_move": {"rebalance", "number", "quota", "period", "source", "target", "units"},
     "region": {"name", "created_at", "hold_key"},
-    "rate_share": {"quota"},
+    "shared_limit": {"quota"},
     "region_setting": {"key", "region"},
     "region_epoch": {"epoch", "region", "nonce", "lanes", "opened_at", "cell", "cells"},
     "subscription": {"tenant", "began_at"},
@@ -653,10 +658,10 @@ FIXED = {
     "policy_version": {"only_row"},
     "measurement": {"only_row"},
     "installation": {"only_row"},
-    "region_heard": {"region"},
+    "region_last_seen": {"region"},
     "job": {"name"},
-    "verification": {"id", "asked_by", "asked_at", "kept"},
-    "export": {"id", "period", "tenant", "format", "seal", "is_final", "asked_by", "asked_at"},
+    "verification": {"id", "requested_by", "requested_at", "kept_seals"},
+    "export": {"id", "period", "tenant", "format", "seal", "is_final", "requested_by", "requested_at"},
     "resolution": {"epoch", "lane", "quota", "period"},
     "correction": {"epoch", "quota", "charge_period", "period", "region"},
 }

@@ -220,13 +220,13 @@ async def test_a_region_that_is_not_heard_is_logged_and_shown(database: str) -> 
         reader = {"Authorization": f"Bearer {(await issue_token(owner, ['quota:read'], '', NOON)).token}"}
         async with coordinator(restricted(database)) as (app, client):
             health = app.state.coordinator.health
-            assert (await client.get("/v1/regions/us-east", headers=reader)).json()["last_heard_at"] is None
+            assert (await client.get("/v1/regions/us-east", headers=reader)).json()["last_seen_at"] is None
             await client.get("/v1/policies", headers=region)
             await health.share_and_read()
-            heard_at = (await client.get("/v1/regions/us-east", headers=reader)).json()["last_heard_at"]
-            assert heard_at.endswith("Z")
+            last_seen_at = (await client.get("/v1/regions/us-east", headers=reader)).json()["last_seen_at"]
+            assert last_seen_at.endswith("Z")
             with capture_logs() as logs:
-                await owner.execute("UPDATE region_heard SET heard_at = heard_at - interval '61 seconds'")
+                await owner.execute("UPDATE region_last_seen SET last_seen_at = last_seen_at - interval '61 seconds'")
                 for _ in range(3):
                     await health.share_and_read()
                 shown = (await client.get("/metrics")).text

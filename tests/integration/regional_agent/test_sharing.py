@@ -177,7 +177,7 @@ async def test_a_quiet_key_costs_no_message(world: World, asking: list[Asking]) 
     for _ in range(10):
         assert (await asking[0].agent.check(ASK)).status_code == 200
         await asyncio.sleep(0.05)
-    assert await world._rows("SELECT quota FROM rate_share") == []
+    assert await world._rows("SELECT quota FROM shared_limit") == []
     assert (await in_force(asking[0].agent)) == (0, 10 * SAFE)
 
 

@@ -97,7 +97,7 @@ async def test_quiet_slots_cost_no_message(world: World, agents: list[Agent]) ->
     await limit(world, agents, limit=30)
     for _ in range(5):
         assert (await hold(agents[0])).status_code == 201
-    assert await world._rows("SELECT quota FROM rate_share") == []
+    assert await world._rows("SELECT quota FROM shared_limit") == []
 
 
 async def test_the_limit_holds_while_all_regions_take_and_give_back(world: World, agents: list[Agent]) -> None:

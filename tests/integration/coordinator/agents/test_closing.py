@@ -135,7 +135,9 @@ async def test_nothing_is_granted_while_it_closes_and_work_that_was_done_is_cove
     await use(stand, agent)
     stand.clock.time = DECEMBER - timedelta(hours=7)  # no lease ahead yet
     await agent.say(3, lease(granted=10, consumed=7, units=0))
-    await stand.owner.execute("UPDATE period SET state = 'closing', closing_at = now(), closing_by = 'x'")
+    await stand.owner.execute(
+        "UPDATE period SET state = 'closing', close_requested_at = now(), close_requested_by = 'x'"
+    )
     reply = await agent.say(4, lease(granted=10, consumed=7, units=0), wants=[want(waiting=5)])
     assert (leased(reply).granted, leased(reply).refusal, leased(reply).final) == (10, "period_not_open", True)
     reply = await agent.say(5, lease(granted=10, consumed=25, units=18))
@@ -279,7 +281,7 @@ async def test_it_goes_on_by_itself(stand: Stand, agent: Agent) -> None:
     stand.clock.move(minutes=16)
     await go_on_closing(database, stand.clock, GRACE)
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
-    closer = await stand.one("SELECT closing_by FROM period WHERE id = $1", PERIOD)
+    closer = await stand.one("SELECT close_requested_by FROM period WHERE id = $1", PERIOD)
     assert await stand.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
 
 

@@ -181,7 +181,7 @@ async def test_a_move_whose_source_spends_meanwhile_ends_with_the_reason(
     await east.say(3, lease(granted=500, consumed=400, returned=100, units=350))
     assert leased(await south.say(2, wants=[want()])).granted == 110
     found = await ops.follows(begun["id"])
-    assert (*progress(found), found["reason"]) == ("partly", 300, 100, 100, "spent")
+    assert (*progress(found), found["reason"]) == ("partial", 300, 100, 100, "spent")
     assert found["moves"][0]["reason"] == "spent"
 
 
@@ -231,7 +231,7 @@ async def test_of_two_operators_the_second_is_told_what_changed(
     late = await ops.asks(EAST_TO_SOUTH, **{"If-Match": seen})
     assert (late.status_code, late.json()["type"]) == (412, "/problems/precondition-failed")
     [changed] = late.json()["changed"]
-    assert (changed["id"], changed["mode"], changed["asked"]["units"]) == (begun["id"], "move", 40)
+    assert (changed["id"], changed["mode"], changed["request"]["units"]) == (begun["id"], "move", 40)
     busy = await ops.asks(EAST_TO_SOUTH)
     assert (busy.status_code, busy.json()["rebalance"]) == (409, begun["id"])
     again = await ops.asks(EAST_TO_SOUTH, **{"If-Match": f'"rebalance-{begun["version"]}"'})
@@ -313,7 +313,7 @@ async def test_a_region_that_is_not_heard_is_waited_for_and_shown(
         ("running", 300, 100, 0),
         [("us-east", "return", 200), ("ap-south", "fetch", 100)],
     )
-    assert {each["heard_at"] for each in found["waits_for"]} == {"2026-11-18T12:00:00Z"}
+    assert {each["last_seen_at"] for each in found["waits_for"]} == {"2026-11-18T12:00:00Z"}
 
 
 async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
@@ -323,7 +323,7 @@ async def test_a_target_that_is_drained_gets_nothing_and_the_units_are_free(
     await east.say(3, lease(granted=500, consumed=50, returned=100, units=0))
     await stand.drain("ap-south")
     found = await ops.follows(begun["id"])
-    assert (*progress(found), found["reason"]) == ("partly", 300, 100, 0, "not_active")
+    assert (*progress(found), found["reason"]) == ("partial", 300, 100, 0, "not_active")
     west = await stand.agent("eu-west")
     assert leased(await west.say(1, wants=[want(waiting=1000)])).granted == 590
 
@@ -334,7 +334,7 @@ async def test_what_the_end_of_the_period_finds_on_its_way_is_ended(
     begun = await ops.begins(EAST_TO_SOUTH)
     stand.clock.time = stand.clock.time.replace(month=12, day=1)
     found = await ops.follows(begun["id"])
-    assert (*progress(found), found["reason"]) == ("partly", 300, 0, 0, "period_over")
+    assert (*progress(found), found["reason"]) == ("partial", 300, 0, 0, "period_over")
 
 
 async def test_a_close_and_a_rebalance_at_the_same_moment(stand: Stand, ops: Ops, east: Agent, south: Agent) -> None:
@@ -508,7 +508,7 @@ async def test_a_drain_of_a_region_that_is_silent_ends_when_its_lease_has_run_ou
     async with stand.owner.transaction():
         await expire_leases(stand.owner, stand.clock.now())
     found = await ops.follows(begun["id"])
-    assert (*progress(found), found["reason"]) == ("partly", 450, 450, 0, "suspense")
+    assert (*progress(found), found["reason"]) == ("partial", 450, 450, 0, "suspense")
 
 
 @pytest.mark.parametrize("mode", ["cancel", "restore"])

@@ -83,7 +83,7 @@ async def test_two_that_ask_at_once_never_get_more_than_there_is(stand: Stand, a
     told: list[RateShare | None] = [None] * len(agents)
     for demands in ([90, 0, 0], [90, 0, 0], [90, 90, 0], [0, 90, 90], [50, 50, 50], [90, 0, 90]) * 3:
         told = list(await asyncio.gather(*map(say, agents, demands, told)))
-        held = await stand.one("SELECT count(*) FROM rate_share")
+        held = await stand.one("SELECT count(*) FROM shared_limit")
         assert held == 1
         stand.clock.move(seconds=1)
     # What each was told last and what it had before: the greater of them may be in force.
@@ -113,7 +113,7 @@ async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(stand: Stand
     await limit(stand, sharing="strict")
     for agent in agents:
         await say(agent, 1)
-    await stand.owner.execute("TRUNCATE rate_share")
+    await stand.owner.execute("TRUNCATE shared_limit")
     stand.clock.move(seconds=1)
     assert (await say(agents[0], 90, number=5, rate_micro=10_000_000)).rate_micro == 10_000_000
     stand.clock.move(seconds=21)
@@ -329,7 +329,7 @@ async def test_ops_see_how_many_slots_may_be_in_use_where(stand: Stand, agents: 
     assert (shown["quota"], shown["limit"], shown["slot_ttl_ms"]) == (REPORTS, 30, 60_000)
     in_use = {each["region"]: (each["most"], each["safe"], each["wanted"]) for each in shown["regions"]}
     assert in_use == {"us-east": (10, 10, 30), "eu-west": (10, 10, 0), "ap-south": (10, 10, None)}
-    assert [each["region"] for each in shown["regions"] if each["heard_at"] is None] == ["ap-south"]
+    assert [each["region"] for each in shown["regions"] if each["last_seen_at"] is None] == ["ap-south"]
     assert (await rates(stand))["data"] == [], "they are no rate"
 
 

@@ -136,7 +136,7 @@ async def test_what_cannot_be_exported_is_refused(stand: Stand, finance: httpx.A
         request = ExportRequest(DAY, None, ExportFormat.CSV)
         waiting = await ask_export(stand.owner, uuid4(), request, uuid4(), NOON)
     assert isinstance(waiting, Export)
-    await stand.owner.execute("UPDATE export SET finished_at = NULL, sha256 = NULL, marks = NULL")
+    await stand.owner.execute("UPDATE export SET finished_at = NULL, sha256 = NULL, resume_points = NULL")
     assert problem(await finance.get(f"/v1/exports/{waiting.id}/data")) == (409, [])
 
 
@@ -203,10 +203,10 @@ async def test_memory_does_not_grow_with_the_export(large: tuple[Database, Expor
 
 async def test_a_download_of_a_large_one_begins_at_a_mark(large: tuple[Database, Export]) -> None:
     one, export = large
-    marks = await one.read(
-        lambda c: c.fetchval("SELECT jsonb_array_length(marks) FROM export WHERE id = $1", export.id)
+    resume_points = await one.read(
+        lambda c: c.fetchval("SELECT jsonb_array_length(resume_points) FROM export WHERE id = $1", export.id)
     )
-    assert marks == LINES // (requests.CHUNK * CHUNKS_TO_A_MARK)
+    assert resume_points == LINES // (requests.CHUNK * CHUNKS_TO_A_MARK)
     whole = b"".join([part async for part in read_from(one, export, 0)])
     assert hashlib.sha256(whole).hexdigest() == export.sha256
     for start in (10, len(whole) // 2, len(whole) - 10):
@@ -235,5 +235,5 @@ async def test_however_few_lines_a_tenant_has_each_look_for_them_is_bounded(
     for tenant, rows in {"t3": LINES // 10 + 1, "nobody": 1, "t99": 0}.items():
         chunks = [chunk async for chunk in walk(one, replace(export, tenant=tenant, ledger_head=head))]
         assert sum(chunk.rows for chunk in chunks) == rows
-        assert all(b.reached - a.reached <= requests.STRETCH for a, b in pairwise(chunks))
-        assert chunks[-1].reached == last
+        assert all(b.last_transfer - a.last_transfer <= requests.STRETCH for a, b in pairwise(chunks))
+        assert chunks[-1].last_transfer == last

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coordinator.access.issue_token import issue_token
 from coordinator.database.engine import open_database
 from coordinator.installation.operations import look_at_installation
-from coordinator.installation.rules import places_of
+from coordinator.installation.rules import addresses_of
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.webhooks.deliveries import take_due
@@ -34,7 +34,7 @@ NOWHERE = "http://127.0.0.1:1/"
 async def register(url: str) -> UUID:
     """As the first coordinator of a new database does; one event waits."""
     async with connected(url) as owner:
-        found = await look_at_installation(owner, places_of(url, ""), NOON)
+        found = await look_at_installation(owner, addresses_of(url, ""), NOON)
         assert found.is_confirmed
         await owner.execute(
             """INSERT INTO webhook (id, url, events, secret, created_at, created_by)
@@ -67,7 +67,7 @@ async def stand(copy: str) -> AsyncIterator[Stand]:
 
 async def attempts(url: str, name: str = "") -> int:
     async with open_database(restricted(url), 3) as database:
-        return await tell_webhooks(database, StandingClock(), places_of(url, name))
+        return await tell_webhooks(database, StandingClock(), addresses_of(url, name))
 
 
 async def test_events_are_sent_where_the_installation_was_registered(original: tuple[str, UUID]) -> None:
@@ -86,7 +86,7 @@ async def test_a_fail_over_needs_no_confirmation_where_the_address_stays(origina
     parts = urlsplit(url)
     both = parts._replace(netloc=f"{parts.netloc},standby.example:5432").geturl()
     async with connected(url) as owner:
-        assert (await look_at_installation(owner, places_of(both, ""), NOON)).is_confirmed
+        assert (await look_at_installation(owner, addresses_of(both, ""), NOON)).is_confirmed
 
 
 async def test_a_copy_sends_nothing_until_it_is_confirmed(original: tuple[str, UUID], copy: str, stand: Stand) -> None:
@@ -126,7 +126,7 @@ async def test_the_files_of_a_database_that_were_copied_elsewhere_send_nothing(o
     assert await attempts(url, name="staging") == 0
     elsewhere = urlsplit(url)._replace(netloc="user@restore-drill:5432").geturl()
     async with connected(url) as owner:
-        seen = await look_at_installation(owner, places_of(elsewhere, ""), NOON)
+        seen = await look_at_installation(owner, addresses_of(elsewhere, ""), NOON)
     assert (seen.is_confirmed, "restore-drill:5432" in (seen.reason or "")) == (False, True)
 
 

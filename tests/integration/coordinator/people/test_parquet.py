@@ -197,7 +197,7 @@ async def test_what_is_cancelled_is_not_made(large: tuple[Database, Export], oth
     assert ours.id == export.id
     attempt = await one.run(lambda c: exports_job._begin(c, export.id))
     assert attempt is not None
-    await other.execute("UPDATE export SET wanted_by = ARRAY[$1::uuid] WHERE id = $2", token, export.id)
+    await other.execute("UPDATE export SET requesters = ARRAY[$1::uuid] WHERE id = $2", token, export.id)
     async with other.transaction():
         await cancel_export(other, export.id, token, NOON)
     assert not await one.run(lambda c: exports_job._keep(c, attempt, exports_job._Made(1, 1, 1), 0, b"x"))
@@ -210,19 +210,19 @@ async def test_it_is_kept_for_a_week(large: tuple[Database, Export], other: Conn
     export, clock = await asked(other), StandingClock()
     await do_exports(one, clock)
     finished, _ = await content(one, export.id)
-    assert finished.kept_until == clock.now() + exports_job.KEPT_FOR
+    assert finished.expires_at == clock.now() + exports_job.KEPT_FOR
     reading = read_from(one, finished, 0)
     await anext(reading)
     async with other.transaction():
         await forget_exports(other, clock.now())
     assert await parts(other) == 5
     async with other.transaction():
-        await forget_exports(other, finished.kept_until)
+        await forget_exports(other, finished.expires_at)
     assert await parts(other) == 0
     with pytest.raises(PartMissing):
         await anext(reading)
-    assert not finished.is_kept(finished.kept_until)
-    assert (await asked(other, now=finished.kept_until)).id != export.id
+    assert not finished.is_kept(finished.expires_at)
+    assert (await asked(other, now=finished.expires_at)).id != export.id
 
 
 async def test_two_who_ask_at_the_same_moment_are_given_one(

@@ -180,7 +180,7 @@ async def test_periods_are_listed_and_read(finance: httpx.AsyncClient) -> None:
         "from": "2026-11-01T00:00:00Z",
         "to": "2026-12-01T00:00:00Z",
         "state": "open",
-        **dict.fromkeys(("closing_at", "closed_at", "closed_by", "position", "transfers", "root")),
+        **dict.fromkeys(("close_requested_at", "closed_at", "closed_by", "position", "transfers", "root")),
     }
     assert (await finance.get("/v1/periods")).json() == {"data": [november], "page": {"next": None}}
     assert (await finance.get("/v1/periods/2026-11")).json() == november

@@ -111,8 +111,10 @@ async def registered(admin: httpx.AsyncClient, url: str, *events: str) -> dict[s
 
 
 async def told(stand: Stand, outbox: Database, timeout_s: float = 5) -> int:
-    places = await outbox.read(lambda c: c.fetchval("SELECT places FROM installation"))  # if it is registered by now
-    return await tell_webhooks(outbox, stand.clock, frozenset(places or ["here"]), timeout_s)
+    addresses = await outbox.read(
+        lambda c: c.fetchval("SELECT addresses FROM installation")
+    )  # if it is registered by now
+    return await tell_webhooks(outbox, stand.clock, frozenset(addresses or ["here"]), timeout_s)
 
 
 async def state(admin: httpx.AsyncClient, made: dict[str, Any]) -> tuple[int, int]:

@@ -142,8 +142,8 @@ async def test_a_seal_that_was_kept_is_compared(stand: Stand, written: str) -> N
         ([early, late], "kept_seal_missing", 6),
         ([late, early | {"hash": "0" * 64}], "kept_seal_differs", 3),
     ):
-        asked = await auditor.post("/v1/verifications", json={"kept": kept})
-        assert (asked.status_code, asked.json()["kept"]) == (202, kept)
+        asked = await auditor.post("/v1/verifications", json={"kept_seals": kept})
+        assert (asked.status_code, asked.json()["kept_seals"]) == (202, kept)
         async with open_database(written, 3) as database:
             await do_verifications(database, StandingClock())
         fault = (await auditor.get(asked.headers["Location"])).json()["result"]["fault"]
@@ -153,16 +153,16 @@ async def test_a_seal_that_was_kept_is_compared(stand: Stand, written: str) -> N
 @pytest.mark.parametrize(
     ("kept", "fault"),
     [
-        ([{"number": 0, "hash": "0" * 64}], ("kept[0].number", "minimum")),
-        ([{"number": 1, "hash": "0" * 63}], ("kept[0].hash", "pattern")),
-        ([{"number": 1}], ("kept[0].hash", "required")),
-        ([{"number": "1", "hash": "0" * 64}], ("kept[0].number", "type")),
-        ("1:00", ("kept", "type")),
+        ([{"number": 0, "hash": "0" * 64}], ("kept_seals[0].number", "minimum")),
+        ([{"number": 1, "hash": "0" * 63}], ("kept_seals[0].hash", "pattern")),
+        ([{"number": 1}], ("kept_seals[0].hash", "required")),
+        ([{"number": "1", "hash": "0" * 64}], ("kept_seals[0].number", "type")),
+        ("1:00", ("kept_seals", "type")),
     ],
 )
 async def test_what_is_no_kept_seal_is_named(stand: Stand, kept: object, fault: tuple[str, str]) -> None:
     auditor = await stand.caller("audit:read")
-    assert problem(await auditor.post("/v1/verifications", json={"kept": kept})) == (422, [fault])
+    assert problem(await auditor.post("/v1/verifications", json={"kept_seals": kept})) == (422, [fault])
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -199,12 +199,12 @@ CLOSES = {
         "state = 'open', closed_at = NULL, position = NULL, transfers = NULL, root = NULL"
     ),
     "period_as_if_nobody_had_closed_it": closed_period(
-        """state = 'open', closing_at = NULL, closing_by = NULL, carries_suspense = false, closed_at = NULL,
-            position = NULL, transfers = NULL, root = NULL"""
+        """state = 'open', close_requested_at = NULL, close_requested_by = NULL, carries_suspense = false,
+            closed_at = NULL, position = NULL, transfers = NULL, root = NULL"""
     ),
-    "period_closed_by_somebody_else": closed_period(f"closing_by = '{SOMEBODY}'"),
+    "period_closed_by_somebody_else": closed_period(f"close_requested_by = '{SOMEBODY}'"),
     "period_closed_earlier": closed_period("closed_at = closed_at - interval '1 day'"),
-    "period_asked_to_close_earlier": closed_period("closing_at = closing_at - interval '1 day'"),
+    "period_asked_to_close_earlier": closed_period("close_requested_at = close_requested_at - interval '1 day'"),
     "period_without_consent_to_carry": closed_period("carries_suspense = false"),
     "period_root": closed_period("root = sha256('x')", DAY),
     "period_position": closed_period("position = position - 1", DAY),
@@ -212,7 +212,8 @@ CLOSES = {
         f"DELETE FROM period WHERE id = '{DAY}'", FaultKind.PERIOD_CHANGED, table="period", key=DAY, seal=3
     ),
     "open_period_closed": Case(
-        f"UPDATE period SET state = 'closing', closing_at = now(), closing_by = 'x' WHERE id = '{DECEMBER}'",
+        f"""UPDATE period SET state = 'closing', close_requested_at = now(), close_requested_by = 'x'
+            WHERE id = '{DECEMBER}'""",
         FaultKind.PERIOD_CHANGED,
         table="period",
         key=DECEMBER,

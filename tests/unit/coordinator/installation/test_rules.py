@@ -2,13 +2,13 @@
 
 import pytest
 
-from coordinator.installation.rules import Home, places_of, why_unconfirmed
+from coordinator.installation.rules import Home, addresses_of, why_unconfirmed
 
 HOME = Home("7", 16_384, frozenset({"db:5432/leasehold"}))
 
 
 @pytest.mark.parametrize(
-    ("url", "places"),
+    ("url", "addresses"),
     [
         ("postgresql://u:p@DB/leasehold", {"db:5432/leasehold"}),
         ("postgresql://u:p%40@db:5433/leasehold?sslmode=require", {"db:5433/leasehold"}),
@@ -19,21 +19,21 @@ HOME = Home("7", 16_384, frozenset({"db:5432/leasehold"}))
         ("postgresql://u@[::1]/leasehold", {"[::1]:5432/leasehold"}),
     ],
 )
-def test_an_address_is_named_whole(url: str, places: set[str]) -> None:
-    assert places_of(url, "") == places
-    assert places_of(url, "production") == {"name:production"}
+def test_an_address_is_named_whole(url: str, addresses: set[str]) -> None:
+    assert addresses_of(url, "") == addresses
+    assert addresses_of(url, "production") == {"name:production"}
 
 
 @pytest.mark.parametrize(
     ("here", "is_confirmed"),
     [
         (HOME, True),
-        (HOME._replace(places=frozenset({"db:5432/leasehold", "standby:5432/leasehold"})), True),
+        (HOME._replace(addresses=frozenset({"db:5432/leasehold", "standby:5432/leasehold"})), True),
         (HOME._replace(system_identifier=""), True),  # a managed Postgres that keeps it to itself
         (HOME._replace(system_identifier="8"), False),  # restored from a dump
         (HOME._replace(database_oid=16_385), False),  # copied within the cluster
-        (HOME._replace(places=frozenset({"drill:5432/leasehold"})), False),  # a copy of the files
-        (HOME._replace(places=frozenset({"name:staging"})), False),
+        (HOME._replace(addresses=frozenset({"drill:5432/leasehold"})), False),  # a copy of the files
+        (HOME._replace(addresses=frozenset({"name:staging"})), False),
     ],
 )
 def test_what_tells_a_copy(here: Home, is_confirmed: bool) -> None:
