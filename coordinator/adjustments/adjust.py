@@ -26,11 +26,16 @@ from coordinator.adjustments.rules import (
     refusal_of,
 )
 from coordinator.database.connection import Connection
+from coordinator.database.expect import UnexpectedRows
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.rules.allocation import fund
 from coordinator.exchange.rules.balances import Key, Movement, Pool
+from coordinator.exchange.statements.balances import write_balances
+from coordinator.exchange.statements.leases import read_leases
+from coordinator.exchange.statements.pools import lock_pools
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.division import by_weight, debitable, division_of, funded_for
@@ -132,8 +137,8 @@ async def _book(
         return refusal
     # Everything is checked: from here on only the database can fail, and then nothing was.
     adjust(entry, pool, terms)
-    await exchange_statements.write_books(connection, [pool], [], {})
-    await exchange_statements.write_transfers(connection, [entry], now)
+    await write_balances(connection, [pool], [], {})
+    await book_entries(connection, [entry], now)
     if pool.grantable and not was_grantable:
         await notify(connection, [Notice(Signal(kind="grant", quota=pool.key.quota))])
     return pool.key
@@ -141,12 +146,12 @@ async def _book(
 
 async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
     """The pool in which it is booked. The other one is held as well: what bounds a write-off stands still."""
-    locked = await exchange_statements.lock_pools(connection, [terms.key], [terms.key])
+    locked = await lock_pools(connection, [terms.key], [terms.key])
     key = booked_under(terms, now, is_closed=locked[terms.key].closed_at is not None)
     if key not in locked:
-        locked |= await exchange_statements.lock_pools(connection, [key], [key])
+        locked |= await lock_pools(connection, [key], [key])
     if locked[key].closed_at:
-        raise exchange_statements.Surprise(f"{key} should be open by the clock, and is closed")
+        raise UnexpectedRows(f"{key} should be open by the clock, and is closed")
     return locked[key].pool
 
 
@@ -154,11 +159,9 @@ async def _fund(connection: Connection, documents: Documents, entry: Movement, p
     """Nobody may have asked for any of it yet: then what the limit gives has not been booked. What is debited is taken
     from there, and what is credited is beyond it. Gives how much of it can be debited.
     """
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [pool.key.quota], now)
+    catalogue = await read_catalogue(connection, documents, [pool.key.quota], now)
     division = division_of(catalogue, pool.key, (), by_weight(catalogue))
-    leases = (
-        await exchange_statements.read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
-    )
+    leases = await read_leases(connection, [pool.key], (), [pool.key]) if division.is_regional else ()
     found = entitlement(catalogue, pool.key.quota)
     if isinstance(found, Entitlement) and period_at(found.calendar, now, found.written).id == pool.key.period:
         fund(entry, pool, funded_for(found.limit, pool, leases, division))
@@ -174,7 +177,7 @@ async def _is_known(connection: Connection, documents: Documents, key: Key, now:
 
 
 async def _entitlement(connection: Connection, documents: Documents, quota: str, now: datetime) -> Entitlement | None:
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [quota], now)
+    catalogue = await read_catalogue(connection, documents, [quota], now)
     found = entitlement(catalogue, quota)
     return found if isinstance(found, Entitlement) else None
 

@@ -7,17 +7,16 @@ import msgspec
 
 from coordinator.database.connection import Connection
 from coordinator.epochs.rules.lost_ledger import fillers, is_too_far_behind, rebase_all, state_of_forgotten, told
-from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.book_entries import book_entries
+from coordinator.exchange.late_usage import lock_late_usage
 from coordinator.exchange.rules.balances import Key, Lease
 from coordinator.exchange.rules.settlement import EpochState, Lane, key_of
-from coordinator.exchange.statements import LaneName
+from coordinator.exchange.statements.balances import insert_leases, write_balances, write_corrections
+from coordinator.exchange.statements.lanes import fill_lane
+from coordinator.exchange.statements.leases import read_leases
+from coordinator.exchange.statements.pools import lock_pools
 from coordinator.suspense.rules import ResolutionRefusal
 from protocol.messages import FrozenBatch, FrozenLease
-
-
-async def lock_lane(connection: Connection, epoch: int, lane: int) -> Lane | None:
-    region = await _region(connection, epoch)
-    return (await exchange_statements.lock_lanes(connection, [LaneName(epoch, lane, region)])).get((epoch, lane))
 
 
 async def kept_seq(connection: Connection, lane: Lane) -> int | None:
@@ -34,13 +33,13 @@ async def rebase_lane(
         return ResolutionRefusal.NOT_REGRESSED
     if is_too_far_behind(lane, seq):
         return ResolutionRefusal.TOO_FAR_BEHIND
-    region = await _region(connection, lane.epoch)
+    region: str = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", lane.epoch)
     kept = await connection.fetchval(_KEPT, lane.epoch, lane.lane, seq)
     batch = msgspec.json.decode(kept, type=FrozenBatch)
     if lane.epoch_state is not EpochState.RETIRED:  # of which nothing is booked any more
         await _rebase_leases(connection, lane, region, told(batch), resolution, now)
     if missing := list(fillers(lane, region, seq, resolution, now)):
-        await exchange_statements.fill_lane(connection, lane, missing, now)
+        await fill_lane(connection, lane, missing, now)
     return None
 
 
@@ -48,27 +47,22 @@ async def _rebase_leases(
     connection: Connection, lane: Lane, region: str, frozen: list[FrozenLease], resolution: UUID, now: datetime
 ) -> None:
     keys = [key_of(each) for each in frozen]
-    pools = await exchange_statements.lock_pools(connection, keys, keys)
-    pools, corrections = await exchange_statements.lock_late(connection, pools, [lane.epoch], now)
-    read = await exchange_statements.read_leases(connection, keys, [lane.epoch])
+    pools = await lock_pools(connection, keys, keys)
+    pools, corrections = await lock_late_usage(connection, pools, [lane.epoch], now)
+    read = await read_leases(connection, keys, [lane.epoch])
     leases = {lease.key: lease for lease in read if lease.epoch == lane.epoch}
     new = [_forgotten(key, lane, region, now) for key in keys if key not in leases]
     leases |= {lease.key: lease for lease in new}
     states = {(lane.epoch, key): lease.state for key, lease in leases.items()}
     done = rebase_all(lane, frozen, leases, pools, corrections, resolution, now)
-    await exchange_statements.insert_leases(connection, [lease for lease in new if lease in done.leases], states)
-    await exchange_statements.write_books(connection, done.pools, done.leases, states)
-    await exchange_statements.write_corrections(connection, done.corrections)
-    await exchange_statements.write_transfers(connection, done.entries, now)
+    await insert_leases(connection, [lease for lease in new if lease in done.leases], states)
+    await write_balances(connection, done.pools, done.leases, states)
+    await write_corrections(connection, done.corrections)
+    await book_entries(connection, done.entries, now)
 
 
 def _forgotten(key: Key, lane: Lane, region: str, now: datetime) -> Lease:
     return Lease(key, lane.epoch, region, now, now, state_of_forgotten(lane))
-
-
-async def _region(connection: Connection, epoch: int) -> str:
-    region: str | None = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", epoch)
-    return region or ""  # which is none's
 
 
 _KEPT_SEQ = """

@@ -9,8 +9,10 @@ from datetime import datetime
 from typing import NamedTuple
 
 from coordinator.database.connection import Connection
-from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.rules.settlement import expire
+from coordinator.exchange.statements.balances import write_balances
+from coordinator.exchange.statements.leases import find_expired_leases, lock_free_leases
 
 BATCH = 500  # leases a turn
 LEASES_EXPIRED = "EXISTS (SELECT FROM lease WHERE outstanding > 0 AND expires_at <= $2)"  # the job has work
@@ -23,15 +25,15 @@ class Expired(NamedTuple):
 
 
 async def expire_leases(connection: Connection, now: datetime, at_most: int = BATCH) -> Expired:
-    names = await exchange_statements.expired_leases(connection, now, at_most)
+    names = await find_expired_leases(connection, now, at_most)
     if not names:
         return Expired(0, 0, is_all=True)
-    books = await exchange_statements.lock_leases(connection, names)
+    books = await lock_free_leases(connection, names)
     states = {(lease.epoch, lease.key): lease.state for _, lease in books}
     set_aside = [(locked.pool, lease, expire(locked.pool, lease, now)) for locked, lease in books]
     moved = [(pool, lease, entry) for pool, lease, entry in set_aside if entry]
     pools = {pool.key: pool for pool, _, _ in moved}
-    await exchange_statements.write_books(connection, list(pools.values()), [lease for _, lease, _ in moved], states)
-    await exchange_statements.write_transfers(connection, [entry for _, _, entry in moved], now)
+    await write_balances(connection, list(pools.values()), [lease for _, lease, _ in moved], states)
+    await book_entries(connection, [entry for _, _, entry in moved], now)
     units = sum(transfer.units for _, _, entry in moved for transfer in entry.transfers)
     return Expired(len(moved), units, is_all=len(names) < at_most)

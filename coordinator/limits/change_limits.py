@@ -8,9 +8,13 @@ from uuid import uuid4
 
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.rules.balances import Key, Movement
+from coordinator.exchange.statements.balances import write_balances
+from coordinator.exchange.statements.leases import read_leases
+from coordinator.exchange.statements.pools import lock_pools
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from coordinator.limits.rules.plan_change import LimitEffect, change_limit
 from coordinator.rebalancing.rules.division import by_weight, division_of, funded_for
@@ -22,13 +26,13 @@ MOST = 1000  # allowances of one tenant; the limits of any others are in force w
 async def change_limits(connection: Connection, documents: Documents, tenant: str, now: datetime) -> list[LimitEffect]:
     """Of the periods that run. Only what has another limit than before is told of."""
     keys = [Key(*row) for row in await connection.fetch(_RUNNING, tenant, now, MOST)]
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
+    catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
     found = {key: _limit(entitlement(catalogue, key.quota)) for key in keys}
     limits = {key: limit for key, limit in found.items() if limit is not None}
-    pools = {key: each.pool for key, each in (await exchange_statements.lock_pools(connection, limits, ())).items()}
+    pools = {key: each.pool for key, each in (await lock_pools(connection, limits, ())).items()}
     divisions = {key: division_of(catalogue, key, (), by_weight(catalogue)) for key in pools}
     own = [key for key, division in divisions.items() if division.is_regional]
-    leases = await exchange_statements.read_leases(connection, pools, (), own)
+    leases = await read_leases(connection, pools, (), own)
     entry = Movement(uuid4(), None, None)
     of_pool = {key: [lease for lease in leases if lease.key == key] for key in pools}
     changed = [
@@ -38,8 +42,8 @@ async def change_limits(connection: Connection, documents: Documents, tenant: st
     ]
     # Everything is decided: from here on only the database can fail, and then nothing was.
     if entry.transfers:
-        await exchange_statements.write_books(connection, [pools[key] for key in pools], [], {})
-        await exchange_statements.write_transfers(connection, [entry], now)
+        await write_balances(connection, [pools[key] for key in pools], [], {})
+        await book_entries(connection, [entry], now)
     await notify(connection, [notice for each in changed for notice in each.notices])
     return [each.effect for each in changed]
 

@@ -23,13 +23,26 @@ from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
+from coordinator.database.expect import UnexpectedRows, expect_rows
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
+from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.recall import recall_outstanding
-from coordinator.exchange.rules.balances import Correction, Key, Lease, Movement, Pool
+from coordinator.exchange.rules.balances import (
+    CORRECTION_COLUMNS,
+    LEASE_COLUMNS,
+    POOL_COLUMNS,
+    Correction,
+    Key,
+    Lease,
+    Movement,
+    Pool,
+)
 from coordinator.exchange.rules.stages import LockedPool
-from coordinator.exchange.statements import CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.exchange.statements.balances import write_balances, write_corrections
+from coordinator.exchange.statements.leases import correction_of_row, lease_of_row
+from coordinator.exchange.statements.pools import lock_pools, read_pools
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.notice import Notice
 from coordinator.periods.read_periods import BookedPeriod, read_period
 from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
@@ -216,7 +229,7 @@ async def _close(
 ) -> None:
     period, keys = left.period, {part.key for part in parts} | {each.key for each in left.goes_over}
     there = {open_key(part.key, now) for part in parts} | {each.into for each in left.goes_over}
-    await exchange_statements.lock_pools(connection, keys | there, there)  # all at once, in their order
+    await lock_pools(connection, keys | there, there)  # all at once, in their order
     carried = await _carry_out(connection, parts, now)
     await _carry_over(connection, left, now)
     await connection.execute(_CLOSE_LEASES, period)
@@ -224,7 +237,7 @@ async def _close(
     transfers = settled.transfers + new
     root = await period_root(connection, period)
     closed = await connection.fetch(_CLOSE, period, now, position, transfers, root)
-    exchange_statements.expect((len(closed),), (1,), "period")
+    expect_rows((len(closed),), (1,), "period")
     over = sum(each.units for each in left.goes_over)
     details = {"position": position, "transfers": transfers, "root": root.hex(), "suspense_carried_units": carried}
     details |= {"carried_over_units": over} if over else {}
@@ -234,13 +247,13 @@ async def _close(
 
 async def _leave_holds(connection: Connection, period: str, now: datetime) -> int:
     """Set aside what is outstanding when nothing is missing any more: it is held. Return how many leases it was."""
-    leases = [exchange_statements.lease_of_row(row) for row in await connection.fetch(_HELD, period)]
+    leases = [lease_of_row(row) for row in await connection.fetch(_HELD, period)]
     if leases:
-        pools = await exchange_statements.lock_pools(connection, {lease.key for lease in leases}, ())
+        pools = await lock_pools(connection, {lease.key for lease in leases}, ())
         states = {(lease.epoch, lease.key): lease.state for lease in leases}
         entries = [leave_holds(pools[lease.key].pool, lease) for lease in leases]
-        await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
-        await exchange_statements.write_transfers(connection, entries, now)
+        await write_balances(connection, [locked.pool for locked in pools.values()], leases, states)
+        await book_entries(connection, entries, now)
     return len(leases)
 
 
@@ -248,7 +261,7 @@ async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction]
     """Both sides in one movement. Gives how many units left."""
     here = {part.key for part in parts}
     there = {open_key(key, now) for key in here}
-    pools = await exchange_statements.lock_pools(connection, here | there, there)
+    pools = await lock_pools(connection, here | there, there)
     states = {(part.epoch, part.key): part.state for part in parts if isinstance(part, Lease)}
     corrections: list[Correction] = []
     entries: list[Movement] = []
@@ -260,22 +273,22 @@ async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction]
         if isinstance(part, Lease):
             close_lease(part)
     leases = [part for part in parts if isinstance(part, Lease)]
-    await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], leases, states)
-    await exchange_statements.write_corrections(connection, corrections)
-    await exchange_statements.write_transfers(connection, entries, now)
+    await write_balances(connection, [locked.pool for locked in pools.values()], leases, states)
+    await write_corrections(connection, corrections)
+    await book_entries(connection, entries, now)
     return sum(entry.transfers[0].units for entry in entries)
 
 
 def _open(locked: LockedPool) -> Pool:
     if locked.closed_at:
-        raise exchange_statements.Surprise(f"{locked.pool.key} should be open by the clock, and is closed")
+        raise UnexpectedRows(f"{locked.pool.key} should be open by the clock, and is closed")
     return locked.pool
 
 
 async def _waiting(connection: Connection, period: str, held: str) -> list[Lease | Correction]:
     """What is in suspense, held so that no fence changes the leases meanwhile."""
-    leases = [exchange_statements.lease_of_row(row) for row in await connection.fetch(_SUSPENDED + held, period)]
-    corrections = [exchange_statements.correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
+    leases = [lease_of_row(row) for row in await connection.fetch(_SUSPENDED + held, period)]
+    corrections = [correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
     return [*leases, *corrections]
 
 
@@ -296,14 +309,14 @@ class Left(NamedTuple):
 
 async def _left(connection: Connection, period: str, now: datetime) -> Left:
     """As it is; what is closed when the period after it is closed already stays where it is."""
-    catalogue = await exchange_statements.read_catalogue(connection, Documents(), [], now)
+    catalogue = await read_catalogue(connection, Documents(), [], now)
     names = may_carry_over(dict(catalogue.quotas))
     rows = await connection.fetch(_UNUSED, period, names) if names else []
     if not rows:
         return Left(period, names)
     keys = [Key(row["quota"], period) for row in rows]
-    catalogue = await exchange_statements.read_catalogue(connection, Documents(), [key.quota for key in keys], now)
-    pools = await exchange_statements.look_at_pools(connection, keys)
+    catalogue = await read_catalogue(connection, Documents(), [key.quota for key in keys], now)
+    pools = await read_pools(connection, keys)
     found = [each for key in keys if (each := carry_over_of(pools[key].pool, catalogue))]
     closed = {row["id"] for row in await connection.fetch(_CLOSED, [each.into.period for each in found])}
     return Left(period, names, [each for each in found if each.into.period not in closed])
@@ -314,11 +327,11 @@ async def _carry_over(connection: Connection, left: Left, now: datetime) -> None
     if not left.goes_over:
         return
     into = [each.into for each in left.goes_over]
-    pools = await exchange_statements.lock_pools(connection, [*(each.key for each in left.goes_over), *into], into)
+    pools = await lock_pools(connection, [*(each.key for each in left.goes_over), *into], into)
     exhausted = [key for key in into if not pools[key].pool.grantable]
     entries = [carry_over(pools[each.key].pool, _open(pools[each.into]), each.units) for each in left.goes_over]
-    await exchange_statements.write_books(connection, [locked.pool for locked in pools.values()], [], {})
-    await exchange_statements.write_transfers(connection, entries, now)
+    await write_balances(connection, [locked.pool for locked in pools.values()], [], {})
+    await book_entries(connection, entries, now)
     await notify(connection, [Notice(Signal(kind="grant", quota=key.quota)) for key in exhausted])
 
 

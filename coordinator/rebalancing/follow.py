@@ -14,9 +14,10 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.recall import recall_region
+from coordinator.exchange.statements.pools import lock_pools
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.version import lock_catalogue
 from coordinator.notice import Notice
 from coordinator.rebalancing.moves import end_moves, move_of_row
@@ -54,7 +55,7 @@ async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: da
     row = await connection.fetchrow(_HELD, id_)
     if row is not None:
         moves = await _open_moves(connection, id_)
-        await exchange_statements.lock_pools(connection, {move.key for move in moves}, ())
+        await lock_pools(connection, {move.key for move in moves}, ())
         moves = await _open_moves(connection, id_)  # once more: by now they may have come further
         await end_moves(connection, [(move, CANCELLED) for move in moves], now)
         if row["region"] is not None:
@@ -70,8 +71,8 @@ async def cancel_rebalance(connection: Connection, id_: UUID, by: Actor, now: da
 
 async def _follow_moves(connection: Connection, documents: Documents, row: asyncpg.Record, now: datetime) -> None:
     keys = {move.key for move in await _open_moves(connection, row["id"])}
-    pools = await exchange_statements.lock_pools(connection, keys, ())
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
+    pools = await lock_pools(connection, keys, ())
+    catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
     tables = {table.key: table for table in await tables_of(connection, catalogue, pools)}
     moves = await _open_moves(connection, row["id"])
     fates = [(move, _fate(move, tables[move.key], pools[move.key].period_is_open, row, now)) for move in moves]

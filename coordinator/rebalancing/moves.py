@@ -7,8 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from coordinator.database.connection import Connection
+from coordinator.database.expect import expect_rows
 from coordinator.exchange.rules.balances import Key
-from coordinator.exchange.statements import expect
 from coordinator.rebalancing.rules.division import Move
 from coordinator.rebalancing.rules.plan import Planned
 
@@ -69,7 +69,7 @@ async def write_moves(connection: Connection, moves: Sequence[Move]) -> None:
             [move.returned for move in moves],
             [move.regranted for move in moves],
         )
-        expect((len(rows),), (len(moves),), "moves")
+        expect_rows((len(rows),), (len(moves),), "moves")
 
 
 _OPEN = """

@@ -8,9 +8,10 @@ import asyncpg
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.rules.balances import Key, Lease
+from coordinator.exchange.statements.leases import read_leases
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.rebalancing.moves import read_moves
 from coordinator.rebalancing.rules.division import Division, Move, by_weight, division_of
@@ -78,8 +79,8 @@ async def read_allocations(
     """At most so many, by quota and period, that come after the given one. Wants a snapshot."""
     rows = await connection.fetch(_POOLS, *(list(each) or None for each in question), now, *after, count)
     keys = [Key(row["quota"], row["period"]) for row in rows]
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [key.quota for key in keys], now)
-    leases = await exchange_statements.read_leases(connection, keys, (), keys)
+    catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
+    leases = await read_leases(connection, keys, (), keys)
     moves = await read_moves(connection, [key for key, row in zip(keys, rows, strict=True) if row["open_moves"]])
     return [
         _allocation(

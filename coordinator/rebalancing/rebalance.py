@@ -18,10 +18,12 @@ from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.statements.leases import read_leases
+from coordinator.exchange.statements.pools import lock_pools, read_pools
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.rebalancing.moves import begin_moves, read_moves
@@ -175,7 +177,7 @@ async def _draw(
     if isinstance(asked, Drain | Restore):
         return await _draw_region(connection, asked, now)
     key = _key_of(asked.quota)
-    catalogue = await exchange_statements.read_catalogue(connection, documents, [key], now)
+    catalogue = await read_catalogue(connection, documents, [key], now)
     spec = catalogue.quotas.get(parse_quota_key(key)[0])
     if spec is None:
         raise _faulty("quota", "known", f"there is no quota {parse_quota_key(key)[0]!r}")
@@ -325,17 +327,13 @@ async def _pools_of(connection: Connection, spec: QuotaSpec, key: str, now: date
 
 
 async def _tables(connection: Connection, catalogue: Catalogue, keys: Sequence[Key], *, is_held: bool) -> list[Table]:
-    found = await (
-        exchange_statements.lock_pools(connection, keys, ())
-        if is_held
-        else exchange_statements.look_at_pools(connection, keys)
-    )
+    found = await (lock_pools(connection, keys, ()) if is_held else read_pools(connection, keys))
     return await tables_of(connection, catalogue, {key: each for key, each in found.items() if each.period_is_open})
 
 
 async def tables_of(connection: Connection, catalogue: Catalogue, pools: Mapping[Key, LockedPool]) -> list[Table]:
     """With all leases of each, and the moves that are open."""
-    leases = await exchange_statements.read_leases(connection, pools, (), pools)
+    leases = await read_leases(connection, pools, (), pools)
     moves = await read_moves(connection, [key for key, locked in pools.items() if locked.moves])
     current = {row["region"] for row in await connection.fetch(_WITH_AN_EPOCH)}
     regions, unless_set = (
@@ -399,7 +397,7 @@ async def _start(connection: Connection, wish: RebalanceRequest, drawn: PlannedR
         status = DRAINING if isinstance(wish.asked, Drain) else ACTIVE
         await put_region(connection, drawn.region, None, status, wish.by, now)
     moves = await begin_moves(connection, wish.id, drawn.plan.moves)
-    leases = await exchange_statements.read_leases(connection, {move.key for move in moves}, ())
+    leases = await read_leases(connection, {move.key for move in moves}, ())
     recalls = [recalled_by(move, [lease for lease in leases if lease.key == move.key], now) for move in moves]
     await notify(connection, [notice for notice in recalls if notice])
 

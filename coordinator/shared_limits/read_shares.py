@@ -7,8 +7,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
-from coordinator.exchange import statements as exchange_statements
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue, rate_terms, slot_terms
 from coordinator.shared_limits.rules import SLOT_MICRO, Holding, Shared, Terms, beyond, count
 from coordinator.shared_limits.statements import read_shares
@@ -96,7 +96,7 @@ async def _read(
 ) -> tuple[Mapping[str, Shared], Catalogue]:
     dimensions = [quota_key("any", [("tenant", tenant)]).partition(":")[2] for tenant in question.tenants]
     found = await read_shares(connection, question.quotas, dimensions, after, limit)
-    return found, await exchange_statements.read_catalogue(connection, documents, set(found), now)
+    return found, await read_catalogue(connection, documents, set(found), now)
 
 
 def _rate(quota: str, shared: Shared, terms: Terms, question: ShareQuestion, now_ms: int) -> SharedRate:

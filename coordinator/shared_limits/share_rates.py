@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
-from coordinator.exchange import statements as exchange_statements
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import confirm_catalogue, read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue, rate_terms, slot_terms
 from coordinator.notice import Notice
 from coordinator.shared_limits.rules import (
@@ -44,14 +44,14 @@ async def share_rates(
     connection: Connection, documents: Documents, region: str, request: SharesRequest, now: datetime
 ) -> SharedOut:
     asked = {rate.quota for rate in request.rates} | {slots.quota for slots in request.slots}
-    catalogue = await exchange_statements.read_catalogue(connection, documents, asked, now)
+    catalogue = await read_catalogue(connection, documents, asked, now)
     found = terms_asked(catalogue, request)
     terms = {quota: each for quota, each in found.items() if isinstance(each, Terms)}
     shares = await lock_shares(connection, terms, now) if terms else {}
     response, notices = decide(region, request, found, shares, round(now.timestamp() * 1000))
     if shares:
         version = await write_shares(connection, shares, now)
-        await exchange_statements.confirm_catalogue(connection, documents, catalogue, version, asked, now)
+        await confirm_catalogue(connection, documents, catalogue, version, asked, now)
     await notify(connection, notices)
     overshoots = [
         (quota, shared.most_debt, terms[quota].worst) for quota, shared in shares.items() if not terms[quota].is_slots

@@ -14,11 +14,16 @@ import msgspec
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
-from coordinator.epochs.lost_ledger import kept_seq, lock_lane, rebase_lane
-from coordinator.exchange import statements as exchange_statements
+from coordinator.epochs.lost_ledger import kept_seq, rebase_lane
+from coordinator.exchange.book_entries import book_entries
+from coordinator.exchange.late_usage import lock_late_usage
 from coordinator.exchange.rules.balances import Key, Lease, Movement, Pool
 from coordinator.exchange.rules.settlement import WITHOUT_LEASE, EpochState, Lane, QuarantineReason
 from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.statements.balances import insert_leases, write_balances, write_corrections
+from coordinator.exchange.statements.lanes import lock_lane
+from coordinator.exchange.statements.leases import read_leases
+from coordinator.exchange.statements.pools import lock_pools
 from coordinator.periods.rules.closing import Late, late_of
 from coordinator.suspense.rules import (
     EpochEnd,
@@ -150,7 +155,7 @@ async def _carry_out(
         entry = await _resolve(connection, resolution, found, now)
     if isinstance(entry, ResolutionRefusal):
         return entry
-    await exchange_statements.write_transfers(connection, [entry], now)
+    await book_entries(connection, [entry], now)
     return None
 
 
@@ -162,7 +167,7 @@ async def _resolve(
     is_implausible = await _is_implausible(connection, lease.epoch, lease.key)
     entry = resolve(pool, lease, _terms(resolution), epoch, resolution.id, now, is_implausible=is_implausible)
     if not isinstance(entry, ResolutionRefusal):
-        await exchange_statements.write_books(connection, [pool], [lease], {(lease.epoch, lease.key): state})
+        await write_balances(connection, [pool], [lease], {(lease.epoch, lease.key): state})
     return entry
 
 
@@ -172,8 +177,8 @@ async def _resolve_late(
     is_implausible = await _is_implausible(connection, found.lease.epoch, found.lease.key)
     entry = resolve_late(found, _terms(resolution), resolution.id, now, is_implausible=is_implausible)
     if not isinstance(entry, ResolutionRefusal):
-        await exchange_statements.write_books(connection, [found.pool], [], {})
-        await exchange_statements.write_corrections(connection, [found.book])
+        await write_balances(connection, [found.pool], [], {})
+        await write_corrections(connection, [found.book])
     return entry
 
 
@@ -199,13 +204,13 @@ async def _held_report(connection: Connection, epoch: int, key: Key, region: str
 
 async def _open_books(connection: Connection, held: HeldReport, now: datetime) -> LockedLease | Late:
     """Make what a held report is booked on, as people have approved: its period, pool and a lease in quarantine."""
-    locked = (await exchange_statements.lock_pools(connection, [held.key], [held.key]))[held.key]
+    locked = (await lock_pools(connection, [held.key], [held.key]))[held.key]
     state = LeaseState.QUARANTINED
     lease = Lease(held.key, held.epoch, held.region, now, now, state, region_consumed=held.consumed)
     if not locked.closed_at:
-        await exchange_statements.insert_leases(connection, [lease], {(lease.epoch, lease.key): state})
+        await insert_leases(connection, [lease], {(lease.epoch, lease.key): state})
         return LockedLease(locked, lease, held.end)
-    pools, corrections = await exchange_statements.lock_late(connection, {lease.key: locked}, [lease.epoch], now)
+    pools, corrections = await lock_late_usage(connection, {lease.key: locked}, [lease.epoch], now)
     open_pools = {key: each.pool for key, each in pools.items() if not each.closed_at}
     known = lease, locked.closed_at, corrections, open_pools, now
     late = late_of(*known, closed=locked.pool, returns_count=not held.end.lost_data)
@@ -221,7 +226,7 @@ async def _lock_lease(
     if row is None:
         return None
     end = EpochEnd(EpochState(row["state"]), row["lost_data"])
-    locked = (await exchange_statements.lock_pools(connection, [key], [])).get(key)
+    locked = (await lock_pools(connection, [key], [])).get(key)
     lease = await _lease(connection, epoch, key)
     closed_at = locked.closed_at if locked else await connection.fetchval(_CLOSED_AT, key.period)
     if closed_at:
@@ -239,7 +244,7 @@ async def _lock_late(
     connection: Connection, lease: Lease, closed: LockedPool, end: EpochEnd, now: datetime
 ) -> Late | None:
     assert closed.closed_at
-    pools, corrections = await exchange_statements.lock_late(connection, {lease.key: closed}, [lease.epoch], now)
+    pools, corrections = await lock_late_usage(connection, {lease.key: closed}, [lease.epoch], now)
     if not corrections and not lease.granted:
         return None
     open_pools = {key: locked.pool for key, locked in pools.items() if not locked.closed_at}
@@ -248,7 +253,7 @@ async def _lock_late(
 
 
 async def _lease(connection: Connection, epoch: int, key: Key) -> Lease | None:
-    leases = await exchange_statements.read_leases(connection, [key], [epoch])
+    leases = await read_leases(connection, [key], [epoch])
     return next((each for each in leases if each.epoch == epoch), None)
 
 

@@ -29,6 +29,7 @@ from coordinator.adjustments.rules import (
     state_of,
 )
 from coordinator.adjustments.rules import Terms as Adjusting
+from coordinator.database.expect import UnexpectedRows
 from coordinator.epochs.rules.lost_ledger import (
     fillers,
     is_kept,
@@ -54,7 +55,6 @@ from coordinator.exchange.rules.balances import (
 from coordinator.exchange.rules.granting import Terms
 from coordinator.exchange.rules.settlement import EpochState, Lane, QuarantineReason, expire, key_of
 from coordinator.exchange.rules.stages import BookedReport, Call, Decision, LockedPool, Work
-from coordinator.exchange.statements import Surprise
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of
 from coordinator.notice import Notice
 from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
@@ -283,10 +283,10 @@ class LedgerModel:
         for name, row in transaction.writes.items():
             is_in_a_period = name.table in ("pool", "lease", "correction")
             if is_in_a_period and self.is_closed(row.key) and row != self.rows[name.table].get(name.key):
-                raise Surprise(f"{name} is of a closed period")
+                raise UnexpectedRows(f"{name} is of a closed period")
         for entry in transaction.entries:
             if closed := [each for each in entry.transfers if self.is_closed(each.key)]:
-                raise Surprise(f"{closed} are of a closed period")
+                raise UnexpectedRows(f"{closed} are of a closed period")
 
     def _move(self, entries: Iterable[Entry], undo: dict[Name, Any]) -> None:
         """Of the transfers only what they come to: people lay it beside the projections."""
@@ -677,7 +677,7 @@ class LedgerModel:
         self._lock_pools([terms.key], [terms.key], transaction)
         locked = self._lock_pools([key], [key], transaction)[key]
         if locked.closed_at:
-            raise Surprise(f"{key} should be open by the clock, and is closed")
+            raise UnexpectedRows(f"{key} should be open by the clock, and is closed")
         pool, was_grantable = locked.pool, locked.pool.grantable
         most = 0 if terms.kind is AdjustmentKind.WRITE_OFF else self._fund(entry, pool, now)
         if refusal := refusal_of(terms, pool, most, self._billed(terms.key)):
@@ -968,7 +968,7 @@ class LedgerModel:
         missing = needed - pools.keys()
         return pools | self._lock_pools(missing, missing, transaction)
 
-    def _overage(self, asked: deciding.Overage) -> int:
+    def _overage(self, asked: deciding.RegionalOverage) -> int:
         region, key = asked
         leases = (each.overage for each in self.leases.values() if (each.region, each.key) == asked)
         late = self.corrections.values()
@@ -1083,12 +1083,12 @@ class LedgerModel:
         """The state stands in the WHERE."""
         found = self.leases.get((lease.epoch, lease.key))
         if found is not None and found.state is not decision.states[lease.epoch, lease.key]:
-            raise Surprise("lease")
+            raise UnexpectedRows("lease")
 
     def _book(self, transaction: Transaction, each: BookedReport) -> Receipt:
         report = each.report
         if (report.epoch, report.lane, report.seq) in self.rows["receipt"]:
-            raise Surprise("report: its number is its primary key")
+            raise UnexpectedRows("report: its number is its primary key")
         self._position += 1
         receipt = Receipt(position=self._position, head=each.head.hex())
         transaction.writes[Name("receipt", (report.epoch, report.lane, report.seq))] = receipt

@@ -27,7 +27,7 @@ from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.database.connection import Connection
 from coordinator.database.notify import CHANNEL
-from coordinator.epochs.lost_ledger import lock_lane, rebase_lane
+from coordinator.epochs.lost_ledger import rebase_lane
 from coordinator.epochs.open import fence_lost, open_epoch
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.epochs.retire import retire_epoch
@@ -35,10 +35,21 @@ from coordinator.epochs.rules.split_brain import MOST_OPENINGS
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.exchange.parsing import parse_call
 from coordinator.exchange.recall import recall_outstanding, recall_suspense
-from coordinator.exchange.rules.balances import Correction, Key, Lease, Movement, Report, Transfer
+from coordinator.exchange.rules.balances import (
+    CORRECTION_COLUMNS,
+    LEASE_COLUMNS,
+    POOL_COLUMNS,
+    Correction,
+    Key,
+    Lease,
+    Movement,
+    Report,
+    Transfer,
+)
 from coordinator.exchange.rules.granting import Terms
 from coordinator.exchange.rules.stages import Call
-from coordinator.exchange.statements import _TRANSFER_COLUMNS, CORRECTION_COLUMNS, LEASE_COLUMNS, POOL_COLUMNS
+from coordinator.exchange.statements.lanes import lock_lane
+from coordinator.exchange.statements.transfers import TRANSFER_COLUMNS
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
@@ -523,7 +534,7 @@ class Both:
     async def _compare_what_is_booked(self) -> None:
         """Every transfer, with what it names, and what people are to look at."""
         spaced = """replace(replace(dimensions::text, '": "', '":"'), '", "', '","')"""  # as Postgres writes it
-        columns = ", ".join(spaced if name == "dimensions" else name for name in _TRANSFER_COLUMNS[:-1])
+        columns = ", ".join(spaced if name == "dimensions" else name for name in TRANSFER_COLUMNS[:-1])
         transfers = Counter(tuple(row) for row in await self.real.fetch(f"SELECT {columns} FROM transfer"))
         assert transfers == self.transfers
         kept = await self.real.fetch("SELECT epoch, lane, seq, quota, period, reason FROM quarantine")

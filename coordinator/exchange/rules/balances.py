@@ -15,7 +15,7 @@ The left sides are where units come from, and the totals that only grow; the rig
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from itertools import groupby
@@ -248,6 +248,18 @@ class Correction:
     def balances(self) -> bool:
         ended = self.suspense_carried_out + self.estimated + self.consumed + self.written_off
         return self.suspense_carried_in + self.correction == self.suspense_carried + ended
+
+
+def _columns(kind: type[Pool | Lease | Correction], first: str) -> tuple[str, ...]:
+    """Return the names of the totals: the fields from the first one on, but for those that are added up."""
+    names = [each.name for each in fields(kind) if each.compare]
+    return tuple(names[names.index(first) :])
+
+
+# As they are called in the tables as well, in the order in which the root over a closed period takes them in.
+POOL_COLUMNS = _columns(Pool, "funded")
+LEASE_COLUMNS = _columns(Lease, "granted")
+CORRECTION_COLUMNS = _columns(Correction, "suspense_carried_in")
 
 
 class Line(Struct, frozen=True):

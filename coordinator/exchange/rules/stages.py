@@ -409,17 +409,17 @@ def _by_region(works: Iterable[Work]) -> dict[str, list[Work]]:
     return by_region
 
 
-class Overage(NamedTuple):
+class RegionalOverage(NamedTuple):
     """Names a region's overage of one pool."""
 
     region: str
     key: Key
 
 
-def overages_in_question(works: Iterable[Work]) -> set[Overage]:
+def overages_in_question(works: Iterable[Work]) -> set[RegionalOverage]:
     """Return where a report may become overage, so that what the region has used beyond its grants must be known."""
     return {
-        Overage(work.report.region, lease.key)
+        RegionalOverage(work.report.region, lease.key)
         for work in works
         if work.is_applied
         for frozen in work.incoming.batch.leases
@@ -428,7 +428,7 @@ def overages_in_question(works: Iterable[Work]) -> set[Overage]:
 
 
 def bound_overages(
-    books: Books, overages: Mapping[Overage, int], limits: Mapping[str, int], bounds: ClaimBounds
+    books: Books, overages: Mapping[RegionalOverage, int], limits: Mapping[str, int], bounds: ClaimBounds
 ) -> None:
     """Note how much more of each a region may report: `overages` is what it has used beyond its grants until now."""
     for (region, key), overage in overages.items():

@@ -15,15 +15,16 @@ import pytest
 
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, open_database
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.parsing import parse_call
 from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.statements import balances, lanes, leases, pools
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits import in_force
 from coordinator.limits.delete_subscription import delete_subscription
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
 from coordinator.limits.put_subscription import put_subscription
+from coordinator.limits.read_catalogue import CATALOGUE, read_catalogue
 from coordinator.overrides.add_override import add_override
 from coordinator.overrides.delete_override import delete_override
 from coordinator.overrides.read_overrides import Override
@@ -144,7 +145,7 @@ class Race:
         self._changing: asyncio.Task[Any] | None = None
 
     async def run(self) -> ExchangeReply:
-        await self.database.run(lambda c: exchange_statements.read_catalogue(c, self.documents, [], NOON))
+        await self.database.run(lambda c: read_catalogue(c, self.documents, [], NOON))
         reply = await self.database.run(self._attempt)
         if self._changing is None:
             await self._begin_change()
@@ -169,7 +170,7 @@ class Race:
 
     async def _begin_change(self) -> None:
         stand = self.scene.stand
-        is_before = exchange_statements._LEASES_AND_VERSION not in self.attempts[-1]
+        is_before = leases._LEASES_AND_VERSION not in self.attempts[-1]
         self._changing = asyncio.create_task(committed(stand, self.change))
         async with asyncio.timeout(20):
             while not (self._changing.done() or await stand.owner.fetchval(_SOMEBODY_WAITS)):
@@ -245,7 +246,7 @@ async def test_a_change_of_another_tenant_repeats_nothing(stand: Stand, agent: A
     assert first.leases[0].granted == HELD + WANTED
     assert race.came_first
     (statements,), (steady,) = race.attempts, alone.attempts
-    assert [sql for sql in statements if sql not in steady] == [exchange_statements._CATALOGUE, in_force._REGIONS]
+    assert [sql for sql in statements if sql not in steady] == [CATALOGUE, in_force._REGIONS]
 
 
 def lowers_plan_of_other(scene: Scene) -> Step[Any]:
@@ -263,10 +264,10 @@ async def test_a_steady_catalogue_costs_an_exchange_no_statement(stand: Stand, a
         await race.run()
     (statements,) = race.attempts
     assert statements == [
-        exchange_statements._LANES_AND_CATALOGUE,
-        exchange_statements._LOCK_POOLS,
-        exchange_statements._LEASES_AND_VERSION,
-        exchange_statements._BOOK_ALL,
+        lanes._LANES_AND_CATALOGUE,
+        pools._LOCK_POOLS,
+        leases._LEASES_AND_VERSION,
+        balances._WRITE_BOOKED,
     ]
 
 

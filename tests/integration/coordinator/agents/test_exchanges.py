@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from coordinator.exchange.rules.balances import Account, Cause, Key, Report, Transfer
-from coordinator.exchange.statements import FEW_TRANSFERS
+from coordinator.exchange.statements.balances import FEW_TRANSFERS
 from coordinator.proof.rules import genesis_head, next_head
 from protocol.identifiers import lane_of
 from protocol.messages import body_hash

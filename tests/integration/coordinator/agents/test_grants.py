@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from coordinator.exchange.statements import read_catalogue
 from coordinator.limits.in_force import Documents
+from coordinator.limits.read_catalogue import read_catalogue
 from protocol.messages import Signal
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MAX_UNITS

@@ -17,9 +17,9 @@ from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Ter
 from coordinator.blocks.put_block import Wanted, put_block
 from coordinator.epochs.open import fence_lost
 from coordinator.epochs.rebind import rebind_epoch
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.expire_leases import Expired, expire_leases
 from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.statements import balances
 from coordinator.limits.in_force import Documents
 from coordinator.proof.seal import seal
 from coordinator.suspense.resolve import Proposal, Resolution, approve_resolution, propose_resolution
@@ -112,7 +112,7 @@ async def test_a_lease_that_is_being_made_while_its_epoch_ends_ends_with_it(
 ) -> None:
     """Nobody sees it before it is committed, so the epoch has to be waited for; and never in a circle."""
     makes = says(stand, agent, 1, wants=[want(waiting=10)])
-    await in_the_middle(stand, makes, exchange_statements._INSERT_LEASES, ends(stand, agent))
+    await in_the_middle(stand, makes, balances._INSERT_LEASES, ends(stand, agent))
     mine = await stand.lease(agent)
     assert (mine["granted"], mine["state"]) == (10, state)
 
@@ -132,7 +132,7 @@ RETURNS = lease(granted=1000, returned=10)
 async def test_an_epoch_stays_current_while_something_is_pushed_to_it(
     stand: Stand, agent: Agent, waiting: Agent
 ) -> None:
-    await in_the_middle(stand, says(stand, agent, 2, RETURNS), exchange_statements._BOOK_ALL, opens(stand, waiting))
+    await in_the_middle(stand, says(stand, agent, 2, RETURNS), balances._WRITE_BOOKED, opens(stand, waiting))
     theirs = await stand.lease(waiting)
     assert (theirs["granted"], theirs["state"]) == (5, "lost")
 
@@ -194,7 +194,7 @@ async def test_a_pool_stands_still_while_something_of_it_expires(stand: Stand, a
     await other.say(1, wants=[want(waiting=20)])
     stand.clock.move(seconds=10)
     report = says(stand, other, 2, lease(granted=20, consumed=9))
-    await in_the_middle(stand, expires(stand), exchange_statements._UPDATE_BOOKS, report)
+    await in_the_middle(stand, expires(stand), balances._WRITE_BALANCES, report)
     pool = await stand.pool()
     assert (pool["consumed"], pool["suspense"], pool["outstanding"]) == (9, 10, 11)
 
@@ -210,7 +210,7 @@ async def test_a_quarantine_does_not_end_in_an_epoch_that_ends_meanwhile(stand: 
     def approves(connection: Any) -> Any:
         return approve_resolution(connection, made.id, somebody(), stand.clock.now())
 
-    await in_the_middle(stand, approves, exchange_statements._UPDATE_BOOKS, opens(stand, agent))
+    await in_the_middle(stand, approves, balances._WRITE_BALANCES, opens(stand, agent))
     mine = await stand.lease(agent)
     assert (mine["state"], mine["consumed"], mine["returned"]) == ("lost", 5, 5)
 
@@ -220,7 +220,7 @@ async def test_leases_that_leave_with_their_period_are_not_fenced_meanwhile(stan
     stand.clock.time = datetime(2026, 12, 1, 6, tzinfo=UTC)
     await committed(stand, expires(stand))
     close = closes(stand, carry_suspense=True)
-    await in_the_middle(stand, close, exchange_statements._UPDATE_BOOKS, opens(stand, agent))
+    await in_the_middle(stand, close, balances._WRITE_BALANCES, opens(stand, agent))
     assert ((await stand.lease(agent))["state"], (await stand.pool())["suspense_carried_out"]) == ("closed", 10)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from coordinator.database.connection import Connection
-from coordinator.exchange import statements as exchange_statements
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.exchange.rules.balances import Key
+from coordinator.exchange.statements import pools
 from coordinator.periods.close import CloseRefused
 from coordinator.proof import seal as seal_module
 from coordinator.proof.seal import seal
@@ -204,7 +204,7 @@ async def test_a_report_that_a_close_overtakes_makes_no_pool_in_the_closed_month
         close = closes(stand)
 
         async def reports(connection: Connection) -> ExchangeReply:
-            return await late(Overtaken(connection, exchange_statements._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
+            return await late(Overtaken(connection, pools._INSERT_POOLS, lambda: close(closing)))  # type: ignore[arg-type]  # as far as a report goes
 
         waiting = asyncio.create_task(committed(stand, reports))
         await until_it_waits(stand.owner, waiting)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from coordinator.exchange import statements as exchange_statements
+from coordinator.database.expect import UnexpectedRows
 from coordinator.exchange.rules.balances import Key, Lease, Pool, Report
 from coordinator.exchange.rules.stages import BookedReport
-from coordinator.exchange.statements import Surprise
+from coordinator.exchange.statements.balances import write_balances, write_booked
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand, want
@@ -16,19 +16,19 @@ KEY = Key(EXPORTS, PERIOD)
 
 
 async def test_a_pool_that_is_not_there(stand: Stand, agent: Agent) -> None:
-    with pytest.raises(Surprise):
-        await exchange_statements.write_books(stand.owner, [Pool(KEY)], [], {})
+    with pytest.raises(UnexpectedRows):
+        await write_balances(stand.owner, [Pool(KEY)], [], {})
 
 
 @pytest.mark.parametrize("was", list(LeaseState))
 async def test_a_lease_in_another_state(stand: Stand, agent: Agent, was: LeaseState) -> None:
     await agent.say(1, wants=[want(waiting=10)])
     lease = Lease(KEY, agent.epoch, agent.region, NOON, NOON, granted=10, outstanding=10)
-    write = exchange_statements.write_books(stand.owner, [], [lease], {(agent.epoch, KEY): was})
+    write = write_balances(stand.owner, [], [lease], {(agent.epoch, KEY): was})
     if was is LeaseState.ACTIVE:
         await write
     else:
-        with pytest.raises(Surprise):
+        with pytest.raises(UnexpectedRows):
             await write
 
 
@@ -37,9 +37,9 @@ async def test_a_lane_at_another_number(stand: Stand, agent: Agent, seq: int) ->
     await agent.say(1, wants=[want(waiting=10)])
     report = Report(agent.region, agent.epoch, lane_of(EXPORTS, agent.lanes), seq)
     booked = [BookedReport(report, b"hash", b"head", [])]
-    write = exchange_statements.write_booked(stand.owner, booked, [], [], {}, [], NOON)
+    write = write_booked(stand.owner, booked, [], [], {}, [], NOON)
     if seq == 2:
         assert (await write)[agent.epoch, report.lane].head == b"head".hex()
     else:
-        with pytest.raises(Surprise):
+        with pytest.raises(UnexpectedRows):
             await write
