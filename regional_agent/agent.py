@@ -76,7 +76,7 @@ class Region:
         )
         self.health = HealthWatch(self, clock)
         for cell in self.cells:
-            cell.exchange_loop.heard_of = self._hear_of
+            cell.exchange.settlement.on_versions = self._hear_of
 
     def _connections(self) -> tuple[StoreConnection | Cluster, Sequence[tuple[int | None, Store]]]:
         """What keeps them, and each cell's."""
@@ -158,7 +158,7 @@ class Region:
             policies=policies.version if policies else 0, blocks=blocks.version if blocks is not None else 0
         )
         for cell in self.cells:
-            cell.exchange_loop.versions = versions
+            cell.exchange.delivery.versions = versions
 
     def _hear_of(self, versions: Versions) -> None:
         self._policies.heard_of(versions.policies)

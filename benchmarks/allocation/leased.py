@@ -35,9 +35,9 @@ from protocol.messages import (
 from protocol.outcomes import ExchangeOutcome
 from protocol.policy import DEFAULT_HORIZON, QuotaKind, QuotaSpec
 from protocol.units import MAX_UNITS
-from regional_agent.leasing.exchange_loop import ACKNOWLEDGED, answered_by, renewal_of
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.reply_timeout import exchange_backoff, reply_timeout_ms
+from regional_agent.leasing.settlement import ACKNOWLEDGED, answered_quotas, next_renewal_ms
 from regional_agent.store.types import PolicyDecision
 
 QUOTA = "units:tenant=acme"
@@ -266,8 +266,8 @@ class Region:
             assert reply.outcome is ExchangeOutcome.STALE, reply.outcome
             return
         gained = self.store.settle(reply, self._sent_ms)
-        self.leasing.answered(answered_by(reply, self._asked, gained), reply, gained)
-        renewal_in_ms = renewal_of(reply.leases)
+        self.leasing.answered(answered_quotas(reply, self._asked, gained), reply, gained)
+        renewal_in_ms = next_renewal_ms(reply.leases)
         self.leasing.leased(QUOTA, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
         for lease in reply.leases:
             if lease.recall_keep is not None and self.store.give_back(lease.recall_keep):

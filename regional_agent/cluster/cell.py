@@ -4,12 +4,8 @@ A single store is one cell. In a Cluster there are several, and none knows of th
 failover, a migration or an outage, is its own affair.
 """
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import structlog
-import tenacity
 
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import Clock
@@ -18,8 +14,11 @@ from regional_agent.admission.rules.hold_ids import HoldId
 from regional_agent.admission.token_slices import Slicing
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.epoch import EpochManager
-from regional_agent.leasing.exchange_loop import FAILURES, ExchangeLoop
+from regional_agent.leasing.exchange import LaneExchange
+from regional_agent.leasing.exchange_loop import ExchangeLoop
+from regional_agent.leasing.pacing import Pacing
 from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.shutdown import Shutdown
 from regional_agent.metrics import Metrics
 from regional_agent.settings import AgentSettings
 from regional_agent.shared_limits.share_loop import ShareLoop
@@ -31,12 +30,6 @@ from regional_agent.store.types import Fenced, HoldState, KnownOperation, Operat
 from regional_agent.store_outage.booking import JournalBooking
 from regional_agent.store_outage.fallback import WithoutStore
 from regional_agent.store_outage.journal import Journal
-
-log = structlog.get_logger()
-
-LAST_WORDS_S = 6.0  # for each time that they are said
-HELD_PAUSE_S = 0.2
-RETRY_S = 0.2
 
 
 class Cell:
@@ -53,7 +46,6 @@ class Cell:
         """`number`: None of a single store."""
         self.number = number
         self._clock = clock
-        self.last_words_s = LAST_WORDS_S
         self.store = store
         self.journal = journal
         self.metrics = metrics
@@ -77,15 +69,34 @@ class Cell:
             clock,
             settings.adjust_ceiling,
         )
-        self.exchange_loop = ExchangeLoop(
+        booking = JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.breaker, clock)
+        pacing = Pacing(self.leasing.wake, clock, settings.report_interval_ms)
+        self.exchange = LaneExchange(
             scripts=self.scripts,
             coordinator=coordinator,
             leasing=self.leasing,
             epochs=self.epochs,
-            journal=JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.breaker, clock),
+            pacing=pacing,
             metrics=metrics,
             clock=clock,
-            interval_ms=settings.report_interval_ms,
+        )
+        self.exchange_loop = ExchangeLoop(
+            scripts=self.scripts,
+            exchange=self.exchange,
+            leasing=self.leasing,
+            epochs=self.epochs,
+            journal=booking,
+            pacing=pacing,
+            metrics=metrics,
+            clock=clock,
+        )
+        self.shutdown = Shutdown(
+            scripts=self.scripts,
+            exchange=self.exchange,
+            leasing=self.leasing,
+            epochs=self.epochs,
+            journal=booking,
+            pacing=pacing,
         )
 
     def count_set_aside(self) -> int:
@@ -97,7 +108,7 @@ class Cell:
         now_ms = self._clock.monotonic_ms()
         lanes = [
             f"lane {lane} of epoch {epoch} is refused: {stop.reason}"
-            for (epoch, lane), stop in self.exchange_loop.lanes.stopped.items()
+            for (epoch, lane), stop in self.exchange.lanes.stopped.items()
             if stop.reason
         ]
         shares = [
@@ -112,7 +123,7 @@ class Cell:
         with self._invalidating():
             told = await self.scripts.update_hold(incarnation.fingerprint, hold, action, amount)
         if hold.epoch != incarnation.epoch:
-            self.exchange_loop.look_back_again()
+            self.exchange_loop.report_older_epochs()
         for part in hold.parts:
             if part.algorithm == "allowance" and action in ("commit", "release"):
                 self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
@@ -146,35 +157,9 @@ class Cell:
             raise StoreUnavailable("the region's store began another incarnation; ask again") from None
 
     async def leave(self, *, return_unspent: bool) -> None:
-        """The loops have ended: nothing more is decided, and what was spent is told."""
+        """Stop deciding, report what was spent, and give the journal back. The loops have ended already."""
         await self.admission.close()
         self.slicing.close()
         self.breaker.close()
-        await self._last_words(return_unspent=return_unspent)
+        await self.shutdown.run(return_unspent=return_unspent)
         self.journal.release()
-
-    async def _last_words(self, *, return_unspent: bool) -> None:
-        """Who returns everything waits for what is held, until its holds have ended or run out."""
-        held = await self._say_last_words(return_unspent=return_unspent)
-        if held:
-            log.info("leaving when what is held has ended or run out", units=held, cell=self.number)
-        while held:
-            await asyncio.sleep(HELD_PAUSE_S)
-            held = await self._say_last_words(return_unspent=return_unspent)
-
-    async def _say_last_words(self, *, return_unspent: bool) -> int:
-        """Report what was spent and, where told to, return the rest: tried again until it is done or time is up.
-
-        Gives the units that are held yet.
-        """
-        finish = tenacity.retry(
-            retry=tenacity.retry_if_exception_type((*FAILURES, Fenced)),
-            wait=tenacity.wait_fixed(RETRY_S),
-            sleep=asyncio.sleep,
-        )(self.exchange_loop.finish)
-        try:
-            async with asyncio.timeout(self.last_words_s):
-                return await finish(return_unspent=return_unspent)
-        except TimeoutError:
-            log.error("leaving without having reported everything; it stays in the store", cell=self.number)
-            return 0

@@ -64,7 +64,7 @@ class SignalListener:
             self._cell_of(signal.quota).share_loop.asked(signal.quota)
         elif signal.kind == "drain":
             for cell in self._cells:
-                cell.exchange_loop.look_at_region()
+                cell.exchange_loop.check_region()
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
                 cell.leasing.hint(None)  # a limit may have been raised
@@ -75,7 +75,7 @@ class SignalListener:
         if incarnation is None:
             return
         try:
-            await cell.exchange_loop.answer_recall(incarnation, quota, keep)
+            await cell.exchange.settlement.answer_recall(incarnation, quota, keep)
         except Fenced:
             cell.epochs.invalidate()
         except (StoreUnavailable, StoreError) as error:

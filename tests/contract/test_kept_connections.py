@@ -5,7 +5,7 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from regional_agent.leasing.coordinator_client import KEPT_S, CoordinatorClient
-from regional_agent.leasing.exchange_loop import RENEWED_WITHIN_MS
+from regional_agent.leasing.settlement import RENEWED_WITHIN_MS
 from web.serving import KEEP_ALIVE_S
 
 pytestmark = pytest.mark.anyio

@@ -192,17 +192,17 @@ FAULTS = [
     Fault(
         "coordinator-killed", "the coordinator is killed, leases last", lambda scene: scene.coordinator.kill(),
         start_coordinator, (200, "cut_off"), ADMITTED, (None, ""),
-        log=(("agent", "an exchange failed"), ("agent", "signal stream lost"), DEGRADED), is_fresh=True,
+        log=(("agent", "exchange failed"), ("agent", "signal stream lost"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "coordinator-hung", "the coordinator hangs (SIGSTOP), leases last",
         lambda scene: stop_process(scene.coordinator), lambda scene: continue_process(scene.coordinator),
-        (200, "cut_off"), ADMITTED, (None, ""), log=(("agent", "an exchange failed"), DEGRADED), is_fresh=True,
+        (200, "cut_off"), ADMITTED, (None, ""), log=(("agent", "exchange failed"), DEGRADED), is_fresh=True,
     ),
     Fault(
         "leases-spent", "the coordinator is killed, leases are spent", kill_coordinator_and_spend, start_coordinator,
         (503, "leases_exhausted"), (429, "cut-off", "cut_off"), (None, ""),
-        log=(("agent", "an exchange failed"), NOT_READY, DENIED), plan="small", is_fresh=True,
+        log=(("agent", "exchange failed"), NOT_READY, DENIED), plan="small", is_fresh=True,
     ),
     Fault(
         "started-alone", "an agent starts while the coordinator is away", start_agent_alone, start_coordinator,
@@ -219,7 +219,7 @@ FAULTS = [
     ),
     Fault(
         "token", "the region's token is revoked (for 10 s)", replace_token, restart_agent, (503, "exchanges_refused"),
-        ADMITTED, log=(("agent", "an exchange failed"), DEGRADED, NOT_READY), is_fresh=True,
+        ADMITTED, log=(("agent", "exchange failed"), DEGRADED, NOT_READY), is_fresh=True,
     ),
     Fault(
         "clock-drifts", "the coordinator's clock is 2 s ahead", put_the_clock_ahead(2), restart_coordinator, READY,

@@ -37,6 +37,7 @@ from protocol.policy import Mode
 from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange_loop import ExchangeLoop
+from regional_agent.leasing.shutdown import Shutdown
 from regional_agent.store.connection import StoreConnection
 from regional_agent.store_outage import booking
 from regional_agent.store_outage.booking import JournalBooking
@@ -371,10 +372,10 @@ def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
 def no_report_on_sigterm(world: World) -> Iterator[Any]:
     """An agent leaves without a word."""
 
-    async def silent(self: ExchangeLoop, *, return_unspent: bool) -> None:
+    async def silent(self: Shutdown, *, return_unspent: bool) -> None:
         return
 
-    yield patch.object(ExchangeLoop, "finish", silent)
+    yield patch.object(Shutdown, "finish", silent)
 
 
 # --- and some of our own ----------------------------------------------------------------------------------------------
@@ -1027,7 +1028,7 @@ def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
     async def keep(self: ExchangeLoop, incarnation: Any) -> None:
         self._leasing.to_give_back()
 
-    yield patch.object(ExchangeLoop, "_give_back_what_nobody_took", keep)
+    yield patch.object(ExchangeLoop, "_return_untaken", keep)
 
 
 # --- what changes under way -------------------------------------------------------------------------------------------

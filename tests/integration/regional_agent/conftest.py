@@ -301,7 +301,7 @@ async def world(database: str, store: str) -> AsyncIterator[World]:
         async with world.agents:
             yield world
             for cell in world.cells:  # what is said after the test nobody hears, and many a store is gone by now
-                cell.last_words_s = 0.2
+                cell.shutdown.timeout_s = 0.2
 
 
 async def _tokens(database: str) -> dict[str, str]:

@@ -111,7 +111,7 @@ async def test_what_was_announced_begins_and_ends_in_a_region_that_is_cut_off(wo
         world, "/v1/overrides", quota="api", subject={}, limit="3/hour, burst 90", valid_from=at(seconds=2),
         valid_until=at(seconds=4),
     )  # fmt: skip
-    await until(lambda: agent.region.exchange_loop.versions.policies == VERSION)
+    await until(lambda: agent.region.exchange.delivery.versions.policies == VERSION)
     world.weather.swallows_requests = True
     assert await _burst_is(agent, 10)
     await comes_true(lambda: _burst_is(agent, 30))
@@ -127,7 +127,7 @@ async def test_the_last_known_are_there_without_the_coordinator(world: World, tm
         await made(world, "/v1/overrides", quota="api", subject={"tenant": "x"}, limit="3/hour, burst 60",
                    valid_until=at(minutes=30))  # fmt: skip
         await comes_true(lambda: is_blocked(agent, OTHER | {"user": "mallory"}))
-        await until(lambda: agent.region.exchange_loop.versions.policies == VERSION + 1)
+        await until(lambda: agent.region.exchange.delivery.versions.policies == VERSION + 1)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("policies.json", "blocks.json")] == [0o600, 0o600]
     world.weather.swallows_requests = True
     kept = json.loads((tmp_path / "policies.json").read_text())

@@ -117,11 +117,11 @@ async def test_an_agent_whose_exchanges_are_refused_says_so(world: World, monkey
     monkeypatch.setattr("regional_agent.health.REFUSED_FOR_MS", 1_500)
     agent = await world.agent()
     await agent.lease(10)
-    agent.region.exchange_loop._coordinator._http.headers["Authorization"] = "Bearer nonsense"
+    agent.region.exchange.delivery._coordinator._http.headers["Authorization"] = "Bearer nonsense"
     assert (await agent.check()).status_code == 200
     await becomes(agent, 200, "degraded", "exchanges_refused")
     await becomes(agent, 503, "not_ready", "exchanges_refused")
-    agent.region.exchange_loop._coordinator._http.headers["Authorization"] = f"Bearer {world.tokens['us-east']}"
+    agent.region.exchange.delivery._coordinator._http.headers["Authorization"] = f"Bearer {world.tokens['us-east']}"
     await becomes(agent, 200, "ready")
 
 
@@ -140,7 +140,7 @@ async def test_a_region_that_is_granted_nothing_is_not_ready_until_it_is_active(
 
 async def test_one_stopped_lane_only_weakens_the_agent(world: World) -> None:
     agent = await world.agent(report_interval_ms=60_000)
-    incarnation, lanes = agent.region.epochs.current, agent.region.exchange_loop.lanes
+    incarnation, lanes = agent.region.epochs.current, agent.region.exchange.lanes
     assert incarnation is not None
     lanes.stop((incarnation.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=0)
     assert await readiness(agent) == (200, "degraded", ["lanes_stopped"])
@@ -157,11 +157,11 @@ async def test_a_reason_that_begins_while_another_lasts_is_logged(world: World) 
     assert incarnation is not None
     now_ms = SystemClock().monotonic_ms()
     with capture_logs() as logs:
-        region.exchange_loop.lanes.stop((incarnation.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=now_ms)
+        region.exchange.lanes.stop((incarnation.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=now_ms)
         await until(lambda: [*reasons_logged(logs)] == [["lanes_stopped"]])
         region.leasing.set_aside.add("exports:tenant=a", "too long", now_ms)
         await until(lambda: [*reasons_logged(logs)][1:] == [["items_set_aside", "lanes_stopped"]])
-        region.exchange_loop.lanes.stopped.clear()
+        region.exchange.lanes.stopped.clear()
         await until(lambda: [*reasons_logged(logs)][2:] == [["items_set_aside"]])
 
 

@@ -311,8 +311,8 @@ async def test_who_leaves_waits_for_longer_than_it_takes_to_say_so_until_the_hol
     await held(agent, 30, ttl_ms=3_600_000)
     incarnation = agent.region.epochs.current
     assert incarnation is not None
-    agent.region.last_words_s, clock = 2.0, asyncio.get_running_loop()
-    said_by_s = clock.time() + 2 * agent.region.last_words_s
+    agent.region.shutdown.timeout_s, clock = 2.0, asyncio.get_running_loop()
+    said_by_s = clock.time() + 2 * agent.region.shutdown.timeout_s
     leaving = asyncio.create_task(agent.region.leave(return_unspent=True))
     await until(lambda: leaving.done() or clock.time() > said_by_s)
     assert not leaving.done()

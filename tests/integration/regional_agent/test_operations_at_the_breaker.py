@@ -90,7 +90,7 @@ async def journal_of_an_agent_that_left(world: World, its_store: Store, tmp_path
     assert (await world.admin.put("/v1/limits", json=UNLIMITED)).is_success
     journal = tmp_path / "journal"
     agent = await an_agent(world, its_store, journal)
-    agent.region.last_words_s = 0.2
+    agent.region.shutdown.timeout_s = 0.2
     await decides([agent])
     names = [f"{number}" for number in range(OPERATIONS)]
     its_store.stall()

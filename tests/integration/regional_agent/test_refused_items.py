@@ -9,7 +9,7 @@ import pytest
 
 from protocol.identifiers import lane_of
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.leasing.lanes import FIRST_PAUSE_MS
+from regional_agent.leasing.rules.lanes import FIRST_PAUSE_MS
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_exchange_loop import eventually, spent_and_booked
 
@@ -117,7 +117,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     agent = await world.agent()
     incarnation, lane = await spent_and_booked(agent, world)
     others = tenants_of_lane((lane + 1) % LANES, 3)
-    agent.region.exchange_loop._interval_ms = 60_000
+    agent.region.exchange_loop._pacing.interval_ms = 60_000
     assert (await agent.check(cost=2)).status_code == 200
 
     def is_of_the_lane(exchange: dict[str, Any]) -> bool:
@@ -128,10 +128,10 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
     agent.region.exchange_loop.report_now()
     for name in others:
         assert await check(agent, name) == 200
-    agent.region.exchange_loop._interval_ms = 20
+    agent.region.exchange_loop._pacing.interval_ms = 20
     agent.region.exchange_loop.report_now()
     await eventually(world.usage, 5 + len(others))
-    lanes = agent.region.exchange_loop.lanes
+    lanes = agent.region.exchange.lanes
     if status == 500:
         assert lanes.paused_for_ms((incarnation.epoch, lane), agent.region._clock.monotonic_ms()) > 0
         lanes._paused_until_ms.clear()
@@ -180,12 +180,12 @@ async def test_an_agent_that_did_not_offer_the_batch_knows_that_its_lane_goes_on
     world.weather.answers_for_it = refusing(lambda exchange: bool(json.loads(exchange["frozen"])["leases"]))
     assert (await agents[0].check(cost=2)).status_code == 200
     for agent in agents:
-        agent.region.exchange_loop._resend = set(range(LANES))
+        agent.region.exchange.lanes.unacknowledged = set(range(LANES))
         agent.region.exchange_loop.report_now()
     await until(lambda: all(agent.region.exchange_loop.stopped_lanes for agent in agents))
     world.weather.answers_for_it = None
     offering, other = agents
-    offering.region.exchange_loop.lanes.stopped[incarnation.epoch, lane].offer_at_ms = 0
+    offering.region.exchange.lanes.stopped[incarnation.epoch, lane].offer_at_ms = 0
     offering.region.exchange_loop.offer_again_ms = 10
     await eventually(world.usage, 7)
     await until(lambda: other.region.exchange_loop.stopped_lanes == {})

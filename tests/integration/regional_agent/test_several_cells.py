@@ -125,7 +125,7 @@ async def booked(world: World, agent: Agent) -> dict[str, int]:
     for cell in agent.whole.cells:
         incarnation = cell.epochs.current
         assert incarnation is not None
-        await cell.exchange_loop._report_everything(incarnation)
+        await cell.exchange.report_everything(incarnation)
     return {quota: await world.usage(quota=quota) for quota in ALLOWANCES}
 
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from protocol.outcomes import ExchangeOutcome
-from regional_agent.leasing.lanes import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Lanes
+from regional_agent.leasing.rules.lanes import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Lanes
 from regional_agent.leasing.rules.set_aside import MOST_ITEMS, SetAside
 
 LANE = (7, 2)
@@ -12,20 +12,20 @@ LANE = (7, 2)
 def test_a_stopped_lane_is_offered_again_when_people_may_have_resolved_it() -> None:
     lanes = Lanes()
     assert lanes.stop(LANE, 3, ExchangeOutcome.GAP, "", now_ms=0)
-    assert not lanes.is_offered(LANE, 10)
+    assert not lanes.may_send(LANE, 10)
     assert lanes.has_stopped(7)
     lanes.offer_again(20)
-    assert lanes.is_offered(LANE, 20)
+    assert lanes.may_send(LANE, 20)
     assert not lanes.stop(LANE, 3, ExchangeOutcome.GAP, "", now_ms=21)
-    assert lanes.goes_on(LANE)
-    assert lanes.is_offered(LANE, 22)
+    assert lanes.resume(LANE)
+    assert lanes.may_send(LANE, 22)
 
 
 def test_bytes_that_are_refused_as_they_are_are_offered_ever_more_rarely() -> None:
     lanes, now_ms, offered_at_ms = Lanes(), 0, [0]
     while now_ms < 4 * 3_600_000:
         lanes.stop(LANE, 3, ExchangeOutcome.REFUSED, "frozen: too large", now_ms)
-        while not lanes.is_offered(LANE, now_ms):
+        while not lanes.may_send(LANE, now_ms):
             now_ms += FIRST_PAUSE_MS
             lanes.offer_again(now_ms)
         offered_at_ms.append(now_ms)
@@ -37,8 +37,8 @@ def test_bytes_that_are_refused_as_they_are_are_offered_ever_more_rarely() -> No
 def test_a_paused_lane_is_offered_after_its_pause() -> None:
     lanes = Lanes()
     lanes.pause(LANE, now_ms=100, for_ms=50)
-    assert (lanes.is_offered(LANE, 149), lanes.paused_for_ms(LANE, 149)) == (False, 1)
-    assert lanes.is_offered(LANE, 150)
+    assert (lanes.may_send(LANE, 149), lanes.paused_for_ms(LANE, 149)) == (False, 1)
+    assert lanes.may_send(LANE, 150)
     assert not lanes.has_stopped(7)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages import ExchangeReply, LeaseReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from regional_agent.leasing.exchange_loop import answered_by, renewal_of
+from regional_agent.leasing.settlement import answered_quotas, next_renewal_ms
 
 HOUR_MS = 3_600_000
 
@@ -45,7 +45,7 @@ EXHAUSTED = told(expires=60_000, ends=900_000, refusal=GrantRefusal.EXHAUSTED)
 def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
     leases: list[LeaseReply], renewal_in_ms: int | None
 ) -> None:
-    assert renewal_of(leases) == renewal_in_ms
+    assert next_renewal_ms(leases) == renewal_in_ms
 
 
 @pytest.mark.parametrize(
@@ -53,4 +53,4 @@ def test_it_comes_back_half_way_to_where_one_ends_with_nothing_after_it(
 )
 def test_a_replay_answers_only_for_what_it_tells_of(outcome: ExchangeOutcome, answered: list[str]) -> None:
     """Else who asked would ask for the same once more, and have it twice."""
-    assert answered_by(ExchangeReply(lane=0, seq=1, outcome=outcome), ["a", "b"], {"a": 5}) == answered
+    assert answered_quotas(ExchangeReply(lane=0, seq=1, outcome=outcome), ["a", "b"], {"a": 5}) == answered
