@@ -30,11 +30,13 @@ from leasehold.client.agent_protocol import (
 )
 from protocol.check import Check, CheckAnswer, Hold, HoldCommit, HoldExtension, Mode
 from protocol.clock import SystemClock
-from regional_agent.admission.check_cache import AskedBefore
-from regional_agent.admission.engine import Asked, asked_verdict
+from regional_agent.admission.answers import Verdict, Window
+from regional_agent.admission.check_cache import CheckCache
+from regional_agent.admission.engine import await_verdict
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.agent import Region
 from regional_agent.http.refusals import REFUSALS, problem_of
-from regional_agent.http.schemas import Verdict, Window, headers_of, retry_after_header
+from regional_agent.http.schemas import headers_of, retry_after_header
 from regional_agent.settings import AgentSettings
 from web.problems import Problem, problem_document
 from web.settings import load_settings
@@ -48,7 +50,7 @@ T = TypeVar("T")
 class Engine(AsyncLimiter):
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = Region(settings or load_settings(AgentSettings), SystemClock())
-        self._asked_before: AskedBefore[tuple[object, ...]] = AskedBefore(self.region.admission)
+        self._plans: CheckCache[tuple[object, ...]] = CheckCache(self.region.admission)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -69,10 +71,10 @@ class Engine(AsyncLimiter):
         """Decide whether a request may happen now. Raise RequestRejected for one that an agent would reject."""
         admission = self.region.admission
         try:
-            asked = self._asked(subject, cost, operation_id, mode)
-            verdict = admission.known(asked)  # nearly always, for a hot key
+            plan = self._plan(subject, cost, operation_id, mode)
+            verdict = admission.decide_locally(plan)  # nearly always, for a hot key
             if not isinstance(verdict, Verdict):
-                verdict = await asked_verdict(admission, asked, verdict)
+                verdict = await await_verdict(admission, plan, verdict)
         except REFUSALS as error:
             raise _rejection(problem_of(error)) from None
         return _decision(verdict)
@@ -109,22 +111,22 @@ class Engine(AsyncLimiter):
         if hold.hold_id is None:
             return
         try:
-            await self.region.holds.tell(hold.hold_id, action, amount)
+            await self.region.holds.update(hold.hold_id, action, amount)
         except Problem as problem:
             if problem.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise AgentUnavailable(problem.detail) from None
             raise _rejection(problem) from None
 
-    def _asked(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> Asked:
+    def _plan(self, subject: Subject, cost: int | None, operation_id: str | None, mode: Mode) -> CheckPlan:
         key = (*subject.items(), cost, type(cost), operation_id, mode)
         try:
-            asked = self._asked_before.find(key)
+            plan = self._plans.find(key)
         except TypeError:  # a value is not text: `_check` rejects it by its name
-            asked = None
-        if asked is None:
-            asked = self.region.admission.asked(_check(subject, cost, operation_id, mode))
-            self._asked_before.keep(key, asked)
-        return asked
+            plan = None
+        if plan is None:
+            plan = self.region.admission.plan_check(_check(subject, cost, operation_id, mode))
+            self._plans.keep(key, plan)
+        return plan
 
 
 class _Headers(Mapping[str, str]):

@@ -16,12 +16,12 @@ from protocol.clock import Clock
 from protocol.messages import Versions
 from protocol.policy import PolicyBundle
 from regional_agent.admission.blocks import Blocks
-from regional_agent.admission.engine import Admits
+from regional_agent.admission.engine import Admission
 from regional_agent.admission.holds import Holds
 from regional_agent.admission.policies import Policies, edges_ms
 from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.cluster.cell import Cell
-from regional_agent.cluster.multi_cell import SpreadAdmission
+from regional_agent.cluster.multi_cell import MultiCellAdmission
 from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.health import HealthWatch
 from regional_agent.leasing.coordinator_client import CoordinatorClient
@@ -52,8 +52,8 @@ class Region:
         self.decision_timeout = DecisionTimeout(settings.decision_timeout_ms, settings.decision_timeout_max_ms)
         self.store, stores = self._connections()
         self.cells = [self._cell(number, store) for number, store in stores]
-        self._spread = SpreadAdmission(self.cells, self.metrics)
-        self.admission: Admits = self.cells[0].admission if len(self.cells) == 1 else self._spread
+        self._spread = MultiCellAdmission(self.cells, self.metrics)
+        self.admission: Admission = self.cells[0].admission if len(self.cells) == 1 else self._spread
         self.holds = Holds(self.cell_of, HoldSeal(), self.metrics, self._allowance_limit, settings.adjust_ceiling)
         self._signals = SignalListener(coordinator=self._coordinator, cells=self.cells, cell_of=self.cell_of)
         self._policies = Feed(
@@ -141,7 +141,7 @@ class Region:
         for cell in self.cells:
             cell.journal.belong_to(owner_of(self.settings.region, bundle.hold_key))
             cell.admission.policies = cell.share_loop.policies = policies
-            cell.slicing.give_back_all()
+            cell.slices.return_all()
             cell.leasing.follow(policies.central)
             cell.leasing.hint(None)  # a limit may have been raised
         self._note_versions()

@@ -13,7 +13,7 @@ from protocol.clock import Clock, SystemClock
 from regional_agent.agent import Region
 from regional_agent.http import routes as http_routes
 from regional_agent.http.callers import CallerRules
-from regional_agent.http.fast_path import FastDoor, fast_protocol
+from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.http.workers import Worker, Workers
 from regional_agent.settings import AgentSettings
 from web.bodies import install_schemas
@@ -45,7 +45,7 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
     install_schemas(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
     app.state.caller_rules = CallerRules(settings)
-    app.state.fast_door = FastDoor(
+    app.state.fast_path = FastPath(
         region.admission, metrics, max_body_bytes=settings.max_body_bytes, callers=app.state.caller_rules
     )
     app.state.connection_limits = ConnectionLimits(
@@ -83,7 +83,7 @@ def _supervise(settings: AgentSettings, listener: Listener) -> None:
 
 def _serve(settings: AgentSettings, listener: Listener, worker: Worker | None = None) -> None:
     app = create_app(settings, worker=worker)
-    protocol = fast_protocol(app.state.fast_door)
+    protocol = fast_protocol(app.state.fast_path)
     lame_duck = LameDuck(settings.lame_duck_ms / 1000, app.state.region.health.shut_down)
     serving = serve_on(
         listener,

@@ -206,7 +206,7 @@ def _refusals(region: Region) -> list[str]:
 
 
 def _hot_key(region: Region, quota: str, demand_milli: int) -> HotKeyStatus:
-    in_slices = region.cell_of(quota).slicing.units_here(quota)
+    in_slices = region.cell_of(quota).slices.units_here(quota)
     return HotKeyStatus(quota=quota, demand_milli=demand_milli, in_slices=in_slices)
 
 

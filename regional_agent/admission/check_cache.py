@@ -1,33 +1,34 @@
-"""What was asked before, by what it came as: under the same policies the same question takes the same again.
+"""Plans of checks by the bytes or values that they came as: under the same policies equal checks have equal plans.
 
-Services ask the same few questions all day. To read one, and to find what it meets, costs more than to decide it.
+Services send the same few checks all day. Decoding one and finding its policies costs more than deciding it.
 """
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from regional_agent.admission.engine import Admits, Asked
+from regional_agent.admission.engine import Admission
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 
-MOST_QUESTIONS = 4_096
+MAX_PLANS = 4_096
 
 K = TypeVar("K", bound=Hashable)
 
 
-class AskedBefore(Generic[K]):
-    def __init__(self, admission: Admits) -> None:
+class CheckCache(Generic[K]):
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._asked: Remembered[K, Asked] = Remembered(MOST_QUESTIONS)
-        self._under: Policies | None = None
+        self._plans: GenerationalCache[K, CheckPlan] = GenerationalCache(MAX_PLANS)
+        self._valid_under: Policies | None = None
 
-    def find(self, question: K) -> Asked | None:
-        if self._under is not self._admission.policies:
-            self._under = self._admission.policies
-            self._asked.clear()
-        return self._asked.get(question)
+    def find(self, check: K) -> CheckPlan | None:
+        if self._valid_under is not self._admission.policies:
+            self._valid_under = self._admission.policies
+            self._plans.clear()
+        return self._plans.get(check)
 
-    def keep(self, question: K, asked: Asked) -> None:
-        """After it was not found. What is the caller's own (a block, an operation) does not come again."""
-        if asked.lasts:
-            self._asked.put(question, asked)
+    def keep(self, check: K, plan: CheckPlan) -> None:
+        """Keep the plan of a check that was not found. One with an operation, or of a blocked subject, is not kept."""
+        if plan.is_cacheable:
+            self._plans.put(check, plan)

@@ -1,34 +1,31 @@
-"""The hot path: may this request happen now?
+"""The hot path: decide whether a request may happen now.
 
-One script in the region's store decides all policies of a request at once. Where it cannot be asked, `without_store`
-decides what that means.
+One script in the region's store decides all policies of a request at once. Where the store cannot be asked,
+`OutageFallback` applies what each policy says about failures.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
-import msgspec
-import structlog
 from msgspec.structs import replace
 
-from protocol.check import Check, CheckAnswer, DenialCause, Hold, PolicyAnswer
+from protocol.check import Check, CheckAnswer, DenialCause, Hold
 from protocol.clock import Clock
 from protocol.outcomes import DenialReason
-from protocol.periods import calendar_of, period_at
-from protocol.policy import SLICED, QuotaKind
+from protocol.policy import SLICED
+from regional_agent.admission.answers import NO_POLICY_MATCHES, PolicyAnswers, Verdict, answer_of
 from regional_agent.admission.blocks import Blocked, Blocks
-from regional_agent.admission.policies import Demanded, HoldNeeded, Policies, Subject, digest
-from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
-from regional_agent.admission.rules.denial_cache import Denials
-from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.admission.denial_cache import DenialCache
+from regional_agent.admission.pending_check import Client, OnVerdict, PendingCheck
+from regional_agent.admission.plan import CheckPlan, as_hold, plan_blocked, plan_request, require_no_slots, subject_of
+from regional_agent.admission.policies import Policies, Subject
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
-from regional_agent.admission.token_slices import Slicing
-from regional_agent.http.schemas import Verdict, Window, answer_of
-from regional_agent.leasing.central import MAY_LOOK, Answer
+from regional_agent.admission.token_slices import TokenSlices
+from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
@@ -42,203 +39,151 @@ from regional_agent.store.types import (
     Decision,
     Fenced,
     OnDecisions,
-    Operation,
     Outcome,
-    PolicyDecision,
     RateCharge,
     SlotCharge,
-    StoreIncarnation,
     StoreRequest,
     hold_part,
 )
-from regional_agent.store_outage.fallback import WithoutStore
+from regional_agent.store_outage.fallback import OutageFallback
 
-log = structlog.get_logger()
+RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which an operator may lift at any time
+MAX_ATTEMPTS = 4  # of one request at the store: each but the last was followed by returned slices
 
-ALLOWANCE_WINDOW_MS = 24 * 3600 * 1000
-OTHER_WINDOW_MS = 10 * 60 * 1000
-RETRY_WHEN_BLOCKED_MS = 3_600_000  # of a block without an end, which people may lift any time
-
-MOST_LOOKS = 4  # of one request: each but the last was followed by units that came back
-
-# What more units, or a renewed lease, may turn into an admission.
-WORTH_WAITING = {DenialReason.NO_LEASE, DenialReason.LEASE_EXPIRED, DenialReason.LEASE_SPENT}
-
-
-class NotAsked(Exception):
-    """The coordinator, which alone has what the request asks for, does not answer."""
+T = TypeVar("T")
 
 
 class NoPoliciesYet(Exception):
-    """The agent has never heard any policies: it cannot tell what is limited."""
+    """The agent has received no policies yet, so it does not know what is limited."""
 
 
-class Asked(NamedTuple):
-    """A check, and what it takes of each policy that it meets: all that can be known before the store is asked."""
-
-    subject: Subject
-    demanded: list[Demanded]
-    request: StoreRequest
-    windows: list[Window]
-    blocked: Blocked | None = None  # then nothing else is known of it
-    hold_ms: int | None = None  # of a hold: how long it shall last
-    beside: tuple[HoldId, ...] = ()  # what is set aside for it in other cells
-    is_step: bool = False  # of a request over several cells, whose answer is not known yet
-
-    @property
-    def lasts(self) -> bool:
-        """As long as the policies: the same check asks the same again."""
-        return self.blocked is None and self.request.operation is None
-
-    @property
-    def is_noted(self) -> bool:
-        """Its demand is known from the step before."""
-        return self.is_step and self.request.mode not in LOOKS
-
-
-OnVerdict = Callable[[Verdict | Exception], None]
-
-
-class Admits(Protocol):
-    """What the web ask."""
+class Admission(Protocol):
+    """What the HTTP layer uses: one store, or the cells of a Cluster."""
 
     @property
     def policies(self) -> Policies | None: ...
     @property
     def blocks(self) -> Blocks | None: ...
-    def asked(self, check: Check) -> Asked: ...
-    def known(self, asked: Asked, /) -> Verdict | Exception | None: ...
-    def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None: ...
-    def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None: ...
+    def plan_check(self, check: Check) -> CheckPlan: ...
+    def decide_locally(self, plan: CheckPlan, /) -> Verdict | Exception | None: ...
+    def decide_in_store(
+        self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None
+    ) -> None: ...
+    def submit(self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None) -> None: ...
     async def decide(self, check: Check) -> Verdict: ...
     async def hold(self, hold: Hold) -> Verdict: ...
 
 
-class Admission:
-    """Callbacks, not coroutines: a task for each request would cost as much as all that happens in it."""
+class AdmissionEngine:
+    """Decides checks and holds on one store.
+
+    It works by callbacks, not coroutines: a task for each request would cost as much as all that happens in it.
+    """
 
     def __init__(
         self,
         batcher: CheckBatcher,
         epochs: EpochManager,
         leasing: Leasing,
-        slicing: Slicing,
+        slices: TokenSlices,
         share_loop: ShareLoop,
-        without_store: WithoutStore,
+        fallback: OutageFallback,
         metrics: Metrics,
         clock: Clock,
         adjust_ceiling: int = 100,
     ) -> None:
-        """`adjust_ceiling`: so many times the limit may one adjustment book."""
+        """`adjust_ceiling`: one adjustment may book at most so many times the limit."""
         self._adjust_ceiling = adjust_ceiling
         self._batcher = batcher
-        self._slicing = slicing
+        self._slices = slices
         self._epochs = epochs
         self._leasing = leasing
         self._share_loop = share_loop
         self._metrics = metrics
         self._clock = clock
-        self._without_store = without_store
-        self._waiting: set[asyncio.Task[None]] = set()
-        self._last: _Pending | None = None
-        self._denials: Denials[Decision] = Denials()
-        self._denials_of: tuple[StoreIncarnation | None, int] = (
-            None,
-            0,
-        )  # the incarnation and the shares that they are certain in
+        self._fallback = fallback
+        self._answers = PolicyAnswers(leasing, clock)
+        self._waiting = WaitForUnits(leasing, metrics, clock, self._decide_once)
+        self._last: PendingCheck | None = None
+        self.denials = DenialCache(epochs, share_loop, clock)
         self.policies: Policies | None = None
         self.blocks: Blocks | None = None
 
-    async def decide(self, check: Check) -> Verdict:
-        """Raises what the store's answer or the request itself makes impossible."""
-        return await verdict_on(self, self.asked(check))
+    # --- plans --------------------------------------------------------------------------------------------------------
 
-    async def hold(self, hold: Hold) -> Verdict:
-        """A check, but that allowances set units aside and consume none."""
-        return await verdict_on(self, self.asked_to_hold(hold))
+    def plan_check(self, check: Check) -> CheckPlan:
+        """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing is consumed then."""
+        plan = self._plan(check)
+        require_no_slots(plan, check.mode)
+        return plan
 
-    def asked(self, check: Check) -> Asked:
-        """Raises NoPoliciesYet, UnknownSubjectField or HoldNeeded; nothing has happened then."""
-        asked = self._asked(check)
-        for each in asked.demanded:
-            if isinstance(each.charge, SlotCharge) and check.mode != "peek" and not each.charge.is_shadow:
-                raise HoldNeeded(each.policy.spec.name)
-        return asked
+    def plan_hold(self, hold: Hold) -> CheckPlan:
+        return as_hold(self._plan(Check(subject=hold.subject, operation_id=hold.operation_id)), hold)
 
-    def _asked(self, check: Check) -> Asked:
+    def _plan(self, check: Check) -> CheckPlan:
         if self.policies is None:
             raise NoPoliciesYet
-        subject: dict[str, str] = msgspec.to_builtins(check.subject)
-        if check.mode != "adjust" and (blocked := self._block_of(subject)) is not None:
-            return Asked(subject, [], StoreRequest(check.mode, []), [], blocked)
-        demanded = self.policies.demand(subject, check.cost)
-        if check.mode == "adjust":
-            self._refuse_above_ceiling(demanded)
-        charges = tuple(each.charge for each in demanded)
-        operation = _operation(check, subject, demanded)
-        windows = [_window(each) for each in demanded]
-        return Asked(subject, demanded, StoreRequest(check.mode, charges, operation), windows)
+        subject = subject_of(check)
+        if check.mode != "adjust" and (blocked := self._find_block(subject)) is not None:
+            return plan_blocked(check, subject, blocked)
+        return plan_request(self.policies, check, subject, self._adjust_ceiling)
 
-    def _refuse_above_ceiling(self, demanded: Sequence[Demanded]) -> None:
-        for each in demanded:
-            charge = each.charge
-            if isinstance(charge, AllowanceCharge):
-                ceiling = allowance_ceiling(charge.limit, self._adjust_ceiling)
-            elif isinstance(charge, RateCharge):
-                ceiling = rate_ceiling(charge.rate_micro, charge.burst, self._adjust_ceiling)
-            else:
-                continue
-            if charge.cost > ceiling:
-                raise AboveCeiling("cost", each.policy.name, ceiling)
+    def _find_block(self, subject: Subject) -> Blocked | None:
+        return self.blocks.find(subject, self._clock.monotonic_ms()) if self.blocks else None
 
-    def asked_to_hold(self, hold: Hold) -> Asked:
-        asked = self._asked(Check(subject=hold.subject, operation_id=hold.operation_id))
-        demanded = [each.holding(hold.units) for each in asked.demanded]
-        charges = tuple(each.charge for each in demanded)
-        operation = asked.request.operation
-        if operation is not None:
-            operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
-        request = StoreRequest("hold", charges, operation)
-        return asked._replace(demanded=demanded, request=request, hold_ms=hold.ttl_ms)
+    # --- deciding -----------------------------------------------------------------------------------------------------
 
-    def submit(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
-        """Ask so many times in a row for a verdict, or for an exception: OperationConflict, or a bug."""
-        while times and (known := self.known(asked)) is not None:
-            on_verdict(known)
+    async def decide(self, check: Check) -> Verdict:
+        """Raises the refusals of a plan, or OperationConflict."""
+        return await verdict_on(self, self.plan_check(check))
+
+    async def hold(self, hold: Hold) -> Verdict:
+        """Decide as for a check, but allowances set units aside instead of consuming them."""
+        return await verdict_on(self, self.plan_hold(hold))
+
+    def submit(self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None) -> None:
+        """Decide a plan `times` times in a row. `on_verdict` gets each verdict, or OperationConflict, or a bug."""
+        while times and (verdict := self.decide_locally(plan)) is not None:
+            on_verdict(verdict)
             times -= 1
         if times:
-            self.ask(asked, on_verdict, times)
+            self.decide_in_store(plan, on_verdict, times, client)
 
-    def ask(self, asked: Asked, on_verdict: OnVerdict, times: int = 1) -> None:
-        """The store, for nothing is known. All who ask the same in one turn of the event loop are decided together."""
-        last = self._last
-        if last is None or last.asked is not asked or last.call != self._batcher.calls:
-            last = _Pending(self, asked, self._clock.monotonic_ms(), self._denials_of, self._batcher.calls)
-            self._last = last
-        last.on_verdicts += [on_verdict] * times
-        self._ask_store(asked, last, times)
-
-    def known(self, asked: Asked) -> Verdict | Exception | None:
-        """What the store need not be asked. Where it must be, it must be for the same that comes next as well."""
-        if asked.blocked or (self.blocks and asked.request.mode not in BEYOND_LIMITS):
-            blocked = asked.blocked or self._block_of(asked.subject)
+    def decide_locally(self, plan: CheckPlan) -> Verdict | Exception | None:
+        """Return a verdict that needs no call of the store; None if it needs one, and so does the same plan next."""
+        request = plan.request
+        if plan.blocked or (self.blocks and request.mode not in BEYOND_LIMITS):
+            blocked = plan.blocked or self._find_block(plan.subject)
             if blocked is not None:
-                return self._denied(asked, blocked)
-        if asked.request.operation is not None:
-            known = self._without_store.answered_before(asked.demanded, asked.request)
-            if known is not None:
-                return _verdict_of(asked, known)
-        if (sliced := self._slicing.decide(asked.request)) is not None:
-            return self._verdict(asked, sliced)
-        if (denied := self._denied_before(asked)) is not None:
-            for each in asked.demanded:
+                return self._blocked_verdict(plan, blocked)
+        if request.operation is not None:
+            journaled = self._fallback.find_operation(plan.policy_charges, request)
+            if journaled is not None:
+                return _verdict_of(plan, journaled)
+        if (sliced := self._slices.decide(request)) is not None:
+            return self._verdict(plan, sliced)
+        if (denied := self.denials.find(request)) is not None:
+            for each in plan.policy_charges:
                 if isinstance(each.charge, RateCharge):
                     self._share_loop.note(each.charge, each.charge.cost, each.charge.cost)
-            return self._verdict(asked, denied)
-        return None if asked.demanded else MEETS_NO_POLICY
+            return self._verdict(plan, denied)
+        return None if plan.policy_charges else NO_POLICY_MATCHES
 
-    def give_back(self, charges: Sequence[Charge]) -> None:
-        """What was taken of rates that can have it back: no more than their burst is ever there."""
+    def decide_in_store(
+        self, plan: CheckPlan, on_verdict: OnVerdict, times: int = 1, client: Client | None = None
+    ) -> None:
+        """Ask the store. Equal plans of one turn of the event loop are decided together."""
+        last = self._last
+        if last is None or last.plan is not plan or last.batch != self._batcher.calls:
+            last = PendingCheck(
+                plan, self._on_outcomes, self._clock.monotonic_ms(), self.denials.circumstances, self._batcher.calls
+            )
+            self._last = last
+        last.add(on_verdict, client, times)
+        self._send(plan, last, times)
+
+    def return_units(self, charges: Sequence[Charge]) -> None:
+        """Return what was taken of rates that can take it back: they never hold more than their burst."""
         returned = tuple(
             charge._replace(cost=-charge.cost)
             for charge in charges
@@ -248,439 +193,190 @@ class Admission:
             self._batcher.submit(self._epochs.current, StoreRequest("adjust", returned), lambda _: None)
 
     async def close(self) -> None:
-        """Who still waits for units waits in vain."""
-        for task in self._waiting:
-            task.cancel()
-        await asyncio.gather(*self._waiting, return_exceptions=True)
+        await self._waiting.close()
 
-    def _block_of(self, subject: Subject) -> Blocked | None:
-        return self.blocks.find(subject, self._clock.monotonic_ms()) if self.blocks else None
+    # --- the store ----------------------------------------------------------------------------------------------------
 
-    def _denied(self, asked: Asked, blocked: Blocked) -> Verdict:
-        """Nothing is consumed, and nobody is asked: a block holds while the store is down, too."""
-        self._metrics.blocked.labels(blocked.field.value).inc()
-        ends_at_ms = blocked.ends_at_ms
-        retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
-        answer = replace(answer_of(False, None, []), retry_after_ms=max(1, retry_ms), blocked_by=blocked.field)
-        self._log_denial(asked.subject, asked.request.mode, answer)
-        return Verdict(answer, [])
-
-    # --- with the store ----------------------------------------------------------------------------------------------
-
-    def _ask_store(self, asked: Asked, on_decisions: OnDecisions, times: int = 1) -> None:
+    def _send(self, plan: CheckPlan, on_decisions: OnDecisions, times: int = 1) -> None:
         incarnation = self._epochs.current
         if incarnation is None:
             on_decisions([StoreUnavailable("the region has no epoch yet")] * times)
-        elif self._epochs.may_evict and _takes_allowance(asked.request):
+        elif self._epochs.may_evict and _takes_allowance(plan.request):
             on_decisions(
                 [StoreUnavailable("the store may evict leases: its maxmemory-policy is not noeviction")] * times
             )
-        elif asked.hold_ms is None:
-            self._batcher.submit(incarnation, asked.request, on_decisions, times)
+        elif plan.hold_ms is None:
+            self._batcher.submit(incarnation, plan.request, on_decisions, times)
         else:
-            parts = [part for charge in asked.request.charges if (part := hold_part(charge)) is not None]
-            terms = HoldTerms(HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, asked.beside), asked.hold_ms)
-            self._batcher.submit(incarnation, asked.request._replace(hold=terms), on_decisions)
+            parts = [part for charge in plan.request.charges if (part := hold_part(charge)) is not None]
+            hold_id = HoldId.fresh(incarnation.epoch, incarnation.lanes, parts, plan.sibling_holds)
+            request = plan.request._replace(hold=HoldTerms(hold_id, plan.hold_ms))
+            self._batcher.submit(incarnation, request, on_decisions)
 
-    def _denied_before(self, asked: Asked) -> Decision | None:
-        """What the store is certain to say, with its times as they are by now."""
-        incarnation, heard = self._denials_of
-        if incarnation is not self._epochs.current or heard != self._share_loop.heard:
-            self._denials.clear()
-            self._denials_of = self._epochs.current, self._share_loop.heard
-        if not self._denials or not _may_be_certain(asked.request):
-            return None
-        now_ms = self._clock.monotonic_ms()
-        kept = self._denials.find(asked.request.charges, now_ms)
-        return None if kept is None else _later(kept.decision, now_ms - kept.asked_at_ms)
+    async def _decide_once(self, plan: CheckPlan) -> Outcome:
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._send(plan, for_each_outcome(partial(resolve, outcome)))
+        return await outcome
 
-    def _remember_denial(self, pending: "_Pending", decision: Decision) -> None:
-        """Only what a rate denies: units of an allowance may come from elsewhere at any moment."""
-        request = pending.asked.request
-        until_ms = [
-            policy.retry_after_ms
-            for charge, policy in zip(request.charges, decision.policies, strict=True)
-            if isinstance(charge, RateCharge) and policy.reason == DenialReason.RATE_EXCEEDED and not charge.is_shadow
-        ]
-        if until_ms and _may_be_certain(request) and pending.asked_in is self._denials_of:
-            self._denials.keep(request.charges, decision, pending.asked_at_ms, max(until_ms))
-
-    def decided(self, pending: "_Pending", outcomes: Sequence[Outcome]) -> None:
-        """The store's first answers to a check, as many as were asked for in one call."""
+    def _on_outcomes(self, pending: PendingCheck, outcomes: Sequence[Outcome]) -> None:
+        """Handle the store's first outcomes of a plan, all that one call had."""
         for outcome in outcomes:
             if not isinstance(outcome, Decision) or not outcome.allowed or outcome.replayed:
                 break
         else:
-            self._admitted(pending, cast(Sequence[Decision], outcomes))
+            self._on_admissions(pending, cast(Sequence[Decision], outcomes))
             return
         for outcome in outcomes:
-            self._decided(pending.alone(), outcome)
+            self._on_outcome(pending.alone(), outcome)
 
-    def _admitted(self, pending: "_Pending", decisions: Sequence[Decision]) -> None:
-        """All of them, as nearly always. What others are told of is told them once."""
-        asked, times = pending.asked, len(decisions)
-        self._note(asked, decisions[-1], times)
-        if not asked.is_step:
+    def _on_admissions(self, pending: PendingCheck, decisions: Sequence[Decision]) -> None:
+        """Answer the usual case, in which all are admitted; demand is counted once for all of them."""
+        plan, times = pending.plan, len(decisions)
+        self._count_demand(plan, decisions[-1], times)
+        if not plan.is_subrequest:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s, times)
-        for decision in self._slicing.heard(asked.request, decisions, pending.asked_at_ms):
-            pending.tell(self._verdict(asked, decision))
+        for decision in self._slices.apply(plan.request, decisions, pending.asked_at_ms):
+            pending.answer(self._verdict(plan, decision))
 
-    def _decided(self, pending: "_Pending", outcome: Outcome) -> None:
-        decision = outcome
-        if isinstance(decision, Decision) and not decision.replayed:
-            if not decision.allowed and self._looks_again(pending):
+    def _on_outcome(self, pending: PendingCheck, outcome: Outcome) -> None:
+        plan = pending.plan
+        if isinstance(outcome, Decision) and not outcome.replayed:
+            if not outcome.allowed and self._retry_with_slices(pending):
                 return
-            self._note(pending.asked, decision)
-            if not decision.allowed:
-                self._remember_denial(pending, decision)
-            (decision,) = self._slicing.heard(pending.asked.request, [decision], pending.asked_at_ms)
-        if self._short(pending.asked, decision) is None:
-            self._conclude(pending, decision)
+            self._count_demand(plan, outcome)
+            if not outcome.allowed:
+                self.denials.remember(plan.request, outcome, pending.asked_at_ms, pending.circumstances)
+            (outcome,) = self._slices.apply(plan.request, [outcome], pending.asked_at_ms)
+        if self._waiting.missing(plan, outcome) is None:
+            self._conclude(pending, outcome)
         else:
-            self._wait(pending, decision)
+            self._waiting.start(pending, outcome, self._conclude)
 
-    def _looks_again(self, pending: "_Pending") -> bool:
-        """It was denied, and a slice that lay here might have helped: that is back, and the store is asked again."""
-        if pending.looks == MOST_LOOKS:
+    def _retry_with_slices(self, pending: PendingCheck) -> bool:
+        """Ask the store again if token slices that might have helped a denied request were returned to it."""
+        if pending.attempts == MAX_ATTEMPTS:
             return False
-        if not self._slicing.give_back(pending.asked.request.charges, pending.asked_at_ms):
+        if not self._slices.return_units(pending.plan.request.charges, pending.asked_at_ms):
             return False
-        self._ask_store(pending.asked, pending.again(self._clock.monotonic_ms()))
+        self._send(pending.plan, pending.retry(self._clock.monotonic_ms()))
         return True
 
-    def _conclude(self, pending: "_Pending", decision: Outcome) -> None:
-        if not pending.asked.is_step:
+    def _conclude(self, pending: PendingCheck, outcome: Outcome) -> None:
+        plan = pending.plan
+        if not plan.is_subrequest:
             self._metrics.checks.seconds.observe(perf_counter() - pending.started_s)
-        if isinstance(decision, Decision) and _lacks_lease_only(pending.asked, decision):
-            asked = pending.asked
-            self._without_store.book_adjustment(
-                asked.demanded, asked.request, lambda answer: pending.tell(self._without_store_verdict(asked, answer))
+        if isinstance(outcome, Decision) and _lacks_lease_only(plan, outcome):
+            self._fallback.book_adjustment(
+                plan.policy_charges, plan.request, lambda answer: pending.answer(self._fallback_verdict(plan, answer))
             )
-        elif isinstance(decision, Decision):
-            pending.tell(self._verdict(pending.asked, decision))
-        elif isinstance(decision, (StoreUnavailable, StoreError, Fenced, NotAsked)):
-            if isinstance(decision, Fenced):
+        elif isinstance(outcome, Decision):
+            pending.answer(self._verdict(plan, outcome))
+        elif isinstance(outcome, (StoreUnavailable, StoreError, Fenced, CoordinatorNotReached)):
+            if isinstance(outcome, Fenced):
                 self._epochs.invalidate()
-            asked = pending.asked
-            self._without_store.decide(
-                asked.demanded,
-                asked.request,
-                lambda answer: pending.tell(self._without_store_verdict(asked, answer)),
-                may_be_spent=isinstance(decision, NoAnswer) or _is_about(decision),
-                cause=DenialCause.CUT_OFF if isinstance(decision, NotAsked) else DenialCause.STORE,
+            self._fallback.decide(
+                plan.policy_charges,
+                plan.request,
+                lambda answer: pending.answer(self._fallback_verdict(plan, answer)),
+                may_have_executed=isinstance(outcome, NoAnswer) or _is_request_error(outcome),
+                cause=DenialCause.CUT_OFF if isinstance(outcome, CoordinatorNotReached) else DenialCause.STORE,
             )
         else:
-            pending.tell(decision)
+            pending.answer(outcome)
 
-    # --- waiting for a last unit -------------------------------------------------------------------------------------
-
-    def _wait(self, pending: "_Pending", decision: Outcome) -> None:
-        """Few requests come here, and they are in no hurry: a task for each."""
-        task = asyncio.get_running_loop().create_task(self._wait_for_units(pending, decision))
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
-
-    async def _wait_for_units(self, pending: "_Pending", decision: Outcome) -> None:
-        """Asks again at each news of the quota, for as long as its policy lets a request wait."""
-        deadline_ms: int | None = None
-        while (short := self._short(pending.asked, decision)) is not None:
-            if short.policy.is_central:
-                decision = await self._ask_coordinator(pending, decision)
-                break
-            now_ms = self._clock.monotonic_ms()
-            deadline_ms = now_ms + short.wait_ms if deadline_ms is None else deadline_ms
-            if now_ms >= deadline_ms:
-                break
-            self._metrics.waits.inc()
-            await self._leasing.wait(short.charge.quota, short.charge.cost, deadline_ms - now_ms)
-            decision = await self._ask_store_again(pending.asked)
-        self._conclude(pending, decision)
-
-    async def _ask_coordinator(self, pending: "_Pending", decision: Decision | Exception) -> Decision | Exception:
-        """Of what is central, for as long as its policy lets a request wait: nothing of it is here unless asked for."""
-        asked, began_ms, is_heard = pending.asked, self._clock.monotonic_ms(), False
-        while short := self._short_of_central(asked, decision):
-            left_ms = began_ms + min(each.wait_ms for each in short) - self._clock.monotonic_ms()
-            asks = (self._leasing.ask(each.charge.quota, each.charge.cost, left_ms, again=is_heard) for each in short)
-            answers = await asyncio.gather(*asks)
-            told = [each for each, answer in zip(short, answers, strict=True) if answer in MAY_LOOK]
-            try:
-                if len(told) < len(short):
-                    return decision if is_heard else NotAsked()
-                if _has_gone(pending.next):
-                    return decision
-                is_heard, decision = True, await self._ask_store_again(asked)
-                if Answer.LAST_LOOK in answers:
-                    return decision
-            finally:
-                for each in told:
-                    self._leasing.looked(each.charge.quota)
-        return decision
-
-    def _short_of_central(self, asked: Asked, decision: Decision | Exception) -> list[Demanded]:
-        """All of them at once: what was granted for one goes back while another is asked for."""
-        short = self._shorts(asked, decision)
-        return [each for each in short if each.policy.is_central]
-
-    async def _ask_store_again(self, asked: Asked) -> Decision | Exception:
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self._ask_store(asked, for_each_outcome(partial(tell, answer)))
-        return await answer
-
-    def _short(self, asked: Asked, decision: Decision | Exception) -> Demanded | None:
-        """The allowance to wait for. None if there is none, or another policy denies the request anyway. What is
-        central comes last, when nothing else is missing.
-        """
-        if not isinstance(decision, Decision) or decision.allowed:
-            return None
-        return min(self._shorts(asked, decision), key=lambda each: each.policy.is_central, default=None)
-
-    def _shorts(self, asked: Asked, decision: Decision | Exception) -> list[Demanded]:
-        if not isinstance(decision, Decision) or decision.allowed:
-            return []
-        told = zip(asked.demanded, decision.policies, strict=True)
-        denials = [(each, policy) for each, policy in told if not (policy.allowed or each.is_shadow)]
-        if any(policy.reason not in WORTH_WAITING for _, policy in denials):
-            return []
-        may_wait = self._leasing.may_wait
-        return [each for each, _ in denials if each.policy.is_central or may_wait(each.charge.quota)]
-
-    def _note(self, asked: Asked, decision: Decision, times: int = 1) -> None:
-        """It was decided so many times; this is what came of the last."""
-        for each, policy in zip(asked.demanded, decision.policies, strict=True):
+    def _count_demand(self, plan: CheckPlan, decision: Decision, times: int = 1) -> None:
+        """Count the demand of a request that was decided so many times; `decision` is the last of them."""
+        for each, policy in zip(plan.policy_charges, decision.policies, strict=True):
             charge = each.charge
-            grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
+            is_grantable = policy.allowed or policy.reason != DenialReason.COST_ABOVE_LIMIT  # else it is no demand
             if isinstance(charge, RateCharge):
-                if grantable and not asked.is_noted:
+                if is_grantable and not plan.demand_already_counted:
                     self._share_loop.note(charge, charge.cost * times, charge.cost)
                 self._share_loop.look(charge, policy.available, policy.last_grant)
-            elif grantable and isinstance(charge, AllowanceCharge):
-                if not asked.is_noted:
+            elif is_grantable and isinstance(charge, AllowanceCharge):
+                if not plan.demand_already_counted:
                     self._leasing.note(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
                     self._leasing.note_held(charge.quota, charge.cost)
-            elif grantable and isinstance(charge, SlotCharge) and not asked.is_noted:
+            elif is_grantable and isinstance(charge, SlotCharge) and not plan.demand_already_counted:
                 self._share_loop.note_slots(charge, policy)
-        self._without_store.note(asked.demanded, decision)
+        self._fallback.note(plan.policy_charges, decision)
 
-    def _without_store_verdict(self, asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
-        if isinstance(answer, CheckAnswer) and not asked.is_step:
-            self._metrics.checks.note(answer.policies)
-            self._log_denial(asked.subject, asked.request.mode, answer)
-        return _verdict_of(asked, answer)
+    # --- verdicts -----------------------------------------------------------------------------------------------------
 
-    def _log_denial(self, subject: Subject, mode: str, answer: CheckAnswer) -> None:
-        if not answer.allowed and mode not in LOOKS:
-            self._metrics.decision_log.note(subject, answer, self._clock.monotonic_ms())
-
-    def _verdict(self, asked: Asked, decision: Decision) -> Verdict:
-        if len(asked.demanded) == 1:
-            answers = [self._policy_answer(asked.demanded[0], decision.policies[0])]
+    def _verdict(self, plan: CheckPlan, decision: Decision) -> Verdict:
+        if len(plan.policy_charges) == 1:
+            answers = [self._answers.answer(plan.policy_charges[0], decision.policies[0])]
         else:
-            answers = list(map(self._policy_answer, asked.demanded, decision.policies))
-        if not asked.is_step:
+            answers = list(map(self._answers.answer, plan.policy_charges, decision.policies))
+        if not plan.is_subrequest:
             self._metrics.checks.note(answers)
         answer = answer_of(decision.allowed, None, answers)
-        if not answer.allowed and not asked.is_step:
-            self._log_denial(asked.subject, asked.request.mode, answer)
-        return Verdict(answer, asked.windows, decision.hold)
+        if not answer.allowed and not plan.is_subrequest:
+            self._log_denial(plan, answer)
+        return Verdict(answer, plan.windows, decision.hold)
 
-    def _policy_answer(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
-        if policy.code:
-            return self._policy_denial(each, policy)
-        compiled = each.policy
-        return PolicyAnswer(
-            policy=compiled.name,
-            quota=compiled.quota_name,
-            kind=compiled.kind,
-            allowed=True,
-            limit=policy.limit,
-            remaining=policy.remaining,
-            reset_ms=policy.reset_ms,
-            retry_after_ms=0,
-            delay_ms=policy.delay_ms,
-            shadow=compiled.is_shadow,
-        )
+    def _blocked_verdict(self, plan: CheckPlan, blocked: Blocked) -> Verdict:
+        """Deny without asking the store: a block holds during an outage, too, and nothing is consumed."""
+        self._metrics.blocked.labels(blocked.field.value).inc()
+        ends_at_ms = blocked.ends_at_ms
+        retry_ms = RETRY_WHEN_BLOCKED_MS if ends_at_ms is None else ends_at_ms - self._clock.monotonic_ms()
+        answer = replace(answer_of(False, None, []), retry_after_ms=max(1, retry_ms), blocked_by=blocked.field)
+        self._log_denial(plan, answer)
+        return Verdict(answer, [])
 
-    def _policy_denial(self, each: Demanded, policy: PolicyDecision) -> PolicyAnswer:
-        compiled, charge = each.policy, each.charge
-        is_allowance = isinstance(charge, AllowanceCharge)
-        cause = cause_of(policy.reason, self._leasing.outlook(charge.quota) if is_allowance else LeaseOutlook())
-        certain_ms, reset_ms = policy.retry_after_ms, policy.reset_ms
-        if is_allowance and not reset_ms:  # no lease says when the period ends
-            reset_ms = self._period_ends_in_ms(each)
-            certain_ms = certain_ms or reset_ms
-        if isinstance(charge, SlotCharge):
-            certain_ms = min(certain_ms, RETRY_MS)  # mostly a slot is given back before it runs out
-        return PolicyAnswer(
-            policy=compiled.name,
-            quota=compiled.quota_name,
-            kind=compiled.kind,
-            allowed=False,
-            limit=policy.limit,
-            remaining=_left_here(policy, cause) if is_allowance else policy.remaining,
-            reset_ms=reset_ms,
-            retry_after_ms=retry_after_ms(cause, certain_ms),
-            reason=cause,
-            shadow=compiled.is_shadow,
-        )
+    def _fallback_verdict(self, plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
+        if isinstance(answer, CheckAnswer) and not plan.is_subrequest:
+            self._metrics.checks.note(answer.policies)
+            self._log_denial(plan, answer)
+        return _verdict_of(plan, answer)
 
-    def _period_ends_in_ms(self, each: Demanded) -> int:
-        """Return when the period ends by this machine's calendar: the coordinator has not said it yet."""
-        now = self._clock.now()
-        period = period_at(calendar_of(each.policy.quota, each.began_at), now)
-        return max(1, int((period.ends_at - now).total_seconds() * 1000))
+    def _log_denial(self, plan: CheckPlan, answer: CheckAnswer) -> None:
+        if not answer.allowed and plan.request.mode not in LOOKS:
+            self._metrics.decision_log.note(plan.subject, answer, self._clock.monotonic_ms())
 
 
-def _left_here(policy: PolicyDecision, cause: DenialCause) -> int:
-    """Return what a denied allowance has left for smaller costs: units that are elsewhere do not help this region."""
-    if cause is DenialCause.NEVER:
-        return policy.remaining
-    return 0 if policy.reason == DenialReason.LEASE_EXPIRED else max(0, min(policy.remaining, policy.available))
+async def verdict_on(admission: Admission, plan: CheckPlan) -> Verdict:
+    """Await a verdict. One that needs no store call costs no turn of the event loop."""
+    verdict = admission.decide_locally(plan)
+    return verdict if isinstance(verdict, Verdict) else await await_verdict(admission, plan, verdict)
 
 
-async def verdict_on(admission: Admits, asked: Asked) -> Verdict:
-    """For whoever would rather wait. What is known at once costs no turn of the event loop."""
-    outcome = admission.known(asked)
-    return outcome if isinstance(outcome, Verdict) else await asked_verdict(admission, asked, outcome)
+async def await_verdict(admission: Admission, plan: CheckPlan, refusal: Exception | None = None) -> Verdict:
+    """Await the store's verdict where `decide_locally` gave none, or raise what it gave."""
+    if refusal is not None:
+        raise refusal
+    answered: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
+    admission.decide_in_store(plan, partial(resolve, answered))
+    verdict = await answered
+    if isinstance(verdict, Exception):
+        raise verdict
+    return verdict
 
 
-async def asked_verdict(admission: Admits, asked: Asked, outcome: Exception | None = None) -> Verdict:
-    """The store's, for nothing is known; or it is known that there is none."""
-    if outcome is None:
-        hear: asyncio.Future[Verdict | Exception] = asyncio.get_running_loop().create_future()
-        admission.ask(asked, partial(tell, hear))
-        told = await hear
-    else:
-        told = outcome
-    if isinstance(told, Exception):
-        raise told
-    return told
+def resolve(future: asyncio.Future[T], result: T) -> None:
+    """Set the result of a future, unless its caller has cancelled it."""
+    if not future.done():
+        future.set_result(result)
 
 
-class _Pending:
-    """A check that the store was asked about, and all who asked it in one turn. It is called with the answers."""
-
-    __slots__ = ("_admission", "_told", "asked", "asked_at_ms", "asked_in", "call", "looks", "on_verdicts", "started_s")
-
-    def __init__(self, admission: Admission, asked: Asked, now_ms: int, circumstances: object, call: int = -1) -> None:
-        """`call`: the batcher's number, as long as others may join."""
-        self._admission = admission
-        self.asked_at_ms = now_ms
-        self.asked_in = circumstances
-        self.asked = asked
-        self.call = call
-        self.on_verdicts: list[OnVerdict] = []
-        self._told = 0
-        self.looks = 1
-        self.started_s = perf_counter()
-
-    def alone(self) -> "_Pending":
-        """The next of them, by himself: not all are told the same."""
-        if len(self.on_verdicts) == 1:
-            return self
-        alone = self.again(self.asked_at_ms)
-        alone.looks = self.looks
-        return alone
-
-    def again(self, now_ms: int) -> "_Pending":
-        """The next of them asks once more."""
-        again = _Pending(self._admission, self.asked, now_ms, self.asked_in)
-        again.on_verdicts.append(self._next())
-        again.looks, again.started_s = self.looks + 1, self.started_s
-        return again
-
-    def tell(self, outcome: Verdict | Exception) -> None:
-        """The next of them. It came with those of others, whom a fault there must not harm."""
-        try:
-            self._next()(outcome)
-        except Exception:
-            log.exception("a decision could not be told")
-
-    @property
-    def next(self) -> OnVerdict:
-        return self.on_verdicts[self._told]
-
-    def _next(self) -> OnVerdict:
-        self._told += 1
-        return self.on_verdicts[self._told - 1]
-
-    def __call__(self, outcomes: Sequence[Outcome]) -> None:
-        try:
-            self._admission.decided(self, outcomes)
-        except Exception:
-            log.exception("decisions could not be told")
+def _verdict_of(plan: CheckPlan, answer: CheckAnswer | Exception) -> Verdict | Exception:
+    return answer if isinstance(answer, Exception) else Verdict(answer, plan.windows)
 
 
-def _has_gone(on_verdict: OnVerdict) -> bool:
-    """Whoever asked for it, if it can tell: what it does not hear of is not taken for it."""
-    return getattr(getattr(on_verdict, "__self__", None), "has_gone", False)
+def _is_request_error(outcome: Exception) -> bool:
+    """Return whether a script failed over this request: it may have spent units; a store failure has spent none."""
+    return isinstance(outcome, StoreError) and not is_store_failure(outcome)
 
 
-def _verdict_of(asked: Asked, answer: CheckAnswer | Exception) -> Verdict | Exception:
-    return answer if isinstance(answer, Exception) else Verdict(answer, asked.windows)
-
-
-def _is_about(decision: Exception) -> bool:
-    """A script that failed over this request may have spent some of it; a store that cannot has spent nothing."""
-    return isinstance(decision, StoreError) and not is_store_failure(decision)
-
-
-def _lacks_lease_only(asked: Asked, decision: Decision) -> bool:
+def _lacks_lease_only(plan: CheckPlan, decision: Decision) -> bool:
     """Return whether an adjustment was denied only because the region has no lease to book it on."""
-    if asked.request.mode != "adjust" or decision.allowed:
+    if plan.request.mode != "adjust" or decision.allowed:
         return False
-    pairs = zip(asked.demanded, decision.policies, strict=True)
+    pairs = zip(plan.policy_charges, decision.policies, strict=True)
     denials = [policy.reason for each, policy in pairs if not (policy.allowed or each.is_shadow)]
     return all(reason == DenialReason.NO_LEASE for reason in denials)
 
 
-def _may_be_certain(request: StoreRequest) -> bool:
-    """An operation may have been admitted before, and what is not enforced is not denied."""
-    return request.mode == "enforce" and request.operation is None
-
-
 def _takes_allowance(request: StoreRequest) -> bool:
     return any(isinstance(charge, AllowanceCharge) for charge in request.charges)
-
-
-def _later(decision: Decision, elapsed_ms: int) -> Decision:
-    policies = [
-        replace(
-            policy,
-            reset_ms=max(0, policy.reset_ms - elapsed_ms),
-            retry_after_ms=max(0, policy.retry_after_ms - elapsed_ms),
-        )
-        for policy in decision.policies
-    ]
-    return Decision(False, False, policies)
-
-
-T = TypeVar("T")
-
-
-def tell(future: asyncio.Future[T], outcome: T) -> None:
-    if not future.done():  # else who asked has gone
-        future.set_result(outcome)
-
-
-def _operation(check: Check, subject: dict[str, str], demanded: list[Demanded]) -> Operation | None:
-    """An operation is known within its tenant; the same id for another body is a mistake of the caller's."""
-    if check.operation_id is None or check.mode == "peek":
-        return None
-    long = any(each.policy.quota.kind is QuotaKind.ALLOWANCE for each in demanded)
-    body = digest([check.mode, str(check.cost), *(f"{field}={value}" for field, value in sorted(subject.items()))])
-    window_ms = ALLOWANCE_WINDOW_MS if long else OTHER_WINDOW_MS
-    return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, window_ms)
-
-
-MEETS_NO_POLICY = Verdict(answer_of(True, None, []), [])
-
-
-def _window(each: Demanded) -> Window:
-    charge = each.charge
-    if isinstance(charge, RateCharge) and charge.window_ms:
-        return Window(charge.window_ms // 1000)
-    if isinstance(charge, RateCharge) and charge.rate_micro:
-        return Window(max(1, charge.burst * 1_000_000 // charge.rate_micro), refills=True)
-    return Window(each.policy.window_s)

@@ -1,7 +1,7 @@
-"""What services say of holds: committed, released, extended, or what it is now.
+"""Actions on holds: commit, release, extend, or look.
 
-Nothing is remembered here. A hold's id names what it was set aside of, and the store's script has the last word: so any
-agent of the region can be told, of a hold whose period or epoch is over as well.
+An agent keeps no state of holds. A hold's id names the leases that its units were set aside of, and the store's script
+decides, so any agent of the region can act on it, also when its period or epoch is over.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,33 +31,33 @@ class Holds:
         limit_of: Callable[[str], int | None],
         adjust_ceiling: int,
     ) -> None:
-        """`cell_of`: where a quota lies. `limit_of`: the limit of an allowance, where it is known."""
+        """`cell_of`: the cell of a quota. `limit_of`: the limit of an allowance, where it is known."""
         self._limit_of = limit_of
         self._adjust_ceiling = adjust_ceiling
         self._cell_of = cell_of
         self.seal = seal
         self._metrics = metrics
 
-    async def tell(self, hold_id: str, action: str, amount: int = 0, *, may_exceed: bool = True) -> HoldStatus:
-        """`commit` of so many units, `release`, `extend` by ms, `look`. Raises Problem for what cannot be.
+    async def update(self, hold_id: str, action: str, amount: int = 0, *, may_exceed: bool = True) -> HoldStatus:
+        """Apply `commit` of so many units, `release`, `extend` by so many ms, or `look`. Raises Problem.
 
-        `may_exceed`: whether the caller may commit more than the hold has set aside.
+        `may_exceed`: the caller may commit more than the hold has set aside.
         """
         hold = self._opened(hold_id)
         if not hold.by_cell:
             return HoldStatus(hold_id=hold_id, state="nothing_held", units=0, committed=0, expires_in_ms=0)
         if action == "commit":
             await self._refuse_excess(hold, amount, may_exceed=may_exceed)
-        told = await self._ask_store(hold, action, amount)
-        self._metrics.holds.labels(action, told.outcome.value).inc()
-        if told.outcome is not HoldOutcome.DONE:
-            raise self._refusal(hold, told, action, amount)
+        found = await self._ask_store(hold, action, amount)
+        self._metrics.holds.labels(action, found.outcome.value).inc()
+        if found.outcome is not HoldOutcome.DONE:
+            raise self._refusal(hold, found, action, amount)
         return HoldStatus(
             hold_id=hold_id,
-            state=told.state,  # type: ignore[arg-type]  # the states of lua/hold.lua
-            units=told.units,
-            committed=told.committed,
-            expires_in_ms=told.expires_in_ms,
+            state=found.state,  # type: ignore[arg-type]  # the states of lua/hold.lua
+            units=found.units,
+            committed=found.committed,
+            expires_in_ms=found.expires_in_ms,
         )
 
     def _opened(self, hold_id: str) -> HoldId:
@@ -93,36 +93,40 @@ class Holds:
             raise Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
 
     async def _ask_store(self, hold: HoldId, action: str, amount: int) -> HoldState:
-        """Each cell that something is set aside in. Said again, those that know it already change nothing."""
+        """Apply the action in each cell of the hold. A cell that has applied it already changes nothing."""
         parts = hold.by_cell
         try:
-            told = [await self._cell_of(each.parts[0].quota).update_hold(each, action, amount) for each in parts]
+            states = [await self._cell_of(each.parts[0].quota).update_hold(each, action, amount) for each in parts]
         except (StoreUnavailable, StoreError) as error:
             raise _unavailable(str(error)) from error
-        return told_of(list(zip(parts, told, strict=True)))
+        return merge_states(list(zip(parts, states, strict=True)))
 
-    def _refusal(self, hold: HoldId, told: HoldState, action: str, amount: int) -> Problem:
-        if told.outcome is HoldOutcome.ENDED:
-            state = {"state": told.state, "committed": told.committed}
-            return Problem("hold-ended", f"the hold is {told.state}: it cannot {action} now", extra=state)
-        if told.outcome is HoldOutcome.NOT_EXTENDED:
+    def _refusal(self, hold: HoldId, found: HoldState, action: str, amount: int) -> Problem:
+        if found.outcome is HoldOutcome.ENDED:
+            state = {"state": found.state, "committed": found.committed}
+            return Problem("hold-ended", f"the hold is {found.state}: it cannot {action} now", extra=state)
+        if found.outcome is HoldOutcome.NOT_EXTENDED:
             return Problem(
-                "hold-not-extended", f"it runs out in {told.expires_in_ms} ms, unless it is asked again before"
+                "hold-not-extended",
+                f"no slots are free to extend the hold; retry before it expires in {found.expires_in_ms} ms",
             )
-        if told.outcome is HoldOutcome.TOO_MANY:
+        if found.outcome is HoldOutcome.TOO_MANY:
             fault = InvalidParameter("units", "maximum", "more units than can be counted in a period")
             return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
-        if action == "commit":  # the units are in suspense if the store lost them: people decide, and have this
+        if action == "commit":  # the units are in suspense if the store lost them: an operator decides, by this line
             quotas = [part.quota for each in hold.by_cell for part in each.parts]
-            log.warning("a commit to a hold that is not known", epoch=hold.epoch, quotas=quotas, units=amount)
+            log.warning("commit to an unknown hold", epoch=hold.epoch, quotas=quotas, units=amount)
         return _unknown()
 
 
-def told_of(told: Sequence[tuple[HoldId, HoldState]]) -> HoldState:
-    """What is no accounting may be forgotten while the rest is known. Accounting is told before what is none."""
-    accounting = [state for hold, state in told if any(part.algorithm == "allowance" for part in hold.parts)]
-    others = [state for _, state in told if state not in accounting and state.outcome is not HoldOutcome.UNKNOWN]
-    known = [*accounting, *others] or [state for _, state in told]
+def merge_states(states: Sequence[tuple[HoldId, HoldState]]) -> HoldState:
+    """Return the state of a hold over several cells: the first failure, allowances before slots.
+
+    A cell that has only slots may forget its part while the others know theirs.
+    """
+    accounting = [state for hold, state in states if any(part.algorithm == "allowance" for part in hold.parts)]
+    others = [state for _, state in states if state not in accounting and state.outcome is not HoldOutcome.UNKNOWN]
+    known = [*accounting, *others] or [state for _, state in states]
     return next((state for state in known if state.outcome is not HoldOutcome.DONE), known[0])
 
 
@@ -131,7 +135,7 @@ def _no_key() -> Problem:
 
 
 def _unknown() -> Problem:
-    return Problem("hold-unknown", "this region has no such hold, or not any more")
+    return Problem("hold-unknown", "no such hold in this region, or it has expired")
 
 
 def _unavailable(reason: str) -> Problem:

@@ -1,9 +1,9 @@
-"""Which policies a request meets, and what each of them takes.
+"""The policies that a request meets, and what each of them charges.
 
-The document is compiled once, when it arrives, so that a request costs the same under ten policies and under ten
-thousand: a route finds its policies by hash and bisection (rules/routes.py), what a quota limits on a plan is worked
-out once, and the routes that are asked for most are remembered with their answer. All of it hangs on one bundle and is
-thrown away with it; whoever lets something else change an answer (an override that begins or ends) makes new Policies.
+The document is compiled once, when it arrives, so a request costs the same under ten policies and under ten thousand:
+a route finds its policies by hash and bisection (rules/routes.py), the limit of a quota on a plan is computed once, and
+the most frequent routes are cached. All caches belong to one bundle and go with it; anything else that changes a limit
+(an override that begins or ends) makes new Policies.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ from protocol.policy import (
     sharing_of,
     slot_ttl_ms,
 )
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 from regional_agent.admission.rules.subjects import (
     NO_CLASS,
@@ -59,7 +59,7 @@ from regional_agent.store.types import AllowanceCharge, Charge, RateCharge, Slot
 
 Subject = dict[str, str]
 
-MOST_ROUTES = 10_000  # of requests, each with a method, that are remembered with the policies they meet
+MAX_ROUTES = 10_000  # pairs of route and method that are cached with their policies
 
 
 class UnknownSubjectField(Exception):
@@ -71,12 +71,10 @@ class UnknownSubjectField(Exception):
 
 
 class HoldNeeded(Exception):
-    """A policy limits how much runs at once: who takes a slot has to give it back, which a check never does."""
+    """A policy limits concurrency: a slot must be released, and a check has no way to do that."""
 
     def __init__(self, policy: str) -> None:
-        super().__init__(
-            f"policy {policy!r} limits how much runs at once: ask with POST /v1/holds, or with mode 'peek'"
-        )
+        super().__init__(f"policy {policy!r} limits concurrency: use POST /v1/holds, or a check with mode 'peek'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +82,10 @@ class CompiledPolicy:
     spec: PolicySpec
     quota: QuotaSpec
     methods: frozenset[str]  # empty: every method
-    route_classes: frozenset[str]  # empty: every class, and none
-    networks: tuple[Network, ...]  # empty: every address, and none
+    route_classes: frozenset[str]  # empty: every class, and no class
+    networks: tuple[Network, ...]  # empty: every address, and no address
     costs: Costs  # by route class
-    is_plain: bool  # everything that it counts by stands in the subject as it is
+    is_plain: bool  # all fields that it counts by are plain fields of the subject
     wait_ms: int
     may_slice: bool
     is_shadow: bool  # it never denies
@@ -97,8 +95,8 @@ class CompiledPolicy:
     place: int  # in the document
     name: str
     quota_name: str
-    kind: str  # the quota's, as services are told
-    dimensions: str  # of its usage, beyond tenant, quota and region, which the lease already tells
+    kind: str  # the quota's
+    dimensions: str  # of its usage, beyond tenant, quota and region, which the lease has
 
     def cost(self, route_class: str) -> int:
         return self.costs.get(route_class) or self.costs[OTHER_CLASSES]
@@ -124,23 +122,23 @@ class CompiledPolicy:
         return key
 
     def usage_dimensions(self, subject: Subject, route_class: str) -> str:
-        """What finance groups usage by. JSON, keys in order: it names a usage line."""
+        """Return what finance groups usage by: JSON, keys in order, for it names a usage line."""
         if not self.spec.usage_by:
             return self.dimensions
         return usage_dimensions(self.spec.name, self.spec.usage_by, subject, route_class)
 
 
-class Met(NamedTuple):
-    """What a route and a method alone decide, and is remembered."""
+class RouteMatch(NamedTuple):
+    """What route and method alone decide."""
 
     route_class: str
     policies: list[CompiledPolicy]
-    any_networks: bool  # of which an address decides some
+    has_networks: bool  # some apply only to certain addresses
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
-    """What one policy takes of one request."""
+class PolicyCharge:
+    """What one policy charges for one request."""
 
     policy: CompiledPolicy
     charge: Charge
@@ -151,15 +149,15 @@ class Demanded:
     def is_shadow(self) -> bool:
         return self.policy.is_shadow
 
-    def holding(self, units: int) -> "Demanded":
-        """The same for a hold: its units are those of allowances. What is spent at once costs what a check does."""
+    def for_hold(self, units: int) -> "PolicyCharge":
+        """Return the charge of a hold: of allowances its units, of anything else what a check costs."""
         if not isinstance(self.charge, AllowanceCharge):
             return self
         return replace(self, charge=self.charge._replace(cost=units))
 
 
 class Policies:
-    """One bundle, at an age: overrides count that have begun by then and not ended."""
+    """The policies of one bundle, at an age of it: with the overrides that are in force then."""
 
     def __init__(self, bundle: PolicyBundle, age_ms: int = 0) -> None:
         self.version = bundle.version
@@ -167,25 +165,25 @@ class Policies:
         self._routes = Routes((policy.spec.match.route, policy) for policy in _compiled(bundle.document))
         self._classes = RouteClasses(bundle.document.route_classes)
         self._has_others = bundle.weight < bundle.total_weight
-        self._met: Remembered[tuple[str, str], Met] = Remembered(MOST_ROUTES)
+        self._matches: GenerationalCache[tuple[str, str], RouteMatch] = GenerationalCache(MAX_ROUTES)
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
         self.central = frozenset(each.name for each in bundle.document.quotas if each.mode == Mode.CENTRAL)
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
-        """The policies that a request meets, in the document's order for each kind of route."""
-        return _from_here(self._meet(subject), subject)
+        """Return the policies that a request meets, in the document's order for each kind of route."""
+        return _within_network(self._match_route(subject), subject)
 
-    def _meet(self, subject: Subject) -> Met:
-        asked = subject.get("route", ""), subject.get("method", "")
-        met = self._met.get(asked)
-        if met is None:
-            met = self._look_up(*asked)
-            self._met.put(asked, met)
-        return met
+    def _match_route(self, subject: Subject) -> RouteMatch:
+        route = subject.get("route", ""), subject.get("method", "")
+        match = self._matches.get(route)
+        if match is None:
+            match = self._find_policies(*route)
+            self._matches.put(route, match)
+        return match
 
-    def _look_up(self, route: str, method: str) -> Met:
+    def _find_policies(self, route: str, method: str) -> RouteMatch:
         route_class = self._classes.of(route, method)
         by_wildcard = sorted(self._routes.by_wildcard(route), key=lambda policy: policy.place)
         found = [
@@ -194,20 +192,20 @@ class Policies:
             if (not policy.methods or method in policy.methods)
             and (not policy.route_classes or route_class in policy.route_classes)
         ]
-        return Met(route_class, found, any(policy.networks for policy in found))
+        return RouteMatch(route_class, found, any(policy.networks for policy in found))
 
-    def demand(self, subject: Subject, cost: int | None) -> list[Demanded]:
-        """What the request takes of each policy that it meets. What cannot be read of it is no concern of a shadow."""
-        met, demanded = self._meet(subject), []
-        for policy in _from_here(met, subject):
+    def charges_for(self, subject: Subject, cost: int | None) -> list[PolicyCharge]:
+        """Return what each policy that the request meets charges. Shadows ignore a subject that they cannot read."""
+        match, charges = self._match_route(subject), []
+        for policy in _within_network(match, subject):
             try:
-                demanded.append(self._demanded(policy, subject, met.route_class, cost))
+                charges.append(self._charge(policy, subject, match.route_class, cost))
             except (UnknownSubjectField, InvalidAddress, InvalidSubjectValue):
                 if not policy.is_shadow:
                     raise
-        return demanded
+        return charges
 
-    def _demanded(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> Demanded:
+    def _charge(self, policy: CompiledPolicy, subject: Subject, route_class: str, cost: int | None) -> PolicyCharge:
         quota, units = policy.quota, policy.cost(route_class) if cost is None else cost
         plan = self._plan_of(subject)
         key = policy.key(subject, route_class, plan)
@@ -216,10 +214,10 @@ class Policies:
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
             charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
-            return Demanded(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
+            return PolicyCharge(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
         if quota.kind is QuotaKind.CONCURRENCY:
             assert isinstance(limit, int)
-            return Demanded(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
+            return PolicyCharge(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
         assert isinstance(limit, Rate)
         rate_micro, burst, window_ms = limit
         rate = RateCharge(
@@ -233,26 +231,23 @@ class Policies:
             policy.is_shadow,
             policy.is_shared and self._has_others,
         )
-        return Demanded(policy, rate)
+        return PolicyCharge(policy, rate)
 
     def _slots(self, quota: QuotaSpec, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
-        """Of what is shared by demand, the limit of all regions beside the safe share of this one."""
+        """Return the charge of slots. Shared ones have the limit of all and the safe share of this one."""
         weight, total = self._bundle.weight, self._bundle.total_weight
         if is_shadow or not _is_shared(quota) or not self._has_others:
             return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
         return SlotCharge(key, units, limit, slot_ttl_ms(quota), safe=safe_slots(limit, weight, total))
 
     def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
-        """An override's, of whichever is for the narrowest subject; else the plan's.
-
-        Of a rate, this region's share.
-        """
+        """Return the limit of the narrowest override, else the plan's; of a rate this region's share of it."""
         if quota.name in self._overridden:
             for wider in wider_keys(key):
                 if wider in self._overrides:
                     return self._overrides[wider]
         limit = self._limits.get((quota.name, plan))
-        if limit is None:  # there are no more plans and quotas than the document has
+        if limit is None:  # at most one for each plan and quota of the document
             limit = self._limits[quota.name, plan] = self._limit_on(quota, plan)
         return limit
 
@@ -260,7 +255,7 @@ class Policies:
         return self._bundle.subscriptions.get(subject.get("tenant", ""), self._bundle.document.default_plan)
 
     def shared(self, key: str) -> Rate | SlotCharge | None:
-        """Of what is shared by demand, this region's safe share of a rate, or its slots. None if it is neither."""
+        """Return this region's safe share of a rate or slots that regions share by demand; else None."""
         name, values = parse_quota_key(key)
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
         if quota is None or not _is_shared(quota) or not self._has_others:
@@ -278,13 +273,13 @@ class Policies:
         return limit if isinstance(limit, int) else None
 
     def _in_force(self, age_ms: int) -> dict[str, int | Rate]:
-        """By the keys that they are for; of several for one, the last."""
+        """Return the limits of overrides by quota key; of several for one key, the last."""
         quotas = {quota.name: quota for quota in self._bundle.document.quotas}
-        terms = [term for term in self._bundle.overrides if begun(term, age_ms)]
+        terms = [term for term in self._bundle.overrides if is_in_force(term, age_ms)]
         return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
 
     def _limit_on(self, quota: QuotaSpec, plan: str | None) -> int | Rate:
-        """A tenant whose plan gives none is limited to nothing."""
+        """Return the limit of a plan. A plan without one limits the tenant to nothing."""
         return self._compiled(quota, limit_of(quota, plan))
 
     def _compiled(self, quota: QuotaSpec, limit: LimitValue | None) -> int | Rate:
@@ -294,11 +289,11 @@ class Policies:
         return limit if isinstance(limit, int) else 0
 
 
-def _from_here(met: Met, subject: Subject) -> list[CompiledPolicy]:
-    """Less what is for other addresses than the request's."""
-    if not met.any_networks:
-        return met.policies
-    return [policy for policy in met.policies if not policy.networks or _is_within(subject, policy)]
+def _within_network(match: RouteMatch, subject: Subject) -> list[CompiledPolicy]:
+    """Leave out policies for other addresses than the request's."""
+    if not match.has_networks:
+        return match.policies
+    return [policy for policy in match.policies if not policy.networks or _is_within(subject, policy)]
 
 
 def _is_within(subject: Subject, policy: CompiledPolicy) -> bool:
@@ -310,13 +305,12 @@ def _is_within(subject: Subject, policy: CompiledPolicy) -> bool:
         return False
 
 
-def begun(term: OverrideTerm, age_ms: int) -> bool:
-    """And not ended."""
+def is_in_force(term: OverrideTerm, age_ms: int) -> bool:
     return term.starts_in_ms <= age_ms and (term.ends_in_ms is None or age_ms < term.ends_in_ms)
 
 
 def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
-    """The ages at which an override begins or ends."""
+    """Yield the ages of a bundle at which an override begins or ends."""
     for term in bundle.overrides:
         yield term.starts_in_ms
         if term.ends_in_ms is not None:
@@ -364,5 +358,5 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
 
 
 def digest(parts: Sequence[str]) -> str:
-    """A name for a text of any length, such as an operation's id within its tenant."""
+    """Return a name of fixed length for texts of any length, such as an operation's id within its tenant."""
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -1,10 +1,10 @@
-"""Slices in the life of an agent: when one is taken, what is answered from it, when it goes back.
+"""The token slices of an agent: when one is taken from the store, which requests it answers, when it is returned.
 
-Nothing here belongs to a request, and nothing is a coroutine: a slice is asked for by whoever finds that little is left
-of it, and comes to a callback, whether that request is still there or not. One is under way for each key at most.
+A request that finds little left of a slice asks for more, and a callback adds the units, whether that request still
+exists or not. At most one refill of a key is under way.
 
-Whatever a slice cannot answer is asked of the store, and what lies here counts there, too: before a request is denied
-that it might have helped, it goes back, and the store is asked once more.
+The store decides what a slice cannot answer. Before it denies a request that units of a slice might have helped, they
+are returned to it, and it is asked once more.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from protocol.clock import Clock
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
-from regional_agent.admission.rules.slices import HOT, LIFE_MS, Heat, Slice
+from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, Heat, Slice
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher, for_each_outcome
@@ -24,7 +24,7 @@ from regional_agent.store.types import Charge, Decision, PolicyDecision, RateCha
 RateSlice = Slice[RateCharge]
 
 
-class Slicing:
+class TokenSlices:
     def __init__(self, batcher: CheckBatcher, epochs: EpochManager, share_loop: ShareLoop, clock: Clock) -> None:
         self._batcher = batcher
         self._epochs = epochs
@@ -32,26 +32,23 @@ class Slicing:
         self._clock = clock
         self._slices: dict[str, RateSlice] = {}
         self._heat = Heat()
-        self._of: tuple[StoreIncarnation | None, int] = (
-            None,
-            0,
-        )  # the incarnation and the shares that they were taken in
-        self._emptied_at_ms = -1  # what was asked until then was asked by other limits
+        self._valid_in: tuple[StoreIncarnation | None, int] = None, 0  # the incarnation and the shares of the slices
+        self._emptied_at_ms = -1  # requests sent until then were sent under other limits
         self._sweeping: asyncio.TimerHandle | None = None
         self.taken = 0  # slices, so far
 
-    # --- asked by admission ------------------------------------------------------------------------------------------
+    # --- for admission ------------------------------------------------------------------------------------------------
 
     def decide(self, request: StoreRequest) -> Decision | None:
-        """From slices alone, if they hold all that the request takes. Nothing has happened otherwise."""
+        """Decide a request if slices hold everything that it takes. Otherwise return None, and take nothing."""
         if not self._slices or request.operation is not None:
-            return None  # an operation may have been admitted before, and is known to the store only
-        self._look_around()
+            return None  # only the store knows whether an operation was admitted before
+        self._drop_stale_slices()
         now_ms = self._clock.monotonic_ms()
         slices = self._take(request.charges, now_ms)
         if slices is None:
-            if request.mode in BEYOND_LIMITS:  # it takes what is not there: also what is here
-                self.give_back(request.charges, now_ms)
+            if request.mode in BEYOND_LIMITS:  # it may drive a bucket below zero: return what lies here first
+                self.return_units(request.charges, now_ms)
             return None
         if request.mode in LOOKS:
             _put_back(slices, request.charges)
@@ -60,7 +57,7 @@ class Slicing:
         return Decision(True, False, [self._answer(each, now_ms) for each in slices])
 
     def _take(self, charges: Iterable[Charge], now_ms: int) -> list[RateSlice] | None:
-        """All of them, or none."""
+        """Take all charges from slices, or none."""
         slices: list[RateSlice] = []
         for charge in charges:
             slice_ = self._slices.get(charge.quota)
@@ -72,14 +69,14 @@ class Slicing:
 
     def _answer(self, slice_: RateSlice, now_ms: int) -> PolicyDecision:
         if slice_.left <= slice_.low_water and not slice_.is_under_way:
-            self._refill(slice_, slice_.of, now_ms)
-        remaining, reset_ms = slice_.told(now_ms)
+            self._refill(slice_, slice_.charge, now_ms)
+        remaining, reset_ms = slice_.remaining(now_ms)
         return PolicyDecision(0, slice_.limit, remaining, reset_ms, 0, remaining, 0, 0)
 
-    def heard(self, request: StoreRequest, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
-        """What the store answered to the same request, all admitted or one, with what lies here.
+    def apply(self, request: StoreRequest, decisions: Sequence[Decision], asked_at_ms: int) -> Sequence[Decision]:
+        """Add the units that lie here to decisions of the store; take slices of the request's rates if they are hot.
 
-        And from now on, maybe, a slice of each of its rates.
+        The decisions are of equal requests, and all admit them unless there is only one.
         """
         last = decisions[-1]
         if last.allowed and request.may_slice:
@@ -93,87 +90,87 @@ class Slicing:
 
     def _with_slices(self, request: StoreRequest, decision: Decision, asked_at_ms: int, now_ms: int) -> Decision:
         pairs = zip(request.charges, decision.policies, strict=True)
-        policies = [self._told(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
+        policies = [self._with_slice(charge, policy, asked_at_ms, now_ms) for charge, policy in pairs]
         return replace(decision, policies=policies)
 
-    def _told(self, charge: Charge, policy: PolicyDecision, asked_at_ms: int, now_ms: int) -> PolicyDecision:
+    def _with_slice(self, charge: Charge, policy: PolicyDecision, asked_at_ms: int, now_ms: int) -> PolicyDecision:
         slice_ = self._slices.get(charge.quota)
         if slice_ is None:
             return policy
-        slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+        slice_.update(policy.limit, policy.available, policy.last_grant, asked_at_ms)
         if not slice_.left:
             return policy
-        remaining, reset_ms = slice_.told(now_ms)
+        remaining, reset_ms = slice_.remaining(now_ms)
         return replace(policy, remaining=remaining, reset_ms=reset_ms)
 
-    def give_back(self, charges: Iterable[Charge], asked_at_ms: int) -> bool:
-        """All that lies here of them. True if anything went back since then: the store may decide otherwise by now."""
+    def return_units(self, charges: Iterable[Charge], since_ms: int) -> bool:
+        """Return all slices of some charges. True if any was returned since then, so the store may decide otherwise."""
         now_ms = self._clock.monotonic_ms()
         slices = [self._slices[charge.quota] for charge in charges if charge.quota in self._slices]
         for slice_ in slices:
             self._return(slice_, now_ms)
-        return any(slice_.returned_at_ms >= asked_at_ms for slice_ in slices)
+        return any(slice_.returned_at_ms >= since_ms for slice_ in slices)
 
     def units_here(self, quota: str) -> int:
         slice_ = self._slices.get(quota)
         return 0 if slice_ is None else slice_.left
 
-    def give_back_all(self) -> None:
-        """Limits or shares are others by now, or the agent leaves."""
+    def return_all(self) -> None:
+        """Return all slices: limits or shares have changed, or the agent shuts down."""
         slices, self._slices = self._slices, {}
         self._emptied_at_ms = self._clock.monotonic_ms()
         for slice_ in slices.values():
             self._return(slice_, self._emptied_at_ms)
 
     def close(self) -> None:
-        self.give_back_all()
+        self.return_all()
         if self._sweeping is not None:
             self._sweeping.cancel()
 
-    # --- within ------------------------------------------------------------------------------------------------------
+    # --- refills ------------------------------------------------------------------------------------------------------
 
-    def _look_around(self) -> None:
-        """A store that is another incarnation knows nothing of what was taken; other shares are other rates."""
+    def _drop_stale_slices(self) -> None:
+        """Drop slices of another incarnation of the store, which does not know them; return those of other shares."""
         incarnation, shares = self._epochs.current, self._share_loop.heard
-        is_same_incarnation = incarnation is self._of[0] or incarnation == self._of[0]
-        if is_same_incarnation and shares == self._of[1]:
+        is_same_incarnation = incarnation is self._valid_in[0] or incarnation == self._valid_in[0]
+        if is_same_incarnation and shares == self._valid_in[1]:
             return
         if not is_same_incarnation:
             self._slices.clear()
-        self.give_back_all()
-        self._of = incarnation, shares
+        self.return_all()
+        self._valid_in = incarnation, shares
 
     def _is_hot(self, charges: Iterable[Charge], now_ms: int, times: int) -> bool:
-        """All of them are: a request that needs the store for one of them needs it for all."""
+        """Return whether all charges are hot: a request that needs the store for one of them needs it for all."""
         return min([self._heat.note(charge.quota, now_ms, times) for charge in charges]) >= HOT
 
     def _slice(
         self, charges: Iterable[Charge], policies: Iterable[PolicyDecision], asked_at_ms: int, now_ms: int
     ) -> None:
-        self._look_around()
+        self._drop_stale_slices()
         for charge, policy in zip(charges, policies, strict=True):
             assert isinstance(charge, RateCharge)
             slice_ = self._slices.get(charge.quota) or Slice(charge, now_ms)
-            slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+            slice_.update(policy.limit, policy.available, policy.last_grant, asked_at_ms)
             if slice_.left <= slice_.low_water and not slice_.is_under_way:
                 self._refill(slice_, charge, now_ms)
 
     def _refill(self, slice_: RateSlice, charge: RateCharge, now_ms: int) -> None:
-        incarnation, units = self._epochs.current, slice_.wants(charge.cost, now_ms)
+        incarnation, units = self._epochs.current, slice_.refill_units(charge.cost, now_ms)
         if incarnation is None or not units:
-            slice_.low_water = max(0, slice_.left - 1) // 2  # looked at again then, and not at each request
+            slice_.low_water = max(0, slice_.left - 1) // 2  # the next look is at half of that, not at each request
             return
-        self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
+        self._share_loop.note(charge, slice_.uncounted_units(), charge.cost)
         self._slices[charge.quota] = slice_
         slice_.is_under_way = True
         taken = StoreRequest("enforce", (charge._replace(cost=units),))
         self._batcher.submit(
-            incarnation, taken, for_each_outcome(partial(self._came, slice_, units, incarnation, now_ms))
+            incarnation, taken, for_each_outcome(partial(self._on_refill, slice_, units, incarnation, now_ms))
         )
         if self._sweeping is None:
-            self._sweep_later()
+            self._schedule_sweep()
 
-    def _came(
+    def _on_refill(
         self,
         slice_: RateSlice,
         units: int,
@@ -187,39 +184,39 @@ class Slicing:
         now_ms = self._clock.monotonic_ms()
         (policy,) = decision.policies
         self.taken += 1
-        self._share_loop.look(slice_.of, policy.available, policy.last_grant)
+        self._share_loop.look(slice_.charge, policy.available, policy.last_grant)
         slice_.add(units, now_ms)
-        slice_.heard(policy.limit, policy.available, policy.last_grant, asked_at_ms)
-        if self._slices.get(slice_.of.quota) is not slice_ and incarnation == self._epochs.current:
-            self._return(slice_, now_ms)  # nobody waits for it any more
+        slice_.update(policy.limit, policy.available, policy.last_grant, asked_at_ms)
+        if self._slices.get(slice_.charge.quota) is not slice_ and incarnation == self._epochs.current:
+            self._return(slice_, now_ms)  # the slice was dropped meanwhile
 
     def _return(self, slice_: RateSlice, now_ms: int) -> bool:
-        """What is left, and is not lost to a bucket that ran full. It is heard before whatever is asked after it."""
-        incarnation, units = self._epochs.current, slice_.taken_back(now_ms)
-        charge = slice_.of
-        self._share_loop.note(charge, slice_.spent_since_asked(), charge.cost)
+        """Return what is left of a slice; False if that is nothing. The store books it before later calls."""
+        incarnation, units = self._epochs.current, slice_.take_rest(now_ms)
+        charge = slice_.charge
+        self._share_loop.note(charge, slice_.uncounted_units(), charge.cost)
         if incarnation is None or not units:
             return False
-        self._batcher.submit(incarnation, StoreRequest("adjust", (charge._replace(cost=-units),)), _nobody_hears)
+        self._batcher.submit(incarnation, StoreRequest("adjust", (charge._replace(cost=-units),)), _ignore)
         return True
 
-    def _sweep_later(self) -> None:
-        self._sweeping = asyncio.get_running_loop().call_later(LIFE_MS / 1000, self._sweep)
+    def _schedule_sweep(self) -> None:
+        self._sweeping = asyncio.get_running_loop().call_later(LIFETIME_MS / 1000, self._sweep)
 
     def _sweep(self) -> None:
         now_ms, self._sweeping = self._clock.monotonic_ms(), None
-        self._look_around()
+        self._drop_stale_slices()
         for quota, slice_ in list(self._slices.items()):
             if slice_.is_over(now_ms) and not self._return(slice_, now_ms):
-                del self._slices[quota]  # a sweep later, for who was asking while it went back
+                del self._slices[quota]  # one sweep later: a request may have been under way while it was returned
         if self._slices:
-            self._sweep_later()
+            self._schedule_sweep()
 
 
 def _put_back(slices: Iterable[RateSlice], charges: Iterable[Charge]) -> None:
-    for slice_, charge in zip(slices, charges, strict=False):  # those that were taken, from the first on
+    for slice_, charge in zip(slices, charges, strict=False):  # only the first ones were taken
         slice_.put_back(charge.cost)
 
 
-def _nobody_hears(_: Sequence[Decision | Exception]) -> None:
-    """Lost with its call, it is missing in the bucket until the rate has brought it again."""
+def _ignore(_: Sequence[Decision | Exception]) -> None:
+    """Do nothing. Units that are lost with the call are missing in the bucket until the rate has refilled it."""

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import Clock
-from regional_agent.admission.engine import Admission
+from regional_agent.admission.engine import AdmissionEngine
 from regional_agent.admission.rules.hold_ids import HoldId
-from regional_agent.admission.token_slices import Slicing
+from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import LaneExchange
@@ -28,7 +28,7 @@ from regional_agent.store.connection import Store, StoreUnavailable
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fenced, HoldState, KnownOperation, Operation, StoreIncarnation
 from regional_agent.store_outage.booking import JournalBooking
-from regional_agent.store_outage.fallback import WithoutStore
+from regional_agent.store_outage.fallback import OutageFallback
 from regional_agent.store_outage.journal import Journal
 
 
@@ -56,13 +56,13 @@ class Cell:
         self.leasing = Leasing(clock)
         batcher = CheckBatcher(self.scripts, self.breaker)
         self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.leasing, coordinator, metrics, clock)
-        self.slicing = Slicing(batcher, self.epochs, self.share_loop, clock)
-        without_store = WithoutStore(journal, metrics, clock, settings.workers)
-        self.admission = Admission(
+        self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
+        without_store = OutageFallback(journal, metrics, clock, settings.workers)
+        self.admission = AdmissionEngine(
             batcher,
             self.epochs,
             self.leasing,
-            self.slicing,
+            self.slices,
             self.share_loop,
             without_store,
             metrics,
@@ -159,7 +159,7 @@ class Cell:
     async def leave(self, *, return_unspent: bool) -> None:
         """Stop deciding, report what was spent, and give the journal back. The loops have ended already."""
         await self.admission.close()
-        self.slicing.close()
+        self.slices.close()
         self.breaker.close()
         await self.shutdown.run(return_unspent=return_unspent)
         self.journal.release()

@@ -1,6 +1,6 @@
-"""Up to a thousand checks at once: submitted in order, so decided in order, and answered together.
+"""A batch of up to 1,000 checks: submitted and decided in order, and answered together.
 
-The same check several times in a row (it is remembered, so it is the same object) is submitted once, as a run.
+Equal checks in a row are submitted once, as a run: their plan is cached, so they are the same object.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,35 +12,36 @@ import structlog
 from protocol.check import BatchAnswer, BatchItem, Check
 from protocol.denials import status_of_answer
 from protocol.problems import PROBLEMS
-from regional_agent.admission.engine import Admits, Asked
+from regional_agent.admission.answers import Verdict
+from regional_agent.admission.engine import Admission
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.http.callers import adjust_forbidden
 from regional_agent.http.refusals import REFUSALS, problem_of
-from regional_agent.http.schemas import Verdict
 from web.bodies import decode
 from web.problems import Problem, problem_document
 
 log = structlog.get_logger()
 
 
-def asked_of(admission: Admits, check: Check) -> Asked | Exception:
-    """What a check asks, or why it cannot be decided: an answer of its own within the batch."""
+def plan_or_refusal(admission: Admission, check: Check) -> CheckPlan | Exception:
+    """Return the plan of a check, or why it is refused, which answers this one check of a batch."""
     try:
-        return admission.asked(check)
+        return admission.plan_check(check)
     except REFUSALS as refusal:
         return refusal
 
 
-def permitted(asked: Asked | Exception, *, may_adjust: bool) -> Asked | Exception:
-    """Return what is asked, or the refusal where it is an adjustment and the caller may make none."""
-    if may_adjust or isinstance(asked, Exception) or asked.request.mode != "adjust":
-        return asked
+def authorize(plan: CheckPlan | Exception, *, may_adjust: bool) -> CheckPlan | Exception:
+    """Return the plan, or a refusal where it is an adjustment and the caller may not adjust."""
+    if may_adjust or isinstance(plan, Exception) or plan.request.mode != "adjust":
+        return plan
     return adjust_forbidden()
 
 
-def read_piece(admission: Admits, piece: bytes) -> Asked | Exception:
+def plan_batch_item(admission: Admission, item: bytes) -> CheckPlan | Exception:
     """Decode one check of a batch. A Problem with its JSON is the answer to this check, not to the batch."""
     try:
-        return asked_of(admission, decode(piece, Check))
+        return plan_or_refusal(admission, decode(item, Check))
     except Problem as problem:
         return problem
 
@@ -53,28 +54,28 @@ class Batch:
         self._items: list[BatchItem] = []
         self._left = 0
 
-    def submit(self, admission: Admits, checks: Sequence[Asked | Exception]) -> None:
-        self._left = len(checks)
-        self._items = [BatchItem(status=0)] * len(checks)
+    def submit(self, admission: Admission, plans: Sequence[CheckPlan | Exception]) -> None:
+        self._left = len(plans)
+        self._items = [BatchItem(status=0)] * len(plans)
         end = 0
-        for _, same in groupby(checks, key=id):
-            asked, *others = same
+        for _, equal in groupby(plans, key=id):
+            plan, *others = equal
             begin, end = end, end + 1 + len(others)
             places = iter(range(begin, end))
-            if isinstance(asked, Exception):
-                self._tell(places, asked)
+            if isinstance(plan, Exception):
+                self._on_verdict(places, plan)
             else:
-                admission.submit(asked, partial(self._tell, places), end - begin)
+                admission.submit(plan, partial(self._on_verdict, places), end - begin)
 
-    def _tell(self, places: Iterator[int], outcome: Verdict | Exception) -> None:
-        """Which of a run of the same checks an outcome is for, nobody can tell: the next."""
+    def _on_verdict(self, places: Iterator[int], outcome: Verdict | Exception) -> None:
+        """Fill the next place of a run: its checks are equal, so their verdicts may go to any of them."""
         self._items[next(places)] = self._item(outcome)
         self._left -= 1
         if not self._left:
             self._on_answer(BatchAnswer(items=self._items))
 
     def _item(self, outcome: Verdict | Exception) -> BatchItem:
-        """What the check alone would have been answered."""
+        """Return the answer that the check would have got by itself."""
         if isinstance(outcome, Exception):
             problem = _problem_of(outcome)
             document = problem_document(problem, self._path, self._request_id)
@@ -88,5 +89,5 @@ def _problem_of(error: Exception) -> Problem:
     try:
         return problem_of(error)
     except Exception:
-        log.exception("a check of a batch failed")
+        log.exception("check of a batch failed")
         return Problem("internal-error", PROBLEMS["internal-error"].explanation)

@@ -1,4 +1,4 @@
-"""What admission cannot decide, as the problem that the caller is told. One table for all doors."""
+"""The problems that answer requests which admission refuses to plan: one table for the fast path and the routes."""
 
 from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.policies import HoldNeeded, UnknownSubjectField
@@ -19,7 +19,7 @@ REFUSALS = (
 
 
 def problem_of(error: Exception) -> Problem:
-    """Raises what is no refusal."""
+    """Return the problem for a refusal. Any other exception is raised again."""
     match error:
         case UnknownSubjectField():
             return _invalid(f"subject.{error.field}", "required", str(error))
@@ -36,12 +36,18 @@ def problem_of(error: Exception) -> Problem:
 def _problem_of_state(error: Exception) -> Problem:
     match error:
         case OperationConflict():
-            fault = InvalidParameter("operation_id", "same_body", "this operation_id was used before with another body")
+            fault = InvalidParameter(
+                "operation_id", "same_body", "this operation_id was used before with another body; use a new one"
+            )
             return Problem("operation-conflict", fault.reason, invalid_parameters=[fault])
         case HoldNeeded():
             return Problem("hold-needed", str(error))
         case NoPoliciesYet():
-            return Problem("not-ready", "the agent has no policies yet", headers={"Retry-After": "1"})
+            return Problem(
+                "not-ready",
+                "the agent has not received its policies yet; retry in a second",
+                headers={"Retry-After": "1"},
+            )
         case _:
             raise error
 

@@ -1,4 +1,4 @@
-"""The agent's doors. They translate, and decide nothing."""
+"""The agent's HTTP routes. They translate requests and answers, and decide nothing."""
 
 import asyncio
 from functools import partial
@@ -18,12 +18,12 @@ from protocol.check import (
     HoldRelease,
     HoldStatus,
 )
-from regional_agent.admission.engine import tell
+from regional_agent.admission.engine import resolve
 from regional_agent.agent import Region
-from regional_agent.http.batch import Batch, permitted, read_piece
+from regional_agent.http.batch import Batch, authorize, plan_batch_item
 from regional_agent.http.callers import CallerRules, adjust_forbidden
 from regional_agent.http.refusals import REFUSALS, problem_of
-from regional_agent.http.schemas import CheckPieces, answered, hold_answered
+from regional_agent.http.schemas import BatchItems, check_response, hold_response
 from regional_agent.http.workers import Workers
 from regional_agent.status import Status, status_of
 from web.bodies import described, read_body, read_parts, reply
@@ -35,7 +35,7 @@ HOT_PATHS = ("/v1/check", "/v1/check:batch")
 
 
 async def the_region(request: Request) -> Region:
-    """A coroutine, though it waits for nothing: FastAPI hands a plain function to a thread, for every request."""
+    """Return the region. It is a coroutine because FastAPI runs plain functions in a thread, for every request."""
     region: Region = request.app.state.region
     return region
 
@@ -65,30 +65,30 @@ health = APIRouter(tags=["health"])
 
 @services.post(HOT_PATHS[0], **described(body=Check, answers={200: CheckAnswer, 429: CheckAnswer, 503: CheckAnswer}))
 async def check(request: Request, region: TheRegion) -> Response:
-    """May this happen now? Consumes when it may."""
-    wanted = await read_body(request, Check)
-    if wanted.mode == "adjust" and not rules_of(request).request_may_adjust(request):
+    """Decide whether a request may happen now, and consume its cost if it may."""
+    body = await read_body(request, Check)
+    if body.mode == "adjust" and not rules_of(request).request_may_adjust(request):
         raise adjust_forbidden()
     try:
-        verdict = await region.admission.decide(wanted)
+        verdict = await region.admission.decide(body)
     except REFUSALS as refusal:
         raise problem_of(refusal) from None
-    told = answered(verdict, request.url.path, request_id_of(request.scope))
-    return Response(told.body, told.status, told.headers, told.media_type)
+    answer = check_response(verdict, request.url.path, request_id_of(request.scope))
+    return Response(answer.body, answer.status, answer.headers, answer.media_type)
 
 
 @services.post(HOT_PATHS[1], **described(body=CheckBatch, answers={200: BatchAnswer}))
 async def check_batch(request: Request, region: TheRegion) -> Response:
-    """Up to 1,000 checks, decided in order, each as if it were alone.
+    """Decide up to 1,000 checks in order, each as if it were sent alone.
 
-    A check that is malformed is refused in its own item, with the status and the problem that it alone would have had.
+    A malformed check is refused in its own item, with the status and the problem that it would have had alone.
     """
-    pieces = (await read_parts(request, CheckPieces)).checks
+    items = (await read_parts(request, BatchItems)).checks
     answer: asyncio.Future[BatchAnswer] = asyncio.get_running_loop().create_future()
-    batch = Batch(request.url.path, request_id_of(request.scope), partial(tell, answer))
+    batch = Batch(request.url.path, request_id_of(request.scope), partial(resolve, answer))
     may_adjust = rules_of(request).request_may_adjust(request)
-    checks = [permitted(read_piece(region.admission, bytes(piece)), may_adjust=may_adjust) for piece in pieces]
-    batch.submit(region.admission, checks)
+    plans = [authorize(plan_batch_item(region.admission, bytes(item)), may_adjust=may_adjust) for item in items]
+    batch.submit(region.admission, plans)
     return reply(await answer)
 
 
@@ -97,66 +97,66 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     **described(body=Hold, answers={201: HoldAnswer, 429: CheckAnswer, 503: CheckAnswer}),
 )
 async def hold(request: Request, region: TheRegion) -> Response:
-    """Set units aside for work whose cost is not known yet."""
-    wanted = await read_body(request, Hold)
+    """Reserve units for work whose cost is not known yet."""
+    body = await read_body(request, Hold)
     region.holds.require_key()
     try:
-        verdict = await region.admission.hold(wanted)
+        verdict = await region.admission.hold(body)
     except REFUSALS as refusal:
         raise problem_of(refusal) from None
-    told = hold_answered(verdict, wanted, request.url.path, request_id_of(request.scope), region.holds.seal)
-    return Response(told.body, told.status, told.headers, told.media_type)
+    answer = hold_response(verdict, body, request.url.path, request_id_of(request.scope), region.holds.seal)
+    return Response(answer.body, answer.status, answer.headers, answer.media_type)
 
 
 @services.get("/v1/holds/{hold_id}", **described(answers={200: HoldStatus, 503: None}))
-async def look_at_hold(hold_id: str, region: TheRegion) -> Response:
-    """A hold as it is now."""
-    return reply(await region.holds.tell(hold_id, "look"))
+async def get_hold(hold_id: str, region: TheRegion) -> Response:
+    """Return a hold as it is now."""
+    return reply(await region.holds.update(hold_id, "look"))
 
 
 @services.post(
     "/v1/holds/{hold_id}:commit", **described(body=HoldCommit, answers={200: HoldStatus, 409: None, 503: None})
 )
 async def commit_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
-    """So many units were used; what is beyond the hold is booked as well. Another number later is refused."""
+    """Consume the units that were used, also beyond the hold, and release the rest. Another number later is refused."""
     units = (await read_body(request, HoldCommit)).units
     may_exceed = rules_of(request).request_may_adjust(request)
-    return reply(await region.holds.tell(hold_id, "commit", units, may_exceed=may_exceed))
+    return reply(await region.holds.update(hold_id, "commit", units, may_exceed=may_exceed))
 
 
 @services.post(
     "/v1/holds/{hold_id}:extend", **described(body=HoldExtension, answers={200: HoldStatus, 409: None, 503: None})
 )
 async def extend_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
-    """It lasts at least so long from now on."""
-    return reply(await region.holds.tell(hold_id, "extend", (await read_body(request, HoldExtension)).ttl_ms))
+    """Extend a hold: it lasts at least so long from now on."""
+    return reply(await region.holds.update(hold_id, "extend", (await read_body(request, HoldExtension)).ttl_ms))
 
 
 @services.post(
     "/v1/holds/{hold_id}:release", **described(body=HoldRelease, answers={200: HoldStatus, 409: None, 503: None})
 )
 async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
-    """Nothing was used."""
+    """Release a hold: no units were used."""
     if await request.body():
         await read_body(request, HoldRelease)
-    return reply(await region.holds.tell(hold_id, "release"))
+    return reply(await region.holds.update(hold_id, "release"))
 
 
 @services.get("/v1/status", **described(answers={200: Status}))
 async def status(region: TheRegion, workers: TheWorkers) -> Response:
-    """This region: its epoch, its leases with their totals, the age of what is not reported yet."""
+    """Return the state of this region: its epoch, its leases with their totals, the age of unreported usage."""
     return reply(await status_of(region, await workers.health()))
 
 
 @health.get("/healthz")
 async def healthz() -> Response:
-    """The process is alive."""
+    """Report that the process is alive."""
     return reply({"status": "ok"})
 
 
 @health.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
 async def readyz(workers: TheWorkers) -> Response:
-    """Whether to send requests here, and if it is degraded or not ready, why: 503 while it is not ready."""
+    """Report whether to send requests here, and why it is degraded or not ready. 503 while it is not ready."""
     found = await workers.health()
     is_ready = found.status is not HealthStatus.NOT_READY
     return reply(found) if is_ready else reply(found, 503, headers={"Retry-After": "1"})

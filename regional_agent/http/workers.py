@@ -88,7 +88,7 @@ class Workers:
         told = await self._told_by_all(self._worker, HEALTH)
         return merged_health({number: msgspec.json.decode(text, type=Health) for number, text in told.items()})
 
-    # --- between workers ---------------------------------------------------------------------------------------------
+    # --- between workers ----------------------------------------------------------------------------------------------
 
     def _tell(self, what: bytes) -> bytes:
         if what == HEALTH:

@@ -132,7 +132,7 @@ class Wants:
         else:
             members.pop(want.quota, None)
 
-    # --- the heap ----------------------------------------------------------------------------------------------------
+    # --- the heap -----------------------------------------------------------------------------------------------------
 
     def _schedule(self, want: Want, due_ms: int | None) -> None:
         """An entry whose ticket is not its want's is out of date, and is passed over when its moment comes."""

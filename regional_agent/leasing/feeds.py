@@ -129,7 +129,7 @@ class Feed(Generic[T]):
         edge_ms = min((edge for edge in self._edges_ms(self._content) if edge > self._aged_ms), default=None)
         return None if edge_ms is None else max(0, edge_ms - age_ms) / 1000
 
-    # --- on disk -----------------------------------------------------------------------------------------------------
+    # --- on disk ------------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         if self._file is None or not self._file.exists():

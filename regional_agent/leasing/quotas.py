@@ -64,7 +64,7 @@ class Leasing:
         self.look_at_held_ms = LOOK_AT_HELD_MS
         self.wake = asyncio.Event()
 
-    # --- told by admission -------------------------------------------------------------------------------------------
+    # --- told by admission --------------------------------------------------------------------------------------------
 
     def note(self, quota: str, units: int, decision: PolicyDecision) -> None:
         """A request asked for so many units: count the demand, and ask for more below the low water mark."""
@@ -140,7 +140,7 @@ class Leasing:
         want.waiting = max(0, want.waiting - units)
         self._wants.changed(want)
 
-    # --- of what is central ------------------------------------------------------------------------------------------
+    # --- of what is central -------------------------------------------------------------------------------------------
 
     def follow(self, central: frozenset[str]) -> None:
         """Of these quotas nothing is leased ahead, from now on: what lies here of them goes back."""
@@ -235,7 +235,7 @@ class Leasing:
             self._is_cut_off = False
             self.hint(None)
 
-    # --- asked and told by the conversation --------------------------------------------------------------------------
+    # --- asked and told by the conversation ---------------------------------------------------------------------------
 
     def due(self, most: int = MOST_DUE) -> list[str]:
         """Quotas to ask for now, those that have been due for longest first."""
@@ -389,7 +389,7 @@ class Leasing:
         measured = (HotKey(quota, demand.per_second_milli(now_ms)) for quota, demand in demands)
         return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
 
-    # --- within ------------------------------------------------------------------------------------------------------
+    # --- within -------------------------------------------------------------------------------------------------------
 
     def _want(self, quota: str) -> Want:
         """Return what is followed of a quota. A new one is followed from now on, unless there are too many."""

@@ -133,7 +133,7 @@ class ShareLoop:
         self.policies: Policies | None = None
         self.heard = 0  # how often a share was more than before: what a smaller one denied is open again
 
-    # --- told by admission and slices --------------------------------------------------------------------------------
+    # --- told by admission and slices ---------------------------------------------------------------------------------
 
     def note(self, charge: RateCharge, units: int, size: int = 1) -> None:
         """So many units were asked for, in requests of that size.
@@ -217,7 +217,7 @@ class ShareLoop:
         elif key.quota in self._keys:
             self._quiet[key.quota] = None
 
-    # --- the conversation --------------------------------------------------------------------------------------------
+    # --- the conversation ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         while True:

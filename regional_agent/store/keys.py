@@ -73,7 +73,7 @@ def operation(lane: int, digest: str) -> bytes:
     return b"lh:{%d}:op:%s" % (lane, digest.encode())
 
 
-# --- the keys that an algorithm takes --------------------------------------------------------------------------------
+# --- the keys that an algorithm takes ---------------------------------------------------------------------------------
 
 
 def hash_tag(name: str, lanes: int, cell: int | None) -> int:

@@ -83,7 +83,7 @@ class Scripts:
             raise LeaseLost(f"the store has lost the lease of {reply[1].decode()}")
         return reply
 
-    # --- incarnations and epochs -------------------------------------------------------------------------------------
+    # --- incarnations and epochs --------------------------------------------------------------------------------------
 
     async def read_fence(self) -> Fence:
         return _fence(await self._store.call("HMGET", self._fence_key, *_FENCE_FIELDS))
@@ -137,7 +137,7 @@ class Scripts:
         names = [self._fence_key, self._epochs_key, *dirty]
         return bool(await self._call("forget_epoch", names, older.fingerprint, older.epoch))
 
-    # --- the hot path ------------------------------------------------------------------------------------------------
+    # --- the hot path -------------------------------------------------------------------------------------------------
 
     async def check(
         self,
@@ -177,7 +177,7 @@ class Scripts:
         """Send a write, for a store that has no memory left, or cannot write to its disk, still answers reads."""
         self._store.send(("SET", self._probe_key, "1", "PX", PROBE_TTL_MS), on_reply)
 
-    # --- operations --------------------------------------------------------------------------------------------------
+    # --- operations ---------------------------------------------------------------------------------------------------
 
     async def claim_operations(
         self, incarnation: StoreIncarnation, claimant: str, operations: Sequence[Operation]
@@ -217,7 +217,7 @@ class Scripts:
         arguments = (incarnation.fingerprint, operation.body, str(before), str(hold), int(is_concluded))
         return bool(await self._call("replace_operation", names, *arguments))
 
-    # --- holds -------------------------------------------------------------------------------------------------------
+    # --- holds --------------------------------------------------------------------------------------------------------
 
     async def update_hold(self, fingerprint: str, hold: HoldId, action: str, amount: int = 0) -> HoldState:
         """Apply an action: `commit` so many units, `spend` all, `release`, `extend` by so many ms, or `look`."""
@@ -233,7 +233,7 @@ class Scripts:
         outcome, *state = await self._call("hold", names, *arguments)
         return _hold_state(HoldOutcome(outcome.decode()), state)
 
-    # --- leases and their reports ------------------------------------------------------------------------------------
+    # --- leases and their reports -------------------------------------------------------------------------------------
 
     async def return_units(
         self,
@@ -307,7 +307,7 @@ class Scripts:
     def _allowance_keys(self, incarnation: StoreIncarnation, quota: str) -> tuple[bytes, ...]:
         return keys.of_allowance(quota, incarnation.lanes, incarnation.epoch, incarnation.cell)
 
-    # --- shares of rates and slots -----------------------------------------------------------------------------------
+    # --- shares of rates and slots ------------------------------------------------------------------------------------
 
     async def report_rates(
         self, incarnation: StoreIncarnation, agent: str, demands: Sequence[AgentRateDemand]
@@ -365,7 +365,7 @@ class Scripts:
             arguments += (share.number, share.units, share.after_units, share.expires_in_ms, share.slot_ttl_ms)
         return int((await self._call("share_slots", names, *arguments))[1])
 
-    # --- reading, for status and shutdown ----------------------------------------------------------------------------
+    # --- reading, for status and shutdown -----------------------------------------------------------------------------
 
     async def leased_quotas(self, incarnation: StoreIncarnation) -> list[str]:
         """Return every quota that this epoch has a lease of. It scans all keys: for shutdown and status only."""

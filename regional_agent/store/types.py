@@ -56,7 +56,7 @@ class Fence(NamedTuple):
     is_exempt: bool = False  # the store fsynced every write, and had no replica, when it adopted its epoch
 
 
-# --- what a check takes ----------------------------------------------------------------------------------------------
+# --- what a check takes -----------------------------------------------------------------------------------------------
 
 
 class AllowanceCharge(NamedTuple):
@@ -160,7 +160,7 @@ class StoreRequest(NamedTuple):
         return bool(is_usual) and all(isinstance(each, RateCharge) and each.may_slice for each in self.charges)
 
 
-# --- what the store decides ------------------------------------------------------------------------------------------
+# --- what the store decides -------------------------------------------------------------------------------------------
 
 
 class PolicyDecision(Struct, frozen=True, gc=False):
@@ -245,7 +245,7 @@ class SlotsInUse(NamedTuple):
     holders: int
 
 
-# --- what the exchange with the coordinator needs --------------------------------------------------------------------
+# --- what the exchange with the coordinator needs ---------------------------------------------------------------------
 
 
 class FrozenBytes(NamedTuple):

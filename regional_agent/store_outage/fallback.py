@@ -1,9 +1,8 @@
-"""What a failure means: where the store cannot be asked, each policy's `on_store_failure` answers, and it is said so.
+"""Decide checks while the store is unavailable: each policy's `on_store_failure` applies, and the answer says so.
 
-Of those that are enforced, the strictest of a request's policies decides: all or nothing here, too. Rates are counted
-in memory. Of an allowance nothing is admitted that is not in the journal, on disk, before the answer; and nothing for a
-request that the store was asked about and did not answer: it may have been spent there. Nor is anything set aside: a
-hold is known to the store.
+The strictest of a request's enforced policies decides, so it is all or nothing here, too. Rates are counted in memory.
+An allowance admits nothing that is not in the journal, on disk, before the answer; and nothing for a request that was
+sent to the store and got no reply, for it may have been spent there. Nor is anything set aside: only a store has holds.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +14,10 @@ from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
 from protocol.clock import Clock
 from protocol.periods import calendar_of, period_at
 from protocol.policy import PolicySpec, StoreFailure
-from regional_agent.admission.policies import Demanded
+from regional_agent.admission.answers import answer_of
+from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS, SETS_ASIDE
-from regional_agent.http.schemas import answer_of
 from regional_agent.metrics import Metrics
 from regional_agent.store.types import AllowanceCharge, Decision, OperationConflict, RateCharge, StoreRequest
 from regional_agent.store_outage.journal import Journal
@@ -32,9 +31,9 @@ STRICTEST_FIRST = (StoreFailure.CLOSED, StoreFailure.LOCAL, StoreFailure.OPEN)
 OnAnswer = Callable[[CheckAnswer | Exception], None]
 
 
-class WithoutStore:
+class OutageFallback:
     def __init__(self, journal: Journal, metrics: Metrics, clock: Clock, workers: int = 1) -> None:
-        """What is `local` is the fraction of one agent: each of its workers gives an equal part."""
+        """`workers`: the processes of this agent. Each admits an equal part of the agent's local fraction."""
         self._workers = workers
         self._journal = journal
         self.allowances = LocalAllowances()
@@ -42,70 +41,70 @@ class WithoutStore:
         self._clock = clock
         self._rates = LocalRates()
 
-    def note(self, demanded: Sequence[Demanded], decision: Decision) -> None:
-        """What the store says of allowances, for the time when it does not."""
-        for each, policy in zip(demanded, decision.policies, strict=True):
+    def note(self, charges: Sequence[PolicyCharge], decision: Decision) -> None:
+        """Remember what the store reports of allowances, for the time when it is unavailable."""
+        for each, policy in zip(charges, decision.policies, strict=True):
             if isinstance(each.charge, AllowanceCharge) and _mode(each) is StoreFailure.LOCAL:
                 until_ms = self._clock.monotonic_ms() + policy.reset_ms
                 self.allowances.note(each.charge.quota, policy.available, until_ms)
 
     def decide(
         self,
-        demanded: Sequence[Demanded],
+        charges: Sequence[PolicyCharge],
         request: StoreRequest,
         on_answer: OnAnswer,
         *,
-        may_be_spent: bool,
+        may_have_executed: bool,
         cause: DenialCause = DenialCause.STORE,
     ) -> None:
-        """At once, or when the journal's disk has it. `cause` is what a denial says."""
-        for each in demanded:
+        """Answer at once, or when the journal is on disk. `cause` is the reason of a denial."""
+        for each in charges:
             spec = each.policy.spec
             self._metrics.degraded.labels(spec.name, spec.on_store_failure.value).inc()
-        mode = _strictest(demanded)
-        counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
-        if mode is StoreFailure.CLOSED or (counted and (may_be_spent or request.mode in SETS_ASIDE)):
-            on_answer(closed(demanded, cause))
+        mode = _strictest(charges)
+        allowances = [each for each in charges if isinstance(each.charge, AllowanceCharge)]
+        if mode is StoreFailure.CLOSED or (allowances and (may_have_executed or request.mode in SETS_ASIDE)):
+            on_answer(closed(charges, cause))
             return
-        answers = self._answers(demanded, request.mode)
+        answers = self._answers(charges, request.mode)
         answer = answer_of(not _is_denied(answers), mode, answers)
-        if counted and answer.allowed and request.mode not in LOOKS:
-            self._keep(demanded, counted, request, answer, on_answer)
+        if allowances and answer.allowed and request.mode not in LOOKS:
+            self._keep(charges, allowances, request, answer, on_answer)
         else:
             on_answer(answer)
 
-    def book_adjustment(self, demanded: Sequence[Demanded], request: StoreRequest, on_answer: OnAnswer) -> None:
-        """Write work that was done to the journal, where its region has no lease to book it on."""
-        counted = [each for each in demanded if isinstance(each.charge, AllowanceCharge)]
-        answers = [_answer(each, allowed=True) for each in demanded]
-        self._keep(demanded, counted, request, answer_of(True, StoreFailure.OPEN.value, answers), on_answer)
+    def book_adjustment(self, charges: Sequence[PolicyCharge], request: StoreRequest, on_answer: OnAnswer) -> None:
+        """Write an adjustment to the journal: its region has no lease to book it on."""
+        allowances = [each for each in charges if isinstance(each.charge, AllowanceCharge)]
+        answers = [_answer(each, allowed=True) for each in charges]
+        self._keep(charges, allowances, request, answer_of(True, StoreFailure.OPEN.value, answers), on_answer)
 
-    def answered_before(self, demanded: Sequence[Demanded], request: StoreRequest) -> CheckAnswer | Exception | None:
-        """What this agent's journal knows of the request's operation, whether the store is there or not."""
+    def find_operation(self, charges: Sequence[PolicyCharge], request: StoreRequest) -> CheckAnswer | Exception | None:
+        """Return the answer of an operation that this agent's journal has, whether the store is available or not."""
         operation = request.operation
         body = None if operation is None else self._journal.body_of(operation.digest)
         if operation is None or body is None:
             return None
         if body != operation.body:
             return OperationConflict()
-        return answer_of(True, _strictest(demanded), [_answer(each, allowed=True) for each in demanded])
+        return answer_of(True, _strictest(charges), [_answer(each, allowed=True) for each in charges])
 
-    def _answers(self, demanded: Sequence[Demanded], mode: str) -> list[PolicyAnswer]:
-        """What is local passes as far as this agent's part of it goes, and the rest is open. Closed may be a shadow.
+    def _answers(self, charges: Sequence[PolicyCharge], mode: str) -> list[PolicyAnswer]:
+        """Decide each policy by its mode: local ones admit as much as this agent's fraction, open ones everything.
 
-        Each shadow is decided by itself, and takes what it lets pass if the request does.
+        Each shadow is decided by itself, and counts a request only if the enforced policies admit it.
         """
-        answers = [_answer(each, allowed=_mode(each) is not StoreFailure.CLOSED) for each in demanded]
-        self._count_allowances(demanded, answers, mode)
+        answers = [_answer(each, allowed=_mode(each) is not StoreFailure.CLOSED) for each in charges]
+        self._count_allowances(charges, answers, mode)
         if not _is_denied(answers):
-            self._count_rates(demanded, [n for n, each in enumerate(demanded) if not each.is_shadow], answers, mode)
+            self._count_rates(charges, [n for n, each in enumerate(charges) if not each.is_shadow], answers, mode)
         shadow_mode = "peek" if _is_denied(answers) else mode
-        for place in (n for n, each in enumerate(demanded) if each.is_shadow):
-            self._count_rates(demanded, [place], answers, shadow_mode)
+        for place in (n for n, each in enumerate(charges) if each.is_shadow):
+            self._count_rates(charges, [place], answers, shadow_mode)
         return answers
 
-    def _count_allowances(self, demanded: Sequence[Demanded], answers: list[PolicyAnswer], mode: str) -> None:
-        asks = {place: ask for place, each in enumerate(demanded) if (ask := self._allowance_ask(each)) is not None}
+    def _count_allowances(self, charges: Sequence[PolicyCharge], answers: list[PolicyAnswer], mode: str) -> None:
+        asks = {place: ask for place, each in enumerate(charges) if (ask := self._allowance_ask(each)) is not None}
         now_ms = self._clock.monotonic_ms()
         for (place, ask), left in zip(asks.items(), self.allowances.left(asks.values(), now_ms), strict=True):
             fits = left >= 0 or mode in BEYOND_LIMITS
@@ -119,21 +118,21 @@ class WithoutStore:
             )
 
     def _count_rates(
-        self, demanded: Sequence[Demanded], places: Sequence[int], answers: list[PolicyAnswer], mode: str
+        self, charges: Sequence[PolicyCharge], places: Sequence[int], answers: list[PolicyAnswer], mode: str
     ) -> None:
-        asks = {place: ask for place in places if (ask := self._rate_ask(demanded[place])) is not None}
-        told = self._rates.decide(list(asks.values()), self._clock.monotonic_ms(), mode)
-        for (place, ask), local in zip(asks.items(), told, strict=True):
+        asks = {place: ask for place in places if (ask := self._rate_ask(charges[place])) is not None}
+        decisions = self._rates.decide(list(asks.values()), self._clock.monotonic_ms(), mode)
+        for (place, ask), local in zip(asks.items(), decisions, strict=True):
             answers[place] = _locally(answers[place], ask, local)
 
-    def _allowance_ask(self, each: Demanded) -> AllowanceAsk | None:
+    def _allowance_ask(self, each: PolicyCharge) -> AllowanceAsk | None:
         charge, spec = each.charge, each.policy.spec
         if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, AllowanceCharge):
             return None
         return AllowanceAsk(charge.quota, charge.cost, self._fraction_micro(spec))
 
-    def _rate_ask(self, each: Demanded) -> Ask | None:
-        """This process's fraction of the region's share; at least one unit at once, or it would admit nothing, ever."""
+    def _rate_ask(self, each: PolicyCharge) -> Ask | None:
+        """Return this process's fraction of a rate: with a burst of one unit at least, or it would admit nothing."""
         charge, spec = each.charge, each.policy.spec
         if spec.on_store_failure is not StoreFailure.LOCAL or not isinstance(charge, RateCharge):
             return None
@@ -144,25 +143,25 @@ class WithoutStore:
     def _fraction_micro(self, spec: PolicySpec) -> int:
         return round(spec.local_fraction * 1_000_000) // self._workers
 
-    # --- on disk -----------------------------------------------------------------------------------------------------
+    # --- the journal --------------------------------------------------------------------------------------------------
 
     def _keep(
         self,
-        demanded: Sequence[Demanded],
-        counted: Sequence[Demanded],
+        charges: Sequence[PolicyCharge],
+        allowances: Sequence[PolicyCharge],
         request: StoreRequest,
         answer: CheckAnswer,
         on_answer: OnAnswer,
     ) -> None:
-        entries = [self._entry(each) for each in counted]
+        entries = [self._entry(each) for each in allowances]
         for entry in entries:
             self.allowances.give(entry.quota, entry.units)
         known = None if request.operation is None else Known(*request.operation)
-        self._journal.keep(entries, known, partial(self._kept, demanded, entries, answer, on_answer))
+        self._journal.keep(entries, known, partial(self._kept, charges, entries, answer, on_answer))
 
     def _kept(
         self,
-        demanded: Sequence[Demanded],
+        charges: Sequence[PolicyCharge],
         entries: Sequence[Entry],
         answer: CheckAnswer,
         on_answer: OnAnswer,
@@ -173,25 +172,25 @@ class WithoutStore:
             return
         for entry in entries:
             self.allowances.take_back(entry.quota, entry.units)
-        on_answer(closed(demanded))
+        on_answer(closed(charges))
 
-    def _entry(self, each: Demanded) -> Entry:
-        """By this machine's calendar: who could say otherwise is away."""
+    def _entry(self, each: PolicyCharge) -> Entry:
+        """Return the journal's entry of a charge. Its period is by this machine's calendar."""
         now, quota = self._clock.now(), each.policy.quota
         dimensions = msgspec.json.decode(each.policy.dimensions, type=dict[str, str])
-        told = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
+        marked = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
         period = period_at(calendar_of(quota, each.began_at), now).id
         minute = int(now.timestamp()) // 60
-        return Entry(each.charge.quota, period, minute, msgspec.json.encode(told).decode(), each.charge.cost)
+        return Entry(each.charge.quota, period, minute, msgspec.json.encode(marked).decode(), each.charge.cost)
 
 
-def _mode(each: Demanded) -> StoreFailure:
+def _mode(each: PolicyCharge) -> StoreFailure:
     return each.policy.spec.on_store_failure
 
 
-def _strictest(demanded: Sequence[Demanded]) -> StoreFailure | None:
-    """None where nothing is enforced."""
-    modes = {_mode(each) for each in demanded if not each.is_shadow}
+def _strictest(charges: Sequence[PolicyCharge]) -> StoreFailure | None:
+    """Return the strictest mode of the enforced policies; None if there are none."""
+    modes = {_mode(each) for each in charges if not each.is_shadow}
     return next((mode for mode in STRICTEST_FIRST if mode in modes), None)
 
 
@@ -199,19 +198,19 @@ def _is_denied(answers: Sequence[PolicyAnswer]) -> bool:
     return not all(answer.allowed or answer.shadow for answer in answers)
 
 
-def closed(demanded: Sequence[Demanded], cause: DenialCause = DenialCause.STORE) -> CheckAnswer:
-    """Denied by the policies that fail closed, or else by the allowances, of which nothing can be kept now."""
-    is_closed = _strictest(demanded) is StoreFailure.CLOSED
+def closed(charges: Sequence[PolicyCharge], cause: DenialCause = DenialCause.STORE) -> CheckAnswer:
+    """Return a denial by the policies that fail closed, else by all but rates, which cannot be allowances now."""
+    is_closed = _strictest(charges) is StoreFailure.CLOSED
     answers = [
         _answer(each, allowed=_mode(each) is not StoreFailure.CLOSED, cause=cause)
         if is_closed or each.is_shadow
         else _answer(each, allowed=isinstance(each.charge, RateCharge), cause=cause)
-        for each in demanded
+        for each in charges
     ]
     return answer_of(False, StoreFailure.CLOSED.value, answers)
 
 
-def _answer(each: Demanded, *, allowed: bool, cause: DenialCause = DenialCause.STORE) -> PolicyAnswer:
+def _answer(each: PolicyCharge, *, allowed: bool, cause: DenialCause = DenialCause.STORE) -> PolicyAnswer:
     charge = each.charge
     return PolicyAnswer(
         policy=each.policy.spec.name,

@@ -17,7 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from protocol.clock import Clock
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.metrics import JournalMetrics
 from regional_agent.store_outage.rules.records import (
     Entry,
@@ -79,7 +79,7 @@ class Journal:
         self._began_at_ms = 0
         self._waiting: list[tuple[list[Entry], Known | None, OnKept]] = []
         self._writer: asyncio.Task[None] | None = None
-        self._operations: Remembered[str, str] = Remembered(MOST_OPERATIONS)
+        self._operations: GenerationalCache[str, str] = GenerationalCache(MOST_OPERATIONS)
         self._left: set[str] = set()  # by another agent, or an earlier life of this one
         self.sealed: list[Segment] = []
         self.fault: str | None = None
@@ -131,7 +131,7 @@ class Journal:
             log.error("a journal of another region or installation is left alone", segment=segment.name, owner=owner)
         segment.release()
 
-    # --- admitting ---------------------------------------------------------------------------------------------------
+    # --- admitting ----------------------------------------------------------------------------------------------------
 
     def keep(self, entries: list[Entry], operation: Known | None, on_kept: OnKept) -> None:
         """Told True once it is durable. False: it is not there, and never will be."""
@@ -207,7 +207,7 @@ class Journal:
             log.error("allowances fail closed", reason=reason)
         self.fault = reason
 
-    # --- booking -----------------------------------------------------------------------------------------------------
+    # --- booking ------------------------------------------------------------------------------------------------------
 
     def seal(self) -> None:
         """The store decides: what was admitted until now is booked, and what comes goes into another segment."""

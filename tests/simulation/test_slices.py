@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from protocol.check import Check, CheckAnswer, Mode, Subject
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.policy import LimitsDocument, PolicyBundle, PolicySpec, QuotaKind, QuotaSpec, parse_rate
-from regional_agent.admission.engine import Admission
+from regional_agent.admission.engine import AdmissionEngine
 from regional_agent.admission.policies import Policies
-from regional_agent.admission.rules.slices import HOT, LIFE_MS, PART
-from regional_agent.admission.token_slices import Slicing
+from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
+from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.share_loop import ShareLoop
@@ -29,7 +29,7 @@ from regional_agent.store.circuit_breaker import StoreCircuitBreaker
 from regional_agent.store.connection import OnReply
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import StoreIncarnation
-from regional_agent.store_outage.fallback import WithoutStore
+from regional_agent.store_outage.fallback import OutageFallback
 from regional_agent.store_outage.journal import Journal
 from tests.simulation.stores import Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
@@ -100,7 +100,7 @@ class Region:
 
     async def end(self) -> None:
         for agent in self.agents:
-            agent.slicing.close()
+            agent.slices.close()
         for connection in self._connections:
             await connection.close()
 
@@ -125,9 +125,9 @@ class Agent:
         self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
         keeper: Any = self.epochs
         sharing = ShareLoop("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
-        self.slicing = Slicing(batcher, keeper, sharing, clock)
-        without_store = WithoutStore(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = Admission(batcher, keeper, self.leasing, self.slicing, sharing, without_store, metrics, clock)
+        self.slices = TokenSlices(batcher, keeper, sharing, clock)
+        fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
+        self.admission = AdmissionEngine(batcher, keeper, self.leasing, self.slices, sharing, fallback, metrics, clock)
         self.admission.policies = Policies(region.bundle)
 
     async def rest(self, seconds: float) -> None:
@@ -253,7 +253,7 @@ def test_a_hot_key_costs_the_store_next_to_nothing(algorithm: str) -> None:
 
 def test_a_key_that_is_not_hot_is_left_to_the_store() -> None:
     """Too few requests in an incarnation of a slice: it would not pay."""
-    asked = [Asked(LIFE_MS * 1_000 // (HOT - 2))] * 200
+    asked = [Asked(LIFETIME_MS * 1_000 // (HOT - 2))] * 200
     _, calls = lived(asked, "100000/second", "token_bucket")
     assert calls == len(asked)
 
@@ -268,12 +268,12 @@ def test_what_was_asked_by_limits_that_have_changed_takes_no_slice(*, is_asked_l
         [agent] = region.agents
         crowd = asyncio.create_task(region.run([Asked(0)] * 60))
         await asyncio.sleep(0)  # it is asked now, and told later
-        agent.slicing.give_back_all()
+        agent.slices.return_all()
         await crowd
         if is_asked_later:
             await region.run([Asked(2_000), *[Asked(0)] * 60])
         await asyncio.sleep(0.01)
-        units = agent.slicing.units_here(QUOTA)
+        units = agent.slices.units_here(QUOTA)
         await region.end()
         return units
 
@@ -287,7 +287,7 @@ def test_what_was_asked_by_limits_that_have_changed_takes_no_slice(*, is_asked_l
 def test_what_is_not_used_goes_back_for_the_others(algorithm: str) -> None:
     """One agent's crowd is gone; another finds all that is left, to the unit, a moment later."""
     crowd = [Asked(20)] * 100
-    others = [Asked(3 * LIFE_MS * 1_000, cost=700, agent=1), Asked(0, agent=1)]
+    others = [Asked(3 * LIFETIME_MS * 1_000, cost=700, agent=1), Asked(0, agent=1)]
     said, _ = lived([*crowd, *others], "1/hour, burst 800", algorithm, agents=2)
     assert [each.answer.allowed for each in said] == [True] * 101 + [False]
 
@@ -302,4 +302,4 @@ def test_several_agents_admit_no_more_and_little_less(algorithm: str) -> None:
     admitted = sum(each.answer.allowed for each in said)
     assert admitted == 4_000, "and by the end all of it has gone back"
     first_denied = next(place for place, each in enumerate(said) if not each.answer.allowed)
-    assert first_denied >= 4_000 - 2 * 4_000 // PART
+    assert first_denied >= 4_000 - 2 * 4_000 // MAX_SHARE

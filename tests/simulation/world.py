@@ -452,7 +452,7 @@ class World:
         agents = self._listening(region)
         if agents:
             try:
-                await chance.choice(agents).real.holds.tell(hold_id, action, amount)
+                await chance.choice(agents).real.holds.update(hold_id, action, amount)
                 self.coordinators.outcomes[f"hold {action}"] += 1
             except Problem as problem:  # it ended otherwise, or the store is away
                 is_lossy = region in self.lossy_regions or self.is_unseen(region)

@@ -1,8 +1,8 @@
-"""What was worked out once and need not be again: the answers of a pure question, and never more than so many.
+"""A bounded cache of the answers of pure functions.
 
-Two generations. An answer that is used lives in the younger one; when that is full, it becomes the older, and what was
-there is forgotten. So what is asked often stays, what is asked once goes, and a hit costs one look into a dict: moving
-an entry to the end of a list, as a textbook's cache does at each hit, would cost three times as much.
+It has two generations. An answer that is used lives in the younger one; when that is full it becomes the older, and
+what was there is dropped. So frequent keys stay and rare ones go, and a hit costs one look into a dict. An LRU list,
+which moves an entry at each hit, would cost three times as much.
 """
 
 from typing import Generic, TypeVar
@@ -11,8 +11,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Remembered(Generic[K, V]):
-    """At least the `most` answers used last, and at most twice as many."""
+class GenerationalCache(Generic[K, V]):
+    """Keep at least the `most` answers that were used last, and at most twice as many."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,7 +1,7 @@
-"""Which cell of a Cluster a quota lies in, for good: their number is part of what the coordinator knows of an epoch.
+"""The cell of a Cluster that a quota lies in. It never changes: epochs at the coordinator name cells by number.
 
-All that is counted by a tenant lies with the tenant, so that a request whose policies are counted so is decided by one
-script. What is counted otherwise lies wherever its own key says.
+Quotas that count by tenant lie in the tenant's cell, so one script decides a request whose policies all do. Other
+quotas lie where the hash of their key says.
 """
 
 import re
@@ -10,20 +10,20 @@ from functools import lru_cache
 from urllib.parse import quote
 
 CELLS = 16
-KEYS_KEPT = 65_536
+MAX_CACHED = 65_536
 _TENANT = re.compile(r"[:,]tenant=([^,]*)")
 
 
-@lru_cache(KEYS_KEPT)
+@lru_cache(MAX_CACHED)
 def cell_of(quota: str) -> int:
-    counted_by = _TENANT.search(quota)
-    return _hashed(quota if counted_by is None else counted_by[1])
+    tenant = _TENANT.search(quota)
+    return _hash(quota if tenant is None else tenant[1])
 
 
-def home_of(tenant: str) -> int:
-    """Where operations of a tenant are known."""
-    return _hashed(quote(tenant, safe=""))
+def operation_cell(tenant: str) -> int:
+    """Return the cell that remembers a tenant's operations."""
+    return _hash(quote(tenant, safe=""))
 
 
-def _hashed(text: str) -> int:
+def _hash(text: str) -> int:
     return zlib.crc32(text.encode()) % CELLS

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.store_outage.rules.local_rates import fraction_of
 
 MOST_LEASES = 10_000
@@ -27,7 +27,7 @@ class Ask(NamedTuple):
 
 class LocalAllowances:
     def __init__(self) -> None:
-        self._seen: Remembered[str, Seen] = Remembered(MOST_LEASES)
+        self._seen: GenerationalCache[str, Seen] = GenerationalCache(MOST_LEASES)
         self._given: Counter[str] = Counter()
 
     def note(self, quota: str, available: int, until_ms: int) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 
 MOST_BUCKETS = 10_000
@@ -44,7 +44,7 @@ def fraction_of(units: int, fraction_micro: int) -> int:
 
 class LocalRates:
     def __init__(self) -> None:
-        self._buckets: Remembered[Hashable, _Bucket] = Remembered(MOST_BUCKETS)
+        self._buckets: GenerationalCache[Hashable, _Bucket] = GenerationalCache(MOST_BUCKETS)
 
     def decide(self, asks: Sequence[Ask], now_ms: int, mode: str) -> list[LocalAnswer]:
         """Each of them; if all may pass, all are taken. A `peek` takes nothing, and an `adjust` always passes."""

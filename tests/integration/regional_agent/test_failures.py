@@ -175,7 +175,7 @@ async def test_a_store_that_goes_on_is_found_by_itself_and_no_herd_meets_it(worl
         assert (await modes())[None] == 200
         its_store.stall()
         await until(lambda: cell.breaker.state is not BreakerState.CLOSED)
-        cell.admission._denials.clear()  # what was denied a moment ago is denied without the store for some seconds
+        cell.admission.denials.clear()  # what was denied a moment ago is denied without the store for some seconds
         calls, heard = cell.breaker.calls, trials.heard
         for _ in range(10):
             assert await modes() == {"open": 200}

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from regional_agent.http.fast_path import FastDoor, fast_protocol
+from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.main import create_app
 from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.web.conftest import Answer, Raw, connected, serving
@@ -41,7 +41,7 @@ class Doors:
 
     address: str
     agent: Agent
-    door: FastDoor
+    door: FastPath
     fast: httpx.AsyncClient
 
     @property
@@ -58,7 +58,7 @@ class Doors:
 @contextlib.asynccontextmanager
 async def opened(world: World, **settings: Any) -> AsyncIterator[Doors]:
     app = create_app(world.settings("us-east", **settings))
-    door: FastDoor = app.state.fast_door
+    door: FastPath = app.state.fast_path
     async with serving(app, protocol=fast_protocol(door)) as address:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (

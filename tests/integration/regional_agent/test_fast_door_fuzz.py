@@ -178,7 +178,7 @@ def without_lifespan(app: ASGIApp) -> ASGIApp:
 async def both_doors(world: World) -> AsyncIterator[tuple[str, str]]:
     app = create_app(world.settings("us-east"))
     async with (
-        serving(app, protocol=fast_protocol(app.state.fast_door)) as fast,
+        serving(app, protocol=fast_protocol(app.state.fast_path)) as fast,
         serving(without_lifespan(app)) as slow,
     ):
         region = app.state.region

@@ -143,7 +143,7 @@ async def test_the_last_known_are_there_without_the_coordinator(world: World, tm
 async def _limits(agent: Agent, tenant: str, burst: int) -> bool:
     policies = agent.region.admission.policies
     assert policies is not None
-    [demanded] = policies.demand(SEARCH | {"tenant": tenant}, None)
+    [demanded] = policies.charges_for(SEARCH | {"tenant": tenant}, None)
     return getattr(demanded.charge, "burst", None) == burst
 
 

@@ -333,21 +333,21 @@ async def test_whoever_loses_between_the_questions_gives_a_bucket_back_what_it_t
     peek = (await agent.check(subject("/rates"), mode="peek")).json()
     full = next(each["limit"] for each in peek["policies"] if each["policy"] == "fast")
     bucket, window = (agent.whole.cells[cell_of(key)] for key in ("bucket:tenant=acme", "window:user=ann"))
-    ask, asked = window.admission.ask, 0
+    ask, asked = window.admission.decide_in_store, 0
 
-    def late(asked_: Any, on_verdict: Any) -> None:
+    def late(plan: Any, on_verdict: Any) -> None:
         nonlocal asked
         asked += 1
         if asked == 2:
-            taken = asked_._replace(request=asked_.request._replace(mode="enforce"), hold_ms=None, is_step=False)
+            taken = plan._replace(request=plan.request._replace(mode="enforce"), hold_ms=None, is_subrequest=False)
             ask(taken, lambda _: None, times=25)
-        ask(asked_, on_verdict)
+        ask(plan, on_verdict)
 
-    window.admission.ask = late  # type: ignore[method-assign, assignment]
+    window.admission.decide_in_store = late  # type: ignore[method-assign, assignment]
     answer = await agent.check(subject("/rates"))
     assert asked == 2, "it was asked, and then told to set aside"
     assert told(answer)[:2] == (429, "steady")
-    window.admission.ask = ask  # type: ignore[method-assign]
+    window.admission.decide_in_store = ask  # type: ignore[method-assign]
     await until(lambda: bucket.breaker.calls >= 3)
     told_later = {
         each["policy"]: each["remaining"] for each in (await agent.check(subject("/rates"))).json()["policies"]

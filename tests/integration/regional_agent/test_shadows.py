@@ -103,7 +103,7 @@ async def test_a_hot_key_with_a_shadow_is_counted_to_the_unit(world: World) -> N
     answers = await asyncio.gather(*(agent.check({"tenant": "acme", "route": "/v1/hot"}) for _ in range(300)))
     assert [answer.status_code for answer in answers] == [200] * 300
     assert sorted(shadow_of(answer)[1] for answer in answers if shadow_of(answer)[0]) == list(range(100))
-    assert agent.region.slicing.taken == 0
+    assert agent.region.slices.taken == 0
 
 
 # --- holds ------------------------------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ async def test_every_door_gives_out_the_same_slice_by_slice(doors: Doors, world:
         chance = random.Random(7)
         costs = [chance.choice([1, 1, 1, 1, 2, 5, 40]) for _ in range(400)]
         heard = {tenant: [await ask(tenant, cost) for cost in costs] for tenant, ask in ways.items()}
-    assert doors.agent.region.slicing.taken > 3
-    assert engine.region.cells[0].slicing.taken > 1
+    assert doors.agent.region.slices.taken > 3
+    assert engine.region.cells[0].slices.taken > 1
     left, expected = BURST, []
     for cost in costs:  # nothing comes in so short a time
         left -= cost if cost <= left else 0
@@ -132,7 +132,7 @@ async def test_a_quota_may_have_none(doors: Doors, world: World) -> None:
     assert (await world.admin.put("/v1/limits", json=document(slices=False))).is_success
     await until(lambda: doors.agent.region.admission.policies is not before)
     assert await crowd(doors.agent, 500) == 500
-    assert doors.agent.region.slicing.taken == 0
+    assert doors.agent.region.slices.taken == 0
 
 
 async def test_what_was_taken_by_older_limits_is_not_given_out_by_newer_ones(doors: Doors, world: World) -> None:
@@ -146,15 +146,15 @@ async def test_what_was_taken_by_older_limits_is_not_given_out_by_newer_ones(doo
     putting = asyncio.create_task(world.admin.put("/v1/limits", json=fewer))
     while region.admission.policies is before:
         assert await crowd(doors.agent, 50) > 0
-    assert region.slicing.taken
-    assert region.slicing.units_here("api:tenant=acme") == 0
+    assert region.slices.taken
+    assert region.slices.units_here("api:tenant=acme") == 0
     await doors.agent.check(HOT, mode="peek")  # behind whatever goes back yet
     assert await crowd(doors.agent, 500) <= narrow
     assert (await putting).is_success
 
 
 async def test_an_adjustment_takes_what_lies_here_before_the_bucket_goes_below_zero(doors: Doors) -> None:
-    slicing = doors.agent.region.slicing
+    slicing = doors.agent.region.slices
     assert await crowd(doors.agent, 300) == 300
     while not slicing.units_here("api:tenant=acme"):  # it may have gone back by now
         assert await crowd(doors.agent, 50) == 50
@@ -181,7 +181,7 @@ async def test_a_client_that_hangs_up_takes_no_slice_with_it(doors: Doors) -> No
         task.cancel()
     await asyncio.gather(*gone, return_exceptions=True)
     assert await crowd(doors.agent, 300) == 300
-    assert doors.agent.region.slicing.taken <= doors.agent.region.breaker.calls < 330
+    assert doors.agent.region.slices.taken <= doors.agent.region.breaker.calls < 330
 
 
 async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> None:

@@ -11,7 +11,7 @@ from coordinator.exchange.rules.granting import Offer, Terms, offer_of
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement, quotas_of
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
 from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
-from regional_agent.admission.policies import Policies, begun, edges_ms
+from regional_agent.admission.policies import Policies, edges_ms, is_in_force
 from regional_agent.store.types import AllowanceCharge
 
 NOON = datetime(2026, 11, 18, 12, tzinfo=UTC)
@@ -63,9 +63,9 @@ def test_both_sides_give_the_limit_that_the_rule_gives(
 ) -> None:
     subject = {"tenant": tenant, "user": user}
     bundle = PolicyBundle(version=1, document=DOCUMENT, subscriptions={}, weight=1, total_weight=1, overrides=terms)
-    [demanded] = Policies(bundle, age_ms).demand(subject | {"route": "/x"}, None)
+    [demanded] = Policies(bundle, age_ms).charges_for(subject | {"route": "/x"}, None)
     assert isinstance(demanded.charge, AllowanceCharge)
-    in_force = {term.key: term.limit for term in terms if begun(term, age_ms)}
+    in_force = {term.key: term.limit for term in terms if is_in_force(term, age_ms)}
     entitled = entitlement(Catalogue(1, quotas_of(DOCUMENT), None, {}, {}, in_force), demanded.charge.quota)
     assert isinstance(entitled, Entitlement)
     assert demanded.charge.limit == entitled.limit == naive(terms, subject, age_ms)

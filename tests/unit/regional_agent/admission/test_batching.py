@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.check import Check, Subject
-from regional_agent.admission.engine import Asked
-from regional_agent.http.schemas import Verdict
+from regional_agent.admission.answers import Verdict
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.store.batcher import MAX_REQUESTS
 from tests.simulation.test_slices import Agent, Region
 from tests.simulation.virtual_time import VirtualLoop
@@ -31,7 +31,7 @@ def live(what: Callable[[Agent], Coroutine[Any, Any, None]], *, limit: str = LIM
 
 
 async def ask_at_once(
-    agent: Agent, times: int = TIMES, deaf: int | None = None, asked: Asked | None = None
+    agent: Agent, times: int = TIMES, deaf: int | None = None, asked: CheckPlan | None = None
 ) -> list[Verdict]:
     """And wait for a second, which is no time here."""
     told: list[Verdict] = []
@@ -42,9 +42,9 @@ async def ask_at_once(
         if number == deaf:
             raise RuntimeError("a hearer's own fault")
 
-    asked = asked or agent.admission.asked(CHECK)
+    asked = asked or agent.admission.plan_check(CHECK)
     for number in range(times):
-        agent.admission.ask(asked, lambda outcome, number=number: hear(number, outcome))  # type: ignore[misc]
+        agent.admission.decide_in_store(asked, lambda outcome, number=number: hear(number, outcome))  # type: ignore[misc]
     assert len(agent.batcher._runs) == (1 if times <= MAX_REQUESTS else 2), "sent as a run"
     await agent.rest(1)
     return told
@@ -81,14 +81,14 @@ def test_each_of_a_crowd_counts() -> None:
         (hot,) = agent.leasing.hottest(1)
         assert hot.demand_milli > 5_000, "units a second, as an average of a second has it"
         assert agent.metrics.registry.get_sample_value("leasehold_check_seconds_count") == TIMES
-        assert agent.slicing.taken == 1, "ten requests within 100 ms are hot"
+        assert agent.slices.taken == 1, "ten requests within 100 ms are hot"
 
     live(crowd, limit="1/hour, burst 900", slices=True)
 
 
 def test_who_asks_in_the_next_turn_is_another_call() -> None:
     async def two_crowds(agent: Agent) -> None:
-        before, asked = agent.connection.calls, agent.admission.asked(CHECK)
+        before, asked = agent.connection.calls, agent.admission.plan_check(CHECK)
         assert [len(await ask_at_once(agent, 2, asked=asked)) for _ in range(2)] == [2, 2]
         assert agent.connection.calls == before + 2
         assert agent.admission._last is not None

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from protocol.check import DenialCause, PolicyAnswer
+from regional_agent.admission.answers import answer_of
 from regional_agent.admission.decision_log import LINES, WINDOW_MS, DecisionLog
-from regional_agent.http.schemas import answer_of
 
 ACME = {"tenant": "acme"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol.policy import LimitsDocument, PolicyBundle
 from regional_agent.admission.policies import Policies
-from regional_agent.admission.rules.generational_cache import Remembered
+from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 
 texts = st.text("ab/", max_size=6)  # few letters, so that prefixes are prefixes of each other
@@ -94,7 +94,7 @@ def test_a_star_within_a_route_is_one_segment_and_at_its_end_whatever_follows() 
 
 @given(st.integers(1, 5), st.lists(st.integers(0, 20)))
 def test_what_is_remembered_is_true_and_bounded(most: int, asked: list[int]) -> None:
-    squares: Remembered[int, int] = Remembered(most)
+    squares: GenerationalCache[int, int] = GenerationalCache(most)
     last_used: list[int] = []
     for number in asked:
         known = squares.get(number)

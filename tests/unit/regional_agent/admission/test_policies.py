@@ -52,7 +52,7 @@ def test_routes_match_exactly_or_by_prefix_and_by_method(policies: Policies) -> 
 
 def test_the_plan_gives_the_limit_and_the_weight_the_share(policies: Policies) -> None:
     subject = {"tenant": "acme", "ip": "203.0.113.9", "route": "/v1/exports", "method": "POST"}
-    allowance, rate = (each.charge for each in policies.demand(subject, None))
+    allowance, rate = (each.charge for each in policies.charges_for(subject, None))
     assert allowance == AllowanceCharge("exports:tenant=acme", 1, 1000, '{"policy":"export"}')
     assert rate == RateCharge(
         "api:ip=203.0.113.9,route=%2Fv1%2Fexports", 1, 33_333_333, 66, may_slice=True, is_shared=True
@@ -70,7 +70,7 @@ def told_of(usage_by: list[str], **subject: str) -> str:
     )
     assert {fault.rule for fault in faults_of(document)} <= {"plans"}  # as documents of an older release may have
     bundle = PolicyBundle(version=3, document=document, subscriptions={}, weight=1, total_weight=1)
-    (demanded,) = Policies(bundle).demand({"tenant": "acme", **subject}, None)
+    (demanded,) = Policies(bundle).charges_for({"tenant": "acme", **subject}, None)
     assert isinstance(demanded.charge, AllowanceCharge)
     return demanded.charge.dimensions
 
@@ -88,25 +88,29 @@ def test_usage_is_told_apart_by_what_the_policy_says() -> None:
 
 
 def test_a_tenant_on_no_plan_is_on_the_default_plan(policies: Policies) -> None:
-    charge = policies.demand({"tenant": "new", "ip": "::1", "route": "/v1/exports", "method": "POST"}, None)[0].charge
+    charge = policies.charges_for({"tenant": "new", "ip": "::1", "route": "/v1/exports", "method": "POST"}, None)[
+        0
+    ].charge
     assert isinstance(charge, AllowanceCharge)
     assert charge.limit == 10
 
 
 def test_a_plan_without_a_limit_is_limited_to_nothing(policies: Policies) -> None:
-    charge = policies.demand({"tenant": "new", "route": "/v1/vip"}, None)[0].charge
+    charge = policies.charges_for({"tenant": "new", "route": "/v1/vip"}, None)[0].charge
     assert charge == RateCharge("vip:tenant=new", 1, 0, 0, may_slice=True, is_shared=True)
 
 
 def test_the_requests_cost_replaces_the_policys(policies: Policies) -> None:
-    assert [policies.demand({"tenant": "a", "route": "/v1/search"}, cost)[0].charge.cost for cost in (None, 2)] == [
+    assert [
+        policies.charges_for({"tenant": "a", "route": "/v1/search"}, cost)[0].charge.cost for cost in (None, 2)
+    ] == [
         5,
         2,
     ]
 
 
 def test_what_may_run_at_once_is_shared_by_weight_too(policies: Policies) -> None:
-    charge = policies.demand({"tenant": "acme", "route": "/v1/reports"}, None)[0].charge
+    charge = policies.charges_for({"tenant": "acme", "route": "/v1/reports"}, None)[0].charge
     assert charge == SlotCharge("reports:tenant=acme", 1, 3, 600_000), "a third of eleven"
 
 
@@ -126,7 +130,7 @@ def test_what_a_shadow_cannot_read_is_no_fault_of_the_request() -> None:
         ({"ip": "nonsense"}, ["search"]),
         ({"user": "eve", "ip": "10.1.2.3"}, ["search", "by-user", "by-ip"]),
     ):
-        demanded = policies.demand(subject | extra, None)
+        demanded = policies.charges_for(subject | extra, None)
         assert [each.policy.spec.name for each in demanded] == met
     assert [each.is_shadow for each in demanded] == [False, True, True]
     assert demanded[1].charge == RateCharge("tried:user=eve", 1, 3_000_000, 3, is_shadow=True), "and it has no slices"
@@ -134,7 +138,7 @@ def test_what_a_shadow_cannot_read_is_no_fault_of_the_request() -> None:
 
 def test_a_missing_field_is_refused_by_name(policies: Policies) -> None:
     with pytest.raises(UnknownSubjectField, match="'search' counts by 'tenant'"):
-        policies.demand({"route": "/v1/search"}, None)
+        policies.charges_for({"route": "/v1/search"}, None)
 
 
 WITH_TWO_FIELDS = {
@@ -168,7 +172,7 @@ def test_a_value_that_no_quota_key_may_hold_is_refused_by_its_field(
     document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
     policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
     with pytest.raises(InvalidSubjectValue) as refused:
-        policies.demand(subject, None)
+        policies.charges_for(subject, None)
     assert (refused.value.field, refused.value.rule) == (field, rule)
 
 
@@ -177,14 +181,14 @@ def test_a_key_of_just_the_length_that_is_accepted_is_built() -> None:
     both = {"tenant": "/" * 80, "user": "u", "route": "/v1"}
     room = MAX_QUOTA_KEY_LENGTH - len("exports:tenant=,user=") - 3 * 80
     policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
-    fits, *_ = policies.demand(both | {"user": "u" * room}, None)
+    fits, *_ = policies.charges_for(both | {"user": "u" * room}, None)
     assert len(fits.charge.quota) == MAX_QUOTA_KEY_LENGTH
     with pytest.raises(InvalidSubjectValue):
-        policies.demand(both | {"user": "u" * (room + 1)}, None)
+        policies.charges_for(both | {"user": "u" * (room + 1)}, None)
 
 
 def test_a_shadow_policy_leaves_out_what_it_cannot_count_by() -> None:
     document = msgspec.convert(DOCUMENT | WITH_TWO_FIELDS, LimitsDocument)
     policies = Policies(PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1))
     subject = {"tenant": "a", "user": "u", "route": "/v1", "api_key": "/" * 200}
-    assert [each.policy.name for each in policies.demand(subject, None)] == ["both", "path"]
+    assert [each.policy.name for each in policies.charges_for(subject, None)] == ["both", "path"]

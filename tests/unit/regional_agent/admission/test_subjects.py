@@ -126,7 +126,7 @@ def test_a_compiled_document_is_read_as_a_person_reads_it(
     for subject in subjects * 2:  # the second time it is remembered
         found = [
             (each.policy.spec.name, each.charge.cost, dict(parse_quota_key(each.charge.quota)[1]))
-            for each in policies.demand(subject, None)
+            for each in policies.charges_for(subject, None)
         ]
         assert sorted(found, key=lambda each: each[0]) == read(document, subject)
 
@@ -143,9 +143,9 @@ QUOTAS = [{"name": "q", "kind": "rate", "limit": "1/second"}]
 def test_an_address_that_is_none_or_missing_is_said() -> None:
     policies = compiled({"quotas": QUOTAS, "policies": [{"name": "p", "quota": "q", "by": ["ip_prefix"]}]})
     with pytest.raises(InvalidAddress, match=r"'1.2.3' does not appear"):
-        policies.demand({"ip": "1.2.3"}, None)
+        policies.charges_for({"ip": "1.2.3"}, None)
     with pytest.raises(UnknownSubjectField, match=r"'p' counts by 'ip'"):
-        policies.demand({"tenant": "t"}, None)
+        policies.charges_for({"tenant": "t"}, None)
 
 
 def test_a_request_without_an_address_is_in_no_network() -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 
 from protocol.policy import LimitsDocument, PolicyBundle
-from regional_agent.admission.engine import Asked
+from regional_agent.admission.answers import Window
+from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies
-from regional_agent.cluster.multi_cell import without_strangers
+from regional_agent.cluster.multi_cell import drop_foreign_shadows
 from regional_agent.cluster.rules.cells import cell_of
-from regional_agent.http.schemas import Window
 from regional_agent.store.types import Operation, StoreRequest
 
 
@@ -22,7 +22,7 @@ def quotas() -> tuple[str, str, str]:
     return first, near, far
 
 
-def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) -> Asked:
+def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) -> CheckPlan:
     """Of a request that meets policies on these quotas, each in shadow or not."""
     document: dict[str, Any] = {
         "quotas": [{"name": name, "kind": "rate", "limit": "5/second"} for name, _ in policies],
@@ -32,15 +32,17 @@ def asked_of(*policies: tuple[str, bool], operation: Operation | None = None) ->
         version=1, document=msgspec.convert(document, LimitsDocument), subscriptions={}, weight=1, total_weight=1
     )
     subject = {"user": "a"}
-    demanded = Policies(bundle).demand(subject, None)
-    charges = tuple(each.charge for each in demanded)
-    return Asked(subject, demanded, StoreRequest("enforce", charges, operation), [Window(1)] * len(demanded))
+    policy_charges = Policies(bundle).charges_for(subject, None)
+    charges = tuple(each.charge for each in policy_charges)
+    return CheckPlan(
+        subject, policy_charges, StoreRequest("enforce", charges, operation), [Window(1)] * len(policy_charges)
+    )
 
 
-def kept(asked: Asked) -> list[str]:
+def kept(asked: CheckPlan) -> list[str]:
     """The quotas that are asked about."""
-    asked = without_strangers(asked)
-    assert len(asked.windows) == len(asked.request.charges) == len(asked.demanded)
+    asked = drop_foreign_shadows(asked)
+    assert len(asked.windows) == len(asked.request.charges) == len(asked.policy_charges)
     return [charge.quota.partition(":")[0] for charge in asked.request.charges]
 
 

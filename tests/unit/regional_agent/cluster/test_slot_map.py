@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.identifiers import quota_key
-from regional_agent.cluster.rules.cells import CELLS, cell_of, home_of
+from regional_agent.cluster.rules.cells import CELLS, cell_of, operation_cell
 from regional_agent.cluster.rules.slot_map import Place, nodes_of, places_of, slot_of
 
 ONE = "one 10.0.0.1:7000@17000,node-one master - 0 0 {one} connected 0-8191 [9842->-two]"
@@ -56,9 +56,9 @@ def test_a_node_that_does_not_know_its_address_is_where_it_was_asked() -> None:
 @pytest.mark.parametrize("tenant", ["acme", "a,b=c:d", "größe", ""])
 def test_all_that_is_counted_by_a_tenant_lies_with_its_operations(tenant: str) -> None:
     dimensions = [[("tenant", tenant)], [("tenant", tenant), ("user", "x")], [("route", "y"), ("tenant", tenant)]]
-    assert {cell_of(quota_key("exports", each)) for each in dimensions} == {home_of(tenant)}
+    assert {cell_of(quota_key("exports", each)) for each in dimensions} == {operation_cell(tenant)}
 
 
 def test_what_is_counted_otherwise_lies_by_its_own_key_and_every_cell_has_some() -> None:
     assert {cell_of(quota_key("exports", [("user", str(n))])) for n in range(500)} == set(range(CELLS))
-    assert {home_of(str(n)) for n in range(500)} == set(range(CELLS))
+    assert {operation_cell(str(n)) for n in range(500)} == set(range(CELLS))

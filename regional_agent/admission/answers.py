@@ -1,0 +1,127 @@
+"""What a check is answered: the answer of each policy, the answer of the check, and a verdict for the HTTP headers."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
+from protocol.clock import Clock
+from protocol.outcomes import DenialReason
+from protocol.periods import calendar_of, period_at
+from regional_agent.admission.policies import PolicyCharge
+from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
+from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
+from regional_agent.leasing.quotas import Leasing
+from regional_agent.store.types import AllowanceCharge, PolicyDecision, RateCharge, SlotCharge
+
+
+class Window(NamedTuple):
+    """The time window of a policy, for the RateLimit headers."""
+
+    seconds: int
+    refills: bool = False  # its units come back one by one, and not all at once
+
+
+class Verdict(Struct, frozen=True, gc=False):
+    """The answer to a check, and the window of each of its policies."""
+
+    answer: CheckAnswer
+    windows: Sequence[Window]
+    hold: HoldTerms | None = None  # where units were set aside
+
+    def held(self, ttl_ms: int) -> HoldTerms:
+        """Return the hold, or a hold of nothing where the work may be done but no units could be set aside."""
+        return self.hold or HoldTerms(HoldId.of_nothing(), ttl_ms)
+
+
+def answer_of(allowed: bool, degraded: str | None, policies: list[PolicyAnswer]) -> CheckAnswer:
+    """Return the answer of a check. `denied_by` is the policy that will pass last, or never."""
+    if allowed:
+        return CheckAnswer(allowed=True, degraded=degraded, policies=policies, denied_by=None, retry_after_ms=0)  # type: ignore[arg-type]
+    denials = [policy for policy in policies if not (policy.allowed or policy.shadow)]
+    last = max(denials, key=_passes_last, default=None)
+    return CheckAnswer(
+        allowed=allowed,
+        degraded=degraded,  # type: ignore[arg-type]  # the modes of StoreFailure
+        policies=policies,
+        denied_by=None if last is None else last.policy,
+        retry_after_ms=0 if last is None else last.retry_after_ms,
+    )
+
+
+def _passes_last(policy: PolicyAnswer) -> tuple[bool, int]:
+    return policy.retry_after_ms is None, policy.retry_after_ms or 0
+
+
+def window_of(each: PolicyCharge) -> Window:
+    charge = each.charge
+    if isinstance(charge, RateCharge) and charge.window_ms:
+        return Window(charge.window_ms // 1000)
+    if isinstance(charge, RateCharge) and charge.rate_micro:
+        return Window(max(1, charge.burst * 1_000_000 // charge.rate_micro), refills=True)
+    return Window(each.policy.window_s)
+
+
+NO_POLICY_MATCHES = Verdict(answer_of(True, None, []), [])
+
+
+class PolicyAnswers:
+    """Puts a policy's decision by the store into the words of the API."""
+
+    def __init__(self, leasing: Leasing, clock: Clock) -> None:
+        self._leasing = leasing
+        self._clock = clock
+
+    def answer(self, each: PolicyCharge, decision: PolicyDecision) -> PolicyAnswer:
+        if decision.code:
+            return self._denial(each, decision)
+        policy = each.policy
+        return PolicyAnswer(
+            policy=policy.name,
+            quota=policy.quota_name,
+            kind=policy.kind,
+            allowed=True,
+            limit=decision.limit,
+            remaining=decision.remaining,
+            reset_ms=decision.reset_ms,
+            retry_after_ms=0,
+            delay_ms=decision.delay_ms,
+            shadow=policy.is_shadow,
+        )
+
+    def _denial(self, each: PolicyCharge, decision: PolicyDecision) -> PolicyAnswer:
+        policy, charge = each.policy, each.charge
+        is_allowance = isinstance(charge, AllowanceCharge)
+        cause = cause_of(decision.reason, self._leasing.outlook(charge.quota) if is_allowance else LeaseOutlook())
+        certain_ms, reset_ms = decision.retry_after_ms, decision.reset_ms
+        if is_allowance and not reset_ms:  # no lease says when the period ends
+            reset_ms = self._period_ends_in_ms(each)
+            certain_ms = certain_ms or reset_ms
+        if isinstance(charge, SlotCharge):
+            certain_ms = min(certain_ms, RETRY_MS)  # mostly a slot is released before it runs out
+        return PolicyAnswer(
+            policy=policy.name,
+            quota=policy.quota_name,
+            kind=policy.kind,
+            allowed=False,
+            limit=decision.limit,
+            remaining=_remaining_here(decision, cause) if is_allowance else decision.remaining,
+            reset_ms=reset_ms,
+            retry_after_ms=retry_after_ms(cause, certain_ms),
+            reason=cause,
+            shadow=policy.is_shadow,
+        )
+
+    def _period_ends_in_ms(self, each: PolicyCharge) -> int:
+        """Return when the period ends by this machine's calendar: the coordinator has not said it yet."""
+        now = self._clock.now()
+        period = period_at(calendar_of(each.policy.quota, each.began_at), now)
+        return max(1, int((period.ends_at - now).total_seconds() * 1000))
+
+
+def _remaining_here(decision: PolicyDecision, cause: DenialCause) -> int:
+    """Return what a denied allowance has left for smaller costs: units of other regions do not help this one."""
+    if cause is DenialCause.NEVER:
+        return decision.remaining
+    return 0 if decision.reason == DenialReason.LEASE_EXPIRED else max(0, min(decision.remaining, decision.available))

@@ -1,0 +1,102 @@
+"""The plan of a check: everything about it that is known before any store is asked."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from protocol.check import Check, Hold
+from protocol.policy import QuotaKind
+from regional_agent.admission.answers import Window, window_of
+from regional_agent.admission.blocks import Blocked
+from regional_agent.admission.policies import HoldNeeded, Policies, PolicyCharge, Subject, digest
+from regional_agent.admission.rules.ceilings import AboveCeiling, allowance_ceiling, rate_ceiling
+from regional_agent.admission.rules.hold_ids import HoldId
+from regional_agent.admission.rules.modes import LOOKS
+from regional_agent.store.types import AllowanceCharge, Operation, RateCharge, SlotCharge, StoreRequest
+
+ALLOWANCE_OPERATION_TTL_MS = 24 * 3600 * 1000
+OTHER_OPERATION_TTL_MS = 10 * 60 * 1000
+
+
+class CheckPlan(NamedTuple):
+    """A check, and what each policy that it meets takes of which quota."""
+
+    subject: Subject
+    policy_charges: list[PolicyCharge]
+    request: StoreRequest
+    windows: list[Window]
+    blocked: Blocked | None = None  # then the rest is empty
+    hold_ms: int | None = None  # of a hold: how long it lasts
+    sibling_holds: tuple[HoldId, ...] = ()  # what is set aside for the same request in other cells
+    is_subrequest: bool = False  # one cell's part of a request over several cells, whose answer is not known yet
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Return whether the same check has the same plan as long as the policies do not change."""
+        return self.blocked is None and self.request.operation is None
+
+    @property
+    def demand_already_counted(self) -> bool:
+        """Return whether the peek of the same request over several cells has counted its demand."""
+        return self.is_subrequest and self.request.mode not in LOOKS
+
+
+def subject_of(check: Check) -> Subject:
+    subject: Subject = msgspec.to_builtins(check.subject)
+    return subject
+
+
+def plan_blocked(check: Check, subject: Subject, blocked: Blocked) -> CheckPlan:
+    return CheckPlan(subject, [], StoreRequest(check.mode, []), [], blocked)
+
+
+def plan_request(policies: Policies, check: Check, subject: Subject, adjust_ceiling: int) -> CheckPlan:
+    """Raises UnknownSubjectField, InvalidAddress, InvalidSubjectValue or AboveCeiling."""
+    policy_charges = policies.charges_for(subject, check.cost)
+    if check.mode == "adjust":
+        _refuse_above_ceiling(policy_charges, adjust_ceiling)
+    request = StoreRequest(
+        check.mode, tuple(each.charge for each in policy_charges), _operation(check, subject, policy_charges)
+    )
+    return CheckPlan(subject, policy_charges, request, [window_of(each) for each in policy_charges])
+
+
+def require_no_slots(plan: CheckPlan, mode: str) -> None:
+    """Raise HoldNeeded where a check would take slots, which only a hold can release."""
+    for each in plan.policy_charges:
+        if isinstance(each.charge, SlotCharge) and mode != "peek" and not each.charge.is_shadow:
+            raise HoldNeeded(each.policy.spec.name)
+
+
+def as_hold(plan: CheckPlan, hold: Hold) -> CheckPlan:
+    """Turn the plan of a check into the plan of a hold: allowances set units aside, and the rest costs the same."""
+    policy_charges = [each.for_hold(hold.units) for each in plan.policy_charges]
+    operation = plan.request.operation
+    if operation is not None:
+        operation = operation._replace(body=digest(["hold", operation.body, str(hold.units), str(hold.ttl_ms)]))
+    request = StoreRequest("hold", tuple(each.charge for each in policy_charges), operation)
+    return plan._replace(policy_charges=policy_charges, request=request, hold_ms=hold.ttl_ms)
+
+
+def _refuse_above_ceiling(policy_charges: Sequence[PolicyCharge], factor: int) -> None:
+    for each in policy_charges:
+        charge = each.charge
+        if isinstance(charge, AllowanceCharge):
+            ceiling = allowance_ceiling(charge.limit, factor)
+        elif isinstance(charge, RateCharge):
+            ceiling = rate_ceiling(charge.rate_micro, charge.burst, factor)
+        else:
+            continue
+        if charge.cost > ceiling:
+            raise AboveCeiling("cost", each.policy.name, ceiling)
+
+
+def _operation(check: Check, subject: Subject, policy_charges: Sequence[PolicyCharge]) -> Operation | None:
+    """Return the check's operation. It is known within its tenant; another body under the same id is refused."""
+    if check.operation_id is None or check.mode == "peek":
+        return None
+    has_allowance = any(each.policy.quota.kind is QuotaKind.ALLOWANCE for each in policy_charges)
+    body = digest([check.mode, str(check.cost), *(f"{field}={value}" for field, value in sorted(subject.items()))])
+    ttl_ms = ALLOWANCE_OPERATION_TTL_MS if has_allowance else OTHER_OPERATION_TTL_MS
+    return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, ttl_ms)
