@@ -24,7 +24,7 @@ from msgspec import Struct
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.exports.rules import ExportFormat, ExportRow, encoded, heading
-from coordinator.usage.read_usage import PLAN_FOR_WHAT_IS_ASKED
+from coordinator.usage.read_usage import PLAN_FOR_EACH_QUESTION
 
 CHUNK = 5_000  # lines
 STRETCH = 50_000  # transfers that are looked through for them
@@ -181,7 +181,7 @@ async def _rows(database: Database, export: Export, end: int, after: int) -> lis
 
 async def _read(database: Database, statement: str, *asked: object) -> list[asyncpg.Record]:
     async def read(connection: Connection) -> list[asyncpg.Record]:
-        await connection.execute(PLAN_FOR_WHAT_IS_ASKED)
+        await connection.execute(PLAN_FOR_EACH_QUESTION)
         return list(await connection.fetch(statement, *asked))
 
     return await database.run(read, snapshot=True)

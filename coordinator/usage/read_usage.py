@@ -1,4 +1,4 @@
-"""Sum usage up, as finance asked. Wants a snapshot.
+"""Sum usage up by the dimensions of a question. It needs a snapshot.
 
 An answer is pinned to a ledger position, `as_of`: only reports up to it count, so that the pages of one answer add up
 while usage goes on being booked. At a sealed position nothing can join any more (proof/seal.py), so that answer
@@ -14,12 +14,46 @@ books know what was asked for, and how many units regions hold of it that no rep
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import asyncpg
 from msgspec import Struct, field
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Select,
+    SelectBase,
+    Table,
+    Text,
+    and_,
+    any_,
+    case,
+    exists,
+    func,
+    or_,
+    select,
+    true,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from coordinator.database.compiled import Statement, compiled, constant, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import (
+    Timestamp,
+    correction,
+    lease,
+    period,
+    pool,
+    report,
+    transfer,
+    usage_day,
+    usage_hour,
+)
 from coordinator.proof.seal import Sealed, find_sealed
 from coordinator.usage.rules.usage import OF_LEASES, OF_POOLS, Dimension, Kept, UsageQuestion
 
@@ -61,7 +95,7 @@ async def _first_page(connection: Connection, question: UsageQuestion, sealed: S
     page = await read_usage(connection, question, position, 0, count, last)
     unaccounted = await read_unaccounted(connection, question, position, last)
     is_used = any(row.units for row in page.rows)
-    is_known = is_used or unaccounted > 0 or await connection.fetchval(*_known(question, position, last))
+    is_known = is_used or unaccounted > 0 or await _is_known_by_ledger(connection, question, position, last)
     return UsagePage(page.rows if is_known else [], page.as_of, Coverage(is_known, unaccounted))
 
 
@@ -72,19 +106,47 @@ async def read_usage(
 
     `last`: the transfer up to which movements count that have no position.
     """
-    await connection.execute(PLAN_FOR_WHAT_IS_ASKED)
+    await connection.execute(PLAN_FOR_EACH_QUESTION)
+    cuts = question.boundaries
+    statement = _usage(
+        question.read_from,
+        tuple(question.group_by),
+        tuple(question.filters),
+        is_now=as_of is None,
+        zeros=question.zeros,
+    )
     position: int = await connection.fetchval(_POSITION) if as_of is None else as_of
-    sql = _usage(question, is_now=as_of is None)
-    rows = await connection.fetch(sql, question.boundaries, position, count, skip, last, *question.filters.values())
+    named = {"boundaries": cuts, "start": cuts[0], "end": cuts[-1], "pieces": len(cuts) - 1}
+    paged = {"position": position, "last": last, "count": count, "skip": skip}
+    rows = await connection.fetch(*statement.with_values(**named, **paged, **question.filters))
     return UsagePage(_rows(question, rows), position)
 
 
 async def read_unaccounted(
     connection: Connection, question: UsageQuestion, position: int | None, last: int | None
 ) -> int:
-    """How many units regions hold of what is asked for, or held at that position, that no report accounts for."""
-    units: int = await connection.fetchval(*_unaccounted(question, position, last))
+    """Return how many units regions hold, or held at that position, that no report accounts for."""
+    statement = _unaccounted(_filters(question, OF_LEASES), is_now=position is None)
+    units: int = await connection.fetchval(*statement.with_values(**_values(question, position, last)))
     return units
+
+
+async def _is_known_by_ledger(
+    connection: Connection, question: UsageQuestion, position: int | None, last: int | None
+) -> bool:
+    """Return whether the ledger has, or had at that position, a pool that the question is about."""
+    statement = _is_known(_filters(question, OF_POOLS), is_now=position is None)
+    return bool(await connection.fetchval(*statement.with_values(**_values(question, position, last))))
+
+
+def _filters(question: UsageQuestion, of: Collection[Dimension]) -> tuple[Dimension, ...]:
+    return tuple(dimension for dimension in question.filters if dimension in of)
+
+
+def _values(question: UsageQuestion, position: int | None, last: int | None) -> dict[str, Any]:
+    start, end = question.boundaries[0], question.boundaries[-1]
+    values = {"start": start, "end": end, "position": position, "last": last}
+    return values | {name.value: wanted for name, wanted in question.filters.items()}
 
 
 def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[UsageRow]:
@@ -100,111 +162,182 @@ def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[Usage
     return found
 
 
-# --- the statements: nothing of a caller becomes SQL, tables and columns are ours, values are parameters --------------
+# --- the statements ---------------------------------------------------------------------------------------------------
+
+# A custom plan shows the planner how little was booked since a seal; a generic plan would read every report.
+PLAN_FOR_EACH_QUESTION = "SET LOCAL plan_cache_mode = force_custom_plan"
+
+POSITION, LAST = parameter("position", BigInteger), parameter("last", BigInteger)
+START, END = parameter("start", Timestamp), parameter("end", Timestamp)
+_IN_POOL = and_(transfer.c.quota == pool.c.quota, transfer.c.period == pool.c.period)
+_IN_REPORT = and_(transfer.c.epoch == report.c.epoch, transfer.c.lane == report.c.lane, transfer.c.seq == report.c.seq)
+_IS_USAGE = transfer.c.dst == constant("consumed")
+_HAS_NO_REPORT = transfer.c.seq.is_(None)
 
 
-def _wanted(filters: Iterable[Dimension], first: int) -> str:
-    return "".join(f" AND {name} = ANY (${number}::text[])" for number, name in enumerate(filters, first))
+def _filtered(columns: ReadOnlyColumnCollection[str, Any], filters: Iterable[Dimension]) -> list[ColumnElement[bool]]:
+    return [columns[name] == any_(parameter(name, ARRAY(Text))) for name in filters]
 
 
-def _usage(question: UsageQuestion, *, is_now: bool) -> str:
-    kept = question.read_from
-    source = _BOOKED if kept is Kept.MINUTE else _ROLLED_UP[kept] + ("" if is_now else _BOOKED_SINCE)
-    columns = "".join(f"{dimension}, " for dimension in question.group_by)
-    groups = ", ".join(str(place) for place in range(1, len(question.group_by) + 2))
-    # A rollup of now needs no position; $2 and $5 are named all the same, so that Postgres knows their types.
-    return f"""
-WITH pieces AS (
-    SELECT width_bucket(at, $1::timestamptz[]) AS bucket, {columns}sum(units) AS units
-    FROM ({source}) AS usage
-    WHERE at >= ($1::timestamptz[])[1] AND at < ($1::timestamptz[])[cardinality($1::timestamptz[])]
-        AND $2::bigint IS NOT NULL AND ($5::bigint IS NULL OR $5 >= 0){_wanted(question.filters, 6)}
-    GROUP BY {groups} HAVING sum(units) <> 0
-)
-{_with_zeros(columns, groups) if question.zeros else f"SELECT * FROM pieces ORDER BY {groups}"} LIMIT $3 OFFSET $4
-"""  # noqa: S608
+@lru_cache(maxsize=256)
+def _usage(
+    kept: Kept, group_by: tuple[Dimension, ...], filters: tuple[Dimension, ...], *, is_now: bool, zeros: bool
+) -> Statement:
+    usage = _usage_lines(kept, is_now=is_now).subquery("usage")
+    bucket = func.width_bucket(usage.c.at, parameter("boundaries", ARRAY(Timestamp))).label("bucket")
+    kinds = [usage.c[dimension] for dimension in group_by]
+    pieces = (
+        select(bucket, *kinds, func.sum(usage.c.units).label("units"))
+        .where(usage.c.at >= START, usage.c.at < END, *_filtered(usage.c, filters))
+        .group_by("bucket", *kinds)
+        .having(func.sum(usage.c.units) != constant(0))
+        .cte("pieces")
+    )
+    rows = _with_zeros(pieces, group_by) if zeros else select(pieces)
+    in_order = rows.order_by("bucket", *group_by)
+    return compiled(in_order.limit(parameter("count", BigInteger)).offset(parameter("skip", BigInteger)))
 
 
-def _with_zeros(columns: str, groups: str) -> str:
-    """Each kind of usage that there is, in each piece. Without kinds there is one, even if nothing was used."""
-    kinds = f"(SELECT DISTINCT {columns.rstrip(', ')} FROM pieces) AS kinds" if columns else "(SELECT) AS kinds"  # noqa: S608
-    return f"""
-SELECT bucket, {columns}sum(units) AS units FROM (
-    SELECT * FROM pieces
-    UNION ALL SELECT bucket, {columns}0 FROM {kinds}, generate_series(1, cardinality($1::timestamptz[]) - 1) AS bucket
-) AS every_piece GROUP BY {groups} ORDER BY {groups}"""  # noqa: S608
+def _usage_lines(kept: Kept, *, is_now: bool) -> SelectBase:
+    """Return usage with its dimensions, from the transfers or from a rollup, which is of now."""
+    if kept is Kept.MINUTE:
+        return _booked()
+    rolled_up = _rolled_up(usage_day if kept is Kept.DAY else usage_hour)
+    return rolled_up if is_now else union_all(rolled_up, *_booked_since())
 
 
-def _unaccounted(question: UsageQuestion, position: int | None, last: int | None) -> list[Any]:
+def _with_zeros(pieces: CTE, group_by: Iterable[Dimension]) -> Select[Any]:
+    """Select each kind of usage that there is in each piece. Without kinds there is one, even if nothing was used."""
+    kinds = select(*(pieces.c[dimension] for dimension in group_by)).distinct().subquery("kinds")
+    numbers = (
+        func.generate_series(constant(1), parameter("pieces", Integer))
+        .table_valued("bucket", name="numbers")
+        .render_derived()
+    )
+    zeros = select(numbers.c.bucket, *kinds.c, constant(0).label("units"))
+    each_kind = zeros.join_from(numbers, kinds, true()) if kinds.c else zeros
+    every_piece = union_all(select(pieces), each_kind).subquery("every_piece")
+    columns = [every_piece.c[name] for name in ("bucket", *group_by)]
+    return select(*columns, func.sum(every_piece.c.units).label("units")).group_by(*columns)
+
+
+def _booked() -> Select[Any]:
+    counts = or_(LAST.is_(None), transfer.c.id <= LAST)
+    return (
+        _lines(transfer.c.units)
+        .select_from(transfer.join(pool, _IN_POOL).outerjoin(report, _IN_REPORT))
+        .where(_IS_USAGE, or_(report.c.position <= POSITION, and_(_HAS_NO_REPORT, counts)))
+    )
+
+
+def _booked_since() -> list[Select[Any]]:
+    """Return what was booked after the position, with its sign changed: what a rollup has too much."""
+    less = _lines(-transfer.c.units).where(_IS_USAGE)
+    return [
+        less.select_from(report.join(transfer, _IN_REPORT).join(pool, _IN_POOL)).where(report.c.position > POSITION),
+        less.select_from(transfer.join(pool, _IN_POOL)).where(_HAS_NO_REPORT, transfer.c.id > LAST),
+    ]
+
+
+def _lines(units: ColumnElement[int]) -> Select[Any]:
+    """Select transfers by dimensions. A quota that is counted by tenant knows the tenant, of others the line may."""
+
+    def said(name: str) -> ColumnElement[str]:
+        return transfer.c.dimensions.op("->>")(constant(name))
+
+    return select(
+        transfer.c.window_at.label("at"),
+        func.coalesce(pool.c.tenant, said("tenant")).label("tenant"),
+        pool.c.name.label("quota"),
+        transfer.c.quota.label("quota_key"),
+        transfer.c.region,
+        *(said(name).label(name) for name in ("policy", "route_class", "api_key", "degraded")),
+        transfer.c.period,
+        transfer.c.charge_period,
+        func.coalesce(said("counted_as"), constant("included")).label("counted_as"),
+        units.label("units"),
+    )
+
+
+def _rolled_up(table: Table) -> Select[Any]:
+    return select(
+        table.c.begins_at.label("at"),
+        table.c.tenant,
+        table.c.name.label("quota"),
+        table.c.quota.label("quota_key"),
+        *(table.c[name] for name in ("region", "policy", "route_class", "api_key", "degraded")),
+        table.c.period,
+        table.c.charge_period,
+        func.coalesce(table.c.counted_as, constant("included")).label("counted_as"),
+        table.c.units,
+    )
+
+
+@lru_cache(maxsize=64)
+def _unaccounted(filters: tuple[Dimension, ...], *, is_now: bool) -> Statement:
     """What regions hold, or held then: what they hold now, with what was moved since taken back."""
-    held = _HELD if position is None else _HELD + _MOVED_SINCE
-    sql = f"""
-SELECT coalesce(sum(units), 0) FROM (
-    SELECT pool.tenant, pool.name AS quota, quota AS quota_key, region, period, charge_period, units
-    FROM ({held}) AS held JOIN pool USING (quota, period)
-) AS held JOIN period AS its ON its.id = charge_period
-WHERE its.starts_at < $2 AND its.ends_at > $1 AND ($3::bigint IS NULL OR $3 >= 0) AND ($4::bigint IS NULL OR $4 >= 0)
-    {_wanted(_filters(question, OF_LEASES), 5)}"""  # noqa: S608
-    return [sql, question.boundaries[0], question.boundaries[-1], position, last, *_values(question, OF_LEASES)]
+    held = union_all(*_held(), *([] if is_now else _moved_since())).subquery("held")
+    of_pools = (
+        select(
+            *(pool.c.tenant, pool.c.name.label("quota"), pool.c.quota.label("quota_key")),
+            *(held.c.region, pool.c.period, held.c.charge_period, held.c.units),
+        )
+        .join(held, and_(held.c.quota == pool.c.quota, held.c.period == pool.c.period))
+        .subquery("of_pools")
+    )
+    return compiled(
+        select(func.coalesce(func.sum(of_pools.c.units), constant(0)))
+        .join(period, period.c.id == of_pools.c.charge_period)
+        .where(period.c.starts_at < END, period.c.ends_at > START, *_filtered(of_pools.c, filters))
+    )
 
 
-def _known(question: UsageQuestion, position: int | None, last: int | None) -> list[Any]:
-    sql = f"""
-SELECT EXISTS (
-    SELECT FROM (SELECT tenant, name AS quota, quota AS quota_key, period FROM pool) AS pool
-    JOIN period AS its ON its.id = period
-    WHERE its.starts_at < $2 AND its.ends_at > $1 {_wanted(_filters(question, OF_POOLS), 5)}
-        AND ($3::bigint IS NULL OR EXISTS (
-            SELECT FROM transfer LEFT JOIN report USING (epoch, lane, seq)
-            WHERE transfer.quota = pool.quota_key AND transfer.period = pool.period
-                AND (report.position <= $3 OR (transfer.seq IS NULL AND transfer.id <= $4::bigint)))))
-"""  # noqa: S608
-    return [sql, question.boundaries[0], question.boundaries[-1], position, last, *_values(question, OF_POOLS)]
+def _held() -> list[Select[Any]]:
+    of_leases = select(
+        *(lease.c.quota, lease.c.period, lease.c.period.label("charge_period"), lease.c.region),
+        (lease.c.outstanding + lease.c.suspense).label("units"),
+    )
+    late = correction.c
+    return [of_leases, select(late.quota, late.period, late.charge_period, late.region, late.suspense_carried)]
 
 
-def _filters(question: UsageQuestion, of: Collection[Dimension]) -> list[Dimension]:
-    return [dimension for dimension in question.filters if dimension in of]
+def _moved_since() -> list[Select[Any]]:
+    def is_held(account: ColumnElement[str]) -> ColumnElement[bool]:
+        return account.in_([constant(name) for name in ("outstanding", "suspense", "suspense_carried")])
+
+    left, came = (
+        case((is_held(account), transfer.c.units), else_=constant(0)) for account in (transfer.c.src, transfer.c.dst)
+    )
+    moved = select(
+        *(transfer.c.quota, transfer.c.period, transfer.c.charge_period, transfer.c.region),
+        (left - came).label("units"),
+    )
+    return [
+        moved.select_from(report.join(transfer, _IN_REPORT)).where(report.c.position > POSITION),
+        moved.where(_HAS_NO_REPORT, transfer.c.id > LAST),
+    ]
 
 
-def _values(question: UsageQuestion, of: Collection[Dimension]) -> list[list[str]]:
-    return [question.filters[dimension] for dimension in _filters(question, of)]
+@lru_cache(maxsize=64)
+def _is_known(filters: tuple[Dimension, ...], *, is_now: bool) -> Statement:
+    of_pools = select(pool.c.tenant, pool.c.name.label("quota"), pool.c.quota.label("quota_key"), pool.c.period)
+    known = of_pools.subquery("known")
+    booked = (
+        exists()
+        .select_from(transfer.outerjoin(report, _IN_REPORT))
+        .where(
+            transfer.c.quota == known.c.quota_key,
+            transfer.c.period == known.c.period,
+            or_(report.c.position <= POSITION, and_(_HAS_NO_REPORT, transfer.c.id <= LAST)),
+        )
+    )
+    found = (
+        exists()
+        .select_from(known.join(period, period.c.id == known.c.period))
+        .where(period.c.starts_at < END, period.c.ends_at > START, *_filtered(known.c, filters))
+        .where(*([] if is_now else [booked]))
+    )
+    return compiled(select(found))
 
 
-# A quota that is counted by tenant knows it; of others the usage line may tell.
-_LINE = """
-    transfer.window_at AS at, coalesce(pool.tenant, transfer.dimensions ->> 'tenant') AS tenant, pool.name AS quota,
-    transfer.quota AS quota_key, transfer.region, transfer.dimensions ->> 'policy' AS policy,
-    transfer.dimensions ->> 'route_class' AS route_class, transfer.dimensions ->> 'api_key' AS api_key,
-    transfer.dimensions ->> 'degraded' AS degraded, transfer.period, transfer.charge_period,
-    coalesce(transfer.dimensions ->> 'counted_as', 'included') AS counted_as,"""
-_BOOKED = f"""
-SELECT {_LINE} transfer.units
-FROM transfer JOIN pool USING (quota, period) LEFT JOIN report USING (epoch, lane, seq)
-WHERE transfer.dst = 'consumed'
-    AND (report.position <= $2 OR (transfer.seq IS NULL AND ($5::bigint IS NULL OR transfer.id <= $5)))"""  # noqa: S608
-_BOOKED_SINCE = f"""
-UNION ALL SELECT {_LINE} -transfer.units
-FROM report JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
-WHERE transfer.dst = 'consumed' AND report.position > $2
-UNION ALL SELECT {_LINE} -transfer.units FROM transfer JOIN pool USING (quota, period)
-WHERE transfer.dst = 'consumed' AND transfer.seq IS NULL AND transfer.id > $5"""  # noqa: S608
-_ROLLED_UP = {
-    kept: f"""
-SELECT begins_at AS at, tenant, name AS quota, quota AS quota_key, region, policy, route_class, api_key, degraded,
-    period, charge_period, coalesce(counted_as, 'included') AS counted_as, units
-FROM {table}"""  # noqa: S608
-    for kept, table in ((Kept.HOUR, "usage_hour"), (Kept.DAY, "usage_day"))
-}
-# How little was booked since a seal shows in its number alone: a plan for any number reads every report.
-PLAN_FOR_WHAT_IS_ASKED = "SET LOCAL plan_cache_mode = force_custom_plan"
 _POSITION = "SELECT coalesce(max(position), 0) FROM report"
-_HELD = """
-SELECT quota, period, period AS charge_period, region, outstanding + suspense AS units FROM lease
-UNION ALL SELECT quota, period, charge_period, region, suspense_carried FROM correction"""
-_LESS = """
-SELECT quota, period, charge_period, region,
-    CASE WHEN src IN ('outstanding', 'suspense', 'suspense_carried') THEN units ELSE 0 END
-    - CASE WHEN dst IN ('outstanding', 'suspense', 'suspense_carried') THEN units ELSE 0 END"""
-_MOVED_SINCE = f"""
-UNION ALL {_LESS} FROM report JOIN transfer USING (epoch, lane, seq) WHERE report.position > $3
-UNION ALL {_LESS} FROM transfer WHERE seq IS NULL AND id > $4"""
