@@ -133,15 +133,19 @@ def plain(line: Row | Fact | Case) -> dict[str, object]:
 
 
 def publish(name: str, tables: Mapping[str, Lines], how: Mapping[str, object], page: Path = PAGE) -> None:
-    """Its section of the page; the others stay as they are."""
+    """Replace the benchmark's section of the page where it stands, or append it. Other sections stay as they are."""
     title = f"## {name.capitalize()}"
     before = page.read_text() if page.exists() else _NEW_PAGE
-    kept = re.sub(rf"\n{title}\n.*?(?=\n## |\Z)", "", before, flags=re.DOTALL).rstrip("\n")
     shown = "".join([*map(_in_markdown, tables, tables.values()), *_pictures(name)])
-    page.write_text(f"{kept}\n\n{title}\n\n{_conditions_in_words(how)}\n{shown}")
+    section = f"\n{title}\n\n{_conditions_in_words(how)}\n{shown}"
+    place = re.search(rf"\n{title}\n.*?(?=\n## |\Z)", before, flags=re.DOTALL)
+    if place is None:
+        page.write_text(f"{before.rstrip()}\n{section}")
+    else:
+        page.write_text(f"{before[: place.start()]}{section}{before[place.end() :]}")
 
 
-_NEW_PAGE = "# Performance\n\nWritten by `./dev bench`. Only the ratios carry over to other machines.\n"
+_NEW_PAGE = "# Performance\n\nResults of `./dev bench`. Only the ratios carry over to other machines.\n"
 
 
 def _conditions_in_words(how: Mapping[str, object]) -> str:

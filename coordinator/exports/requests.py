@@ -8,7 +8,7 @@ and a walk can begin at any of the resume_points that the count has left.
 
 A Parquet file is not its lines one after the other, and another release of its library may spell the same lines in
 other bytes. So its bytes are kept, in parts, for some days, where every coordinator reads the same
-(docs/adr/0035-where-a-parquet-file-is.md).
+(docs/adr/0035-keep-parquet-exports-in-postgresql-for-a-week.md).
 """
 
 from collections.abc import AsyncIterator
