@@ -9,7 +9,8 @@ FOLDER = Path(__file__).parents[2] / "docs" / "adr"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
 SECTIONS = ["## Context", "## Decision", "## Consequences", "## Rejected alternatives"]
 _HEAD = re.compile(
-    r"# (\d+)\. (.+)\n\n\* \*\*Status:\*\* ((?:Accepted|Superseded).*)\n\* \*\*Date:\*\* \d{4}-\d\d-\d\d\n\n## Context\n"
+    r"# (\d+)\. (.+)\n\n\* \*\*Status:\*\* ((?:Accepted|Superseded).*)\n\* \*\*Date:\*\* \d{4}-\d\d-\d\d"
+    r"\n\n## Context\n"
 )
 
 
@@ -31,4 +32,6 @@ def test_the_index_lists_every_number() -> None:
             title = titles[name].partition(". ")[2]
             assert f"| {number} | [{title}]({name}" in index, title
         else:
-            assert re.search(rf"^\| {number} \| withdrawn", index, re.MULTILINE), f"{name} is neither there nor withdrawn"
+            assert re.search(rf"^\| {number} \| withdrawn", index, re.MULTILINE), (
+                f"{name} is neither there nor withdrawn"
+            )
