@@ -1,26 +1,33 @@
-"""`leasehold up`: the options, and what they mean; leasehold/local_stack does the rest."""
+"""`leasehold up` and `leasehold env`: run everything on one machine, and use it from a shell."""
 
 import json
 import os
+import re
+import shlex
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from leasehold.cli.failure import fail, say
+from leasehold.cli.api import pair
+from leasehold.cli.output import fail, warn
 from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Plan, Stack, faults_of_urls
+
+commands = typer.Typer()
 
 
 def default_data_directory() -> Path:
-    """Where the state of a user's programs belongs."""
+    """Return the place for the state of a user's programs."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "leasehold"
 
 
 Data = Annotated[
     Path | None,
-    typer.Option(help="The directory that is kept between runs. [default: leasehold in your state directory]"),
+    typer.Option(help="The directory that is kept between runs.", show_default="leasehold in your state directory"),
 ]
 Port = Annotated[
     int,
@@ -31,7 +38,7 @@ Port = Annotated[
         help="The coordinator's port; agents are at BASE+11 to +13, Postgres at BASE+32, stores at BASE+79 to +81.",
     ),
 ]
-Wan = Annotated[bool, typer.Option("--wan", help="Put regions and coordinator 80 to 200 ms apart, there and back.")]
+Wan = Annotated[bool, typer.Option("--wan", help="Put 80 to 200 ms between regions and coordinator, there and back.")]
 Postgres = Annotated[
     str | None,
     typer.Option(
@@ -46,13 +53,14 @@ Stores = Annotated[
     typer.Option(
         metavar="REGION=URL",
         envvar="LEASEHOLD_UP_STORES",
-        help="Use this Redis as the store of a region, instead of starting one; may be repeated.",
+        help="Use this Redis as the store of a region, instead of starting one; repeatable.",
     ),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Begin anew: everything in the data directory is lost.")]
-Json = Annotated[bool, typer.Option("--json", help="When ready, print what is in stack.json and nothing else.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Delete everything in the data directory first.")]
+Json = Annotated[bool, typer.Option("--json", help="When ready, print the content of stack.json and nothing else.")]
 
 
+@commands.command()
 def up(
     data: Data = None,
     port: Port = DEFAULT_BASE_PORT,
@@ -62,9 +70,9 @@ def up(
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """Run everything on this machine, until Ctrl-C: Postgres, three stores, the coordinator, three agents."""
+    """Run everything on this machine until Ctrl-C: Postgres, three stores, the coordinator, three agents."""
     began = time.monotonic()
-    stores = dict(_region_and_url(text) for text in store or [])
+    stores = dict(pair(text, "--store REGION=URL") for text in store or [])
     for fault in faults_of_urls(postgres, stores):
         fail(fault)
     plan = Plan((data or default_data_directory()).absolute(), port, wan, fresh, postgres, stores)
@@ -78,15 +86,42 @@ def up(
         typer.echo(json.dumps(stack)) if as_json else show(stack, plan.data, time.monotonic() - began)
 
     try:
-        ended_well = run_stack(plan, announce, say)
+        ended_well = run_stack(plan, announce, warn)
     except CannotStart as error:
         fail(str(error))
     if not ended_well:
         raise typer.Exit(1)
 
 
-def _region_and_url(text: str) -> tuple[str, str]:
-    region, equals, url = text.partition("=")
-    if not equals:
-        fail("--store: it must look like REGION=URL")
-    return region, url
+@commands.command()
+def env(
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The directory of `leasehold up`.", show_default="leasehold in your state directory"),
+    ] = None,
+) -> None:
+    """Print the addresses and tokens of a running `leasehold up` for a shell: eval "$(leasehold env)"."""
+    stack_file = (data or default_data_directory()).absolute() / "stack.json"
+    if not stack_file.exists():
+        fail(f"no stack is running ({stack_file} does not exist): start one with `leasehold up` in another terminal")
+    stack = json.loads(stack_file.read_text())
+    for name, value in variables(stack):
+        typer.echo(f"export {name}={shlex.quote(value)}")
+    typer.echo(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}{os.pathsep}"$PATH"')
+
+
+def variables(stack: Stack) -> Iterator[tuple[str, str]]:
+    """Yield what commands and examples read: the coordinator, the agents by region, and the tokens by scope.
+
+    LEASEHOLD_TOKEN may do everything but act for a region, so that every command works with it.
+    """
+    yield "LEASEHOLD_URL", stack["coordinator"]
+    yield "LEASEHOLD_TOKEN", stack["tokens"]["admin"]
+    for region, url in stack["agents"].items():
+        yield f"AGENT_{_as_name(region)}", url
+    for scope, token in stack["tokens"].items():
+        yield f"{_as_name(scope)}_TOKEN", token
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"\W", "_", text).upper()

@@ -1,78 +1,212 @@
-"""`leasehold usage`: what was used, told apart as asked, as a table, JSON or CSV."""
+"""`leasehold usage`, `statement` and `export`: what was used, what a tenant pays for, and usage lines as a file."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+import hashlib
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from leasehold.cli.coordinator_api import DEFAULT_URL, Json, Url, answer, asking, echo_csv, echo_json, show
-from leasehold.cli.failure import fail, say
+from leasehold.cli.api import Cli, Column, answer, api_command, fields, pair, print_csv, segment
+from leasehold.cli.output import fail, warn
 from protocol.counting import counted
 
-if TYPE_CHECKING:
-    import httpx
-
+commands = typer.Typer()
+POLL_S = 0.2
+ATTEMPTS = 5
+Period = Annotated[str, typer.Argument(metavar="PERIOD", help="Such as 2026-10, 2026-10-31 or 2026-10-31T09; UTC.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV, for a spreadsheet.")]
-AsOf = Annotated[str | None, typer.Option("--as-of", help="A sealed position or a time: the same answer for ever.")]
+AsOf = Annotated[
+    str | None, typer.Option("--as-of", help="A sealed position or a time, for an answer that never changes.")
+]
 
 
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
+@api_command(commands, scope="usage:read")
 def usage(
-    start: Annotated[str | None, typer.Option("--from", help="A date or an RFC 3339 time; this month.")] = None,
-    end: Annotated[str | None, typer.Option("--to", help="The first moment after.")] = None,
-    granularity: Annotated[str | None, typer.Option(help="PT1M, PT1H, P1D or P1M; one sum without it.")] = None,
-    time_zone: Annotated[str | None, typer.Option("--time-zone", help="Such as Europe/Berlin; UTC.")] = None,
+    cli: Cli,
+    start: Annotated[
+        str | None, typer.Option("--from", help="A date or an RFC 3339 time.", show_default="this month")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="The first moment that is not included.")] = None,
+    granularity: Annotated[str | None, typer.Option(help="PT1M, PT1H, P1D or P1M.", show_default="one sum")] = None,
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", help="A time zone, such as Europe/Berlin.", show_default="UTC")
+    ] = None,
     group_by: Annotated[str | None, typer.Option("--group-by", "-g", help="Such as tenant,region.")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Such as tenant=acme; several times.")] = None,
-    zeros: Annotated[bool, typer.Option("--zeros", help="Also pieces in which nothing was used.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Such as tenant=acme; repeatable.")] = None,
+    zeros: Annotated[bool, typer.Option("--zeros", help="Include intervals in which nothing was used.")] = False,
     as_of: AsOf = None,
-    as_json: Json = False,
     as_csv: Csv = False,
-    url: Url = DEFAULT_URL,
 ) -> None:
-    """Tell what was used. Says so if more may come, or if the books know nothing of what was asked for.
-
-    The token, with the scope usage:read, is read from LEASEHOLD_TOKEN.
-    """
+    """Print the usage of an interval, and whether more may still be reported for it."""
     asked = {"from": start, "to": end, "granularity": granularity, "time_zone": time_zone, "group_by": group_by}
-    params = {name: value for name, value in asked.items() if value is not None} | _filters(only or [])
-    params |= ({"zeros": "true"} if zeros else {}) | ({"as_of": as_of} if as_of else {})
-    with asking(url, "usage:read") as client:
-        found = _all_pages(client, params)
-    if as_json:
-        echo_json(found)
+    found = _all_pages(cli, {**asked, "zeros": zeros, "as_of": as_of, **_filters(only or [])})
+    if cli.as_json:
+        cli.print_json(found)
         return
-    names = list(dict.fromkeys((group_by or "").split(","))) if group_by else []
-    columns = ["from", "to", *names, "units"]
-    rows = [
-        [row["from"], row["to"], *(row["dimensions"][name] for name in names), row["units"]] for row in found["data"]
-    ]
-    echo_csv([columns, *rows]) if as_csv else show(
-        columns, [["" if cell is None else str(cell) for cell in row] for row in rows]
-    )
-    _tell(found["coverage"])
+    columns = ["from", "to", *dict.fromkeys(group_by.split(",") if group_by else ()), "units"]
+    rows = [{**each, **each["dimensions"]} for each in found["data"]]
+    if as_csv:
+        print_csv([columns, *([row[name] for name in columns] for row in rows)])
+    else:
+        cli.render(rows, fields(*columns))
+    _warn_about(found["coverage"])
 
 
 def _filters(only: list[str]) -> dict[str, list[str]]:
     filters: dict[str, list[str]] = {}
-    for each in only:
-        name, separator, value = each.partition("=")
-        if not separator:
-            fail(f"--only {each}: write it as tenant=acme")
+    for text in only:
+        name, value = pair(text, "--only FIELD=VALUE, such as tenant=acme")
         filters.setdefault(name, []).append(value)
     return filters
 
 
-def _all_pages(client: "httpx.Client", params: dict[str, Any]) -> dict[str, Any]:
-    """As one answer, of one position."""
-    whole: dict[str, Any] = answer(client.get("/v1/usage", params=params))
+def _all_pages(cli: Cli, params: dict[str, Any]) -> dict[str, Any]:
+    """Return all pages as one answer. They are read at one position of the ledger."""
+    whole: dict[str, Any] = cli.get("/v1/usage", **params)
     page = whole
     while after := page["page"]["next"]:
-        page = answer(client.get("/v1/usage", params=params | {"page_after": after}))
+        page = cli.get("/v1/usage", **params, page_after=after)
         whole["data"] += page["data"]
     return whole | {"page": {"next": None}}
 
 
-def _tell(coverage: dict[str, Any]) -> None:
+def _warn_about(coverage: dict[str, Any]) -> None:
     if not coverage["is_known"]:
-        say("the books have never had what was asked for")
+        warn("the ledger has no such tenant, quota, policy or region")
     elif coverage["unaccounted"]:
-        say(f"with regions, and not reported yet: {counted(coverage['unaccounted'], 'unit')} more")
+        warn(f"regions hold {counted(coverage['unaccounted'], 'unit')} more whose use they have not reported yet")
+
+
+# --- statements -------------------------------------------------------------------------------------------------------
+
+LINE: dict[str, Column] = {
+    **fields("n", "kind", "quota", "charge_period", "region", "units"),
+    "document": lambda line: (line["adjustment"] or {}).get("document", ""),
+}
+LIMIT: dict[str, Column] = {
+    **fields("quota_key", "kind", "units", "mode", "cap"),
+    "from": lambda limit: _to_the_second(limit["from"]),
+    "to": lambda limit: _to_the_second(limit["to"]),
+    **fields("plan", "reason", "document"),
+}
+REPORT = fields("position", "region", "epoch", "lane", "seq", "units", "body_hash", "movement_id")
+
+
+@api_command(commands, scope="usage:read")
+def statement(
+    cli: Cli,
+    period: Period,
+    tenant: Annotated[str, typer.Option("--tenant", "-t", help="The tenant.")],
+    line: Annotated[
+        int | None, typer.Option("--line", help="Print the reports behind this line instead of the statement.")
+    ] = None,
+    as_of: AsOf = None,
+    as_csv: Csv = False,
+    as_html: Annotated[bool, typer.Option("--html", help="Print a page that can be put on paper.")] = False,
+) -> None:
+    """Print what a tenant is billed for, and the limits that were in force. It is final once the period is closed."""
+    path = f"/v1/periods/{segment(period)}/statement"
+    if as_csv or as_html:
+        params = {"tenant": tenant, "format": "csv" if as_csv else "html"} | ({"as_of": as_of} if as_of else {})
+        response = cli.client.get(path, params=params)
+        if not response.is_success:
+            answer(response)
+        typer.echo(response.text, nl=False)
+        return
+    found = cli.get(path, tenant=tenant, as_of=as_of)
+    if line is not None:
+        at = None if found["is_final"] else found["as_of"]
+        cli.render(cli.get_all(f"/v1/statements/{found['id']}/lines/{line}/reports", as_of=at), REPORT)
+        return
+    if cli.as_json:
+        cli.print_json(found)
+        return
+    cli.render(found["lines"], LINE)
+    cli.render(found["limits"], LIMIT)
+    state = "final" if found["is_final"] else f"as of position {found['as_of']}, not final"
+    typer.echo(f"billed: {counted(found['billed'], 'unit')}; {state}; not accounted for yet: {found['unaccounted']}")
+
+
+def _to_the_second(moment: str | None) -> str | None:
+    return moment and re.sub(r"\.\d+Z$", "Z", moment)
+
+
+# --- exports ----------------------------------------------------------------------------------------------------------
+
+
+@api_command(commands, scope="usage:read")
+def export(
+    cli: Cli,
+    period: Period,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file; an existing one is replaced.")],
+    tenant: Annotated[str | None, typer.Option("--tenant", "-t", help="Only lines of this tenant.")] = None,
+    format_: Annotated[str, typer.Option("--format", help="csv, ndjson or parquet.")] = "csv",
+) -> None:
+    """Export every usage line of a period up to the newest seal, and check the file's SHA-256.
+
+    A download that breaks is resumed. Ctrl-C before the export is made cancels it.
+    """
+    body = {"period": period, "format": format_} | ({"tenant": tenant} if tenant else {})
+    manifest = _finished(cli, cli.post("/v1/exports", body))
+    partial = output.with_name(f"{output.name}.part")
+    _download(cli, manifest, partial)
+    partial.replace(output)
+    state = "final" if manifest["is_final"] else f"as of position {manifest['ledger_head']['position']}, not final"
+    cli.report(manifest, f"{output}: {counted(manifest['rows'], 'line')}, sha256 {manifest['sha256']}; {state}")
+
+
+def _finished(cli: Cli, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Wait until the export is made. Ctrl-C cancels it, so that it is not made in vain."""
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    path = f"/v1/exports/{manifest['id']}"
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("lines", total=None)
+            while manifest["finished_at"] is None:
+                progress.update(task, completed=manifest["rows"], total=manifest["rows_expected"])
+                if manifest["cancelled_at"] is not None:
+                    fail("the export was cancelled; request a new one")
+                time.sleep(POLL_S)
+                manifest = cli.get(path)
+    except KeyboardInterrupt:
+        cli.client.post(f"{path}:cancel")
+        raise
+    return manifest
+
+
+def _download(cli: Cli, manifest: dict[str, Any], partial: Path) -> None:
+    """Download the file, and resume a few times where the connection breaks."""
+    import httpx
+
+    partial.write_bytes(b"")
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _resume(cli, manifest, partial)
+        except httpx.TransportError:
+            if attempt == ATTEMPTS:
+                raise
+        else:
+            break
+    with partial.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest["sha256"]:
+            fail(f"{partial} is not what was exported: its SHA-256 differs from the manifest's")
+
+
+def _resume(cli: Cli, manifest: dict[str, Any], partial: Path) -> None:
+    size = partial.stat().st_size
+    headers = {"Accept-Encoding": "identity", "If-Range": f'"{manifest["sha256"]}"'}
+    headers |= {"Range": f"bytes={size}-"} if size else {}
+    with cli.client.stream("GET", f"/v1/exports/{manifest['id']}/data", headers=headers) as response:
+        if not response.is_success:
+            answer(response)
+        with partial.open("ab") as file:
+            for piece in response.iter_bytes():
+                file.write(piece)

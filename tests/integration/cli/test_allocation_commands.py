@@ -107,7 +107,7 @@ async def spoken_of(world: World, shell: Shell) -> None:
 
 async def test_who_may_use_how_much_of_a_shared_rate(shell: Shell, spoken_of: None) -> None:
     heading, columns, *regions = (await shell.said("rates", "--quota", "pages", "--watch")).splitlines()
-    assert heading.startswith("pages:tenant=acme 90/s, adaptive: beyond it at most 90 units, so far at most ")
+    assert heading.startswith("pages:tenant=acme 90/s, adaptive: at most 90 units above it, so far at most ")
     assert columns.split()[0] == "region"
     assert {line.split()[0]: line.split()[2] for line in regions if "ago" in line} == {"us-east": "80.5/s"}
     assert {line.split()[0] for line in regions} == {"us-east", "eu-west", "ap-south"}
@@ -128,7 +128,7 @@ async def test_how_many_shared_slots_may_be_in_use_where(shell: Shell, spoken_of
 async def test_where_no_region_speaks_of_any_it_says_what_that_means(shell: Shell, world: World) -> None:
     await world.try_out(SHARED)
     for name in ("rates", "slots"):
-        assert "no region speaks of any" in await shell.said(name)
+        assert "no region has reported demand" in await shell.said(name)
         assert await shell.json(name) == []
 
 
@@ -136,8 +136,8 @@ async def test_a_quota_that_is_not_there_is_not_taken_for_a_quiet_one(shell: She
     await world.try_out(SHARED)
     for more in ([], ["--json"]):
         assert "there is no quota 'pagse'" in await shell.refused("rates", "--quota", "pagse:tenant=acme", *more)
-    assert "look with `leasehold allocations`" in await shell.refused("rates", "--quota", EXPORTS)
-    assert "look with `leasehold rates`" in await shell.refused("slots", "--quota", "pages")
+    assert "use `leasehold allocations`" in await shell.refused("rates", "--quota", EXPORTS)
+    assert "use `leasehold rates`" in await shell.refused("slots", "--quota", "pages")
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ async def test_settings_are_said_as_words(shell: Shell, east: Agent) -> None:
     said = await shell.said("rebalance", "weigh", EXPORTS, "ap-south.pin=-", "--dry-run")
     assert "ap-south: floor 20, ceiling 20 → nothing set" in said
     assert "settings: the floors" in await shell.refused("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
-    assert "must look like" in await shell.refused("rebalance", "weigh", EXPORTS, "floor=101", "-y")
+    assert "write it as" in await shell.refused("rebalance", "weigh", EXPORTS, "floor=101", "-y")
 
 
 async def test_a_region_is_drained_and_restored(shell: Shell, east: Agent) -> None:

@@ -59,7 +59,7 @@ async def test_a_webhook_is_added_paused_rotated_and_deleted(shells: list[Shell]
     assert "True" in await shell.said("webhook", "pause", made["id"])
     assert "False" in await shell.said("webhook", "pause", made["id"], "--resume")
     assert (await shell.json("webhook", "rotate", made["id"]))["secret"].startswith("whsec_")
-    assert "0 are told" in await shell.said("webhook", "replay", made["id"])
+    assert "deliveries to be sent again: 0" in await shell.said("webhook", "replay", made["id"])
     assert "url" in await shell.refused("webhook", "add", "http://192.0.2.1/told", "period.closed")
     await shell.said("webhook", "delete", made["id"])
     assert "no such webhook" in await shell.refused("webhook", "delete", made["id"])

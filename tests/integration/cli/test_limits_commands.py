@@ -135,7 +135,7 @@ async def test_each_fault_is_told_with_its_place_and_nothing_changes(shell: Shel
     assert "policies[0].quota: there is no quota 'imports' (line 12, column 41) [known]" in told
     assert await shell.json("quota", "list") == []
     assert "No such file" in await shell.refused("apply", "-f", str(tmp_path / "nothing.yaml"), "-y")
-    assert "say --yes" in await shell.refused("apply", "-f", "-", stdin=DOCUMENT)
+    assert "use --yes" in await shell.refused("apply", "-f", "-", stdin=DOCUMENT)
 
 
 @pytest.mark.usefixtures("applied")
@@ -194,4 +194,4 @@ async def test_somebody_is_blocked_and_let_in_again(shell: Shell) -> None:
 async def test_without_a_token_the_scope_is_named(environment: dict[str, str]) -> None:
     shell = Shell(environment | {"LEASEHOLD_TOKEN": ""})
     assert "quota:read" in await shell.refused("block", "list")
-    assert "could not be asked" in await Shell(environment).refused("block", "list", "--url", "http://127.0.0.1:1")
+    assert "does not answer" in await Shell(environment).refused("block", "list", "--url", "http://127.0.0.1:1")

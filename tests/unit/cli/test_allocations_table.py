@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from leasehold.cli.allocations import COLUMNS, NOTHING, blocks
-from leasehold.cli.live_tables import drawn as group_of
+from leasehold.cli.output import drawn as group_of
+from leasehold.cli.regions import ALLOCATION_COLUMNS, NO_ALLOCATIONS, allocation_sections
 
 REGION: dict[str, Any] = {
     "state": "active",
@@ -40,7 +40,7 @@ IDLE = POOL | {"suspense": 0, "regions": [REGION | QUIET | {"region": "us-east",
 def drawn(width: int, *pools: dict[str, Any]) -> list[str]:
     console = Console(width=width, markup=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(group_of(blocks(list(pools)), COLUMNS, NOTHING, width))
+        console.print(group_of(allocation_sections(list(pools)), ALLOCATION_COLUMNS, NO_ALLOCATIONS, width))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -54,9 +54,11 @@ def test_each_region_is_a_line_of_whole_words(width: int) -> None:
         "us-east",
         "ap-southeast",
     ]
-    shown = [name for name in COLUMNS.names if name in columns]
-    assert rest == ([] if len(shown) == len(COLUMNS.names) else [rest[0]])
-    assert {name for name in COLUMNS.names if any(name in line for line in (columns, *rest))} == set(COLUMNS.names)
+    shown = [name for name in ALLOCATION_COLUMNS.names if name in columns]
+    assert rest == ([] if len(shown) == len(ALLOCATION_COLUMNS.names) else [rest[0]])
+    assert {name for name in ALLOCATION_COLUMNS.names if any(name in line for line in (columns, *rest))} == set(
+        ALLOCATION_COLUMNS.names
+    )
     assert {"region", "holds", "dry in"} <= set(shown), "what it is looked at for"
     assert max(map(len, (columns, nobody, east, south))) <= width
 
@@ -74,14 +76,14 @@ def test_where_each_region_has_its_own_limit_it_is_shown() -> None:
 
 
 def test_where_there_is_none_it_says_so() -> None:
-    assert drawn(80) == [NOTHING]
+    assert drawn(80) == [NO_ALLOCATIONS]
 
 
 def test_what_is_missed_least_is_left_out_first() -> None:
-    rows = [dict.fromkeys(COLUMNS.names, "x" * 20)]
-    assert COLUMNS.fitting(rows, 9 * 22) == (list(COLUMNS.names), [])
-    assert COLUMNS.fitting(rows, 9 * 22 - 1)[1] == ["state"]
-    assert COLUMNS.fitting(rows, 3 * 22) == (
+    rows = [dict.fromkeys(ALLOCATION_COLUMNS.names, "x" * 20)]
+    assert ALLOCATION_COLUMNS.fitting(rows, 9 * 22) == (list(ALLOCATION_COLUMNS.names), [])
+    assert ALLOCATION_COLUMNS.fitting(rows, 9 * 22 - 1)[1] == ["state"]
+    assert ALLOCATION_COLUMNS.fitting(rows, 3 * 22) == (
         ["region", "holds", "dry in"],
         ["state", "used", "set", "suspense", "coming", "demand/s"],
     )

@@ -54,7 +54,7 @@ async def test_a_month_is_seen_asked_about_and_closed(stand: Stand, agent: Agent
     assert (no.exit_code, "nothing was changed" in no.stderr) == (1, True)
     assert await stand.one("SELECT state FROM period") == "open"
     begun = await typed("close", PERIOD, "--carry-suspense", stdin="y\n")
-    assert (begun.exit_code, f"{PERIOD} is closing; it goes on by itself" in begun.stdout) == (0, True)
+    assert (begun.exit_code, f"{PERIOD} is closing; it closes by itself" in begun.stdout) == (0, True)
     waiting = asyncio.create_task(typed("close", PERIOD, "--carry-suspense", "--wait", "-y"))
     stand.clock.move(minutes=16)
     await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)

@@ -53,13 +53,16 @@ async def test_usage_is_a_table_json_or_csv(typed: Typed) -> None:
     asked = ("usage", "--from", DAY, "--to", "2026-11-19", "-g", "tenant,quota", "--only", "quota=mails")
     table = await typed(*asked)
     assert table.stdout.splitlines()[-1].split()[2:] == ["acme", "mails", "10"]
-    assert "with regions, and not reported yet: 7 units more" in table.stderr
+    assert "regions hold 7 units more whose use they have not reported yet" in table.stderr
     found = json.loads(await said(typed, *asked, "--granularity", "PT1H", "--zeros", "--json"))
     assert [row["units"] for row in found["data"]] == [0] * 9 + [4, 6] + [0] * 13
     _, row = csv.reader(io.StringIO(await said(typed, *asked, "--csv")))
     assert row == ["2026-11-18T00:00:00Z", "2026-11-19T00:00:00Z", "acme", "mails", "10"]
-    assert "never had what was asked for" in (await typed("usage", "--only", "tenant=nobody")).stderr
-    for wrong, sentence in ((("--only", "acme"), "write it as tenant=acme"), (("--from", "soon"), "from: ")):
+    assert "the ledger has no such tenant" in (await typed("usage", "--only", "tenant=nobody")).stderr
+    for wrong, sentence in (
+        (("--only", "acme"), "write it as --only FIELD=VALUE, such as tenant=acme"),
+        (("--from", "soon"), "from: "),
+    ):
         refused = await typed("usage", *wrong)
         assert (refused.exit_code, sentence in refused.stderr) == (1, True)
 

@@ -213,7 +213,7 @@ async def test_a_ledger_without_seals_says_so(database: str) -> None:
 async def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
     for arguments, environment, sentence in (
         ((), {"LEASEHOLD_TOKEN": ""}, "LEASEHOLD_TOKEN is not set"),
-        (("--url", "http://127.0.0.1:1"), {"LEASEHOLD_TOKEN": "x"}, "could not be asked"),
+        (("--url", "http://127.0.0.1:1"), {"LEASEHOLD_TOKEN": "x"}, "does not answer"),
         (("--database",), {URL_VARIABLE: ""}, f"{URL_VARIABLE} is not set"),
         (("--database",), {URL_VARIABLE: "postgresql://nobody@127.0.0.1:1/x"}, "could not be read"),
     ):

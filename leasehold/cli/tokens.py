@@ -1,4 +1,4 @@
-"""Tokens: the first of them cannot be asked for over HTTP, for nobody has one yet. So these talk to the database."""
+"""`leasehold token`: tokens are made in the database, because the first one cannot be requested over HTTP."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from uuid import UUID
 
 import typer
 
-from leasehold.cli.failure import fail
+from leasehold.cli.output import fail, print_table
 from leasehold.cli.up import default_data_directory
 from leasehold.local_stack.plan import URL_VARIABLE
 
@@ -22,21 +22,21 @@ Result = TypeVar("Result")
 
 token = typer.Typer(
     no_args_is_help=True,
-    help="Create, list and revoke the tokens with which programs and people come to the coordinator.\n\n"
-    f"The database is the one that {URL_VARIABLE} names, the owner's; without it, that of a running `leasehold up`.",
+    help="Create, list and revoke the tokens of the coordinator's API.\n\n"
+    f"The database is that of {URL_VARIABLE} (the owner's URL), or else that of a running `leasehold up`.",
 )
-Data = Annotated[Path | None, typer.Option(help="The data directory of the running `leasehold up` that is meant.")]
+Data = Annotated[Path | None, typer.Option(help="The data directory of a running `leasehold up`.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @token.command()
 def create(
-    scope: Annotated[list[str], typer.Option(help="What the token allows, such as usage:read; may be repeated.")],
-    note: Annotated[str, typer.Option(help="What it is for, shown in the list.")] = "",
+    scope: Annotated[list[str], typer.Option(help="A scope, such as usage:read; repeatable.")],
+    note: Annotated[str, typer.Option(help="A note that the list shows.")] = "",
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Create a token. It is shown now and never again: only its hash is kept."""
+    """Create a token. It is printed now and never again: only its hash is stored."""
     from coordinator.access.issue_token import issue_token
 
     issued = _with_database(data, lambda connection: issue_token(connection, scope, note, datetime.now(UTC)))
@@ -45,18 +45,16 @@ def create(
 
 @token.command(name="list")
 def list_(data: Data = None, as_json: Json = False) -> None:
-    """List all tokens: what they allow, and whether they still do. Not what they are; nobody knows."""
+    """List all tokens with their scopes. The tokens themselves are not stored."""
     from coordinator.access.list_tokens import list_tokens
 
-    rows = [_described(known._asdict()) for known in _with_database(data, list_tokens)]
-    typer.echo(json.dumps(rows)) if as_json else _show(rows)
+    rows = [_as_json(known._asdict()) for known in _with_database(data, list_tokens)]
+    typer.echo(json.dumps(rows)) if as_json else _print(rows)
 
 
 @token.command()
-def revoke(
-    token_id: Annotated[UUID, typer.Argument(help="The id that `token list` shows.")], data: Data = None
-) -> None:
-    """Revoke a token: the next request that carries it is refused."""
+def revoke(token_id: Annotated[UUID, typer.Argument(help="An id of `token list`.")], data: Data = None) -> None:
+    """Revoke a token. The next request with it is rejected."""
     from coordinator.access.revoke_token import revoke_token
 
     if not _with_database(data, lambda connection: revoke_token(connection, token_id, datetime.now(UTC))):
@@ -94,16 +92,14 @@ def _database_url(data: Path | None) -> str:
     return str(json.loads(stack.read_text())["postgres"])
 
 
-def _described(row: dict[str, Any]) -> dict[str, Any]:
+def _as_json(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, list | None) else str(value) for name, value in row.items()}
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = ["id", "scopes", "note", "created", "revoked"]
+    print_table(columns, [[each["id"], " ".join(each["scopes"]), each["note"], *_moments(each)] for each in rows])
 
-    table = Table(Column("id", no_wrap=True), "scopes", "note", "created", "revoked", box=None)
-    for row in rows:
-        created, revoked = (str(row[name] or "")[:16] for name in ("created_at", "revoked_at"))
-        table.add_row(row["id"], " ".join(row["scopes"]), row["note"], created, revoked)
-    Console().print(table)
+
+def _moments(token: dict[str, Any]) -> list[str]:
+    return [str(token[name] or "")[:16] for name in ("created_at", "revoked_at")]

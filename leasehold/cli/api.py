@@ -1,0 +1,231 @@
+"""Commands that call the coordinator's API: their common options, their calls, and how they print results."""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec
+from urllib.parse import quote
+
+import typer
+
+from leasehold.cli.output import fail, print_table, warn
+
+if TYPE_CHECKING:
+    import httpx
+
+URL, TOKEN = "LEASEHOLD_URL", "LEASEHOLD_TOKEN"
+DEFAULT_URL = "http://127.0.0.1:8400"
+TIMEOUT_S = 30
+
+P = ParamSpec("P")
+Column = str | Callable[[dict[str, Any]], str | None]  # the name of a field, or a function of the row
+Command = Callable[Concatenate["Cli", P], None]
+
+
+def api_command(
+    group: typer.Typer, *, scope: str, name: str | None = None, changes: bool = False
+) -> Callable[[Command[P]], Command[P]]:
+    """Register a command that calls the API. Its first argument is a `Cli`; it gets the common options after its own.
+
+    `changes`: the command also gets `--idempotency-key`.
+    """
+
+    def register(function: Command[P]) -> Command[P]:
+        def command(url: str, as_json: bool, key: str | None = None, **arguments: Any) -> None:
+            with connected(Cli(url, scope, as_json, key)) as cli:
+                function(cli, **arguments)  # type: ignore[call-arg]  # made of the function's own parameters
+
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        common = [_AS_JSON, _KEY, _URL] if changes else [_AS_JSON, _URL]
+        parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        command.__name__ = function.__name__
+        command.__doc__ = f"{inspect.getdoc(function)}\n\nThe token in {TOKEN} needs the scope `{scope}`."
+        group.command(name)(command)
+        return function
+
+    return register
+
+
+def _option(name: str, default: object, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_URL = _option("url", DEFAULT_URL, Annotated[str, typer.Option("--url", envvar=URL, help="The coordinator's URL.")])
+_AS_JSON = _option(
+    "as_json", False, Annotated[bool, typer.Option("--json", help="Print the API's own objects, for programs.")]
+)
+_KEY = _option(
+    "key",
+    None,
+    Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="Run the command once, however often it is repeated with this key."),
+    ],
+)
+
+
+class Cli:
+    """One run of a command: where it calls, as whom, and how it prints."""
+
+    def __init__(self, url: str, scope: str, as_json: bool, key: str | None) -> None:
+        self.url = url
+        self.as_json = as_json
+        self._scope = scope
+        self._key = key
+
+    @cached_property
+    def client(self) -> "httpx.Client":
+        """The token is read from the environment, because other users of the machine can see arguments."""
+        import httpx
+
+        token = os.environ.get(TOKEN)
+        if not token:
+            how = f"`leasehold token create --scope {self._scope}`"
+            fail(f"{TOKEN} is not set. It must be a token with the scope {self._scope}, such as {how} makes.")
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT_S)
+
+    # --- calls
+
+    def get(self, path: str, **params: Any) -> Any:
+        return answer(self.client.get(path, params=_given(params)))
+
+    def get_all(self, path: str, **params: Any) -> list[dict[str, Any]]:
+        """Get all pages of a list."""
+        rows: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            page = self.get(path, **params, page_after=after)
+            rows += page["data"]
+            after = page.get("page", {}).get("next")
+            if not after:
+                return rows
+
+    def post(self, path: str, body: object = None, **headers: str) -> Any:
+        return answer(self.send("POST", path, body, headers))
+
+    def put(self, path: str, body: object) -> Any:
+        return answer(self.send("PUT", path, body))
+
+    def delete(self, path: str) -> None:
+        answer(self.send("DELETE", path))
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> "httpx.Response":
+        """Send a change with the command's idempotency key."""
+        keyed = {"Idempotency-Key": self._key} if self._key else {}
+        return self.client.request(method, path, headers={**(headers or {}), **keyed}, json=body, content=content)
+
+    def preview(self, path: str, body: Mapping[str, Any]) -> "httpx.Response":
+        """Send what `--dry-run` sends. It changes nothing, so the idempotency key stays for the change."""
+        return self.client.post(path, json={**body, "dry_run": True})
+
+    # --- results
+
+    def render(self, found: Any, columns: Mapping[str, Column]) -> None:
+        """Print a row or rows as a table with these columns, or as JSON."""
+        if self.as_json:
+            self.print_json(found)
+            return
+        rows = [found] if isinstance(found, dict) else found
+        print_table(list(columns), [[_cell(each, column) for column in columns.values()] for each in rows])
+
+    def report(self, found: Any, text: str) -> None:
+        """Print a sentence about a result, or the result as JSON."""
+        self.print_json(found) if self.as_json else typer.echo(text)
+
+    def print_json(self, found: object) -> None:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(found).decode())
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before a change. Without a yes the command ends, and nothing was changed."""
+        if not yes and not typer.confirm(question):
+            warn("nothing was changed")
+            raise typer.Exit(1)
+
+
+@contextmanager
+def connected(cli: Cli) -> Iterator[Cli]:
+    """Close the command's connections at its end, and end it in one sentence if the coordinator does not answer."""
+    import httpx
+
+    try:
+        yield cli
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        fail(f"{cli.url} does not answer: {str(error) or type(error).__name__}")
+    finally:
+        if "client" in vars(cli):
+            cli.client.close()
+
+
+def answer(response: "httpx.Response", *, file: str | None = None) -> Any:
+    """Return the body of a success. Otherwise print each fault of the input on a line of its own, and end."""
+    if not response.is_success:
+        response.read()
+        _give_up(response, file)
+    return response.json() if response.content else None
+
+
+def _give_up(response: "httpx.Response", file: str | None) -> NoReturn:
+    if response.headers.get("Content-Type") != "application/problem+json":
+        fail(f"the coordinator answered {response.status_code}")
+    problem = response.json()
+    for fault in problem.get("invalid_parameters", ()):
+        warn(f"{f'{file}: ' if file else ''}{fault['field']}: {fault['reason']} [{fault['rule']}]")
+    fail(str(problem["detail"]))
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the parameters that the caller did not set. A flag is sent as `true`."""
+    given = {name: value for name, value in params.items() if value or (value == 0 and value is not False)}
+    return {name: "true" if value is True else value for name, value in given.items()}
+
+
+def _cell(row: dict[str, Any], column: Column) -> str:
+    value = row[column] if isinstance(column, str) else column(row)
+    return "" if value is None else str(value)
+
+
+def fields(*names: str) -> dict[str, Column]:
+    """Return columns that show the fields of these names."""
+    return {name: name for name in names}
+
+
+def segment(text: str) -> str:
+    """Quote a text as one segment of a path."""
+    return quote(text, safe="")
+
+
+def pair(text: str, example: str) -> tuple[str, str]:
+    """Split FIELD=VALUE."""
+    field, equals, value = text.partition("=")
+    if not equals:
+        fail(f"{text}: write it as {example}")
+    return field, value
+
+
+def print_csv(rows: Iterable[Sequence[Any]]) -> None:
+    from coordinator.usage.rules.sheet import csv_of
+
+    typer.echo(csv_of(rows), nl=False)
+
+
+def read_input(file: Path) -> bytes:
+    """Read a file, or standard input for `-`."""
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        fail(f"{file}: {error.strerror}")

@@ -1,0 +1,115 @@
+"""What commands print: tables, live tables that fit the terminal, and one sentence on stderr when they fail."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+REFRESH_S = 1.0
+GAP = 2
+
+Row: TypeAlias = dict[str, str]  # by column
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C. Where there is no terminal, print once.")
+]
+
+
+def warn(sentence: str) -> None:
+    typer.echo(f"leasehold: {sentence}", err=True)
+
+
+def fail(sentence: str) -> NoReturn:
+    """End the command with exit status 1."""
+    warn(sentence)
+    raise typer.Exit(1)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(*(Column(name, overflow="fold", no_wrap=name == "id") for name in columns), box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False).print(table)
+
+
+# --- live tables ------------------------------------------------------------------------------------------------------
+
+
+class Columns(NamedTuple):
+    """The columns of a live table, and which of them to leave out first on a narrow terminal."""
+
+    names: Sequence[str]
+    left_out_first: Sequence[str]
+
+    def fitting(self, rows: Sequence[Row], width: int) -> tuple[list[str], list[str]]:
+        """Return the columns that have content and fit the width, and those that were left out."""
+        widths = {name: max(len(name), *(len(row.get(name, "")) for row in rows)) + GAP for name in self.names}
+        shown = [name for name in self.names if any(row.get(name) for row in rows)]
+        left_out = []
+        for name in self.left_out_first:
+            if name in shown and sum(widths[each] for each in shown) > width:
+                shown.remove(name)
+                left_out.append(name)
+        return shown, left_out
+
+
+class Section(NamedTuple):
+    """A heading and the table below it."""
+
+    heading: str
+    rows: Sequence[Row]
+
+
+def print_sections(read: Callable[[], Sequence[Section]], columns: Columns, empty: str, *, watch: bool) -> None:
+    """Print what `read` returns, again and again with `watch`; `empty` where it returns nothing."""
+    if watch and sys.stdout.isatty():
+        _refresh(read, columns, empty)
+        return
+    from rich.console import Console
+
+    console = Console(markup=False)
+    console.print(drawn(read(), columns, empty, console.width))
+
+
+def _refresh(read: Callable[[], Sequence[Section]], columns: Columns, empty: str) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False, screen=False) as live:
+        try:
+            while True:
+                live.update(drawn(read(), columns, empty, live.console.width), refresh=True)
+                time.sleep(REFRESH_S)
+        except KeyboardInterrupt:
+            return
+
+
+def drawn(sections: Sequence[Section], columns: Columns, empty: str, width: int) -> "Group":
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Text | Table] = [] if sections else [Text(empty)]
+    for heading, rows in sections:
+        shown, left_out = columns.fitting(rows, width)
+        parts += [Text(heading), _unbroken(shown, rows)]
+        if left_out:
+            parts.append(Text(f"too narrow for: {', '.join(left_out)}"))
+    return Group(*parts)
+
+
+def _unbroken(columns: Sequence[str], rows: Sequence[Row]) -> "Table":
+    """Return a table in which no word is broken."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    table = Table(*(Column(name, no_wrap=True) for name in columns), box=None)
+    for row in rows:
+        table.add_row(*(Text(row.get(name, "")) for name in columns))
+    return table
