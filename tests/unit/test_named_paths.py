@@ -1,0 +1,38 @@
+"""Paths of the repository that documents name in code style, and pages that code names, exist."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"site"}
+_SPAN = re.compile(r"(?<!`)`([\w.*-]+(?:/[\w.*-]+)*/?)`(?!`)")
+_PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
+
+
+def documents() -> Iterator[Path]:
+    yield from ROOT.glob("*.md")
+    yield from (ROOT / "docs").rglob("*.md")
+    yield from ROOT.glob("*/README.md")
+
+
+def missing(text: str) -> set[str]:
+    """Return the paths in code style that begin with a folder of the repository and lead nowhere."""
+    paths = {path for path in _SPAN.findall(text) if "/" in path and path.partition("/")[0] in FOLDERS}
+    return {path for path in paths if not any(ROOT.glob(path.rstrip("/")))}
+
+
+def test_every_path_that_a_document_names_exists() -> None:
+    found = {str(page.relative_to(ROOT)): missing(page.read_text(encoding="utf-8")) for page in documents()}
+    assert not {page: paths for page, paths in found.items() if paths}
+
+
+def test_a_path_that_leads_nowhere_is_found() -> None:
+    assert missing("see `lua/check.lua`, `lua/*.lua`, `tests/` and `lua/no.lua`") == {"lua/no.lua"}
+
+
+def test_every_page_that_code_names_exists() -> None:
+    sources = (path for folder in sorted(FOLDERS - {"docs"}) for path in (ROOT / folder).rglob("*.py"))
+    named = {page for source in [ROOT / "dev", *sources] for page in _PAGE.findall(source.read_text(encoding="utf-8"))}
+    assert len(named) > 3
+    assert not {page for page in named if not (ROOT / page).exists()}
