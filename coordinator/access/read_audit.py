@@ -1,13 +1,18 @@
-"""Who did what, the newest first."""
+"""Read the audit: who did what to what."""
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
+from sqlalchemy import BigInteger, Text, any_, cast, select
+from sqlalchemy.dialects.postgresql import ARRAY
 
+from coordinator.database.compiled import Statement, compiled, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import Timestamp, audit
 
 
 class AuditEntry(Struct, frozen=True):
@@ -21,7 +26,7 @@ class AuditEntry(Struct, frozen=True):
 
 
 class AuditQuestion(NamedTuple):
-    """Where nothing is asked for, everything is meant. Half-open in time."""
+    """Which entries are wanted; without a condition all of them. `end` is exclusive."""
 
     actors: Sequence[str]
     actions: Sequence[str]
@@ -33,17 +38,26 @@ class AuditQuestion(NamedTuple):
 async def read_audit(
     connection: Connection, question: AuditQuestion, before: int | None, count: int
 ) -> list[AuditEntry]:
-    """At most so many, that were written before the given one."""
-    asked = (values or None for values in question[:3])
-    rows = await connection.fetch(_DEEDS, *asked, question.start, question.end, before, count)
+    """Return at most `count` entries that were written before the given one, newest first."""
+    asked = question._asdict() | {"before": before}
+    given = {name: value for name, value in asked.items() if value is not None and value != []}
+    rows = await connection.fetch(*_entries(tuple(given)).with_values(count=count, **given))
     return [AuditEntry(**{**row, "details": msgspec.json.decode(row["details"])}) for row in rows]
 
 
-_DEEDS = """
-SELECT id, recorded_at, actor, action, object, request_id, details::text AS details FROM audit
-WHERE ($1::text[] IS NULL OR actor = ANY ($1)) AND ($2::text[] IS NULL OR action = ANY ($2))
-    AND ($3::text[] IS NULL OR object = ANY ($3))
-    AND ($4::timestamptz IS NULL OR recorded_at >= $4) AND ($5::timestamptz IS NULL OR recorded_at < $5)
-    AND ($6::bigint IS NULL OR id < $6)
-ORDER BY id DESC LIMIT $7
-"""
+_CONDITIONS = {
+    "actors": audit.c.actor == any_(parameter("actors", ARRAY(Text))),
+    "actions": audit.c.action == any_(parameter("actions", ARRAY(Text))),
+    "objects": audit.c.object == any_(parameter("objects", ARRAY(Text))),
+    "start": audit.c.recorded_at >= parameter("start", Timestamp),
+    "end": audit.c.recorded_at < parameter("end", Timestamp),
+    "before": audit.c.id < parameter("before", BigInteger),
+}
+
+
+@lru_cache(maxsize=64)
+def _entries(conditions: tuple[str, ...]) -> Statement:
+    plain = (audit.c[name] for name in ("id", "recorded_at", "actor", "action", "object", "request_id"))
+    entries = select(*plain, cast(audit.c.details, Text).label("details"))
+    wanted = entries.where(*(_CONDITIONS[name] for name in conditions))
+    return compiled(wanted.order_by(audit.c.id.desc()).limit(parameter("count", BigInteger)))

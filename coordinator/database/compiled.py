@@ -12,7 +12,7 @@ Compiling takes about a millisecond. So a function that composes a statement is 
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, ColumnElement, SelectBase, bindparam, literal
+from sqlalchemy import BindParameter, ColumnElement, SelectBase, Text, bindparam, literal
 from sqlalchemy.dialects.postgresql.asyncpg import dialect
 
 _DIALECT = dialect()  # type: ignore[no-untyped-call]
@@ -46,3 +46,8 @@ def parameter(name: str, type_: Any) -> BindParameter[Any]:
 def constant(value: str | int) -> ColumnElement[Any]:
     """Return a value that stands in the SQL text, where the planner sees it: a partial index may need it."""
     return literal(value, literal_execute=True)
+
+
+def json_text(column: ColumnElement[Any], key: str) -> ColumnElement[str]:
+    """Return a value of a JSON object as text."""
+    return column.op("->>", return_type=Text())(constant(key))

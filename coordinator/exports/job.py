@@ -151,11 +151,18 @@ _BEGIN = """
 UPDATE export SET attempt = attempt + 1, rows_expected = NULL, last_transfer = 0, rows = 0, bytes = 0
 WHERE id = $1 AND finished_at IS NULL AND cancelled_at IS NULL RETURNING attempt
 """
-_OURS = "WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL"
-_EXPECT = f"UPDATE export SET rows_expected = $3 {_OURS}"  # noqa: S608 - the text above, as in all of these
-_REACHED = f"UPDATE export SET last_transfer = $3, rows = $4, bytes = $5 {_OURS}"  # noqa: S608
+# Each of an attempt that is still the newest.
+_EXPECT = """
+UPDATE export SET rows_expected = $3
+WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL
+"""
+_REACHED = """
+UPDATE export SET last_transfer = $3, rows = $4, bytes = $5
+WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL
+"""
 _KEEP = "INSERT INTO export_part (export, starts_at, body) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
-_FINISH = f"""
-UPDATE export SET finished_at = $3, rows = $4, bytes = $5, sha256 = $6, resume_points = $7, expires_at = $8 {_OURS}
-"""  # noqa: S608
+_FINISH = """
+UPDATE export SET finished_at = $3, rows = $4, bytes = $5, sha256 = $6, resume_points = $7, expires_at = $8
+WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL
+"""
 _FORGET = "DELETE FROM export_part USING export WHERE export.id = export_part.export AND expires_at <= $1"

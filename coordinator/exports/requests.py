@@ -4,7 +4,7 @@ Of lines of text no file is kept. What is below a seal is never added to and nev
 read in the order of the ledger, are the same bytes each time: counting them once makes the manifest, and a download is
 the same walk. It goes in short statements, each for some thousand lines, found in a stretch of the ledger that is
 bounded too, for of one tenant there may be few: nobody's slow download holds a transaction open, memory does not grow,
-and a walk can begin at any of the resume_points that the count has left.
+and a walk can begin at any of the resume points that the count has left.
 
 A Parquet file is not its lines one after the other, and another release of its library may spell the same lines in
 other bytes. So its bytes are kept, in parts, for some days, where every coordinator reads the same
@@ -14,15 +14,19 @@ other bytes. So its bytes are kept, in parts, for some days, where every coordin
 from collections.abc import AsyncIterator
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 from uuid import UUID
 
 import asyncpg
 import msgspec
 from msgspec import Struct
+from sqlalchemy import BigInteger, ColumnElement, Text, and_, func, or_, select
 
+from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
+from coordinator.database.tables import pool, transfer
 from coordinator.exports.rules import ExportFormat, ExportRow, encoded, heading
 from coordinator.usage.read_usage import PLAN_FOR_EACH_QUESTION
 
@@ -148,7 +152,8 @@ async def count_rows(database: Database, export: Export) -> int:
     """Stretch by stretch as well: however many there are, no statement takes long."""
     after = rows = 0
     while (end := await _end_of_stretch(database, export, after)) is not None:
-        ((of_stretch,),) = await _read(database, _COUNT, export.period, export.tenant, end, after)
+        statement = _row_count(of_tenant=export.tenant is not None)
+        ((of_stretch,),) = await _read(database, statement, export, end=end, after=after)
         after, rows = end, rows + of_stretch
     return rows
 
@@ -175,14 +180,16 @@ async def _end_of_stretch(database: Database, export: Export, after: int) -> int
 
 
 async def _rows(database: Database, export: Export, end: int, after: int) -> list[ExportRow]:
-    rows = await _read(database, _LINES, export.period, export.tenant, end, after, CHUNK)
+    statement = _lines(of_tenant=export.tenant is not None)
+    rows = await _read(database, statement, export, end=end, after=after, count=CHUNK)
     return [ExportRow(*row) for row in rows]
 
 
-async def _read(database: Database, statement: str, *asked: object) -> list[asyncpg.Record]:
+async def _read(database: Database, statement: Statement, export: Export, **values: int) -> list[asyncpg.Record]:
     async def read(connection: Connection) -> list[asyncpg.Record]:
         await connection.execute(PLAN_FOR_EACH_QUESTION)
-        return list(await connection.fetch(statement, *asked))
+        of_export = {"period": export.period, "tenant": export.tenant}
+        return list(await connection.fetch(*statement.with_values(**of_export, **values)))
 
     return await database.run(read, snapshot=True)
 
@@ -259,19 +266,45 @@ _END_OF_STRETCH = """
 SELECT max(id) FROM (
     SELECT id FROM transfer WHERE period = $1 AND id <= $2 AND id > $3 ORDER BY id LIMIT $4) AS stretch
 """
-_WHICH = """
-    WHERE period = $1 AND dst = 'consumed' AND id <= $3 AND id > $4 AND ($2::text IS NULL
-        OR quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant = $2)
-        OR (dimensions ->> 'tenant' = $2 AND quota IN (SELECT quota FROM pool WHERE period = $1 AND tenant IS NULL)))"""
-_COUNT = f"SELECT count(*) FROM transfer {_WHICH}"  # noqa: S608 - the text above
-# The ids of transfers below a seal are as final as its position. Only lines that are given are joined to their pool.
-_LINES = f"""
-SELECT line.id, line.window_at, period, line.charge_period, coalesce(pool.tenant, line.dimensions ->> 'tenant'),
-    pool.name, quota, line.region, line.dimensions ->> 'policy', line.dimensions ->> 'route_class',
-    line.dimensions ->> 'api_key', line.dimensions ->> 'degraded', line.units, line.cause, line.epoch, line.lane,
-    line.seq, line.line, line.part, coalesce(line.dimensions ->> 'counted_as', 'included')
-FROM (
-    SELECT * FROM transfer {_WHICH}
-    ORDER BY id LIMIT $5
-) AS line JOIN pool USING (quota, period) ORDER BY line.id
-"""  # noqa: S608
+
+
+def _is_wanted(*, of_tenant: bool) -> ColumnElement[bool]:
+    """Return the condition of usage in a stretch. Where a quota has no tenants, the usage line may name one."""
+    usage = [transfer.c.period == _PERIOD, transfer.c.dst == constant("consumed")]
+    stretch = [transfer.c.id <= parameter("end", BigInteger), transfer.c.id > parameter("after", BigInteger)]
+    if not of_tenant:
+        return and_(*usage, *stretch)
+    quotas = select(pool.c.quota).where(pool.c.period == _PERIOD)
+    of_pool = transfer.c.quota.in_(quotas.where(pool.c.tenant == _TENANT))
+    of_line = transfer.c.quota.in_(quotas.where(pool.c.tenant.is_(None)))
+    return and_(*usage, *stretch, or_(of_pool, and_(json_text(transfer.c.dimensions, "tenant") == _TENANT, of_line)))
+
+
+@cache
+def _row_count(*, of_tenant: bool) -> Statement:
+    return compiled(select(func.count()).select_from(transfer).where(_is_wanted(of_tenant=of_tenant)))
+
+
+@cache
+def _lines(*, of_tenant: bool) -> Statement:
+    """Select lines in the order of ExportRow. Only those that are returned are joined to their pools.
+
+    The ids of transfers below a seal are as final as its position.
+    """
+    wanted = select(transfer).where(_is_wanted(of_tenant=of_tenant)).order_by(transfer.c.id)
+    line = wanted.limit(parameter("count", BigInteger)).subquery("line")
+    tenant = func.coalesce(pool.c.tenant, json_text(line.c.dimensions, "tenant"))
+    return compiled(
+        select(
+            *(line.c.id, line.c.window_at, line.c.period, line.c.charge_period),
+            *(tenant, pool.c.name, line.c.quota, line.c.region),
+            *(json_text(line.c.dimensions, name) for name in ("policy", "route_class", "api_key", "degraded")),
+            *(line.c[name] for name in ("units", "cause", "epoch", "lane", "seq", "line", "part")),
+            func.coalesce(json_text(line.c.dimensions, "counted_as"), constant("included")),
+        )
+        .join_from(line, pool, and_(pool.c.quota == line.c.quota, pool.c.period == line.c.period))
+        .order_by(line.c.id)
+    )
+
+
+_PERIOD, _TENANT = parameter("period", Text), parameter("tenant", Text)

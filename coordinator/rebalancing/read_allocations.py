@@ -2,12 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 import asyncpg
 from msgspec import Struct
+from sqlalchemy import BigInteger, Text, and_, any_, exists, or_, select, tuple_
+from sqlalchemy.dialects.postgresql import ARRAY
 
+from coordinator.database.compiled import Statement, compiled, constant, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import Timestamp, lease, period, pool
 from coordinator.exchange.rules.balances import Key, Lease
 from coordinator.exchange.statements.leases import read_leases
 from coordinator.limits.in_force import Documents
@@ -76,8 +81,10 @@ class AllocationQuestion(NamedTuple):
 async def read_allocations(
     connection: Connection, documents: Documents, question: AllocationQuestion, after: Key, count: int, now: datetime
 ) -> list[Allocation]:
-    """At most so many, by quota and period, that come after the given one. Wants a snapshot."""
-    rows = await connection.fetch(_POOLS, *(list(each) or None for each in question), now, *after, count)
+    """Return at most `count` allowances by quota and period that come after the given one. It needs a snapshot."""
+    given = {name: list(values) for name, values in question._asdict().items() if values}
+    page = {"quota": after.quota, "period": after.period, "count": count, "now": now}
+    rows = await connection.fetch(*_pools(tuple(given)).with_values(**given, **page))
     keys = [Key(row["quota"], row["period"]) for row in rows]
     catalogue = await read_catalogue(connection, documents, [key.quota for key in keys], now)
     leases = await read_leases(connection, keys, (), keys)
@@ -143,15 +150,36 @@ def _dry_at(lease: Lease) -> datetime | None:
     return lease.reported_at + timedelta(milliseconds=lease.outstanding * 1_000_000 // lease.demand_milli)
 
 
-_POOLS = """
-SELECT pool.*, period.state FROM pool JOIN period ON period.id = pool.period
-WHERE ($1::text[] IS NULL OR pool.name = ANY ($1) OR pool.quota = ANY ($1))
-    AND ($2::text[] IS NULL OR pool.tenant = ANY ($2))
-    AND ($3::text[] IS NULL OR EXISTS (SELECT FROM lease
-        WHERE (lease.quota, lease.period) = (pool.quota, pool.period) AND lease.region = ANY ($3)))
-    AND CASE WHEN $4::text[] IS NULL
-        THEN period.state <> 'closed' AND (period.ends_at > $5 OR pool.outstanding > 0 OR pool.suspense > 0)
-        ELSE pool.period = ANY ($4) END
-    AND (pool.quota, pool.period) > ($6::text, $7::text)
-ORDER BY pool.quota, pool.period LIMIT $8
-"""
+_QUOTAS = parameter("quotas", ARRAY(Text))
+_CONDITIONS = {
+    "quotas": or_(pool.c.name == any_(_QUOTAS), pool.c.quota == any_(_QUOTAS)),
+    "tenants": pool.c.tenant == any_(parameter("tenants", ARRAY(Text))),
+    "regions": exists().where(
+        *(lease.c.quota == pool.c.quota, lease.c.period == pool.c.period),
+        lease.c.region == any_(parameter("regions", ARRAY(Text))),
+    ),
+    "periods": pool.c.period == any_(parameter("periods", ARRAY(Text))),
+}
+_RUNS_OR_IS_NOT_SETTLED = and_(
+    period.c.state != constant("closed"),
+    or_(
+        period.c.ends_at > parameter("now", Timestamp),
+        pool.c.outstanding > constant(0),
+        pool.c.suspense > constant(0),
+    ),
+)
+
+
+@lru_cache(maxsize=32)
+def _pools(conditions: tuple[str, ...]) -> Statement:
+    wanted = [_CONDITIONS[name] for name in conditions]
+    if "periods" not in conditions:
+        wanted.append(_RUNS_OR_IS_NOT_SETTLED)
+    after = tuple_(parameter("quota", Text), parameter("period", Text))
+    return compiled(
+        select(pool, period.c.state)
+        .join_from(pool, period, period.c.id == pool.c.period)
+        .where(*wanted, tuple_(pool.c.quota, pool.c.period) > after)
+        .order_by(pool.c.quota, pool.c.period)
+        .limit(parameter("count", BigInteger))
+    )

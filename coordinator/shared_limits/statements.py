@@ -2,10 +2,15 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 
 import msgspec
+from sqlalchemy import BigInteger, ColumnElement, Text, any_, func, or_, select
+from sqlalchemy.dialects.postgresql import ARRAY
 
+from coordinator.database.compiled import Statement, compiled, constant, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import shared_limit
 from coordinator.shared_limits.rules import Shared
 
 
@@ -29,10 +34,12 @@ async def write_shares(connection: Connection, shares: Mapping[str, Shared], now
 async def read_shares(
     connection: Connection, quotas: Sequence[str], dimensions: Sequence[str], after: str, count: int
 ) -> dict[str, Shared]:
-    """Of these quotas, by name or key, and with any of these dimensions (`tenant=acme`): at most so many keys that come
-    after the given one. Empty: any.
+    """Return the shares of at most `count` keys that come after the given one.
+
+    `quotas` are names or keys, `dimensions` are parts of subjects such as `tenant=acme`; empty: any.
     """
-    rows = await connection.fetch(_READ, list(quotas) or None, list(dimensions) or None, after, count)
+    given = {name: list(values) for name, values in (("quotas", quotas), ("subjects", dimensions)) if values}
+    rows = await connection.fetch(*_shares(tuple(given)).with_values(after=after, count=count, **given))
     return {row["quota"]: msgspec.msgpack.decode(row["state"], type=Shared) for row in rows}
 
 
@@ -51,14 +58,28 @@ UPDATE shared_limit SET state = new.state, reported_at = $3
 FROM unnest($1::text[], $2::bytea[]) AS new (quota, state) WHERE shared_limit.quota = new.quota
 RETURNING (SELECT version FROM policy_version)
 """
-_READ = """
-SELECT quota, state FROM shared_limit
-WHERE ($1::text[] IS NULL OR quota = ANY ($1) OR split_part(quota, ':', 1) = ANY ($1))
-    AND ($2::text[] IS NULL OR string_to_array(split_part(quota, ':', 2), ',') && $2)
-    AND quota > $3
-ORDER BY quota LIMIT $4
-"""
 _FORGET = """
 DELETE FROM shared_limit WHERE quota IN (
     SELECT quota FROM shared_limit WHERE reported_at < $1 ORDER BY quota LIMIT 1000 FOR UPDATE SKIP LOCKED)
 """
+
+
+def _part_of_key(number: int) -> ColumnElement[str]:
+    return func.split_part(shared_limit.c.quota, constant(":"), constant(number))
+
+
+_QUOTAS = parameter("quotas", ARRAY(Text))
+_CONDITIONS = {
+    "quotas": or_(shared_limit.c.quota == any_(_QUOTAS), _part_of_key(1) == any_(_QUOTAS)),
+    "subjects": func.string_to_array(_part_of_key(2), constant(",")).op("&&")(parameter("subjects", ARRAY(Text))),
+}
+
+
+@lru_cache(maxsize=8)
+def _shares(conditions: tuple[str, ...]) -> Statement:
+    return compiled(
+        select(shared_limit.c.quota, shared_limit.c.state)
+        .where(*(_CONDITIONS[name] for name in conditions), shared_limit.c.quota > parameter("after", Text))
+        .order_by(shared_limit.c.quota)
+        .limit(parameter("count", BigInteger))
+    )

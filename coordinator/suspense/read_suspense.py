@@ -5,11 +5,31 @@ Of a lease whose period is closed its correction waits, in an open period.
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Text,
+    and_,
+    case,
+    cast,
+    exists,
+    false,
+    func,
+    null,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
+from coordinator.database.compiled import Statement, compiled, constant, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import correction, lane, lease, quarantine, resolution
 from coordinator.suspense.resolve import Resolution
 
 MOST_EVIDENCE_BYTES = 4 * 1024 * 1024  # of one page
@@ -77,7 +97,7 @@ class QuarantinePage(NamedTuple):
 
 async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
     """Read at most so many rows without their evidence, which may be large."""
-    rows = await connection.fetch(_quarantine("NULL"), *after, count + 1)
+    rows = await connection.fetch(*_kept_after(after, count, with_evidence=False))
     return QuarantinePage([_kept(dict(row)) for row in rows[:count]], len(rows) > count)
 
 
@@ -87,12 +107,17 @@ async def read_quarantine_with_evidence(connection: Connection, after: EvidenceN
     In a transaction: the rows come one after the other, so that no more of them is in memory than is returned.
     """
     kept, size = list[KeptEvidence](), 0
-    async for row in connection.cursor(_quarantine("evidence::text"), *after, count + 1, prefetch=EVIDENCE_PREFETCH):
+    statement = _kept_after(after, count, with_evidence=True)
+    async for row in connection.cursor(*statement, prefetch=EVIDENCE_PREFETCH):
         size += len(row["evidence"])
         if len(kept) == count or (kept and size > MOST_EVIDENCE_BYTES):
             return QuarantinePage(kept, has_more=True)
         kept.append(_kept(dict(row)))
     return QuarantinePage(kept, has_more=False)
+
+
+def _kept_after(after: EvidenceName, count: int, *, with_evidence: bool) -> list[Any]:
+    return _quarantine(with_evidence=with_evidence).with_values(**after._asdict(), count=count + 1)
 
 
 def _kept(row: dict[str, Any]) -> KeptEvidence:
@@ -123,28 +148,58 @@ FROM waiting LEFT JOIN resolution ON (resolution.epoch, resolution.quota, resolu
 WHERE (waiting.period, waiting.quota, waiting.epoch) > ($1, $2, $3)
 ORDER BY waiting.period, waiting.quota, waiting.epoch LIMIT $4
 """
-IS_OPEN = """CASE quota WHEN '' THEN
-        (SELECT last_seq < seq FROM lane WHERE (lane.epoch, lane.lane) = (quarantine.epoch, quarantine.lane))
-    ELSE reason IN ('unknown_quota', 'implausible_period', 'over_budget') AND NOT EXISTS (
-            SELECT FROM resolution AS ended WHERE (ended.epoch, ended.quota, ended.period)
-                = (quarantine.epoch, quarantine.quota, quarantine.period) AND approved_at >= recorded_at)
-        OR EXISTS (SELECT FROM lease WHERE state = 'quarantined'
-            AND (lease.epoch, lease.quota, lease.period) = (quarantine.epoch, quarantine.quota, quarantine.period))
-        OR coalesce((SELECT quarantined FROM correction AS late WHERE (late.epoch, late.quota, late.charge_period)
-            = (quarantine.epoch, quarantine.quota, quarantine.period) ORDER BY late.period DESC LIMIT 1), false)
-    END"""
+_END_WITHOUT_LEASE = [constant(reason) for reason in ("unknown_quota", "implausible_period", "over_budget")]
 
 
-def _quarantine(evidence: str) -> str:
-    return f"""
-SELECT epoch, lane, seq, quota, period, reason, pg_column_size(evidence) AS stored_bytes, {evidence} AS evidence,
-    recorded_at,
-    {IS_OPEN} AS is_open,
-    (SELECT to_json(resolution)::text FROM resolution
-        WHERE approved_at IS NULL AND resolution.epoch = quarantine.epoch
-            AND ((resolution.lane, resolution.seq) = (quarantine.lane, quarantine.seq)
-                OR (resolution.quota, resolution.period) = (quarantine.quota, quarantine.period))
-        LIMIT 1) AS proposal
-FROM quarantine WHERE (epoch, lane, seq, quota, period) > ($1, $2, $3, $4, $5)
-ORDER BY epoch, lane, seq, quota, period LIMIT $6
-"""  # noqa: S608 - the expression is that above
+def _is_about(columns: ReadOnlyColumnCollection[str, Any], period: str = "period") -> ColumnElement[bool]:
+    """Return the condition that a row is about the lease of a kept report."""
+    kept = quarantine.c
+    return and_(columns.epoch == kept.epoch, columns.quota == kept.quota, columns[period] == kept.period)
+
+
+def _lane_is_behind() -> ColumnElement[bool]:
+    its_lane = and_(lane.c.epoch == quarantine.c.epoch, lane.c.lane == quarantine.c.lane)
+    return select(lane.c.last_seq < quarantine.c.seq).where(its_lane).scalar_subquery()
+
+
+def _lease_is_open() -> ColumnElement[bool]:
+    late = correction.alias("late")
+    newest = select(late.c.quarantined).where(_is_about(late.c, "charge_period")).order_by(late.c.period.desc())
+    ended = exists().where(_is_about(resolution.c), resolution.c.approved_at >= quarantine.c.recorded_at)
+    return or_(
+        and_(quarantine.c.reason.in_(_END_WITHOUT_LEASE), ~ended),
+        exists().where(lease.c.state == constant("quarantined"), _is_about(lease.c)),
+        func.coalesce(newest.limit(constant(1)).scalar_subquery(), false()),
+    )
+
+
+# People have yet to decide: the lane is behind, or the lease is in quarantine, or there is no lease of a report.
+IS_OPEN = case((quarantine.c.quota == constant(""), _lane_is_behind()), else_=_lease_is_open())
+
+
+@cache
+def _quarantine(*, with_evidence: bool) -> Statement:
+    kept = quarantine.c
+    name = (kept.epoch, kept.lane, kept.seq, kept.quota, kept.period)
+    of_lane = and_(resolution.c.lane == kept.lane, resolution.c.seq == kept.seq)
+    of_lease = and_(resolution.c.quota == kept.quota, resolution.c.period == kept.period)
+    proposal = (
+        select(cast(func.to_json(resolution.table_valued()), Text))
+        .where(resolution.c.approved_at.is_(None), resolution.c.epoch == kept.epoch, or_(of_lane, of_lease))
+        .limit(constant(1))
+    )
+    evidence = cast(kept.evidence, Text) if with_evidence else null()
+    after = tuple_(
+        *(parameter("epoch", BigInteger), parameter("lane", Integer), parameter("seq", BigInteger)),
+        *(parameter("quota", Text), parameter("period", Text)),
+    )
+    return compiled(
+        select(
+            *(*name, kept.reason, func.pg_column_size(kept.evidence).label("stored_bytes")),
+            *(evidence.label("evidence"), kept.recorded_at, IS_OPEN.label("is_open")),
+            proposal.scalar_subquery().label("proposal"),
+        )
+        .where(tuple_(*name) > after)
+        .order_by(*name)
+        .limit(parameter("count", BigInteger))
+    )

@@ -9,16 +9,36 @@ Usage comes from the rollups, like any usage; what was estimated and replaced fr
 was moved since the seal taken back; and each adjustment from itself, if its movement is sealed.
 """
 
+import uuid
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple
-from uuid import UUID
 
 import asyncpg
 from msgspec import Struct
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    Text,
+    and_,
+    case,
+    cast,
+    false,
+    func,
+    null,
+    select,
+    tuple_,
+    union_all,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
 
 from coordinator.adjustments.rules import AdjustmentKind
+from coordinator.database import compiled as query
+from coordinator.database.compiled import compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import correction, lease, pool, report, transfer
 from coordinator.exchange.rules.balances import OVERAGE
 from coordinator.limits.read_limit_history import read_limit_history
 from coordinator.limits.rules.history import LimitInForce, LimitKind
@@ -80,7 +100,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
     amounts = [amount for each in read for amount in await each(connection, asked)]
     if len(amounts) > MOST_LINES:
         return NoStatement.TOO_LONG
-    if not amounts and not await connection.fetchval(_TENANT, *of):
+    if not amounts and not await connection.fetchval(_HAS_TENANT, *of):
         return NoStatement.NO_TENANT
     last = _NEVER if sealed is None else await connection.fetchval(_AUDITED, sealed.position) or 0
     limits = await read_limit_history(connection, of.tenant, {each.quota for each in amounts}, period, last)
@@ -150,8 +170,10 @@ async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInFo
 
 
 async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
-    since = asked.sealed or (_NEVER, _NEVER)
-    rows = await connection.fetch(_ESTIMATES, *asked.of, *since, MOST_LINES + 1)
+    position, last = asked.sealed or (_NEVER, _NEVER)
+    named = {"period": asked.of.period, "tenant": asked.of.tenant}
+    statement = _estimated().with_values(**named, position=position, last=last, count=MOST_LINES + 1)
+    rows = await connection.fetch(*statement)
     return [Amount(LineKind(kind), *rest) for kind, *rest in rows]
 
 
@@ -188,7 +210,7 @@ class Source(Struct, frozen=True, kw_only=True):
     position: int | None
     body_hash: str | None
     head: str | None  # of the lane's chain, this report included
-    movement_id: UUID | None  # of what no report tells of; of an adjustment its id
+    movement_id: uuid.UUID | None  # of what no report tells of; of an adjustment its id
     units: int  # of this line
     transfers: int  # so many make them up
     recorded_at: datetime
@@ -230,8 +252,17 @@ async def _sources(
     leases = await connection.fetch(_LEASES, *names)
     lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
     position, last = asked.sealed or (_NEVER, _NEVER)
-    places = [epoch for epoch, _ in lanes], [lane for _, lane in lanes]
-    return list(await connection.fetch(_SOURCES[line.kind], *names, *places, position, last, *after, count))
+    statement = _sources_of(line.kind).with_values(
+        **dict(zip(("period", "charge_period", "region", "quota", "tenant"), names, strict=True)),
+        epochs=[epoch for epoch, _ in lanes],
+        lanes=[lane for _, lane in lanes],
+        position=position,
+        last=last,
+        after_part=after[0],
+        after_number=after[1],
+        count=count,
+    )
+    return list(await connection.fetch(*statement))
 
 
 def _source(row: asyncpg.Record) -> Source:
@@ -248,36 +279,7 @@ def _shown(value: object) -> object:
 _NEVER = 2**63 - 1
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
 _AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
-_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
-_USED = """CASE WHEN transfer.dst = 'consumed' AND {} coalesce(transfer.dimensions ? 'counted_as', false)
-        THEN transfer.units ELSE 0 END"""
-# How much of a transfer each kind of line is made of.
-_SIGNED = {
-    LineKind.USAGE: _USED.format("NOT"),
-    LineKind.OVERAGE: _USED.format(""),
-    LineKind.LATE_USAGE: _USED.format("NOT"),
-    LineKind.LATE_OVERAGE: _USED.format(""),
-    LineKind.ESTIMATED: """CASE 'estimated' WHEN transfer.dst THEN transfer.units WHEN transfer.src THEN -transfer.units
-        ELSE 0 END""",
-    LineKind.REPLACED: "CASE WHEN transfer.cause = 'replaces_estimate' THEN -transfer.units ELSE 0 END",
-}
-_MOVED = f"""
-SELECT kind, pool.name, transfer.charge_period, transfer.region, -moved.units AS units
-FROM %s JOIN pool USING (quota, period), LATERAL (VALUES
-    ('estimated', {_SIGNED[LineKind.ESTIMATED]}), ('replaced', {_SIGNED[LineKind.REPLACED]})) AS moved (kind, units)
-WHERE transfer.period = $1 AND pool.tenant = $2 AND """  # noqa: S608 - the expressions are those above
-_ESTIMATES = f"""
-SELECT kind, name, charge_period, region, sum(units) FROM (
-    SELECT 'estimated' AS kind, name, period AS charge_period, region, lease.estimated AS units
-    FROM pool JOIN lease USING (quota, period) WHERE period = $1 AND tenant = $2
-    UNION ALL SELECT kind, name, charge_period, region, booked.units
-    FROM pool JOIN correction USING (quota, period), LATERAL (VALUES
-        ('estimated', correction.estimated), ('replaced', -correction.replaced)) AS booked (kind, units)
-    WHERE period = $1 AND tenant = $2
-    UNION ALL {_MOVED % "report JOIN transfer USING (epoch, lane, seq)"} report.position > $3
-    UNION ALL {_MOVED % "transfer"} transfer.seq IS NULL AND transfer.id > $4
-) AS booked GROUP BY 1, 2, 3, 4 HAVING sum(units) <> 0 ORDER BY 1, 2, 3, 4 LIMIT $5
-"""  # noqa: S608
+_HAS_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
 # A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
 _CARRIED_OVER = """
 SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
@@ -303,23 +305,101 @@ UNION
 SELECT DISTINCT epoch, quota, lanes FROM correction JOIN pool USING (quota, period) JOIN region_epoch USING (epoch)
 WHERE period = $1 AND charge_period = $2 AND correction.region = $3 AND name = $4 AND coalesce(tenant, $5) = $5
 """
-_OF_LINE = """
-transfer.period = $1 AND transfer.charge_period = $2 AND transfer.region = $3 AND pool.name = $4
-    AND coalesce(pool.tenant, transfer.dimensions ->> 'tenant') = $5"""
-_SOURCES = {
-    kind: f"""
-SELECT 0 AS part, report.position AS number, transfer.region, epoch, lane, seq, report.position, report.body_hash,
-    report.head, NULL::uuid AS movement_id, sum({signed}) AS units, count(*) AS transfers, report.recorded_at
-FROM unnest($6::bigint[], $7::int[]) AS its (epoch, lane) JOIN report USING (epoch, lane)
-JOIN transfer USING (epoch, lane, seq) JOIN pool USING (quota, period)
-WHERE {_OF_LINE} AND {signed} <> 0 AND report.position <= $8 AND (0, report.position) > ($10::int, $11::bigint)
-GROUP BY transfer.region, epoch, lane, seq, report.position, report.body_hash, report.head, report.recorded_at
-UNION ALL
-SELECT 1, transfer.id, transfer.region, transfer.epoch, NULL, NULL, NULL, NULL, NULL, transfer.movement_id, {signed}, 1,
-    transfer.recorded_at
-FROM transfer JOIN pool USING (quota, period)
-WHERE {_OF_LINE} AND {signed} <> 0 AND seq IS NULL AND transfer.id <= $9 AND (1, transfer.id) > ($10::int, $11::bigint)
-ORDER BY part, number LIMIT $12
-"""  # noqa: S608
-    for kind, signed in _SIGNED.items()
+
+
+# --- the composed statements ------------------------------------------------------------------------------------------
+
+_PERIOD, _TENANT, _COUNT = parameter("period", Text), parameter("tenant", Text), parameter("count", BigInteger)
+_POSITION, _LAST = parameter("position", BigInteger), parameter("last", BigInteger)
+_IN_POOL = and_(pool.c.quota == transfer.c.quota, pool.c.period == transfer.c.period)
+_IN_REPORT = and_(report.c.epoch == transfer.c.epoch, report.c.lane == transfer.c.lane, report.c.seq == transfer.c.seq)
+_HAS_NO_REPORT = transfer.c.seq.is_(None)
+_IS_OVERAGE = func.coalesce(transfer.c.dimensions.bool_op("?")(constant("counted_as")), false())
+
+
+def _units_if(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return case((condition, transfer.c.units), else_=constant(0))
+
+
+# How many units of a transfer belong to each kind of line.
+_INCLUDED = _units_if(and_(transfer.c.dst == constant("consumed"), ~_IS_OVERAGE))
+_BEYOND = _units_if(and_(transfer.c.dst == constant("consumed"), _IS_OVERAGE))
+_UNITS_OF_KIND = {
+    LineKind.USAGE: _INCLUDED,
+    LineKind.OVERAGE: _BEYOND,
+    LineKind.LATE_USAGE: _INCLUDED,
+    LineKind.LATE_OVERAGE: _BEYOND,
+    LineKind.ESTIMATED: _units_if(transfer.c.dst == constant("estimated"))
+    - _units_if(transfer.c.src == constant("estimated")),
+    LineKind.REPLACED: -_units_if(transfer.c.cause == constant("replaces_estimate")),
 }
+
+
+@cache
+def _sources_of(kind: LineKind) -> query.Statement:
+    """Select the reports that a line is from, with its units of each, and then the movements without a report."""
+    units = _UNITS_OF_KIND[kind]
+    of_line = and_(
+        transfer.c.period == _PERIOD,
+        transfer.c.charge_period == parameter("charge_period", Text),
+        transfer.c.region == parameter("region", Text),
+        pool.c.name == parameter("quota", Text),
+        func.coalesce(pool.c.tenant, json_text(transfer.c.dimensions, "tenant")) == _TENANT,
+        units != constant(0),
+    )
+    after = tuple_(parameter("after_part", Integer), parameter("after_number", BigInteger))
+    named = (report.c.epoch, report.c.lane, report.c.seq, report.c.position, report.c.body_hash, report.c.head)
+    lanes = func.unnest(parameter("epochs", ARRAY(BigInteger)), parameter("lanes", ARRAY(Integer)))
+    its = lanes.table_valued("epoch", "lane", name="its").render_derived()
+    in_lane = and_(report.c.epoch == its.c.epoch, report.c.lane == its.c.lane)
+    of_reports = (
+        select(
+            *(constant(0).label("part"), report.c.position.label("number"), transfer.c.region, *named),
+            *(cast(null(), UUID).label("movement_id"), func.sum(units).label("units")),
+            *(func.count().label("transfers"), report.c.recorded_at),
+        )
+        .select_from(its.join(report, in_lane).join(transfer, _IN_REPORT).join(pool, _IN_POOL))
+        .where(of_line, report.c.position <= _POSITION, tuple_(constant(0), report.c.position) > after)
+        .group_by(transfer.c.region, *named, report.c.recorded_at)
+    )
+    of_movements = (
+        select(
+            *(constant(1), transfer.c.id, transfer.c.region, transfer.c.epoch, *(null() for _ in named[1:])),
+            *(transfer.c.movement_id, units, constant(1), transfer.c.recorded_at),
+        )
+        .join_from(transfer, pool, _IN_POOL)
+        .where(of_line, _HAS_NO_REPORT, transfer.c.id <= _LAST, tuple_(constant(1), transfer.c.id) > after)
+    )
+    return compiled(union_all(of_reports, of_movements).order_by("part", "number").limit(_COUNT))
+
+
+@cache
+def _estimated() -> query.Statement:
+    """Select what was estimated and replaced by now, with what was moved since the position taken back."""
+    key = (pool.c.name, lease.c.period.label("charge_period"), lease.c.region)
+    of_leases = (
+        select(constant("estimated").label("kind"), *key, lease.c.estimated.label("units"))
+        .join_from(pool, lease, and_(lease.c.quota == pool.c.quota, lease.c.period == pool.c.period))
+        .where(pool.c.period == _PERIOD, pool.c.tenant == _TENANT)
+    )
+    late = correction.c
+    of_corrections = [
+        select(constant(kind), pool.c.name, late.charge_period, late.region, units)
+        .join_from(pool, correction, and_(late.quota == pool.c.quota, late.period == pool.c.period))
+        .where(pool.c.period == _PERIOD, pool.c.tenant == _TENANT)
+        for kind, units in (("estimated", late.estimated), ("replaced", -late.replaced))
+    ]
+    moved_since = [
+        select(constant(kind.value), pool.c.name, transfer.c.charge_period, transfer.c.region, -_UNITS_OF_KIND[kind])
+        .select_from(moved.join(pool, _IN_POOL))
+        .where(transfer.c.period == _PERIOD, pool.c.tenant == _TENANT, is_since)
+        for kind in (LineKind.ESTIMATED, LineKind.REPLACED)
+        for moved, is_since in (
+            (report.join(transfer, _IN_REPORT), report.c.position > _POSITION),
+            (transfer, and_(_HAS_NO_REPORT, transfer.c.id > _LAST)),
+        )
+    ]
+    booked = union_all(of_leases, *of_corrections, *moved_since).subquery("booked").c
+    line = (booked.kind, booked.name, booked.charge_period, booked.region)
+    sums = select(*line, func.sum(booked.units)).group_by(*line).having(func.sum(booked.units) != constant(0))
+    return compiled(sums.order_by(*line).limit(_COUNT))

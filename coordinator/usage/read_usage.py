@@ -41,7 +41,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
-from coordinator.database.compiled import Statement, compiled, constant, parameter
+from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import (
     Timestamp,
@@ -243,7 +243,7 @@ def _lines(units: ColumnElement[int]) -> Select[Any]:
     """Select transfers by dimensions. A quota that is counted by tenant knows the tenant, of others the line may."""
 
     def said(name: str) -> ColumnElement[str]:
-        return transfer.c.dimensions.op("->>")(constant(name))
+        return json_text(transfer.c.dimensions, name)
 
     return select(
         transfer.c.window_at.label("at"),

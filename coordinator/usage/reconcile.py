@@ -6,12 +6,17 @@ only the little that came since, with the pools and leases, is read where the pe
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import cache
 from typing import NamedTuple
 
 import asyncpg
 from msgspec import structs
+from sqlalchemy import Numeric, Text, any_, cast, func, select, union_all
+from sqlalchemy.dialects.postgresql import ARRAY
 
+from coordinator.database.compiled import Statement, compiled, constant, json_text, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import pool, quarantine, region_epoch, transfer, usage_day, usage_hour
 from coordinator.periods.read_periods import read_period
 from coordinator.suspense.read_suspense import IS_OPEN
 from coordinator.usage.rules.anomalies import QUARANTINED_AS, Quarantinings, find_anomalies
@@ -64,9 +69,14 @@ async def reconcile_period(connection: Connection, period: str, now: datetime) -
     )
 
 
+async def _misrolled(connection: Connection, period: str) -> list[Misrolled]:
+    rows = await connection.fetch(*_rollup_differences().with_values(period=period), timeout=PATIENCE_S)
+    return [Misrolled(*row.values()) for row in rows]
+
+
 async def _anomalies(connection: Connection, period: str, books: Books) -> list[Anomaly]:
     known_quotas: list[str] = await connection.fetchval(_KNOWN_QUOTAS)
-    rows = await connection.fetch(_QUARANTINED, period, list(QUARANTINED_AS))
+    rows = await connection.fetch(*_quarantined().with_values(period=period, reasons=list(QUARANTINED_AS)))
     return find_anomalies(books, frozenset(known_quotas), [Quarantinings(*row.values()) for row in rows])
 
 
@@ -88,7 +98,7 @@ async def read_settled(connection: Connection, period: str) -> Settled:
         sum(row["transfers"] for row in moved),
         _moved(moved),
         await _lanes(connection, await connection.fetchval(_EPOCHS, period)),
-        [Misrolled(*row.values()) for row in await connection.fetch(_MISROLLED, period, timeout=PATIENCE_S)],
+        await _misrolled(connection, period),
     )
 
 
@@ -161,11 +171,6 @@ _KNOWN_QUOTAS = """
 SELECT ARRAY(SELECT quota ->> 'name' FROM jsonb_array_elements((
     SELECT document -> 'quotas' FROM limits_version ORDER BY version DESC LIMIT 1)) AS quota)
 """
-_QUARANTINED = f"""
-SELECT quota, region, reason, count(*), max((evidence ->> 'consumed')::numeric)
-FROM quarantine JOIN region_epoch USING (epoch)
-WHERE quarantine.period = $1 AND reason = ANY ($2::text[]) AND {IS_OPEN} GROUP BY quota, region, reason
-"""  # noqa: S608 - the expression is ours
 _POOLS = "SELECT * FROM pool WHERE period = $1 ORDER BY name, tenant, quota"
 _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
@@ -210,24 +215,70 @@ SELECT epoch, lane, last_seq, head,
     (SELECT head FROM report WHERE (report.epoch, report.lane) = (lane.epoch, lane.lane) ORDER BY seq DESC LIMIT 1)
 FROM lane WHERE epoch = ANY ($1::bigint[])
 """
-# Each transfer counts against its hour and its day: what does not come to nothing differs.
-_ROLLED_UP_BY = "quota, name, charge_period, tenant, region, policy, route_class, api_key, degraded, counted_as"
-_MISROLLED = f"""
-WITH booked AS (
-    SELECT window_at, quota, pool.name, charge_period, coalesce(pool.tenant, dimensions ->> 'tenant') AS tenant, region,
-        dimensions ->> 'policy' AS policy, dimensions ->> 'route_class' AS route_class,
-        dimensions ->> 'api_key' AS api_key, dimensions ->> 'degraded' AS degraded,
-        dimensions ->> 'counted_as' AS counted_as, units
-    FROM transfer JOIN pool USING (quota, period) WHERE period = $1 AND dst = 'consumed'
-), both_sides AS (
-    SELECT 'hour' AS rollup, begins_at, {_ROLLED_UP_BY}, units FROM usage_hour WHERE period = $1
-    UNION ALL SELECT 'day', begins_at, {_ROLLED_UP_BY}, units FROM usage_day WHERE period = $1
-    UNION ALL SELECT 'hour', date_trunc('hour', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
-    UNION ALL SELECT 'day', date_trunc('day', window_at, 'UTC'), {_ROLLED_UP_BY}, -units FROM booked
-), differences AS (
-    SELECT rollup, quota, region, begins_at, sum(units) AS units FROM both_sides
-    GROUP BY rollup, begins_at, {_ROLLED_UP_BY} HAVING sum(units) <> 0
-)
-SELECT quota, region, rollup, count(*), sum(abs(units)), min(begins_at) FROM differences
-GROUP BY quota, region, rollup ORDER BY quota, region, rollup
-"""  # noqa: S608 - the names are those above
+_DIMENSIONS = ("policy", "route_class", "api_key", "degraded", "counted_as")
+
+
+@cache
+def _rollup_differences() -> Statement:
+    """Select rollups that differ from the transfers: each transfer counts against its hour and against its day."""
+    its_pool = (pool.c.quota == transfer.c.quota) & (pool.c.period == transfer.c.period)
+    said = {name: json_text(transfer.c.dimensions, name) for name in ("tenant", *_DIMENSIONS)}
+    by = ("quota", "name", "charge_period", "tenant", "region", *_DIMENSIONS)
+    booked = (
+        select(
+            *(transfer.c.window_at, transfer.c.quota, pool.c.name, transfer.c.charge_period),
+            *(func.coalesce(pool.c.tenant, said["tenant"]).label("tenant"), transfer.c.region),
+            *(said[name].label(name) for name in _DIMENSIONS),
+            transfer.c.units,
+        )
+        .join_from(transfer, pool, its_pool)
+        .where(transfer.c.period == _PERIOD, transfer.c.dst == constant("consumed"))
+        .cte("booked")
+    )
+    both_sides = union_all(
+        *(
+            side
+            for unit, rollup in (("hour", usage_hour), ("day", usage_day))
+            for side in (
+                select(
+                    *(constant(unit).label("rollup"), rollup.c.begins_at, *(rollup.c[name] for name in by)),
+                    rollup.c.units,
+                ).where(rollup.c.period == _PERIOD),
+                select(
+                    *(constant(unit), func.date_trunc(constant(unit), booked.c.window_at, constant("UTC"))),
+                    *(*(booked.c[name] for name in by), -booked.c.units),
+                ),
+            )
+        )
+    ).cte("both_sides")
+    sides = both_sides.c
+    differences = (
+        select(sides.rollup, sides.quota, sides.region, sides.begins_at, func.sum(sides.units).label("units"))
+        .group_by(sides.rollup, sides.begins_at, *(sides[name] for name in by))
+        .having(func.sum(sides.units) != constant(0))
+        .cte("differences")
+    )
+    found = differences.c
+    where = (found.quota, found.region, found.rollup)
+    return compiled(
+        select(*where, func.count(), func.sum(func.abs(found.units)), func.min(found.begins_at))
+        .group_by(*where)
+        .order_by(*where)
+    )
+
+
+@cache
+def _quarantined() -> Statement:
+    kept = quarantine.c
+    return compiled(
+        select(
+            *(kept.quota, region_epoch.c.region, kept.reason, func.count()),
+            func.max(cast(json_text(kept.evidence, "consumed"), Numeric)),
+        )
+        .join_from(quarantine, region_epoch, region_epoch.c.epoch == kept.epoch)
+        .where(kept.period == _PERIOD, kept.reason == any_(parameter("reasons", ARRAY(Text))), IS_OPEN)
+        .group_by(kept.quota, region_epoch.c.region, kept.reason)
+    )
+
+
+_PERIOD = parameter("period", Text)
