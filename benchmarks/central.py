@@ -17,7 +17,7 @@ import httpx
 from benchmarks.frame import FEWEST_TURNS, Lines, facts
 from benchmarks.load import Server, get, http_is_whole, load, post
 from benchmarks.stack import PLANS, REGION, Stack, host_and_port, local_stack, put_limits
-from leasehold.local_stack.plan import Plan
+from leasehold.local_stack.plan import StackPlan
 
 MODES = ("central", "leased")
 CROWD = 64
@@ -54,7 +54,7 @@ def check(mode: str) -> dict[str, object]:
 async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
     async with local_stack(port, "--wan") as stack, httpx.AsyncClient(timeout=30) as client:
         await put_limits(stack, limits(), check("central"))
-        relay = Server(*host_and_port(Plan(Path(), port, wan=True).coordinator_url_for(REGION)), http_is_whole)
+        relay = Server(*host_and_port(StackPlan(Path(), port, wan=True).coordinator_url_for(REGION)), http_is_whole)
         agent = Server(*host_and_port(stack["agents"][REGION]), http_is_whole)
         turn = partial(_turn, client, stack, seconds)
 

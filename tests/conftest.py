@@ -40,7 +40,7 @@ NAME_IN_MEMORY = "leasehold-tests-"
 ROOM = 1 << 30  # measured: 77 MiB for a worker
 # The log is not kept long. A test opens some seven connections, and to hash a password 4,096 times costs each of them a
 # millisecond of processor time; these passwords are random and die with their server.
-OF_TESTS = embedded.FORGETFUL | {"max_wal_size": "64MB", "min_wal_size": "32MB", "scram_iterations": "1"}
+OF_TESTS = embedded.WITHOUT_DURABILITY | {"max_wal_size": "64MB", "min_wal_size": "32MB", "scram_iterations": "1"}
 
 
 @dataclass(frozen=True)
@@ -184,5 +184,5 @@ def store_server(of_servers: Path) -> Iterator[Server]:
 def store(store_server: Server) -> str:
     """The URL of a store that is empty and knows no script."""
     for command in ("FLUSHALL", "SCRIPT FLUSH", "FUNCTION FLUSH"):
-        assert embedded.ask_store(store_server.port, store_server.password, command).startswith("+OK")
+        assert embedded.send_to_store(store_server.port, store_server.password, command).startswith("+OK")
     return embedded.store_url(store_server.port, store_server.password)

@@ -14,7 +14,7 @@ import typer
 
 from leasehold.cli.api import pair
 from leasehold.cli.output import fail, warn
-from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Plan, Stack, faults_of_urls
+from leasehold.local_stack.plan import DEFAULT_BASE_PORT, HIGHEST_BASE_PORT, Stack, StackPlan, faults_of_urls
 
 commands = typer.Typer()
 
@@ -75,7 +75,7 @@ def up(
     stores = dict(pair(text, "--store REGION=URL") for text in store or [])
     for fault in faults_of_urls(postgres, stores):
         fail(fault)
-    plan = Plan((data or default_data_directory()).absolute(), port, wan, fresh, postgres, stores)
+    plan = StackPlan((data or default_data_directory()).absolute(), port, wan, fresh, postgres, stores)
 
     from leasehold.local_stack.data_directory import CannotStart
     from leasehold.local_stack.launcher import up as run_stack

@@ -1,4 +1,4 @@
-"""Calls to our own services over HTTP, as any other program would make them; light enough for the launcher."""
+"""HTTP calls to our own services with the standard library alone, so that the launcher starts quickly."""
 
 import http.client
 import json
@@ -10,11 +10,11 @@ TIMEOUT_S = 10
 
 class Answer(NamedTuple):
     status: int
-    body: Any  # decoded JSON; None where there is none
+    body: Any  # decoded JSON, or None
 
 
 def call(method: str, url: str, *, token: str | None = None, body: object = None) -> Answer:
-    """One request on one connection. Raises OSError where nobody answers."""
+    """Send one request on a connection of its own. Raise OSError if no server answers."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=TIMEOUT_S)
@@ -25,7 +25,7 @@ def call(method: str, url: str, *, token: str | None = None, body: object = None
         answer = connection.getresponse()
         return Answer(answer.status, _decoded(answer.read()))
     except http.client.HTTPException as error:
-        raise ConnectionError(f"{parts.hostname}:{parts.port} does not speak HTTP") from error
+        raise ConnectionError(f"{parts.hostname}:{parts.port} does not answer in HTTP") from error
     finally:
         connection.close()
 
@@ -42,7 +42,7 @@ def is_ready(url: str) -> bool:
 
 
 def why_not_ready(url: str) -> str | None:
-    """In the service's own words; None if it is ready."""
+    """Return the service's own reason, or None if it is ready."""
     try:
         answer = call("GET", f"{url}/readyz")
     except OSError as error:
@@ -51,7 +51,7 @@ def why_not_ready(url: str) -> str | None:
 
 
 def detail_of(answer: Answer) -> str:
-    """Return what a problem document says, or the reasons of an agent that is not ready."""
+    """Return the detail of a problem document, or the reasons of an agent that is not ready."""
     if not isinstance(answer.body, dict):
         return f"status {answer.status}"
     if "reasons" in answer.body:

@@ -1,10 +1,10 @@
-"""The directory that outlives a run: servers' data, secrets, logs, and who is running.
+"""The directory that outlives a run: servers' data, secrets, logs, and the running processes.
 
-format        which version of this layout it is; a directory without it is not ours, and is never touched
-lock          held by the launcher that uses the directory; the kernel lets go of it when that launcher ends
-secrets.json  passwords and tokens (0600); made once, so that a second start knows them again
-running.json  each process with pid and moment of start, so that a killed launcher's can be found and ended
-stack.json    for other programs: where everything is, and the tokens (0600); there while the stack is ready
+format        the version of this layout; a directory without it is not ours, and is never touched
+lock          held by the launcher that uses the directory; the kernel releases it when that launcher ends
+secrets.json  passwords and tokens (0600), made once and used by every later start
+running.json  each process with its pid and start time, so that those of a killed launcher can be found and stopped
+stack.json    addresses and tokens for other programs (0600), present while the stack is ready
 postgres/ stores/ agents/ logs/
 """
 
@@ -30,12 +30,12 @@ SCOPES = (
 
 
 class CannotStart(Exception):
-    """Why the stack cannot be started, in one sentence."""
+    """The stack cannot be started; the message is one sentence."""
 
 
 class Secrets(NamedTuple):
     postgres: str
-    coordinator: str  # of the user that it logs in to Postgres as
+    coordinator: str  # the password of its Postgres user
     stores: dict[str, str]
     tokens: dict[str, str]
 
@@ -55,7 +55,7 @@ class DataDirectory:
         return self.path / "logs" / f"{name}.log"
 
     def new_log(self, name: str) -> Path:
-        """An empty one. The last run's is kept beside it, older ones are not, so that logs do not grow for ever."""
+        """Return a new log. The log of the last run is kept beside it, and older ones are deleted."""
         log = self.log(name)
         if log.exists():
             log.replace(log.with_name(f"{log.name}.1"))
@@ -71,7 +71,7 @@ class DataDirectory:
         os.close(self._lock)
 
     def empty(self) -> None:
-        """Everything but the lock, and the format last: what is half emptied is still known to be ours."""
+        """Delete everything but the lock, and the format last: without it the directory would not be ours any more."""
         for name in sorted(os.listdir(self.path), key=lambda name: name == "format"):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
@@ -80,13 +80,13 @@ class DataDirectory:
                 path.unlink()
 
     def prepare(self) -> None:
-        """Refuse another version's data, and make the rooms that are not there yet."""
+        """Refuse data of another version, and make the directories that do not exist yet."""
         format_file = self.path / "format"
         found = format_file.read_text().strip() if format_file.exists() else FORMAT
         if found != FORMAT:
             raise CannotStart(
                 f"{self.path} holds the data of another version of Leasehold ({found[:80]!r}; this one reads "
-                f"{FORMAT!r}): choose another directory with --data, or lose what is in it with --fresh"
+                f"{FORMAT!r}): choose another directory with --data, or delete what is in it with --fresh"
             )
         format_file.write_text(f"{FORMAT}\n")
         for path in (self.path / "logs", *map(self.store, REGIONS), *map(self.agent, REGIONS)):
@@ -95,19 +95,19 @@ class DataDirectory:
     def secrets(self) -> Secrets:
         if not self._secrets_file.exists():
             if self.postgres.exists():
-                raise CannotStart(f"{self._secrets_file} is gone, and with it the passwords: start with --fresh")
+                raise CannotStart(f"{self._secrets_file} with the passwords is missing: start with --fresh")
             write_private(self._secrets_file, _new_secrets()._asdict())
         known = json.loads(self._secrets_file.read_text())
-        if "coordinator" not in known:  # of a version whose coordinator came as the owner
+        if "coordinator" not in known:  # made by a version whose coordinator logged in as the owner
             known["coordinator"] = secrets.token_urlsafe(24)
             write_private(self._secrets_file, known)
         return Secrets(**known)
 
-    def remember(self, running: Mapping[str, Identity]) -> None:
+    def record_running(self, running: Mapping[str, Identity]) -> None:
         write_private(self._running_file, running)
 
     def left_running(self) -> dict[str, Identity]:
-        """The processes of a launcher that could not end them. They may have ended since."""
+        """Return the processes that a killed launcher left. They may have exited since."""
         if not self._running_file.exists():
             return {}
         with suppress(ValueError, TypeError, AttributeError):
@@ -120,7 +120,7 @@ class DataDirectory:
 
 
 def open_data_directory(path: Path) -> DataDirectory:
-    """Lock the directory for this launcher. Raises CannotStart."""
+    """Lock the directory for this launcher, or raise CannotStart."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _refuse_foreign(path, os.listdir(path))
@@ -140,18 +140,18 @@ def open_data_directory(path: Path) -> DataDirectory:
 
 def _refuse_foreign(path: Path, names: Iterable[str]) -> None:
     if "format" not in names and set(names) - {"lock"}:
-        raise CannotStart(f"{path} is not empty, and not a data directory of Leasehold: choose another with --data")
+        raise CannotStart(f"{path} is not empty, and is not a data directory of Leasehold: choose another with --data")
 
 
 def _new_secrets() -> Secrets:
-    # web.tokens makes tokens of the same shape; importing it would make the launcher wait for what it does not need.
+    # The same shape as in web.tokens, whose import the launcher does not need otherwise.
     tokens = {scope: f"lh_{secrets.token_urlsafe(32)}" for scope in SCOPES}
     owner, coordinator = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
     return Secrets(owner, coordinator, {region: secrets.token_urlsafe(24) for region in REGIONS}, tokens)
 
 
 def write_private(path: Path, value: Any) -> None:
-    """Whole or not at all, and never readable by others, not even for a moment."""
+    """Write a file atomically that other users cannot read at any moment."""
     unfinished = path.with_name(f"{path.name}.new")
     unfinished.unlink(missing_ok=True)
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

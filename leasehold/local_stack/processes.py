@@ -1,8 +1,8 @@
-"""Processes that we start: how they begin, how they are told apart, how they end.
+"""Start, identify and stop processes.
 
-A child gets a session of its own, so that Ctrl-C in the terminal reaches only its parent, which then ends its children
-in the right order. Should the parent be killed, the kernel ends the child in its place (where there is such a kernel).
-A pid alone names nobody, for pids come round again: a process is its pid together with the moment it was started.
+A child gets a session of its own, so that Ctrl-C in the terminal reaches only its parent, which then stops its children
+in the right order. If the parent is killed, Linux stops the child. A pid alone does not identify a process, because
+pids are reused: a process is identified by its pid and its start time.
 """
 
 import ctypes
@@ -33,9 +33,9 @@ def spawn(
     orphaned: signal.Signals = signal.SIGTERM,
     waits: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child that writes to its log; `orphaned` is what it gets when its parent dies.
+    """Start a child that writes to its log. `orphaned` is the signal that it gets when its parent dies.
 
-    One that `waits` reads a line before it does anything; others read nothing.
+    A child that `waits` reads a line from its standard input before it does anything; others read nothing.
     """
     output: IO[bytes] | int = open(log, "ab", opener=_private) if log else subprocess.DEVNULL  # noqa: SIM115
     try:
@@ -46,7 +46,7 @@ def spawn(
             stderr=subprocess.STDOUT,
             env=environ,
             start_new_session=True,
-            # Safe, for it is called by one thread and does two system calls.
+            # Safe, because one thread calls it and it does two system calls.
             preexec_fn=_end_with(os.getpid(), orphaned) if sys.platform == "linux" else None,  # noqa: PLW1509
         )
     finally:
@@ -61,16 +61,16 @@ def _private(path: str, flags: int) -> int:
 def _end_with(parent: int, last_signal: signal.Signals) -> Callable[[], None]:
     libc = ctypes.CDLL(None)
 
-    def ask_the_kernel() -> None:
+    def request_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, int(last_signal))
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # the parent died before the request
             os._exit(1)
 
-    return ask_the_kernel
+    return request_signal
 
 
 def identity(pid: int) -> Identity | None:
-    """Who has this pid now; None if nobody (a zombie is nobody)."""
+    """Return the process that has this pid now, or None. A zombie counts as none."""
     if sys.platform != "linux":
         return _identity_by_ps(pid)
     try:
@@ -82,7 +82,7 @@ def identity(pid: int) -> Identity | None:
 
 @functools.cache
 def _boot() -> str:
-    """Moments of start are counted from the machine's, so they name nobody without it."""
+    """Return the id of the machine's boot, from which start times are counted."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -92,16 +92,16 @@ def _identity_by_ps(pid: int) -> Identity | None:
     return Identity(pid, started) if started else None
 
 
-def is_running(who: Identity) -> bool:
-    return identity(who.pid) == who
+def is_running(process: Identity) -> bool:
+    return identity(process.pid) == process
 
 
-def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTERM, patience_s: float = 5.0) -> bool:
-    """Ask a child to end, and insist after a while. True if it ended by itself."""
+def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTERM, timeout_s: float = 5.0) -> bool:
+    """Stop a child with a signal, and kill it after the time-out. Return whether the signal was enough."""
     if process.poll() is None:
         process.send_signal(by)
     try:
-        process.wait(patience_s)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -109,19 +109,19 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
     return True
 
 
-def end_strangers(processes: Mapping[Identity, signal.Signals], *, patience_s: float = 3.0) -> list[Identity]:
-    """End processes of an earlier launcher: asked first, each by its signal, then made to. Returns what still ran."""
-    running = [who for who in processes if is_running(who)]
-    for insists in (False, True):
-        for who in filter(is_running, running):
-            os.kill(who.pid, signal.SIGKILL if insists else processes[who])
-        wait_until(lambda: not any(map(is_running, running)), patience_s)
+def end_processes(processes: Mapping[Identity, signal.Signals], *, timeout_s: float = 3.0) -> list[Identity]:
+    """Stop processes of an earlier launcher, each with its signal or by SIGKILL. Return those that were running."""
+    running = [process for process in processes if is_running(process)]
+    for kills in (False, True):
+        for process in filter(is_running, running):
+            os.kill(process.pid, signal.SIGKILL if kills else processes[process])
+        wait_until(lambda: not any(map(is_running, running)), timeout_s)
     return running
 
 
-def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Poll a condition; False if it did not come true in time."""
-    deadline = time.monotonic() + patience_s
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll a condition. Return whether it came true in time."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
             return False

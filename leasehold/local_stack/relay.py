@@ -1,11 +1,11 @@
-"""A wide network for one machine: every byte between an agent and its coordinator arrives late.
+"""Simulate a wide-area network on one machine: every byte between an agent and its coordinator is delayed.
 
     python -m leasehold.local_stack.relay COORDINATOR_PORT PORT:DELAY_MS ...
 
-Each PORT leads to the coordinator with its own delay, the same in both directions. Bytes are delayed and not slowed
-down: many may be under way at once, in their order, up to a bound after which the sender has to wait, as in a real
-network. A new connection costs a round trip before it carries anything. Stop it (SIGSTOP), and its regions are cut off:
-nothing is refused, nothing ends, nothing comes; what was sent arrives late once it goes on.
+Each PORT leads to the coordinator with its own delay, the same in both directions. The bandwidth is not limited: many
+bytes may be in flight at once, in order, up to a bound after which the sender has to wait, as in a real network. A new
+connection costs a round trip before it carries anything. While the process is stopped (SIGSTOP), its regions are cut
+off: nothing is refused and no connection ends; what was sent arrives late when the process continues.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from contextlib import suppress
 from leasehold.local_stack.embedded import LOOPBACK
 
 CHUNK_BYTES = 65536
-CHUNKS_UNDER_WAY = 256
+CHUNKS_IN_FLIGHT = 256
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-UnderWay = asyncio.Queue[tuple[float, bytes]]
+InFlight = asyncio.Queue[tuple[float, bytes]]
 
 
 async def relay(coordinator_port: int, delay_ms_by_port: dict[int, int]) -> None:
@@ -49,18 +49,18 @@ def _leading_to(port: int, delay_s: float) -> Accept:
 
 
 async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """One direction of one connection, until its sender is done or its receiver is gone."""
-    under_way: UnderWay = asyncio.Queue(CHUNKS_UNDER_WAY)
-    sending = asyncio.create_task(_send(reader, under_way, delay_s))
+    """Carry one direction of a connection until its sender closes it or its receiver is gone."""
+    in_flight: InFlight = asyncio.Queue(CHUNKS_IN_FLIGHT)
+    sending = asyncio.create_task(_send(reader, in_flight, delay_s))
     try:
-        await _deliver(under_way, writer)
+        await _deliver(in_flight, writer)
     except OSError:
         writer.transport.abort()
     finally:
         sending.cancel()
 
 
-async def _send(reader: asyncio.StreamReader, under_way: UnderWay, delay_s: float) -> None:
+async def _send(reader: asyncio.StreamReader, in_flight: InFlight, delay_s: float) -> None:
     now = asyncio.get_running_loop().time
     data = b"not yet"
     while data:
@@ -68,13 +68,13 @@ async def _send(reader: asyncio.StreamReader, under_way: UnderWay, delay_s: floa
             data = await reader.read(CHUNK_BYTES)
         except OSError:
             data = b""
-        await under_way.put((now() + delay_s, data))
+        await in_flight.put((now() + delay_s, data))
 
 
-async def _deliver(under_way: UnderWay, writer: asyncio.StreamWriter) -> None:
+async def _deliver(in_flight: InFlight, writer: asyncio.StreamWriter) -> None:
     now = asyncio.get_running_loop().time
     while True:
-        due, data = await under_way.get()
+        due, data = await in_flight.get()
         await asyncio.sleep(due - now())
         if not data:
             writer.write_eof()

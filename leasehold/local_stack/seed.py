@@ -1,6 +1,6 @@
-"""What a new stack starts with, so that there is something to try: set through the coordinator's own API.
+"""Give a new stack limits and subscriptions to try, through the coordinator's API.
 
-Each part is set only where there is nothing: what somebody changed or removed since is theirs.
+Each part is set only if there is none, so that later changes by users stay.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ SUBSCRIPTIONS = {"acme": "pro", "globex": "free", "initech": "enterprise"}
 
 
 def seed(coordinator: str, token: str) -> None:
-    """Regions, limits, subscriptions, as far as they are missing. Raises CannotStart."""
+    """Create missing regions, limits and subscriptions, or raise CannotStart."""
     for region in REGIONS:
         _call("PUT", f"{coordinator}/v1/regions/{region}", token, {})
     if _call("GET", f"{coordinator}/v1/limits", token)["version"] == 0:

@@ -109,11 +109,11 @@ class Stack:
 
     def fsync(self, region: str, how: str) -> None:
         """`always` or `everysec`."""
-        self.ask_store(region, f"CONFIG SET appendfsync {how}")
+        self.send_to_store(region, f"CONFIG SET appendfsync {how}")
 
-    def ask_store(self, region: str, command: str) -> None:
+    def send_to_store(self, region: str, command: str) -> None:
         """Send one command, of words without spaces, to a region's store, and require that it answers OK."""
-        answer = embedded.ask_store(self._ports[_store(region)], self._password, command)
+        answer = embedded.send_to_store(self._ports[_store(region)], self._password, command)
         assert answer.startswith("+OK"), answer
 
     def replace_token(self, region: str) -> None:

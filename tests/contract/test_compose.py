@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from coordinator.settings import CoordinatorSettings
-from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, REGIONS, URL_VARIABLE, Plan
+from leasehold.local_stack.plan import COORDINATOR_URL_VARIABLE, REGIONS, URL_VARIABLE, StackPlan
 from regional_agent.settings import AgentSettings
 from tools.build_hook import INNER, OUTER
 from web.settings import Settings, SettingsError, load_settings
@@ -100,7 +100,7 @@ def test_the_coordinator_does_not_come_as_the_owner() -> None:
 
 
 def test_ports_are_those_of_the_local_stack_and_published_on_loopback_only() -> None:
-    plan = Plan(data=Path())
+    plan = StackPlan(data=Path())
     outside = {"coordinator": plan.coordinator_port} | {f"agent-{name}": plan.agent_port(name) for name in REGIONS}
     for service, port in outside.items():
         [inside] = [value for name, value in environment(service).items() if name.endswith("_PORT")]

@@ -12,7 +12,7 @@ from typing import Any
 from leasehold.local_stack.calls import Answer, call
 from leasehold.local_stack.data_directory import CannotStart
 from leasehold.local_stack.launcher import refuse_used_ports
-from leasehold.local_stack.plan import Plan
+from leasehold.local_stack.plan import StackPlan
 from leasehold.local_stack.processes import Identity, identity, is_running, wait_until
 
 UP = [sys.executable, "-m", "leasehold.cli", "up"]
@@ -26,7 +26,7 @@ def free_base_port() -> int:
     while True:
         base = random.randrange(20_000, 32_000, 100)
         try:
-            refuse_used_ports(Plan(Path(), base, wan=True).ports())
+            refuse_used_ports(StackPlan(Path(), base, wan=True).ports())
         except CannotStart:
             continue
         return base

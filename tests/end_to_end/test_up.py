@@ -16,7 +16,7 @@ from leasehold.local_stack.calls import call
 from leasehold.local_stack.data_directory import SCOPES
 from leasehold.local_stack.embedded import postgres_url
 from leasehold.local_stack.launcher import refuse_used_ports
-from leasehold.local_stack.plan import REGIONS, Plan
+from leasehold.local_stack.plan import REGIONS, StackPlan
 from leasehold.local_stack.processes import wait_until
 from tests.conftest import Server, free_port
 from tests.end_to_end.launching import PATIENCE_S, STOP_S, UP, Launcher, free_base_port, running
@@ -125,7 +125,7 @@ def test_a_killed_launcher_leaves_nothing_that_the_next_cannot_clean_up(tmp_path
         assert second.consumed() == 5
         os.kill(second.stack["pids"]["agent-eu-west"], signal.SIGKILL)
         assert second.ended() == 1
-        assert "agent-eu-west was ended by SIGKILL" in second.said()
+        assert "agent-eu-west was killed by SIGKILL" in second.said()
 
 
 @pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="there is no curl")
@@ -166,7 +166,7 @@ def test_interrupted_before_it_is_ready(newest: str, tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_S) == 0
     assert not record.exists()
-    refuse_used_ports(Plan(Path(), base).ports())
+    refuse_used_ports(StackPlan(Path(), base).ports())
 
 
 def test_data_of_another_version(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_real_postgres_that_does_not_answer(tmp_path: Path) -> None:
 
 def test_somebody_elses_port(tmp_path: Path) -> None:
     base = free_base_port()
-    with socket.create_server(("127.0.0.1", Plan(Path(), base).agent_port("eu-west"))):
+    with socket.create_server(("127.0.0.1", StackPlan(Path(), base).agent_port("eu-west"))):
         said = fails("--data", str(tmp_path / "data"), "--port", str(base))
     assert "meant for the agent of eu-west" in said
 

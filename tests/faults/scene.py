@@ -133,10 +133,10 @@ class Scene:
         piece.begin()
 
     def configure_store(self, setting: str) -> None:
-        self.stack.ask_store(REGION, f"CONFIG SET {setting}")
+        self.stack.send_to_store(REGION, f"CONFIG SET {setting}")
 
     def empty_store(self) -> None:
-        self.stack.ask_store(REGION, "FLUSHALL")
+        self.stack.send_to_store(REGION, "FLUSHALL")
 
     def set_region(self, status: str) -> None:
         self.stack.ask("PUT", f"{self.stack.coordinator}/v1/regions/{REGION}", {"status": status})

@@ -100,7 +100,7 @@ def test_the_lock_of_a_postgres_that_was_killed_is_removed(tmp_path: Path) -> No
         process = spawn([sys.executable, "-c", "import time; time.sleep(600)"])
         try:
             lock.write_text(f"{process.pid}\n/data\n")
-            directory.remember({"postgres": Identity(process.pid, "before the machine was started again")})
+            directory.record_running({"postgres": Identity(process.pid, "before the machine was started again")})
             assert end_left_running(directory) == []
             assert not lock.exists()
             assert process.poll() is None
@@ -114,7 +114,7 @@ def test_what_is_left_running_is_ended_and_named(tmp_path: Path) -> None:
         process = spawn([sys.executable, "-c", "import time; time.sleep(600)"])
         who = identity(process.pid)
         assert who
-        directory.remember({"agent-us-east": who})
+        directory.record_running({"agent-us-east": who})
         assert end_left_running(directory) == ["agent-us-east"]
         assert process.wait() == -signal.SIGTERM
         assert directory.left_running() == {}

@@ -63,13 +63,13 @@ def _command_line(path: Path) -> bytes:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As nobody, in a directory that only root can reach."""
-    monkeypatch.setattr(embedded, "AS_SOMEBODY_ELSE", ["false"])
+    monkeypatch.setattr(embedded, "IN_USER_NAMESPACE", ["false"])
     embedded._unprivileged.cache_clear()
     data, log = tmp_path / "data", tmp_path / "log"
     tmp_path.chmod(0o700)
     try:
         embedded.initialise_postgres(data, "password")
-        process = embedded.start_postgres(data, free_port(), log=log, settings=embedded.FORGETFUL)
+        process = embedded.start_postgres(data, free_port(), log=log, settings=embedded.WITHOUT_DURABILITY)
     finally:
         embedded._unprivileged.cache_clear()
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.local_stack.processes import Identity, end_strangers, identity, is_running, spawn, stop, wait_until
+from leasehold.local_stack.processes import Identity, end_processes, identity, is_running, spawn, stop, wait_until
 
 PATIENCE_S = 20
 SLEEP = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
@@ -46,20 +46,20 @@ def test_a_child_is_known_by_pid_and_moment_of_start(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [SLEEP, STUBBORN])
 def test_what_a_killed_launcher_left_is_ended(command: list[str], tmp_path: Path) -> None:
     with child(command, tmp_path / "log") as who:
-        assert end_strangers({who: signal.SIGTERM}, patience_s=0.5) == [who]
+        assert end_processes({who: signal.SIGTERM}, timeout_s=0.5) == [who]
         assert not is_running(who)
 
 
 def test_a_stranger_with_the_pid_of_ours_is_left_alone(tmp_path: Path) -> None:
     with child(SLEEP, tmp_path / "log") as who:
-        assert end_strangers({Identity(who.pid, "another moment"): signal.SIGKILL}) == []
+        assert end_processes({Identity(who.pid, "another moment"): signal.SIGKILL}) == []
         assert is_running(who)
 
 
 def test_who_does_not_end_is_made_to(tmp_path: Path) -> None:
     process = spawn(STUBBORN, log=tmp_path / "log")
     assert wait_until(lambda: (tmp_path / "log").read_text() != "", PATIENCE_S)
-    assert not stop(process, patience_s=0.1)
+    assert not stop(process, timeout_s=0.1)
     assert process.returncode == -signal.SIGKILL
 
 

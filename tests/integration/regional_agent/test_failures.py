@@ -44,7 +44,7 @@ class Store(NamedTuple):
         return embedded.store_url(self.port, PASSWORD)
 
     def told(self, command: str) -> str:
-        return embedded.ask_store(self.port, PASSWORD, command)
+        return embedded.send_to_store(self.port, PASSWORD, command)
 
     def stall(self) -> None:
         os.kill(self.pid, signal.SIGSTOP)

@@ -79,7 +79,7 @@ async def test_a_replica_or_other_settings_end_the_exemption(
         await spends(agent, 5)
         before = epoch_of(agent)
         assert (await agent.region.scripts.read_fence()).is_exempt
-        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync everysec")
+        embedded.send_to_store(port, PASSWORD, "CONFIG SET appendfsync everysec")
         await until(lambda: epoch_of(agent) > before)
         assert not agent.region.epochs.is_exempt
         await spends(agent, 5)
@@ -100,7 +100,7 @@ async def test_a_store_that_stops_flushing_and_crashes_has_admitted_nothing_that
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD), **changed)
         await agent.lease(100)
         await spends(agent, 5)
-        embedded.ask_store(port, PASSWORD, "CONFIG SET appendfsync no")
+        embedded.send_to_store(port, PASSWORD, "CONFIG SET appendfsync no")
         shutil.copytree(data, tmp_path / "on disk")
         answers = [(await agent.check(cost=1)).status_code for _ in range(10)]
         assert agent.region.epochs.is_exempt, "its settings have not been looked at"
@@ -127,7 +127,7 @@ async def test_a_backup_in_the_place_of_the_data_does_not_go_on(world: World, tm
             before = epoch_of(agent)
     with store(tmp_path, port, "always"):
         for lane in range(4):
-            embedded.ask_store(port, PASSWORD, f"HSET {keys.lane(lane, before).decode()} seq 0")
+            embedded.send_to_store(port, PASSWORD, f"HSET {keys.lane(lane, before).decode()} seq 0")
         agent = await world.agent(store_url=url)
         assert epoch_of(agent) > before
         await world.agents.aclose()

@@ -133,12 +133,12 @@ async def test_a_store_that_became_a_replica_is_left_and_after_its_promotion_liv
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
         await spends(agent, 5)
         first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
-        embedded.ask_store(port, PASSWORD, f"REPLICAOF 127.0.0.1 {free_port()}")
+        embedded.send_to_store(port, PASSWORD, f"REPLICAOF 127.0.0.1 {free_port()}")
         # That it was left cannot be waited for: it is met again at once, and left again at the next write.
         assert (await agent.check(cost=1)).status_code == 503
-        embedded.ask_store(port, PASSWORD, "REPLICAOF NO ONE")
+        embedded.send_to_store(port, PASSWORD, "REPLICAOF NO ONE")
         # It may have come back before the promotion, to the life that it knew: a connection is not told of a promotion.
-        embedded.ask_store(port, PASSWORD, "CLIENT KILL TYPE normal")
+        embedded.send_to_store(port, PASSWORD, "CLIENT KILL TYPE normal")
         await until(lambda: epoch_of(agent) > first)
         assert agent.region.store.fingerprint != fingerprint
         await spends(agent, 5)
@@ -153,7 +153,7 @@ async def test_a_life_that_changed_below_an_open_connection_is_seen_before_an_ep
         agent = await world.agent(store_url=embedded.store_url(port, PASSWORD))
         first, fingerprint = epoch_of(agent), agent.region.store.fingerprint
         for command in (f"REPLICAOF 127.0.0.1 {free_port()}", "REPLICAOF NO ONE"):
-            embedded.ask_store(port, PASSWORD, command)
+            embedded.send_to_store(port, PASSWORD, command)
         agent.region.epochs.invalidate()
         await until(lambda: epoch_of(agent) > first)
         fence = await agent.region.scripts.read_fence()

@@ -4,25 +4,32 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.local_stack.plan import DEFAULT_BASE_PORT, DELAY_MS, HIGHEST_BASE_PORT, REGIONS, Plan, faults_of_urls
+from leasehold.local_stack.plan import (
+    DEFAULT_BASE_PORT,
+    DELAY_MS,
+    HIGHEST_BASE_PORT,
+    REGIONS,
+    StackPlan,
+    faults_of_urls,
+)
 
 DATA = Path("data")
 
 
-def ports(plan: Plan) -> list[int]:
+def ports(plan: StackPlan) -> list[int]:
     return [port for port, _ in plan.ports()]
 
 
 @pytest.mark.parametrize("base", [1024, DEFAULT_BASE_PORT, HIGHEST_BASE_PORT])
 def test_every_port_is_a_port_and_has_one_purpose(base: int) -> None:
-    planned = ports(Plan(DATA, base, wan=True))
+    planned = ports(StackPlan(DATA, base, wan=True))
     assert len(planned) == len(set(planned)) == 1 + 1 + 3 * len(REGIONS)
     assert min(planned) == base
     assert max(planned) <= 65535
 
 
 def test_real_servers_need_no_port_here() -> None:
-    plan = Plan(DATA, postgres="postgresql://db/leasehold", stores={"us-east": "redis://cache/0"})
+    plan = StackPlan(DATA, postgres="postgresql://db/leasehold", stores={"us-east": "redis://cache/0"})
     assert plan.postgres_port not in ports(plan)
     assert plan.store_port("us-east") not in ports(plan)
     assert plan.store_port("eu-west") in ports(plan)
@@ -30,7 +37,7 @@ def test_real_servers_need_no_port_here() -> None:
 
 
 def test_agents_reach_the_coordinator_over_the_wide_network_only_if_asked_to() -> None:
-    near, far = Plan(DATA), Plan(DATA, wan=True)
+    near, far = StackPlan(DATA), StackPlan(DATA, wan=True)
     assert {near.coordinator_url_for(region) for region in REGIONS} == {near.coordinator_url}
     assert far.coordinator_url not in {far.coordinator_url_for(region) for region in REGIONS}
 

@@ -1,8 +1,8 @@
 """Run a service as soon as a line arrives on standard input; everything is imported before.
 
-    python -m leasehold.local_stack.run_when_told coordinator|agent
+    python -m leasehold.local_stack.deferred_start coordinator|agent
 
-Without a line the launcher is gone, and the service does not start.
+If standard input ends without a line, the launcher is gone, and the service does not start.
 """
 
 import sys
