@@ -21,7 +21,8 @@ from benchmarks.picture import picture, save
 from benchmarks.redis_benchmark import RedisBenchmark, found
 from benchmarks.stack import PATIENCE_S, PLANS, REGION, Stack, host_and_port, local_stack, pinned, put_limits
 from protocol.identifiers import quota_key
-from protocol.policy import LimitsDocument, PolicyBundle, RateAlgorithm
+from protocol.limits.document import LimitsDocument, PolicyBundle
+from protocol.limits.rates import RateAlgorithm
 from regional_agent.admission.policies import Policies
 from regional_agent.store.connection import Argument, Reply, StoreConnection
 from regional_agent.store.scripts import Scripts

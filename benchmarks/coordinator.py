@@ -54,10 +54,10 @@ from leasehold.local_stack import embedded
 from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of
+from protocol.limits.document import LimitsDocument, PeriodKind
 from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseWant, LiveState, OpenEpoch, Versions
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
-from protocol.policy import LimitsDocument, PeriodKind
 from web.serving import collect_garbage_rarely
 
 REGIONS = 16

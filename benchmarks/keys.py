@@ -17,7 +17,7 @@ import httpx
 from benchmarks.agent import the_store
 from benchmarks.frame import Fact, Lines, facts
 from benchmarks.stack import PLANS, REGION, local_stack, put_limits
-from protocol.policy import RateAlgorithm
+from protocol.limits.rates import RateAlgorithm
 from regional_agent.store.connection import StoreConnection
 
 KEYS_A_SECOND = 1_700

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import NamedTuple
 
-from protocol.policy import PeriodKind, QuotaSpec
+from protocol.limits.document import AllowanceQuota, PeriodKind
 from protocol.zones import why_not_for_periods, zone_of
 
 LONGEST_ID = 54  # of any period that a quota can have; the database checks it as well
@@ -56,9 +56,9 @@ class Calendar(NamedTuple):
         return f"{self.kind}_{self.zone}{day}"
 
 
-def calendar_of(quota: QuotaSpec, began_at: datetime | None) -> Calendar:
-    """Of an allowance. `began_at`: of its tenant's subscription; who has none has the months of the calendar."""
-    kind = PeriodKind(str(quota.period))
+def calendar_of(quota: AllowanceQuota, began_at: datetime | None) -> Calendar:
+    """Return the calendar of an allowance. Without a subscription (`began_at`) an anniversary is a calendar month."""
+    kind = quota.period
     if kind is not PeriodKind.ANNIVERSARY:
         return Calendar(kind, quota.time_zone)
     if began_at is None:

@@ -13,8 +13,8 @@ import structlog
 from protocol.blocks import BlockList
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import Clock
+from protocol.limits.document import PolicyBundle
 from protocol.messages import Versions
-from protocol.policy import PolicyBundle
 from regional_agent.admission.blocks import Blocks
 from regional_agent.admission.engine import Admission
 from regional_agent.admission.holds import Holds

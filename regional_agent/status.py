@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from protocol.circuit_breaker import BreakerState
-from protocol.policy import Rate
+from protocol.limits.rates import Rate
 from protocol.units import Units
 from regional_agent.agent import Region
 from regional_agent.cluster.cell import Cell

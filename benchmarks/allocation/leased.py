@@ -22,6 +22,7 @@ from coordinator.limits.rules.entitlement import Catalogue, RegionShare
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.division import by_weight
 from coordinator.settings import CoordinatorSettings
+from protocol.limits.document import DEFAULT_HORIZON, AllowanceQuota, PeriodKind
 from protocol.messages import (
     ExchangeReply,
     ExchangeResponse,
@@ -33,7 +34,6 @@ from protocol.messages import (
     UsageLine,
 )
 from protocol.outcomes import ExchangeOutcome
-from protocol.policy import DEFAULT_HORIZON, QuotaKind, QuotaSpec
 from protocol.units import MAX_UNITS
 from regional_agent.leasing.quotas import Leasing
 from regional_agent.leasing.rules.reply_timeout import exchange_backoff, reply_timeout_ms
@@ -52,7 +52,7 @@ class Coordinator:
     def __init__(
         self, trace: Trace, period: str, horizon: str, network: Network, tell: Callable[[Notice], None]
     ) -> None:
-        spec = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=trace.limit, period=period, horizon=horizon)
+        spec = AllowanceQuota(name="units", limit=trace.limit, period=PeriodKind(period), horizon=horizon)
         self._regions = [name_of(region) for region in range(trace.regions)]
         self._catalogue = Catalogue(
             1, {"units": spec}, None, {}, {name: RegionShare("active", 1) for name in self._regions}

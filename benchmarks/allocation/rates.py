@@ -24,7 +24,7 @@ from benchmarks.allocation.traces import (
 )
 from benchmarks.frame import Case, Figure, figure
 from coordinator.shared_limits.rules import Grant, Member, Report, Shared, fair_shares, share_out, terms_of
-from protocol.policy import Sharing
+from protocol.limits.rates import Sharing
 from regional_agent.shared_limits.rules import (
     LOOK_EVERY_MS,
     URGENT_AFTER_MS,

@@ -26,6 +26,7 @@ from coordinator.limits.policy_bundle import tagged_policy_bundle
 from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.share_rates import share_rates
 from coordinator.state import Coordinator, CoordinatorDep, coordinator_of
+from protocol.limits.document import PolicyBundle
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -37,7 +38,6 @@ from protocol.messages import (
     Signal,
 )
 from protocol.outcomes import EpochRefusal
-from protocol.policy import PolicyBundle
 from web.bodies import described, read_body, read_json, reply
 from web.problems import InvalidParameter, Problem
 

@@ -12,8 +12,9 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin
 import msgspec
 import yaml
 
+from coordinator.limits.rules.validation import Fault, faults_of
 from protocol.counting import counted
-from protocol.policy import Fault, LimitsDocument, faults_of
+from protocol.limits.document import LimitsDocument, Quota, QuotaFields
 from web.bodies import decode, invalid
 from web.problems import InvalidParameter, Problem
 
@@ -195,7 +196,7 @@ def _faults_of_shape(body: bytes, media_type: str) -> list[Fault]:
 
 
 def _misshapen(value: object, type_: Any, path: str) -> Iterator[Fault]:
-    """The faults of the innermost values that do not fit their type."""
+    """Yield the faults of the innermost values that do not fit their type."""
     try:
         msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
@@ -205,23 +206,48 @@ def _misshapen(value: object, type_: Any, path: str) -> Iterator[Fault]:
 
 def _parts(value: object, type_: Any, path: str) -> Iterator[Iterable[Fault]]:
     plain = get_args(type_)[0] if get_origin(type_) is Annotated else type_
-    if isinstance(value, dict) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
-        fields = {field.encode_name: field for field in msgspec.structs.fields(plain)}
-        yield [
-            Fault(_joined(path, name), "unknown", f"Object contains unknown field `{name}`")
-            for name in value
-            if name not in fields
-        ]
-        yield [
-            Fault(_joined(path, name), "required", f"Object missing required field `{name}`")
-            for name, field in fields.items()
-            if field.required and name not in value
-        ]
-        yield from (_misshapen(value[name], fields[name].type, _joined(path, name)) for name in fields if name in value)
+    if isinstance(value, dict) and plain == Quota:
+        yield from _parts_of_quota(value, path)
+    elif isinstance(value, dict) and isinstance(plain, type) and issubclass(plain, msgspec.Struct):
+        yield from _parts_of_struct(value, plain, path)
     elif isinstance(value, list) and get_origin(plain) is list:
         yield from (_misshapen(each, get_args(plain)[0], f"{path}[{index}]") for index, each in enumerate(value))
     elif isinstance(value, dict) and get_origin(plain) is dict:
         yield from (_misshapen(each, get_args(plain)[1], _joined(path, key)) for key, each in value.items())
+
+
+def _parts_of_quota(value: dict[str, Any], path: str) -> Iterator[Iterable[Fault]]:
+    """Yield the faults of a quota as the kind that it names; without one, those of the fields that all kinds have."""
+    kinds = {each.kind.value: each for each in get_args(Quota)}
+    kind = value.get("kind")
+    if kind in kinds:
+        yield from _parts_of_struct(value, kinds[kind], path, "kind")
+        return
+    if "kind" in value:
+        yield [Fault(_joined(path, "kind"), "enum", f"{kind!r} is none of {', '.join(kinds)}")]
+    else:
+        yield [Fault(_joined(path, "kind"), "required", f"it is missing; write {', '.join(kinds)}")]
+    of_a_kind = {name for each in kinds.values() for name in each.__struct_fields__} - {*QuotaFields.__struct_fields__}
+    common = {name: value[name] for name in value if name not in of_a_kind}
+    yield from _parts_of_struct(common, QuotaFields, path, "kind")
+
+
+def _parts_of_struct(
+    value: dict[str, Any], type_: type[msgspec.Struct], path: str, tag: str = ""
+) -> Iterator[Iterable[Fault]]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(type_)}
+    named = f"a quota of kind {value[tag]!r}" if value.get(tag) else "this object"
+    yield [
+        Fault(_joined(path, name), "unknown", f"{named} has no field {name!r}")
+        for name in value
+        if name not in fields and name != tag
+    ]
+    yield [
+        Fault(_joined(path, name), "required", f"{named} needs the field {name!r}")
+        for name, field in fields.items()
+        if field.required and name not in value
+    ]
+    yield from (_misshapen(value[name], fields[name].type, _joined(path, name)) for name in fields if name in value)
 
 
 def _joined(path: str, name: str) -> str:

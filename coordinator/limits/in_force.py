@@ -13,13 +13,13 @@ import msgspec
 from coordinator.database.connection import Connection
 from coordinator.limits.rules.entitlement import RegionShare, quotas_of
 from coordinator.rebalancing.rules.region_settings import Setting, Settings
-from protocol.policy import LimitsDocument, QuotaSpec
+from protocol.limits.document import LimitsDocument, Quota
 
 
 class Documents:
     def __init__(self) -> None:
         self._document: tuple[int, datetime | None] = 0, None
-        self._quotas: Mapping[str, QuotaSpec] = {}
+        self._quotas: Mapping[str, Quota] = {}
         self._default_plan: str | None = None
         self._catalogue: tuple[int, UUID] | None = None
         self._regions: Mapping[str, RegionShare] = {}
@@ -27,7 +27,7 @@ class Documents:
 
     async def at(
         self, connection: Connection, version: int, applied_at: datetime | None
-    ) -> tuple[Mapping[str, QuotaSpec], str | None]:
+    ) -> tuple[Mapping[str, Quota], str | None]:
         """The quotas and the default plan of a version; none before the first document was applied."""
         if (version, applied_at) != self._document:
             text = await connection.fetchval(_DOCUMENT, version, applied_at) if version else b"{}"

@@ -12,7 +12,7 @@ import msgspec
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.version import catalogue_tag
-from protocol.policy import LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
+from protocol.limits.document import AllowanceQuota, LimitsDocument, OverrideTerm, PeriodKind, PolicyBundle
 
 
 async def policy_bundle(connection: Connection, region: str, now: datetime) -> PolicyBundle:
@@ -42,8 +42,9 @@ async def tagged_policy_bundle(connection: Connection, region: str, now: datetim
 
 
 async def _began_at(connection: Connection, document: LimitsDocument) -> dict[str, datetime]:
-    """Only where somebody wants to know."""
-    if all(quota.period != PeriodKind.ANNIVERSARY for quota in document.quotas):
+    """Return the starts of all subscriptions if a period of the document depends on them."""
+    allowances = [quota for quota in document.quotas if isinstance(quota, AllowanceQuota)]
+    if all(quota.period is not PeriodKind.ANNIVERSARY for quota in allowances):
         return {}
     return {row["tenant"]: row["began_at"] for row in await connection.fetch(_BEGAN_AT)}
 

@@ -12,9 +12,10 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import AppliedLimits, read_limits
 from coordinator.limits.rules.difference import Change, differences
+from coordinator.limits.rules.validation import Fault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.overrides.rules import faults_of_change
-from protocol.policy import Fault, LimitsDocument, LimitValue
+from protocol.limits.document import LimitsDocument, LimitValue
 
 MAX_TENANTS_NAMED = 3
 

@@ -14,8 +14,8 @@ from coordinator.limits.in_force import Documents
 from coordinator.limits.read_limits import read_limits
 from coordinator.limits.read_subscriptions import Subscription, read_subscription
 from coordinator.limits.rules.plan_change import LimitEffect
+from coordinator.limits.rules.validation import Fault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
-from protocol.policy import Fault
 
 
 class PutSubscription(NamedTuple):

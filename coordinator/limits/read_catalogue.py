@@ -11,8 +11,8 @@ from coordinator.limits.in_force import Documents
 from coordinator.limits.rules.entitlement import Catalogue, calendar_of_key, tenant_of
 from coordinator.outages import DecisionOutdated
 from protocol.identifiers import parse_quota_key, wider_keys
+from protocol.limits.document import AllowanceQuota, LimitValue, Quota
 from protocol.periods import Calendar, Period, period_of
-from protocol.policy import LimitValue, QuotaSpec
 
 
 async def read_catalogue(
@@ -77,13 +77,13 @@ async def catalogue_of_row(
 
 
 def _calendars_with_zones(
-    specs: Mapping[str, QuotaSpec], began_at: Mapping[str, datetime], quotas: Iterable[str]
+    specs: Mapping[str, Quota], began_at: Mapping[str, datetime], quotas: Iterable[str]
 ) -> dict[str, Calendar]:
     """Return by name the calendars whose written periods may differ from what their time zone's rules say now."""
     calendars = {
         calendar_of_key(began_at, spec, quota)
         for quota in quotas
-        if (spec := specs.get(parse_quota_key(quota)[0])) and spec.period and spec.time_zone != "UTC"
+        if isinstance(spec := specs.get(parse_quota_key(quota)[0]), AllowanceQuota) and spec.time_zone != "UTC"
     }
     return {str(calendar): calendar for calendar in calendars}
 

@@ -23,7 +23,7 @@ from coordinator.limits.rules.history import (
 from coordinator.overrides.read_overrides import Override
 from coordinator.periods.read_periods import BookedPeriod
 from protocol.identifiers import parse_quota_key, subject_key
-from protocol.policy import QuotaSpec
+from protocol.limits.document import Quota
 
 
 async def read_limit_history(
@@ -50,7 +50,7 @@ async def _history(connection: Connection, tenant: str, names: list[str], period
 
 
 def _version(row: asyncpg.Record) -> Version:
-    specs = msgspec.json.decode(row["quotas"], type=list[QuotaSpec])
+    specs = msgspec.json.decode(row["quotas"], type=list[Quota])
     return Version(row["recorded_at"], row["version"], {spec.name: spec for spec in specs}, row["default_plan"])
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.database.connection import Connection
-from protocol.policy import LimitsDocument
+from protocol.limits.document import LimitsDocument
 
 
 class AppliedLimits(NamedTuple):

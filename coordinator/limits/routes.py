@@ -24,8 +24,8 @@ from coordinator.limits.read_subscriptions import Subscription, read_subscriptio
 from coordinator.limits.rules.difference import Change
 from coordinator.limits.rules.plan_change import LimitEffect
 from coordinator.state import CoordinatorDep
+from protocol.limits.document import LimitsDocument
 from protocol.messages import Message
-from protocol.policy import LimitsDocument
 from web.bodies import JSON, described, read_body, reply
 from web.problems import InvalidParameter, Problem
 

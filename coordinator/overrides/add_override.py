@@ -10,11 +10,11 @@ from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.limits.read_limits import read_limits
+from coordinator.limits.rules.validation import Fault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.overrides.read_overrides import Override, read_override
 from coordinator.overrides.rules import faults_of_override
 from protocol.identifiers import subject_key
-from protocol.policy import Fault
 
 MAX_OVERRIDES = 10_000  # that are not over: each agent has them all
 

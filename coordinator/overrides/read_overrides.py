@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
-from protocol.policy import LimitValue
+from protocol.limits.document import LimitValue
 
 
 class Override(Struct, frozen=True):

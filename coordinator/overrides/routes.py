@@ -20,8 +20,8 @@ from coordinator.overrides.read_overrides import Override, OverrideName, read_ov
 from coordinator.overrides.rules import spelt_subject
 from coordinator.state import CoordinatorDep
 from protocol.identifiers import Name
+from protocol.limits.document import SUBJECT_FIELDS, LimitValue
 from protocol.messages import Message
-from protocol.policy import SUBJECT_FIELDS, LimitValue
 from web.bodies import described, read_body, reply
 from web.problems import InvalidParameter, Problem
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
+from coordinator.limits.rules.validation import Fault, faults_of_value
 from protocol.addresses import parse_address, parse_network
-from protocol.policy import Fault, LimitsDocument, LimitValue, faults_of_value
+from protocol.limits.document import LimitsDocument, LimitValue
 
 
 def spelt_subject(subject: Mapping[str, str]) -> dict[str, str]:

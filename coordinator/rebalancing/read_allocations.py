@@ -22,7 +22,7 @@ from coordinator.rebalancing.moves import read_moves
 from coordinator.rebalancing.rules.division import Division, Move, by_weight, division_of
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET
 from protocol.lease import LeaseState
-from protocol.policy import LimitValue
+from protocol.limits.document import LimitValue
 
 LONGEST = timedelta(days=366)  # whatever lasts longer does not run dry
 

@@ -25,6 +25,7 @@ from coordinator.exchange.statements.pools import lock_pools, read_pools
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
+from coordinator.limits.rules.validation import Fault
 from coordinator.limits.version import advance_catalogue, lock_catalogue
 from coordinator.rebalancing.moves import begin_moves, read_moves
 from coordinator.rebalancing.read_rebalances import (
@@ -59,7 +60,7 @@ from coordinator.rebalancing.rules.requests import (
 from coordinator.regions.put_region import ACTIVE, DRAINING, put_region
 from coordinator.regions.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
-from protocol.policy import Fault, LimitValue, Mode, QuotaKind, QuotaSpec
+from protocol.limits.document import AllowanceQuota, LimitValue, Mode, Quota, mode_of
 
 MOST_POOLS = 1000  # that one rebalance moves units of
 
@@ -183,7 +184,7 @@ async def _draw(
         raise _faulty("quota", "known", f"there is no quota {parse_quota_key(key)[0]!r}")
     if isinstance(asked, Weigh):
         return await _draw_settings(connection, catalogue, spec, asked, now, is_held=is_held)
-    if spec.kind is not QuotaKind.ALLOWANCE:
+    if not isinstance(spec, AllowanceQuota):
         raise _faulty("quota", "allowance", f"{spec.name!r} is no allowance: set weights, floors and ceilings instead")
     if spec.mode in _STAYS:
         raise _faulty("quota", "mode", f"{spec.name!r} is {spec.mode}: {_STAYS[spec.mode]}")
@@ -209,7 +210,7 @@ def _planner(catalogue: Catalogue, asked: MoveUnits | EvenOut) -> Planner:
 
 
 async def _draw_settings(
-    connection: Connection, catalogue: Catalogue, spec: QuotaSpec, asked: Weigh, now: datetime, *, is_held: bool
+    connection: Connection, catalogue: Catalogue, spec: Quota, asked: Weigh, now: datetime, *, is_held: bool
 ) -> PlannedRebalance:
     quota, subject = parse_quota_key(_key_of(asked.quota))
     key = subject_key(quota, subject)
@@ -227,7 +228,7 @@ async def _draw_settings(
     if faults:
         raise _Refused(Faulty(faults))
     plan = Plan([], [], [], [])
-    if spec.kind is QuotaKind.ALLOWANCE:
+    if isinstance(spec, AllowanceQuota):
         divided = catalogue._replace(settings={**catalogue.settings, key: after})
         keys = await _pools_of(connection, spec, key, now)
         plan = plan_of(await _tables(connection, divided, keys, is_held=is_held), plan_division, now)
@@ -256,12 +257,13 @@ def _faults_of_words(catalogue: Catalogue, asked: Weigh) -> list[Fault]:
     return [*unknown, *doubled]
 
 
-def _faults_of_mode(spec: QuotaSpec, asked: Weigh) -> list[Fault]:
+def _faults_of_mode(spec: Quota, asked: Weigh) -> list[Fault]:
     """Of a region's own limit only a ceiling says anything: that it is lower."""
-    if spec.mode != Mode.REGIONAL:
+    mode = mode_of(spec)
+    if mode is not Mode.REGIONAL:
         return []
     return [
-        Fault(f"settings.{region}.{word}", "mode", f"{spec.name!r} is {spec.mode}: {_STAYS[spec.mode]}; set a ceiling")
+        Fault(f"settings.{region}.{word}", "mode", f"{spec.name!r} is {mode}: {_STAYS[mode]}; set a ceiling")
         for region, words in asked.settings.items()
         for word in ("weight", "floor", "pin")
         if getattr(words, word) not in (UNSET, None)
@@ -274,7 +276,7 @@ _STAYS: dict[str, str] = {
 }
 
 
-def _limits(catalogue: Catalogue, spec: QuotaSpec, key: str) -> Collection[LimitValue]:
+def _limits(catalogue: Catalogue, spec: Quota, key: str) -> Collection[LimitValue]:
     """That a key may have: the tenant's, or those of all plans."""
     limit = limit_of_key(catalogue, spec, key) if "tenant" in parse_quota_key(key)[1] else None
     if limit is not None:
@@ -312,10 +314,8 @@ def _key_of(text: str) -> str:
     return key
 
 
-async def _pools_of(connection: Connection, spec: QuotaSpec, key: str, now: datetime) -> list[Key]:
-    """In the periods that run: all that the key reaches."""
-    if spec.period is None:
-        return []
+async def _pools_of(connection: Connection, spec: AllowanceQuota, key: str, now: datetime) -> list[Key]:
+    """Return the pools of the current periods that the key covers."""
     subject = parse_quota_key(key)[1].items()
     rows = await connection.fetch(_RUNNING_POOLS, spec.name, now)
     keys = [Key(*row) for row in rows if subject <= parse_quota_key(row["quota"])[1].items()]

@@ -13,7 +13,7 @@ from coordinator.limits.rules.entitlement import Catalogue, rate_terms, slot_ter
 from coordinator.shared_limits.rules import SLOT_MICRO, Holding, Shared, Terms, beyond, count
 from coordinator.shared_limits.statements import read_shares
 from protocol.identifiers import quota_key
-from protocol.policy import Sharing
+from protocol.limits.rates import Sharing
 
 
 class RegionRate(Struct, frozen=True, kw_only=True):

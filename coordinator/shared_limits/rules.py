@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
-from protocol.policy import MAX_RATE_MICRO, Sharing, safe_slots, share_of
+from protocol.limits.rates import MAX_RATE_MICRO, Sharing, safe_slots, share_of
 
 PARTS = 1_000_000_000  # of a unit: what a millionth of a unit a second brings in a millisecond
 REFRESH_MS = 5_000

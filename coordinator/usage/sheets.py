@@ -15,7 +15,7 @@ from coordinator.usage.rules.sheet import Cell, Sheet, csv_of, html_of
 from coordinator.usage.rules.statement import LineAdjustment, Statement, StatementLine
 from coordinator.usage.rules.trial_balance import TrialBalance
 from protocol.identifiers import parse_quota_key
-from protocol.policy import HARD, SOFT, Mode
+from protocol.limits.document import HARD, SOFT, Mode
 
 T = TypeVar("T")
 

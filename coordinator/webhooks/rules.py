@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from uuid import UUID, uuid4, uuid5
 
 from coordinator.exchange.rules.balances import Account, Entry, Key, Lease, Pool
-from protocol.policy import Portion
+from protocol.limits.document import Portion
 
 
 class EventKind(StrEnum):

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
 from protocol.clock import Clock
+from protocol.limits.document import AllowanceQuota
 from protocol.outcomes import DenialReason
 from protocol.periods import calendar_of, period_at
 from regional_agent.admission.policies import PolicyCharge
@@ -116,6 +117,7 @@ class PolicyAnswers:
     def _period_ends_in_ms(self, each: PolicyCharge) -> int:
         """Return when the period ends by this machine's calendar: the coordinator has not said it yet."""
         now = self._clock.now()
+        assert isinstance(each.policy.quota, AllowanceQuota)
         period = period_at(calendar_of(each.policy.quota, each.began_at), now)
         return max(1, int((period.ends_at - now).total_seconds() * 1000))
 

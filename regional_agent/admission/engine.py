@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from protocol.check import Check, CheckAnswer, DenialCause, Hold
 from protocol.clock import Clock
+from protocol.limits.rates import SLICED
 from protocol.outcomes import DenialReason
-from protocol.policy import SLICED
 from regional_agent.admission.answers import NO_POLICY_MATCHES, PolicyAnswers, Verdict, answer_of
 from regional_agent.admission.blocks import Blocked, Blocks
 from regional_agent.admission.denial_cache import DenialCache

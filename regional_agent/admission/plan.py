@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from protocol.check import Check, Hold
-from protocol.policy import QuotaKind
+from protocol.limits.document import AllowanceQuota
 from regional_agent.admission.answers import Window, window_of
 from regional_agent.admission.blocks import Blocked
 from regional_agent.admission.policies import HoldNeeded, Policies, PolicyCharge, Subject, digest
@@ -96,7 +96,7 @@ def _operation(check: Check, subject: Subject, policy_charges: Sequence[PolicyCh
     """Return the check's operation. It is known within its tenant; another body under the same id is refused."""
     if check.operation_id is None or check.mode == "peek":
         return None
-    has_allowance = any(each.policy.quota.kind is QuotaKind.ALLOWANCE for each in policy_charges)
+    has_allowance = any(isinstance(each.policy.quota, AllowanceQuota) for each in policy_charges)
     body = digest([check.mode, str(check.cost), *(f"{field}={value}" for field, value in sorted(subject.items()))])
     ttl_ms = ALLOWANCE_OPERATION_TTL_MS if has_allowance else OTHER_OPERATION_TTL_MS
     return Operation(digest([subject.get("tenant", ""), check.operation_id]), body, ttl_ms)

@@ -10,37 +10,35 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
 from protocol.addresses import Network, parse_network
 from protocol.identifiers import ESCAPE, MAX_QUOTA_KEY_LENGTH, parse_quota_key, quota_key, wider_keys
-from protocol.policy import (
+from protocol.limits.document import (
     OTHER_CLASSES,
-    SLICED,
+    AllowanceQuota,
+    ConcurrencyQuota,
     Costs,
     LimitsDocument,
     LimitValue,
     Mode,
     OverrideTerm,
+    PeriodKind,
     PolicyBundle,
     PolicySpec,
-    QuotaKind,
-    QuotaSpec,
-    Rate,
-    Sharing,
+    Quota,
+    RateQuota,
+    SharedQuota,
     as_list,
     costs_of,
     limit_of,
-    parse_duration_ms,
-    parse_rate,
-    safe_share,
-    safe_slots,
-    share_of,
+    mode_of,
     sharing_of,
     slot_ttl_ms,
 )
+from protocol.limits.rates import SLICED, Rate, Sharing, parse_duration_ms, parse_rate, safe_share, safe_slots, share_of
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes
 from regional_agent.admission.rules.subjects import (
@@ -80,7 +78,7 @@ class HoldNeeded(Exception):
 @dataclass(frozen=True, slots=True)
 class CompiledPolicy:
     spec: PolicySpec
-    quota: QuotaSpec
+    quota: Quota
     methods: frozenset[str]  # empty: every method
     route_classes: frozenset[str]  # empty: every class, and no class
     networks: tuple[Network, ...]  # empty: every address, and no address
@@ -169,7 +167,7 @@ class Policies:
         self._limits: dict[tuple[str, str | None], int | Rate] = {}
         self._overrides = self._in_force(age_ms)
         self._overridden = {quota_of(key) for key in self._overrides}
-        self.central = frozenset(each.name for each in bundle.document.quotas if each.mode == Mode.CENTRAL)
+        self.central = frozenset(each.name for each in bundle.document.quotas if mode_of(each) is Mode.CENTRAL)
 
     def match(self, subject: Subject) -> list[CompiledPolicy]:
         """Return the policies that a request meets, in the document's order for each kind of route."""
@@ -210,12 +208,12 @@ class Policies:
         plan = self._plan_of(subject)
         key = policy.key(subject, route_class, plan)
         limit = self._limit(quota, plan, key)
-        if quota.kind is QuotaKind.ALLOWANCE:
+        if isinstance(quota, AllowanceQuota):
             assert isinstance(limit, int)
             on_expiry, dimensions = policy.spec.on_hold_expiry.value, policy.usage_dimensions(subject, route_class)
             charge = AllowanceCharge(key, units, limit, dimensions, on_expiry)
             return PolicyCharge(policy, charge, policy.wait_ms, self._bundle.began_at.get(subject.get("tenant", "")))
-        if quota.kind is QuotaKind.CONCURRENCY:
+        if isinstance(quota, ConcurrencyQuota):
             assert isinstance(limit, int)
             return PolicyCharge(policy, self._slots(quota, key, units, limit, is_shadow=policy.is_shadow))
         assert isinstance(limit, Rate)
@@ -233,14 +231,14 @@ class Policies:
         )
         return PolicyCharge(policy, rate)
 
-    def _slots(self, quota: QuotaSpec, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
+    def _slots(self, quota: ConcurrencyQuota, key: str, units: int, limit: int, *, is_shadow: bool) -> SlotCharge:
         """Return the charge of slots. Shared ones have the limit of all and the safe share of this one."""
         weight, total = self._bundle.weight, self._bundle.total_weight
         if is_shadow or not _is_shared(quota) or not self._has_others:
             return SlotCharge(key, units, share_of(limit, weight, total), slot_ttl_ms(quota), is_shadow)
         return SlotCharge(key, units, limit, slot_ttl_ms(quota), safe=safe_slots(limit, weight, total))
 
-    def _limit(self, quota: QuotaSpec, plan: str | None, key: str) -> int | Rate:
+    def _limit(self, quota: Quota, plan: str | None, key: str) -> int | Rate:
         """Return the limit of the narrowest override, else the plan's; of a rate this region's share of it."""
         if quota.name in self._overridden:
             for wider in wider_keys(key):
@@ -258,16 +256,19 @@ class Policies:
         """Return this region's safe share of a rate or slots that regions share by demand; else None."""
         name, values = parse_quota_key(key)
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
-        if quota is None or not _is_shared(quota) or not self._has_others:
+        if not _is_shared(quota) or not self._has_others:
             return None
         limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
-        return limit if isinstance(limit, Rate) else self._slots(quota, key, 0, limit, is_shadow=False)
+        if isinstance(quota, ConcurrencyQuota):
+            assert isinstance(limit, int)
+            return self._slots(quota, key, 0, limit, is_shadow=False)
+        return limit if isinstance(limit, Rate) else None
 
     def allowance_limit(self, key: str) -> int | None:
         """Return the limit of an allowance by its quota key; None if it is no allowance of this document."""
         name, values = parse_quota_key(key)
         quota = next((each for each in self._bundle.document.quotas if each.name == name), None)
-        if quota is None or quota.kind is not QuotaKind.ALLOWANCE:
+        if not isinstance(quota, AllowanceQuota):
             return None
         limit = self._limit(quota, values.get("plan") or self._plan_of(values), key)
         return limit if isinstance(limit, int) else None
@@ -278,12 +279,12 @@ class Policies:
         terms = [term for term in self._bundle.overrides if is_in_force(term, age_ms)]
         return {term.key: self._compiled(quotas[quota_of(term.key)], term.limit) for term in terms}
 
-    def _limit_on(self, quota: QuotaSpec, plan: str | None) -> int | Rate:
+    def _limit_on(self, quota: Quota, plan: str | None) -> int | Rate:
         """Return the limit of a plan. A plan without one limits the tenant to nothing."""
         return self._compiled(quota, limit_of(quota, plan))
 
-    def _compiled(self, quota: QuotaSpec, limit: LimitValue | None) -> int | Rate:
-        if quota.kind is QuotaKind.RATE:
+    def _compiled(self, quota: Quota, limit: LimitValue | None) -> int | Rate:
+        if isinstance(quota, RateQuota):
             whole = Rate(0, 0) if limit is None else parse_rate(limit, quota.algorithm)
             return safe_share(whole, self._bundle.weight, self._bundle.total_weight)
         return limit if isinstance(limit, int) else 0
@@ -317,8 +318,8 @@ def edges_ms(bundle: PolicyBundle) -> Iterator[int]:
             yield term.ends_in_ms
 
 
-def _is_shared(quota: QuotaSpec) -> bool:
-    return quota.kind is not QuotaKind.ALLOWANCE and sharing_of(quota) is not Sharing.REGIONAL
+def _is_shared(quota: Quota | None) -> TypeGuard[SharedQuota]:
+    return isinstance(quota, SharedQuota) and sharing_of(quota) is not Sharing.REGIONAL
 
 
 def quota_of(key: str) -> str:
@@ -333,7 +334,15 @@ def _compiled(document: LimitsDocument) -> list[CompiledPolicy]:
     ]
 
 
-def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> CompiledPolicy:
+PERIOD_S = {
+    PeriodKind.HOUR: 3600,
+    PeriodKind.DAY: 86_400,
+    PeriodKind.MONTH: 30 * 86_400,
+    PeriodKind.ANNIVERSARY: 30 * 86_400,
+}
+
+
+def _compile(place: int, policy: PolicySpec, quota: Quota, costs: Costs) -> CompiledPolicy:
     match = policy.match
     return CompiledPolicy(
         spec=policy,
@@ -344,11 +353,11 @@ def _compile(place: int, policy: PolicySpec, quota: QuotaSpec, costs: Costs) -> 
         costs=costs,
         is_plain=PLAIN_FIELDS.issuperset(policy.by),
         wait_ms=parse_duration_ms(policy.wait),
-        may_slice=quota.slices and quota.algorithm in SLICED and not policy.shadow,
+        may_slice=isinstance(quota, RateQuota) and quota.slices and quota.algorithm in SLICED and not policy.shadow,
         is_shadow=policy.shadow,
         is_shared=_is_shared(quota) and not policy.shadow,
-        is_central=quota.mode == Mode.CENTRAL,
-        window_s={"hour": 3600, "day": 86_400, "month": 2_592_000, "anniversary": 2_592_000}.get(quota.period or "", 0),
+        is_central=mode_of(quota) is Mode.CENTRAL,
+        window_s=PERIOD_S[quota.period] if isinstance(quota, AllowanceQuota) else 0,
         place=place,
         name=policy.name,
         quota_name=quota.name,

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 
 from protocol.blocks import BlockList
+from protocol.limits.document import PolicyBundle
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -17,7 +18,6 @@ from protocol.messages import (
     SharesResponse,
     Signal,
 )
-from protocol.policy import PolicyBundle
 
 T = TypeVar("T")
 LONG_POLL_S = 30.0

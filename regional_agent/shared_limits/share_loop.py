@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from protocol.clock import Clock
+from protocol.limits.rates import Rate
 from protocol.messages import (
     RateReport,
     RateShare,
@@ -24,7 +25,6 @@ from protocol.messages import (
     WantRefused,
 )
 from protocol.outcomes import DenialReason, GrantRefusal
-from protocol.policy import Rate
 from regional_agent.admission.policies import Policies
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager

@@ -6,9 +6,9 @@ lua/ has the scripts; the header of each is its contract.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from protocol.limits.rates import Rate
 from protocol.messages import ExchangeReply, LeaseReply, RateReport, RateShare, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
-from protocol.policy import Rate
 from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store import keys

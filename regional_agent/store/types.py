@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from protocol.limits.rates import WINDOWS, Rate, RateAlgorithm
 from protocol.messages import RateReport, SlotReport
 from protocol.outcomes import DenialReason, HoldOutcome
-from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.admission.rules.hold_ids import HoldPart, HoldTerms
 from regional_agent.admission.rules.modes import LOOKS
 from regional_agent.store import keys

@@ -12,8 +12,8 @@ import msgspec
 
 from protocol.check import CheckAnswer, DenialCause, PolicyAnswer
 from protocol.clock import Clock
+from protocol.limits.document import AllowanceQuota, PolicySpec, StoreFailure
 from protocol.periods import calendar_of, period_at
-from protocol.policy import PolicySpec, StoreFailure
 from regional_agent.admission.answers import answer_of
 from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS as RETRY_WHEN_DEGRADED_MS
@@ -179,6 +179,7 @@ class OutageFallback:
         now, quota = self._clock.now(), each.policy.quota
         dimensions = msgspec.json.decode(each.policy.dimensions, type=dict[str, str])
         marked = dict(sorted((dimensions | {"degraded": _mode(each).value}).items()))
+        assert isinstance(quota, AllowanceQuota)
         period = period_at(calendar_of(quota, each.began_at), now).id
         minute = int(now.timestamp()) // 60
         return Entry(each.charge.quota, period, minute, msgspec.json.encode(marked).decode(), each.charge.cost)

@@ -15,8 +15,8 @@ import httpx
 
 from leasehold.local_stack.processes import wait_until
 from protocol.clock import SystemClock
+from protocol.limits.document import PeriodKind
 from protocol.periods import Calendar, period_at
-from protocol.policy import PeriodKind
 from tests.chaos.pieces import AGENTS, Piece, Stack
 
 REGION = "eu-west"

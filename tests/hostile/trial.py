@@ -16,8 +16,8 @@ import httpx
 from coordinator.access.issue_token import issue_token
 from leasehold.local_stack.processes import wait_until
 from protocol.clock import SystemClock
+from protocol.limits.document import PeriodKind
 from protocol.periods import Calendar, period_at
-from protocol.policy import PeriodKind
 from tests.chaos.pieces import AGENTS, Stack
 from tests.hostile.caller import TENANT, HostileCaller
 from tests.hostile.region import REGION, HostileRegion

@@ -7,9 +7,9 @@ from typing import Any
 from protocol.circuit_breaker import CircuitBreaker
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of, quota_key
+from protocol.limits.rates import Rate
 from protocol.messages import ExchangeReply, LeaseReply, RateShare
 from protocol.outcomes import ExchangeOutcome
-from protocol.policy import Rate
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.metrics import Metrics
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from protocol.identifiers import lane_of
+from protocol.limits.rates import WINDOWS, Rate, RateAlgorithm
 from protocol.messages import RateShare
-from protocol.policy import WINDOWS, Rate, RateAlgorithm
 from regional_agent.store import keys
 from regional_agent.store.batcher import CheckBatcher
 from regional_agent.store.connection import Argument, Reply, StoreConnection

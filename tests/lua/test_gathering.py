@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from protocol.limits.rates import RateAlgorithm
 from protocol.outcomes import DenialReason
-from protocol.policy import RateAlgorithm
 from regional_agent.store.batcher import MAX_REQUESTS, CheckBatcher
 from regional_agent.store.connection import Argument, OnReply, StoreConnection, StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts

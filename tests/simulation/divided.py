@@ -14,7 +14,7 @@ from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitle
 from coordinator.rebalancing.rules.division import Move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET
 from protocol.clock import Clock
-from protocol.policy import LimitValue, Mode
+from protocol.limits.document import LimitValue, Mode
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 
 HARMLESS = {Cause.GRANT, Cause.RETURNED, Cause.USAGE, Cause.FUNDED}

@@ -16,8 +16,8 @@ from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from coordinator.usage.rules.reconciliation import CORRECTION, LEASE, POOL, SHARED, Adjusted, reconcile
 from protocol.identifiers import lane_of
 from protocol.lease import LeaseState
+from protocol.limits.document import AllowanceQuota, Mode
 from protocol.periods import is_over, next_period, period_at, period_of
-from protocol.policy import Mode
 from tests.simulation.network import CALL_TIMEOUT_S, TRANSACTION_S
 from tests.simulation.people import GRACE, LIAR
 from tests.simulation.reading import adjusted, read_books
@@ -337,9 +337,9 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.epochs.current.epoch if cell.epochs.current else None for cell in cells}
     current = {number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region)}
-    quotas = world.ledger.rows["limits"][0].quotas
-    modes = tuple(quota.mode for quota in quotas)
-    calendars = tuple((quota.period, quota.time_zone) for quota in quotas)
+    allowances = [quota for quota in world.ledger.rows["limits"][0].quotas if isinstance(quota, AllowanceQuota)]
+    modes = tuple(quota.mode for quota in allowances)
+    calendars = tuple((quota.period, quota.time_zone) for quota in allowances)
     is_wrong = (
         not (machine.is_up and weather.sends and weather.hears and coordinators.is_up)
         or bool(coordinators.skews)

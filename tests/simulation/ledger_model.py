@@ -89,10 +89,10 @@ from coordinator.suspense.rules import Terms as Agreed
 from coordinator.usage.rules.reconciliation import reconcile
 from protocol.identifiers import parse_quota_key, wider_keys
 from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.limits.document import LimitsDocument, LimitValue, PolicyBundle
 from protocol.messages import EpochOpened, ExchangeResponse, FrozenBatch, OpenEpoch, RebindEpoch, Receipt, Signal
 from protocol.outcomes import EpochRefusal
 from protocol.periods import period_at, period_of
-from protocol.policy import LimitsDocument, LimitValue, PolicyBundle
 from tests.simulation.reading import open_leases, read_books
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.exchange.rules.balances import COUNTED_AS, Account, Cause, Key, Pool
 from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from protocol.identifiers import parse_quota_key
-from protocol.policy import LimitsDocument, Mode, QuotaKind, extension_of
+from protocol.limits.document import AllowanceQuota, LimitsDocument, Mode, extension_of
 from tests.simulation.faults import REGIONS
 from tests.simulation.ledger_model import LedgerModel, Name, Transaction
 from tests.simulation.virtual_time import VirtualClock
@@ -67,7 +67,7 @@ class Limits:
 
     def _hear(self, document: LimitsDocument) -> None:
         for spec in document.quotas:
-            if spec.kind is QuotaKind.ALLOWANCE:
+            if isinstance(spec, AllowanceQuota):
                 limits = spec.limit.values() if isinstance(spec.limit, dict) else [spec.limit]
                 self._limits |= Counter({spec.name: max(each for each in limits if isinstance(each, int))})
                 self._extensions |= Counter({spec.name: extension_of(spec)})

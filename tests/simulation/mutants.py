@@ -31,9 +31,9 @@ from coordinator.periods.rules.closing import Obstacle
 from coordinator.rebalancing.rules import division
 from coordinator.suspense import rules as suspense_rules
 from protocol.lease import LeaseState
+from protocol.limits.document import Mode
 from protocol.messages import EpochOpened, OpenEpoch, body_hash
 from protocol.outcomes import ExchangeOutcome
-from protocol.policy import Mode
 from regional_agent.leasing.coordinator_client import CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange_loop import ExchangeLoop

@@ -27,6 +27,7 @@ from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.rules import Shared
 from coordinator.shared_limits.share_rates import decide, terms_asked
 from protocol.blocks import BlockList
+from protocol.limits.document import PolicyBundle
 from protocol.messages import (
     EpochOpened,
     ExchangeRequest,
@@ -38,7 +39,6 @@ from protocol.messages import (
     Signal,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
-from protocol.policy import PolicyBundle
 from regional_agent.leasing.coordinator_client import CoordinatorRefused, CoordinatorUnavailable
 from tests.simulation.ledger_model import LedgerModel, Transaction
 from tests.simulation.virtual_time import VirtualClock

@@ -17,6 +17,7 @@ from coordinator.rebalancing.rules.plan import Planner, plan_even_out, plan_move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
 from coordinator.suspense.rules import ResolutionKind
 from protocol.identifiers import lane_of, subject_key
+from protocol.limits.document import LimitsDocument, Part, PeriodKind, Quota
 from protocol.messages import (
     EpochOpened,
     Exchange,
@@ -29,7 +30,6 @@ from protocol.messages import (
     Versions,
 )
 from protocol.periods import Calendar, is_over, period_at
-from protocol.policy import LimitsDocument, Part, PeriodKind, QuotaSpec
 from tests.simulation.faults import REGIONS, Event
 from tests.simulation.ledger_model import Adjustment, Name, Override, Transaction
 
@@ -263,7 +263,7 @@ _VARIANTS = msgspec.convert(
         [{"name": "exports", "kind": "rate", "limit": "50/second, burst 60"}],
         [{"name": "exports", "kind": "allowance", "limit": {"pro": 50}, "period": "hour"}],
     ),
-    tuple[list[QuotaSpec], ...],
+    tuple[list[Quota], ...],
 )
 
 

@@ -70,10 +70,10 @@ from coordinator.suspense.rules import ResolutionKind, ResolutionRefusal
 from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
+from protocol.limits.document import PeriodKind
 from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
 from protocol.outcomes import EpochRefusal
 from protocol.periods import Calendar, moment_of, period_at
-from protocol.policy import PeriodKind
 from regional_agent.store_outage.rules.records import Entry, batches
 from tests.simulation import ledger_model
 from tests.simulation.ledger_model import LedgerModel, Transaction

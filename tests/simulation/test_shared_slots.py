@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coordinator.shared_limits.rules import KEPT_MS, LONGEST_MS, Member, Shared, terms_of_slots
 from coordinator.shared_limits.share_rates import decide
+from protocol.limits.rates import safe_slots
 from protocol.messages import SharesRequest, SlotReport, SlotShare
 from protocol.outcomes import HoldOutcome
-from protocol.policy import safe_slots
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
 from regional_agent.store.connection import Argument, OnReply
 from regional_agent.store.scripts import Scripts

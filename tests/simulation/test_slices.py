@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from protocol.check import Check, CheckAnswer, Mode, Subject
 from protocol.circuit_breaker import CircuitBreaker
-from protocol.policy import LimitsDocument, PolicyBundle, PolicySpec, QuotaKind, QuotaSpec, parse_rate
+from protocol.limits.document import LimitsDocument, PolicyBundle, PolicySpec, RateQuota
+from protocol.limits.rates import RateAlgorithm, parse_rate
 from regional_agent.admission.engine import AdmissionEngine
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
@@ -75,7 +76,7 @@ class Region:
     def __init__(self, loop: VirtualLoop, limit: str, algorithm: str, *, slices: bool) -> None:
         self.clock = VirtualClock(loop, START)
         self.machine = Machine("us-east", self.clock, random.Random(0), lambda _: None)
-        quota = QuotaSpec(name="api", kind=QuotaKind.RATE, limit=limit, algorithm=algorithm, slices=slices)
+        quota = RateQuota(name="api", limit=limit, algorithm=RateAlgorithm(algorithm), slices=slices)
         policies = [PolicySpec(name="search", quota="api", by=["tenant"])]
         document = LimitsDocument(quotas=[quota], policies=policies)
         self.bundle = PolicyBundle(version=1, document=document, subscriptions={}, weight=1, total_weight=1)

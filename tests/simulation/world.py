@@ -23,11 +23,12 @@ from pydantic import SecretStr
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.granting import Terms
 from coordinator.exchange.rules.settlement import EpochState
+from coordinator.limits.rules.validation import faults_of
 from protocol.check import Check, CheckAnswer, Hold, Subject
 from protocol.identifiers import subject_key
 from protocol.lease import LeaseState
+from protocol.limits.document import LimitsDocument, Mode
 from protocol.messages import OpenEpoch
-from protocol.policy import LimitsDocument, Mode, faults_of
 from regional_agent import agent as region_module
 from regional_agent.admission.engine import NoPoliciesYet
 from regional_agent.admission.rules import hold_ids

@@ -37,10 +37,10 @@ from coordinator.rebalancing.rules.division import (
     spare_of,
 )
 from protocol.lease import LeaseEvent, LeaseState, after
+from protocol.limits.document import Mode
 from protocol.messages import LeaseReply, LeaseWant, Signal, WantRefused
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Period, next_period, period_at, period_of
-from protocol.policy import Mode
 
 WAITS_AT_MOST = timedelta(seconds=5)
 BOUNDS_REMEMBERED = 100  # of periods at one moment: all that a gather tells of the same one

@@ -19,9 +19,8 @@ from typing import NamedTuple
 from coordinator.exchange.rules.balances import Key
 from coordinator.exchange.rules.settlement import QuarantineReason
 from coordinator.limits.rules.entitlement import Catalogue, calendar_of_key
-from protocol.identifiers import parse_quota_key
+from protocol.limits.document import AllowanceQuota
 from protocol.periods import next_period, period_at, period_of
-from protocol.policy import QuotaKind
 from protocol.units import MAX_UNITS
 
 PERIODS_AHEAD = 2
@@ -41,16 +40,16 @@ def reason_to_hold(
     catalogue: Catalogue, key: Key, known_periods: Collection[str], late_days: int, now: datetime
 ) -> QuarantineReason | None:
     """Return why usage of a quota key without a pool is not booked, or None if it is."""
-    spec = catalogue.quotas.get(parse_quota_key(key.quota)[0])
-    if spec is None or spec.kind is not QuotaKind.ALLOWANCE or spec.period is None:
+    spec = catalogue.allowance_of(key.quota)
+    if spec is None:
         return QuarantineReason.UNKNOWN_QUOTA
-    if key.period in known_periods or _is_of_its_calendar(catalogue, key, late_days, now):
+    if key.period in known_periods or _is_of_its_calendar(catalogue, spec, key, late_days, now):
         return None
     return QuarantineReason.IMPLAUSIBLE_PERIOD
 
 
-def _is_of_its_calendar(catalogue: Catalogue, key: Key, late_days: int, now: datetime) -> bool:
-    period, spec = period_of(key.period), catalogue.quotas[parse_quota_key(key.quota)[0]]
+def _is_of_its_calendar(catalogue: Catalogue, spec: AllowanceQuota, key: Key, late_days: int, now: datetime) -> bool:
+    period = period_of(key.period)
     calendar = calendar_of_key(catalogue.began_at, spec, key.quota)
     if period.calendar != calendar or period.ends_at < now - timedelta(days=late_days):
         return False

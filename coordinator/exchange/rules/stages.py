@@ -66,6 +66,7 @@ from coordinator.rebalancing.rules.division import Division, Move, by_weight, ca
 from coordinator.webhooks.rules import Event, Used, overdrawn_event, thresholds_reached, used_of
 from protocol.identifiers import lane_of, parse_quota_key
 from protocol.lease import LeaseState
+from protocol.limits.document import AllowanceQuota, Mode, Quota, overdraft_of, thresholds_of
 from protocol.messages import (
     ExchangeFault,
     ExchangeReply,
@@ -80,7 +81,6 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.periods import is_over
-from protocol.policy import Mode, QuotaSpec, overdraft_of, thresholds_of
 
 
 class Incoming(NamedTuple):
@@ -223,7 +223,7 @@ class Books:
     grantable: Mapping[Key, int]  # likewise
     used: Mapping[Key, Used]  # likewise
     overdrawn: Mapping[tuple[int, Key], int]  # likewise, of the leases that may be
-    quotas: Mapping[str, QuotaSpec]  # what is in force
+    quotas: Mapping[str, Quota]  # what is in force
     new: Sequence[Lease]
     lates: Mapping[tuple[int, Key], Late]  # those of the leases whose periods are closed
     closed: Collection[Key]  # those of the pools whose periods are
@@ -454,12 +454,12 @@ def moved_keys(pools: Mapping[Key, LockedPool]) -> list[Key]:
     return [key for key, locked in pools.items() if locked.moves]
 
 
-def divided_keys(divisions: Mapping[Key, Division], quotas: Mapping[str, QuotaSpec]) -> list[Key]:
+def divided_keys(divisions: Mapping[Key, Division], quotas: Mapping[str, Quota]) -> list[Key]:
     """Of which something is kept for a region, or from it, by people or for when it is cut off: all leases count."""
     return [key for key, division in divisions.items() if not division.is_plain or overdraft_of_key(quotas, key)]
 
 
-def overdraft_of_key(quotas: Mapping[str, QuotaSpec], key: Key) -> int:
+def overdraft_of_key(quotas: Mapping[str, Quota], key: Key) -> int:
     spec = quotas.get(parse_quota_key(key.quota)[0])
     return overdraft_of(spec) if spec else 0
 
@@ -470,7 +470,7 @@ def books_of(
     read: Iterable[Lease],
     corrections: Iterable[Correction],
     divisions: Mapping[Key, Division],
-    quotas: Mapping[str, QuotaSpec],
+    quotas: Mapping[str, Quota],
     now: datetime,
 ) -> Books:
     """`read`: of the pools, all leases that may still be granted to, and those of the epochs that are spoken for; of
@@ -605,7 +605,11 @@ def decide(works: Sequence[Work], books: Books, terms: Terms, now: datetime) -> 
 
 def _reached(books: Books, key: Key) -> list[Event]:
     spec = books.quotas.get(parse_quota_key(key.quota)[0])
-    return thresholds_reached(books.pools[key].pool, books.used[key], thresholds_of(spec)) if spec else []
+    return (
+        thresholds_reached(books.pools[key].pool, books.used[key], thresholds_of(spec))
+        if isinstance(spec, AllowanceQuota)
+        else []
+    )
 
 
 def _overdrawn(books: Books) -> Iterator[Event]:

@@ -8,23 +8,24 @@ from typing import NamedTuple
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting, Settings, amount
 from coordinator.shared_limits.rules import SLOT_MICRO, Member, Terms, terms_of, terms_of_slots
 from protocol.identifiers import parse_quota_key, wider_keys
-from protocol.outcomes import GrantRefusal
-from protocol.periods import Calendar, Period, calendar_of
-from protocol.policy import (
-    MAX_RATE_MICRO,
+from protocol.limits.document import (
+    AllowanceQuota,
+    ConcurrencyQuota,
     LimitsDocument,
     LimitValue,
     Mode,
-    QuotaKind,
-    QuotaSpec,
-    Sharing,
+    Quota,
+    RateQuota,
     extension_of,
     horizon_ms_of,
     limit_of,
-    parse_rate,
+    mode_of,
     sharing_of,
     slot_ttl_ms,
 )
+from protocol.limits.rates import MAX_RATE_MICRO, Sharing, parse_rate
+from protocol.outcomes import GrantRefusal
+from protocol.periods import Calendar, Period, calendar_of
 
 
 class RegionShare(NamedTuple):
@@ -40,7 +41,7 @@ class Catalogue(NamedTuple):
     """What is in force at one moment, as far as some calls need it."""
 
     version: int
-    quotas: Mapping[str, QuotaSpec]
+    quotas: Mapping[str, Quota]
     default_plan: str | None
     plans: Mapping[str, str]  # of the tenants that are asked about
     regions: Mapping[str, RegionShare]
@@ -73,8 +74,15 @@ class Catalogue(NamedTuple):
         return {name: self.regions[name].weight if weight is None else weight for name, weight in weights.items()}
 
     def mode_of(self, quota_key: str) -> Mode:
-        spec = self.quotas.get(parse_quota_key(quota_key)[0])
-        return Mode(spec.mode) if spec else Mode.LEASED
+        return mode_of(self.spec_of(quota_key))
+
+    def spec_of(self, quota_key: str) -> Quota | None:
+        return self.quotas.get(parse_quota_key(quota_key)[0])
+
+    def allowance_of(self, quota_key: str) -> AllowanceQuota | None:
+        """Return the quota of the key, or None if there is no such quota or it is no allowance."""
+        spec = self.spec_of(quota_key)
+        return spec if isinstance(spec, AllowanceQuota) else None
 
     def is_active(self, region: str) -> bool:
         return region in self.regions and self.regions[region].is_active
@@ -96,7 +104,7 @@ class Entitlement(NamedTuple):
     mode: Mode = Mode.LEASED
 
 
-def quotas_of(document: LimitsDocument) -> dict[str, QuotaSpec]:
+def quotas_of(document: LimitsDocument) -> dict[str, Quota]:
     return {quota.name: quota for quota in document.quotas}
 
 
@@ -105,33 +113,31 @@ def tenant_of(quota_key: str) -> str | None:
 
 
 def entitlement(catalogue: Catalogue, quota_key: str) -> Entitlement | GrantRefusal:
-    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    spec = catalogue.spec_of(quota_key)
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
-    if spec.kind is not QuotaKind.ALLOWANCE:
+    if not isinstance(spec, AllowanceQuota):
         return GrantRefusal.NOT_LEASED
     limit = limit_of_key(catalogue, spec, quota_key)
-    if not isinstance(limit, int) or spec.period is None:
+    if not isinstance(limit, int):
         return GrantRefusal.NO_LIMIT
     is_overridden = override_of_key(catalogue, quota_key) is not None
     calendar = calendar_of_key(catalogue.began_at, spec, quota_key)
     written = catalogue.written.get(calendar, ())
-    return Entitlement(
-        calendar, limit, horizon_ms_of(spec), is_overridden, written, extension_of(spec), Mode(spec.mode)
-    )
+    return Entitlement(calendar, limit, horizon_ms_of(spec), is_overridden, written, extension_of(spec), spec.mode)
 
 
-def calendar_of_key(began_at: Mapping[str, datetime], spec: QuotaSpec, quota_key: str) -> Calendar:
+def calendar_of_key(began_at: Mapping[str, datetime], spec: AllowanceQuota, quota_key: str) -> Calendar:
     """`began_at`: of the subscriptions of the tenants that are asked about."""
     return calendar_of(spec, began_at.get(tenant_of(quota_key) or ""))
 
 
 def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     """Of a rate that is shared by demand: its limit, and its regions as people weigh and bound them."""
-    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    spec = catalogue.spec_of(quota_key)
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
-    if spec.kind is not QuotaKind.RATE or sharing_of(spec) is Sharing.REGIONAL:
+    if not isinstance(spec, RateQuota) or sharing_of(spec) is Sharing.REGIONAL:
         return GrantRefusal.NOT_LEASED
     limit = limit_of_key(catalogue, spec, quota_key)
     if limit is None:
@@ -142,10 +148,10 @@ def rate_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
 
 def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     """The same of slots."""
-    spec = catalogue.quotas.get(parse_quota_key(quota_key)[0])
+    spec = catalogue.spec_of(quota_key)
     if spec is None:
         return GrantRefusal.UNKNOWN_QUOTA
-    if spec.kind is not QuotaKind.CONCURRENCY or sharing_of(spec) is Sharing.REGIONAL:
+    if not isinstance(spec, ConcurrencyQuota) or sharing_of(spec) is Sharing.REGIONAL:
         return GrantRefusal.NOT_LEASED
     limit = limit_of_key(catalogue, spec, quota_key)
     if not isinstance(limit, int):
@@ -153,21 +159,21 @@ def slot_terms(catalogue: Catalogue, quota_key: str) -> Terms | GrantRefusal:
     return terms_of_slots(limit, slot_ttl_ms(spec), *_who_shares(catalogue, spec, quota_key))
 
 
-def _who_shares(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
+def _who_shares(catalogue: Catalogue, spec: Quota, quota_key: str) -> tuple[dict[str, Member], dict[str, int]]:
     """The active regions as people weigh and bound them, and the weights by which their stores know safe shares."""
     settings, weights = catalogue.settings_of(quota_key), catalogue.weights_of(quota_key)
     members = {name: _member(spec, weight, settings.get(name, NOTHING_SET)) for name, weight in weights.items()}
     return members, {name: catalogue.regions[name].weight for name in weights}
 
 
-def _member(spec: QuotaSpec, weight: int, setting: Setting) -> Member:
-    micro = SLOT_MICRO if spec.kind is QuotaKind.CONCURRENCY else 1
+def _member(spec: Quota, weight: int, setting: Setting) -> Member:
+    micro = SLOT_MICRO if isinstance(spec, ConcurrencyQuota) else 1
     floor_micro = 0 if setting.floor is None else amount(spec, setting.floor) * micro
     ceiling_micro = MAX_RATE_MICRO if setting.ceiling is None else amount(spec, setting.ceiling) * micro
     return Member(weight, floor_micro, ceiling_micro)
 
 
-def limit_of_key(catalogue: Catalogue, spec: QuotaSpec, quota_key: str) -> LimitValue | None:
+def limit_of_key(catalogue: Catalogue, spec: Quota, quota_key: str) -> LimitValue | None:
     """An override's, of whichever is for the narrowest subject; else the plan's."""
     overridden = override_of_key(catalogue, quota_key)
     return limit_of(spec, plan_of_key(catalogue, quota_key)) if overridden is None else catalogue.overrides[overridden]

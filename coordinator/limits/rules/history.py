@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from coordinator.limits.rules.entitlement import Catalogue, limit_of_key, override_of_key, plan_of_key
 from protocol.identifiers import parse_quota_key, subject_key, wider_keys
-from protocol.policy import LimitValue, QuotaKind, QuotaSpec
+from protocol.limits.document import AllowanceQuota, LimitValue, Quota
 
 
 class LimitKind(StrEnum):
@@ -51,7 +51,7 @@ class Version(NamedTuple):
 
     at: datetime
     number: int
-    quotas: Mapping[str, QuotaSpec]
+    quotas: Mapping[str, Quota]
     default_plan: str | None
 
 
@@ -155,7 +155,7 @@ def _at(
     """None: the document had no such allowance."""
     version = next((each for each in reversed(history.versions) if each.at <= since), None)
     spec = version and version.quotas.get(parse_quota_key(key)[0])
-    if version is None or spec is None or spec.kind is not QuotaKind.ALLOWANCE:
+    if version is None or not isinstance(spec, AllowanceQuota):
         return None
     plan = next((each.plan for each in reversed(history.plans) if each.at <= since), None)
     # Of several for the same the newest counts.

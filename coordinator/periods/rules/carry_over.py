@@ -15,9 +15,8 @@ from msgspec import structs
 
 from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
 from coordinator.limits.rules.entitlement import Catalogue, calendar_of_key, limit_of_key, plan_of_key
-from protocol.identifiers import parse_quota_key
+from protocol.limits.document import AllowanceQuota, Quota, carried_over
 from protocol.periods import Period, period_at, period_of
-from protocol.policy import QuotaKind, QuotaSpec, carried_over
 from protocol.units import MAX_UNITS
 
 _CARRIED_OVER = UUID("3c1f9a52-2d0e-4b7c-8a64-756e75736564")
@@ -29,9 +28,9 @@ class CarryOver(NamedTuple):
     units: int
 
 
-def may_carry_over(quotas: dict[str, QuotaSpec]) -> list[str]:
+def may_carry_over(quotas: dict[str, Quota]) -> list[str]:
     """The quotas of which something may go over."""
-    return [name for name, spec in quotas.items() if spec.kind is QuotaKind.ALLOWANCE and spec.carry_over is not None]
+    return [name for name, spec in quotas.items() if isinstance(spec, AllowanceQuota) and spec.carry_over is not None]
 
 
 def unused_of(pool: Pool) -> int:
@@ -42,9 +41,9 @@ def unused_of(pool: Pool) -> int:
 
 def carry_over_of(pool: Pool, catalogue: Catalogue) -> CarryOver | None:
     """By the plan that is in force at the close, as the limit is. None if nothing goes over."""
-    spec = catalogue.quotas.get(parse_quota_key(pool.key.quota)[0])
+    spec = catalogue.allowance_of(pool.key.quota)
     limit = None if spec is None else limit_of_key(catalogue, spec, pool.key.quota)
-    if spec is None or spec.period is None or not isinstance(limit, int):
+    if spec is None or not isinstance(limit, int):
         return None
     most = carried_over(spec, plan_of_key(catalogue, pool.key.quota), pool.funded)
     units = min(unused_of(pool), most, MAX_UNITS - limit)  # a store could not count more
@@ -52,7 +51,7 @@ def carry_over_of(pool: Pool, catalogue: Catalogue) -> CarryOver | None:
     return CarryOver(pool.key, Key(pool.key.quota, into), units) if units and into else None
 
 
-def following(period: Period, catalogue: Catalogue, spec: QuotaSpec, quota: str) -> str | None:
+def following(period: Period, catalogue: Catalogue, spec: AllowanceQuota, quota: str) -> str | None:
     """The one after it by the calendar in force. None if that has other kinds of periods by now.
 
     Its middle is looked for: where zone or anniversary are others, the next one begins a little before or after.

@@ -27,8 +27,8 @@ from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitle
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET
 from protocol.lease import LeaseState
+from protocol.limits.document import LimitValue, Mode
 from protocol.messages import Signal
-from protocol.policy import LimitValue, Mode
 
 
 class Part(NamedTuple):

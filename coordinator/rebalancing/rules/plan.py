@@ -29,8 +29,8 @@ from coordinator.rebalancing.rules.division import (
     taken_by_region,
 )
 from protocol.lease import RETURNS_COUNT, LeaseState
+from protocol.limits.document import LimitValue
 from protocol.periods import is_over
-from protocol.policy import LimitValue
 
 EVERYTHING = 2**63
 

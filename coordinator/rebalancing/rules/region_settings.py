@@ -10,7 +10,9 @@ A setting is for a quota and a subject, like an override, and reaches every key 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 
-from protocol.policy import Fault, LimitValue, QuotaKind, QuotaSpec, faults_of_value, parse_rate
+from coordinator.limits.rules.validation import Fault, faults_of_value
+from protocol.limits.document import LimitValue, Quota, RateQuota
+from protocol.limits.rates import parse_rate
 
 MAX_WEIGHT = 1_000_000
 MAX_SETTINGS = 10_000
@@ -32,25 +34,25 @@ NOTHING_SET = Setting()
 Settings: TypeAlias = Mapping[str, Mapping[str, Setting]]  # by key and region
 
 
-def faults_of_settings(spec: QuotaSpec, limits: Collection[LimitValue], settings: Mapping[str, Setting]) -> list[Fault]:
+def faults_of_settings(spec: Quota, limits: Collection[LimitValue], settings: Mapping[str, Setting]) -> list[Fault]:
     """What is wrong with all that would be in force of a key, by region. `limits`: those that it may have."""
     faults = [fault for region, setting in settings.items() for fault in _faults_of_values(spec, region, setting)]
     return faults or [*_crossed(spec, settings), *_too_much(spec, limits, settings)]
 
 
-def _faults_of_values(spec: QuotaSpec, region: str, setting: Setting) -> Iterator[Fault]:
+def _faults_of_values(spec: Quota, region: str, setting: Setting) -> Iterator[Fault]:
     for name, value in (("floor", setting.floor), ("ceiling", setting.ceiling)):
         if value is not None:
             yield from faults_of_value(f"settings.{region}.{name}", spec, value)
 
 
-def _crossed(spec: QuotaSpec, settings: Mapping[str, Setting]) -> Iterator[Fault]:
+def _crossed(spec: Quota, settings: Mapping[str, Setting]) -> Iterator[Fault]:
     for region, (_, floor, ceiling) in settings.items():
         if floor is not None and ceiling is not None and amount(spec, floor) > amount(spec, ceiling):
             yield Fault(f"settings.{region}.floor", "ceiling", f"{floor} is above the region's ceiling, {ceiling}")
 
 
-def _too_much(spec: QuotaSpec, limits: Iterable[LimitValue], settings: Mapping[str, Setting]) -> Iterator[Fault]:
+def _too_much(spec: Quota, limits: Iterable[LimitValue], settings: Mapping[str, Setting]) -> Iterator[Fault]:
     """What is kept for all regions together must be there, on the smallest plan as well."""
     floors = [each.floor for each in settings.values() if each.floor is not None]
     kept = sum(amount(spec, floor) for floor in floors)
@@ -61,8 +63,8 @@ def _too_much(spec: QuotaSpec, limits: Iterable[LimitValue], settings: Mapping[s
         yield Fault("settings", "floors", reason)
 
 
-def amount(spec: QuotaSpec, value: LimitValue) -> int:
+def amount(spec: Quota, value: LimitValue) -> int:
     """As a number that can be compared: units, or millionths of a unit a second."""
-    if spec.kind is QuotaKind.RATE:
+    if isinstance(spec, RateQuota):
         return parse_rate(value, spec.algorithm).rate_micro
     return int(value)

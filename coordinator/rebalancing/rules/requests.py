@@ -6,8 +6,8 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from coordinator.rebalancing.rules.region_settings import MAX_WEIGHT
 from protocol.identifiers import QuotaKey, RegionName
+from protocol.limits.document import LimitValue
 from protocol.messages import Message
-from protocol.policy import LimitValue
 from protocol.units import PositiveUnits
 
 Why = Annotated[str, Meta(min_length=1, max_length=1000, pattern=r"\S", description="kept in the audit")]

@@ -9,7 +9,7 @@ import msgspec
 
 from protocol.addresses import Address, Network, parse_address, prefix_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH, quota_key
-from protocol.policy import IpPrefix, RouteClass
+from protocol.limits.document import IpPrefix, RouteClass
 from regional_agent.admission.rules.routes import Routes
 
 Subject = Mapping[str, str]

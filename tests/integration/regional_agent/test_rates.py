@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protocol.policy import WINDOWS, RateAlgorithm
+from protocol.limits.rates import WINDOWS, RateAlgorithm
 from tests.integration.regional_agent.conftest import World, until
 
 pytestmark = pytest.mark.anyio

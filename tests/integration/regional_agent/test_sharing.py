@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protocol.policy import Rate
+from protocol.limits.rates import Rate
 from regional_agent.store.types import AgentRateDemand
 from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
 

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import lane_of, parse_quota_key, quota_key
 from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, Totals, after
-from protocol.messages import FrozenBatch, LeaseWant, body_hash
-from protocol.policy import (
+from protocol.limits.document import LimitsDocument
+from protocol.limits.rates import (
     MAX_LOG,
     WINDOWS,
-    LimitsDocument,
     Rate,
     RateAlgorithm,
-    faults_of,
     parse_duration_ms,
     parse_rate,
     safe_share,
     share_of,
 )
+from protocol.messages import FrozenBatch, LeaseWant, body_hash
 
 ROOT = Path(__file__).parents[3]
 LANES = [3, 2, 3]  # in the names of keys of stores that are in use
@@ -156,10 +156,10 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         plans={"free": {}, "Pro!": {}},
         default_plan="gold",
         quotas=[
-            {"name": "a", "kind": "allowance", "limit": {"gold": 5}, "period": "fortnight"},
-            {"name": "a", "kind": "allowance", "limit": -1, "mode": "shared", "cap": {"overdraft": -50},
+            {"name": "a", "kind": "allowance", "limit": {"gold": 5}, "period": "day"},
+            {"name": "a", "kind": "allowance", "limit": -1, "period": "day", "cap": {"overdraft": -50},
              "time_zone": "Berlin"},
-            {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "roulette", "sharing": "even"},
+            {"name": "r", "kind": "rate", "limit": "fast", "algorithm": "sliding_log", "sharing": "strict"},
         ],
         policies=[
             {"name": "p", "quota": "none", "by": ["shoe_size"], "match": {"route": "v1/*/x"}, "wait": "long"},
@@ -172,15 +172,11 @@ def test_every_fault_of_a_document_is_named_at_once() -> None:
         "quotas[1].name": "unique",
         "quotas[0].limit.gold": "known",
         "quotas[0].limit": "plans",
-        "quotas[0].period": "known",
         "quotas[1].limit": "units",
-        "quotas[1].mode": "known",
-        "quotas[1].period": "required",
         "quotas[1].time_zone": "zone",
         "quotas[1].cap.overdraft": "units",
         "quotas[2].limit": "rate",
-        "quotas[2].algorithm": "known",
-        "quotas[2].sharing": "known",
+        "quotas[2].sharing": "shareable",
         "policies[0].quota": "known",
         "policies[0].by[0]": "known",
         "policies[0].match.route": "path",
@@ -222,9 +218,7 @@ def test_all_shares_together_never_exceed_the_rate(rate_micro: int, burst: int, 
     assert share_of(0, 1, 1) == 0
 
 
-@pytest.mark.parametrize(
-    ("sharing", "rule"), [("adaptive", "shareable"), ("even", "known"), ("strict", None), ("regional", None)]
-)
+@pytest.mark.parametrize(("sharing", "rule"), [("adaptive", "shareable"), ("strict", None), ("regional", None)])
 def test_slots_are_shared_strictly_or_by_weight(sharing: str, rule: str | None) -> None:
     slots = {"name": "slots", "kind": "concurrency", "limit": 5, "sharing": sharing}
     assert faults(quotas=[slots]) == ({"quotas[0].sharing": rule} if rule else {})

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import periods
+from protocol.limits.document import AllowanceQuota, PeriodKind
 from protocol.periods import (
     LONGEST_ID,
     Calendar,
@@ -22,7 +23,6 @@ from protocol.periods import (
     period_named_outside,
     period_of,
 )
-from protocol.policy import PeriodKind, QuotaKind, QuotaSpec
 from protocol.zones import why_not_for_periods, zone_of
 
 # Half hours and quarters, changes at midnight, of half an hour, of the date, and none at all.
@@ -179,9 +179,7 @@ def test_anniversaries_that_a_month_does_not_have(day: int, begins: list[str]) -
 
 def test_an_anniversary_is_on_the_day_on_which_the_subscription_began_in_its_zone() -> None:
     began_at = datetime(2026, 1, 30, 23, 30, tzinfo=UTC)
-    quota = QuotaSpec(
-        name="exports", kind=QuotaKind.ALLOWANCE, limit=1, period="anniversary", time_zone="Europe/Berlin"
-    )
+    quota = AllowanceQuota(name="exports", limit=1, period=PeriodKind.ANNIVERSARY, time_zone="Europe/Berlin")
     assert calendar_of(quota, began_at) == Calendar(PeriodKind.ANNIVERSARY, "Europe/Berlin", 31)
     assert calendar_of(quota, None) == Calendar(PeriodKind.MONTH, "Europe/Berlin")
 

@@ -21,9 +21,9 @@ from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.identifiers import lane_of
+from protocol.limits.document import LimitsDocument
 from protocol.messages import ExchangeReply, ExchangeResponse, LeaseReply, Receipt
 from protocol.periods import minute_of
-from protocol.policy import LimitsDocument
 from tests.conftest import restricted
 from tests.integration.coordinator.standing import NOON, StandingClock, connected, served
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from protocol.limits.document import PeriodKind
 from protocol.periods import Calendar, Period, period_at, period_of
-from protocol.policy import PeriodKind
 from tests.integration.coordinator.agents.conftest import EXPORTS, Agent, Stand, lease, leased, want
 
 pytestmark = pytest.mark.anyio

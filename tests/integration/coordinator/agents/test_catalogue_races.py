@@ -35,8 +35,8 @@ from coordinator.regions.put_region import put_region
 from coordinator.shared_limits import statements as shared_limits_statements
 from coordinator.shared_limits.share_rates import share_rates
 from protocol.identifiers import lane_of
+from protocol.limits.document import LimitsDocument
 from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, RateReport, SharesRequest, Versions
-from protocol.policy import LimitsDocument
 from tests.conftest import restricted
 from tests.integration.coordinator.agents.conftest import DOCUMENT, PERIOD, Agent, Stand, want
 from tests.integration.coordinator.agents.racing import Recorded, Step, committed, somebody

@@ -13,9 +13,9 @@ from coordinator.limits.put_limits import put_limits
 from coordinator.proof.verify import verify
 from coordinator.regions.put_region import put_region
 from protocol.identifiers import lane_of
+from protocol.limits.document import LimitsDocument
 from protocol.messages import ExchangeReply
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
-from protocol.policy import LimitsDocument
 from tests.integration.coordinator.agents.conftest import (
     DOCUMENT,
     EXPORTS,

@@ -56,6 +56,7 @@ from coordinator.suspense.resolve import Proposal, Resolution, approve_resolutio
 from coordinator.suspense.rules import ResolutionKind
 from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of
+from protocol.limits.document import LimitsDocument, PeriodKind
 from protocol.messages import (
     EpochOpened,
     Exchange,
@@ -70,7 +71,6 @@ from protocol.messages import (
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.periods import Calendar, period_at, period_of
-from protocol.policy import LimitsDocument, PeriodKind
 from tests.conftest import restricted
 from tests.integration.coordinator.machine.books import everything, faults_of_books
 from tests.integration.coordinator.machine.law import (

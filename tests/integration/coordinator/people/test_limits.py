@@ -107,7 +107,7 @@ async def test_what_does_not_go_together_is_refused_in_words(admin: httpx.AsyncC
     both = exports | {"mode": "regional", "carry_over": "all"}
     answer = await admin.put("/v1/limits", json=DOCUMENT | {"quotas": [both, *others]})
     assert problem(answer) == (422, [("quotas[0].mode", "carry_over")])
-    assert "left of its own limit would be for all regions" in answer.json()["invalid_parameters"][0]["reason"]
+    assert "left of one region's limit would go to all regions" in answer.json()["invalid_parameters"][0]["reason"]
     assert (await admin.get("/v1/limits")).json()["version"] == 0
 
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from coordinator.exchange.rules.granting import Terms, has_fallen
+from protocol.limits.document import PeriodKind
 from protocol.periods import Calendar, period_at
-from protocol.policy import PeriodKind
 
 NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
 

@@ -24,9 +24,9 @@ from coordinator.rebalancing.rules.division import (
     grantable_to,
     spare_of,
 )
+from protocol.limits.document import AllowanceQuota, Mode, PeriodKind
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
-from protocol.policy import Mode, QuotaKind, QuotaSpec
 from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
 TERMS = Terms(lease_ms=30_000, refresh_ms=1_000)
@@ -222,7 +222,7 @@ def test_a_lower_limit_asks_back_what_is_above_it_in_that_region() -> None:
 
 
 def catalogue(mode: str, limit: int = 100) -> Catalogue:
-    spec = QuotaSpec(name="exports", kind=QuotaKind.ALLOWANCE, limit=limit, period="month", mode=mode)
+    spec = AllowanceQuota(name="exports", limit=limit, period=PeriodKind.MONTH, mode=Mode(mode))
     regions = {"us-east": RegionShare("active", 2), "eu-west": RegionShare("draining", 1)}
     return Catalogue(1, {"exports": spec}, None, {}, regions)
 

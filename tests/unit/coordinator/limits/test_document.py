@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from coordinator.limits.document import MAX_DOCUMENT_BYTES, YAML, read_document, write_yaml
-from protocol.policy import (
+from protocol.limits.document import (
+    AllowanceQuota,
     LimitsDocument,
+    PeriodKind,
     Portion,
-    QuotaKind,
-    QuotaSpec,
     StoreFailure,
     carried_over,
     extension_of,
@@ -50,6 +50,12 @@ policies:
 
 def read(text: str | bytes, media_type: str = YAML) -> LimitsDocument:
     return read_document(text.encode() if isinstance(text, str) else text, media_type)
+
+
+def allowance_of(document: LimitsDocument) -> AllowanceQuota:
+    quota = document.quotas[0]
+    assert isinstance(quota, AllowanceQuota)
+    return quota
 
 
 def problem_of(text: str | bytes, media_type: str = YAML) -> Problem:
@@ -109,7 +115,8 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
         "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: central, cap: soft}]\n"
         "policies: [{name: p, quota: a, by: [tenant], wait: 9s}]"
     )
-    assert (document.quotas[0].mode, document.quotas[0].cap, document.policies[0].wait) == ("central", "soft", "9s")
+    quota = allowance_of(document)
+    assert (quota.mode, quota.cap, document.policies[0].wait) == ("central", "soft", "9s")
 
 
 @pytest.mark.parametrize(
@@ -117,15 +124,20 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
     [
         (
             "quotas: [{nam: a}]",
-            [("quotas[0].nam", "unknown"), *((f"quotas[0].{name}", "required") for name in ("name", "kind", "limit"))],
+            [
+                ("quotas[0].kind", "required"),
+                ("quotas[0].nam", "unknown"),
+                ("quotas[0].name", "required"),
+                ("quotas[0].limit", "required"),
+            ],
         ),
         (
             "quotas: [{name: a, kind: rate, limit: 5/second, sharng: x}, {name: 7, kind: rats, limit: []}]\nplan: {}",
             [
                 ("plan", "unknown"),
                 ("quotas[0].sharng", "unknown"),
-                ("quotas[1].name", "type"),
                 ("quotas[1].kind", "enum"),
+                ("quotas[1].name", "type"),
                 ("quotas[1].limit", "type"),
             ],
         ),
@@ -134,8 +146,21 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
             "policies: [{name: p, quota: a, by: [tenant]}]",
             [("quotas[0].limit", "plans")],
         ),
+        (
+            "quotas: [{name: a, kind: allowance, limit: 5, period: fortnight, mode: shared},\n"
+            "  {name: b, kind: allowance, limit: 5}, {name: c, kind: concurrency, limit: 5, sharing: even},\n"
+            "  {name: d, kind: rate, limit: 5/second, algorithm: roulette, sharing: even}]",
+            [
+                ("quotas[0].period", "enum"),
+                ("quotas[0].mode", "enum"),
+                ("quotas[1].period", "required"),
+                ("quotas[2].sharing", "enum"),
+                ("quotas[3].algorithm", "enum"),
+                ("quotas[3].sharing", "enum"),
+            ],
+        ),
         ("quotas: 7", [("quotas", "type")]),
-        ("quotas: [{name: a, kind: allowance, limit: 5, period: year}]", [("quotas[0].period", "known")]),
+        ("quotas: [{name: a, kind: allowance, limit: 5, period: year}]", [("quotas[0].period", "enum")]),
         (
             "quotas: [{name: a, kind: allowance, limit: 5, period: day, time_zone: Berlin}]",
             [("quotas[0].time_zone", "zone")],
@@ -145,9 +170,9 @@ def test_what_is_central_may_have_a_soft_cap_and_a_longer_wait() -> None:
             "policies: [{name: p, quota: a, by: [user]}]",
             [("policies[0].by", "tenant")],
         ),
-        ("quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: shared}]", [("quotas[0].mode", "known")]),
-        ("quotas: [{name: a, kind: rate, limit: 5/second, mode: central}]", [("quotas[0].mode", "allowance")]),
-        ("quotas: [{name: a, kind: concurrency, limit: 5, mode: regional}]", [("quotas[0].mode", "allowance")]),
+        ("quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: shared}]", [("quotas[0].mode", "enum")]),
+        ("quotas: [{name: a, kind: rate, limit: 5/second, mode: central}]", [("quotas[0].mode", "unknown")]),
+        ("quotas: [{name: a, kind: concurrency, limit: 5, mode: regional}]", [("quotas[0].mode", "unknown")]),
         (
             "quotas: [{name: a, kind: allowance, limit: 5, period: day, mode: regional, cap: soft}]",
             [("quotas[0].mode", "cap")],
@@ -270,12 +295,12 @@ def test_a_cap_that_nobody_could_read_is_refused(cap: str, field: str, rule: str
     [("hard", 0, 0), ("soft", 2**53 - 1, 0), ("{overage: 500}", 500, 0), ("{overage: 5, overdraft: 7}", 5, 7)],
 )
 def test_how_far_beyond_its_limit_a_quota_goes(cap: str, units: int, overdraft: int) -> None:
-    quota = read(GOOD.replace("period: month", f"period: month\n    cap: {cap}")).quotas[0]
+    quota = allowance_of(read(GOOD.replace("period: month", f"period: month\n    cap: {cap}")))
     assert (extension_of(quota), overdraft_of(quota)) == (units, overdraft)
 
 
 def test_only_an_allowance_goes_beyond_its_limit() -> None:
-    assert faults(GOOD.replace("kind: rate", "kind: rate\n    cap: soft")) == [("quotas[1].cap", "allowance")]
+    assert faults(GOOD.replace("kind: rate", "kind: rate\n    cap: soft")) == [("quotas[1].cap", "unknown")]
 
 
 def test_thresholds_are_those_of_the_document_in_its_order() -> None:
@@ -285,14 +310,14 @@ def test_thresholds_are_those_of_the_document_in_its_order() -> None:
         ("[]", []),
     ):
         document = read(GOOD.replace("period: month", f"period: month\n    thresholds: {text}"))
-        assert thresholds_of(document.quotas[0]) == expected
+        assert thresholds_of(allowance_of(document)) == expected
         assert read(write_yaml(msgspec.to_builtins(document))) == document
-    assert [each.percent for each in thresholds_of(read(GOOD).quotas[0])] == [50, 80, 100]
+    assert [each.percent for each in thresholds_of(allowance_of(read(GOOD)))] == [50, 80, 100]
 
 
 def test_only_of_an_allowance_it_is_counted_how_much_was_used() -> None:
     assert faults(GOOD.replace("kind: rate", "kind: rate\n    thresholds: [50%]")) == [
-        ("quotas[1].thresholds", "allowance")
+        ("quotas[1].thresholds", "unknown")
     ]
 
 
@@ -373,13 +398,13 @@ def test_what_goes_over_is_a_portion(value: str, field: str, rule: str) -> None:
 
 def test_only_of_an_allowance_something_goes_over() -> None:
     assert faults(GOOD.replace("kind: rate", "kind: rate\n    carry_over: all")) == [
-        ("quotas[1].carry_over", "allowance")
+        ("quotas[1].carry_over", "unknown")
     ]
 
 
 @pytest.mark.parametrize(("value", "units"), [("all", MAX_UNITS), ("50%", 500), ("7", 7), ("0", 0)])
 def test_how_much_goes_over(value: str, units: int) -> None:
-    quota = read(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")).quotas[0]
+    quota = allowance_of(read(GOOD.replace("period: month", f"period: month\n    carry_over: {value}")))
     assert carried_over(quota, None, 1000) == units
 
 
@@ -410,16 +435,18 @@ def test_a_fraction() -> None:
 @pytest.mark.parametrize(
     ("period", "horizon", "expected_ms"),
     [
-        ("hour", "auto", 10_000),
-        ("day", "auto", 60_000),
-        ("month", "auto", 120_000),
-        ("anniversary", "auto", 120_000),
-        ("hour", "120s", 120_000),
-        ("month", "0s", 0),
+        (PeriodKind.HOUR, "auto", 10_000),
+        (PeriodKind.DAY, "auto", 60_000),
+        (PeriodKind.MONTH, "auto", 120_000),
+        (PeriodKind.ANNIVERSARY, "auto", 120_000),
+        (PeriodKind.HOUR, "120s", 120_000),
+        (PeriodKind.MONTH, "0s", 0),
     ],
 )
-def test_the_horizon_follows_the_period_unless_the_quota_says_it(period: str, horizon: str, expected_ms: int) -> None:
-    quota = QuotaSpec(name="units", kind=QuotaKind.ALLOWANCE, limit=1, period=period, horizon=horizon)
+def test_the_horizon_follows_the_period_unless_the_quota_says_it(
+    period: PeriodKind, horizon: str, expected_ms: int
+) -> None:
+    quota = AllowanceQuota(name="units", limit=1, period=period, horizon=horizon)
     assert horizon_ms_of(quota) == expected_ms
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.limits.rules.entitlement import Catalogue, limit_of_key
 from coordinator.limits.rules.history import History, Overridden, Subscribed, Version, limits_in_force, narrower
-from protocol.policy import QuotaKind, QuotaSpec
+from protocol.limits.document import AllowanceQuota, PeriodKind
 
 START, END = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)
 MAILS = "mails:tenant=acme"
@@ -20,7 +20,7 @@ def day(number: int) -> datetime:
 
 
 def version(number: int, at: datetime, free: int, pro: int, default: str | None = "free") -> Version:
-    spec = QuotaSpec(name="mails", kind=QuotaKind.ALLOWANCE, limit={"free": free, "pro": pro}, period="month")
+    spec = AllowanceQuota(name="mails", limit={"free": free, "pro": pro}, period=PeriodKind.MONTH)
     return Version(at, number, {"mails": spec}, default)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coordinator.exchange.rules.granting import Offer, Terms, offer_of
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement, quotas_of
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
-from protocol.policy import LimitsDocument, OverrideTerm, PolicyBundle
+from protocol.limits.document import LimitsDocument, OverrideTerm, PolicyBundle
 from regional_agent.admission.policies import Policies, edges_ms, is_in_force
 from regional_agent.store.types import AllowanceCharge
 

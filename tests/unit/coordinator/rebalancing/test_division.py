@@ -23,10 +23,10 @@ from coordinator.rebalancing.rules.division import (
     taken_by_region,
 )
 from coordinator.rebalancing.rules.region_settings import Setting, faults_of_settings
+from protocol.limits.document import AllowanceQuota, PeriodKind, Quota, RateQuota
 from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from protocol.periods import Calendar
-from protocol.policy import PeriodKind, QuotaKind, QuotaSpec
 
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 REGIONS = ("ap-south", "eu-west", "us-east")
@@ -307,8 +307,8 @@ def test_a_rates_setting_says_nothing_of_an_allowance() -> None:
     assert division_of(catalogue, KEY, (), Division({})).parts["us-east"] == Part(1, 0, None)
 
 
-ALLOWANCE = QuotaSpec(name="exports", kind=QuotaKind.ALLOWANCE, limit=100, period="month")
-RATE = QuotaSpec(name="api", kind=QuotaKind.RATE, limit="100/second")
+ALLOWANCE = AllowanceQuota(name="exports", limit=100, period=PeriodKind.MONTH)
+RATE = RateQuota(name="api", limit="100/second")
 
 
 @pytest.mark.parametrize(
@@ -331,6 +331,6 @@ RATE = QuotaSpec(name="api", kind=QuotaKind.RATE, limit="100/second")
     ],
 )
 def test_what_makes_no_sense_is_named(
-    spec: QuotaSpec, limits: list[int | str], settings: dict[str, Setting], faults: list[tuple[str, str]]
+    spec: Quota, limits: list[int | str], settings: dict[str, Setting], faults: list[tuple[str, str]]
 ) -> None:
     assert [(fault.field, fault.rule) for fault in faults_of_settings(spec, limits, settings)] == faults

@@ -20,7 +20,7 @@ from coordinator.shared_limits.rules import (
     terms_of_slots,
 )
 from coordinator.shared_limits.rules import Member as Weighed
-from protocol.policy import MAX_RATE_MICRO, Sharing
+from protocol.limits.rates import MAX_RATE_MICRO, Sharing
 from protocol.units import MAX_UNITS
 from tests.unit.coordinator.shared_limits.test_rules import LIMIT, NAMES, World, terms
 

@@ -28,7 +28,7 @@ from coordinator.shared_limits.rules import (
     share_out,
     terms_of,
 )
-from protocol.policy import Sharing
+from protocol.limits.rates import Sharing
 from regional_agent.shared_limits import rules as regional
 from regional_agent.shared_limits.rules import Share, share_of_grant
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.policy import LimitsDocument, PolicyBundle
+from protocol.limits.document import LimitsDocument, PolicyBundle
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.generational_cache import GenerationalCache
 from regional_agent.admission.rules.routes import Routes

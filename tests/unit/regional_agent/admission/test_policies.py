@@ -5,8 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import MAX_QUOTA_KEY_LENGTH
-from protocol.policy import LimitsDocument, PolicyBundle, faults_of
+from protocol.limits.document import LimitsDocument, PolicyBundle
 from regional_agent.admission.policies import Policies, UnknownSubjectField
 from regional_agent.admission.rules.subjects import InvalidSubjectValue
 from regional_agent.store.types import AllowanceCharge, RateCharge, SlotCharge

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import parse_quota_key
-from protocol.policy import LimitsDocument, PolicyBundle, faults_of
+from protocol.limits.document import LimitsDocument, PolicyBundle
 from regional_agent.admission.policies import Policies, UnknownSubjectField
 from regional_agent.admission.rules.subjects import InvalidAddress
 

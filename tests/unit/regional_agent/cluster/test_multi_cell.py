@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from protocol.policy import LimitsDocument, PolicyBundle
+from protocol.limits.document import LimitsDocument, PolicyBundle
 from regional_agent.admission.answers import Window
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import Policies

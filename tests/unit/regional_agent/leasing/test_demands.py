@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.policy import Rate
+from protocol.limits.rates import Rate
 from regional_agent.leasing import demands as wants_module
 from regional_agent.leasing.demands import Want
 from regional_agent.leasing.quotas import Leasing

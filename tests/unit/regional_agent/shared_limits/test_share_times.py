@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from protocol.limits.rates import Rate
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotReport, SlotShare
-from protocol.policy import Rate
 from regional_agent.shared_limits.rules import RateDemand
 from regional_agent.shared_limits.share_loop import Key, ShareLoop
 from regional_agent.store.types import (

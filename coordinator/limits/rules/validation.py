@@ -1,0 +1,365 @@
+"""Validate a limits document: find everything that is wrong with it, each with its field, a rule and a reason.
+
+What the limits document could say but this version does not support is refused here: a limit that was accepted is
+enforced. The types of the document (protocol/limits/document.py) have refused unknown fields and wrong types already.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from protocol.addresses import parse_network
+from protocol.identifiers import is_name
+from protocol.limits.document import (
+    ALL,
+    DEFAULT_HORIZON,
+    HARD,
+    OTHER_CLASSES,
+    OTHER_PLANS,
+    SOFT,
+    SUBJECT_FIELDS,
+    USAGE_FIELDS,
+    AllowanceQuota,
+    ConcurrencyQuota,
+    Costs,
+    HoldExpiry,
+    Limit,
+    LimitsDocument,
+    LimitValue,
+    Match,
+    Mode,
+    PeriodKind,
+    PolicySpec,
+    Portion,
+    Quota,
+    RateQuota,
+    StoreFailure,
+    as_list,
+    parse_portion,
+)
+from protocol.limits.rates import WINDOWS, Sharing, parse_duration_ms, parse_rate
+from protocol.units import MAX_UNITS
+from protocol.zones import why_not_for_periods
+
+MAX_SLOTS = 10_000
+MAX_SLOT_TTL_MS = 24 * 3_600_000
+MAX_CENTRAL_WAIT_MS = 10_000  # how long a request may wait for the coordinator
+MAX_WILDCARDS = 4  # of a route
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}")
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong with a document."""
+
+    field: str
+    rule: str
+    reason: str
+
+
+def faults_of(document: LimitsDocument) -> list[Fault]:
+    """Everything that is wrong with a document, in the order in which it is read."""
+    return [
+        *_faults_of_names(document),
+        *_faults_of_classes(document),
+        *(fault for index, quota in enumerate(document.quotas) for fault in _faults_of_quota(document, index, quota)),
+        *(
+            fault
+            for index, policy in enumerate(document.policies)
+            for fault in _faults_of_policy(document, index, policy)
+        ),
+        *_faults_of_shadows(document),
+    ]
+
+
+def _faults_of_names(document: LimitsDocument) -> Iterator[Fault]:
+    for plan in document.plans:
+        if not is_name(plan):
+            yield Fault(f"plans.{plan}", "name", "a plan's name has lower case letters, digits, - and _")
+    if document.default_plan is not None and document.default_plan not in document.plans:
+        yield Fault("default_plan", "known", f"there is no plan {document.default_plan!r}")
+    yield from _repeated("quotas", [quota.name for quota in document.quotas])
+    yield from _repeated("policies", [policy.name for policy in document.policies])
+
+
+def _faults_of_classes(document: LimitsDocument) -> Iterator[Fault]:
+    for name, routes in document.route_classes.items():
+        where = f"route_classes.{name}"
+        if not is_name(name):
+            yield Fault(where, "name", "a route class's name has lower case letters, digits, - and _")
+        if not routes:
+            yield Fault(where, "required", "a route class has at least one route")
+        for index, each in enumerate(routes):
+            yield from _faults_of_route(f"{where}[{index}].route", each.route)
+            yield from _faults_of_method(f"{where}[{index}].method", each.method)
+    for name, table in document.cost_tables.items():
+        if not is_name(name):
+            yield Fault(f"cost_tables.{name}", "name", "a table's name has lower case letters, digits, - and _")
+        yield from _faults_of_costs(document, f"cost_tables.{name}", table)
+
+
+def _faults_of_costs(document: LimitsDocument, where: str, table: Costs) -> Iterator[Fault]:
+    for name in table:
+        if name != OTHER_CLASSES and name not in document.route_classes:
+            yield Fault(f"{where}.{name}", "known", f"there is no route class {name!r}; * stands for all others")
+
+
+def _repeated(where: str, names: list[str]) -> Iterator[Fault]:
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            yield Fault(f"{where}[{index}].name", "unique", f"{name!r} is used twice")
+        seen.add(name)
+
+
+def _faults_of_quota(document: LimitsDocument, index: int, quota: Quota) -> Iterator[Fault]:
+    where = f"quotas[{index}]"
+    yield from _faults_of_limit(document, f"{where}.limit", quota)
+    if isinstance(quota, AllowanceQuota):
+        yield from _faults_of_mode(f"{where}.mode", quota)
+        yield from _faults_of_allowance(document, where, quota)
+    elif isinstance(quota, ConcurrencyQuota):
+        yield from _faults_of_concurrency(where, quota)
+    elif quota.sharing in (Sharing.ADAPTIVE, Sharing.STRICT) and quota.algorithm in WINDOWS:
+        reason = f"{quota.algorithm} counts windows, which cannot move between regions: write 'regional'"
+        yield Fault(f"{where}.sharing", "shareable", reason)
+
+
+def _faults_of_mode(where: str, quota: AllowanceQuota) -> Iterator[Fault]:
+    if quota.mode is Mode.REGIONAL and quota.cap != HARD:
+        reason = "a soft cap extends one limit of all regions, but here each region has its own: the cap must be hard"
+        yield Fault(where, "cap", reason)
+    elif quota.mode is Mode.REGIONAL and quota.carry_over is not None:
+        reason = "units that are left of one region's limit would go to all regions: nothing can be carried over"
+        yield Fault(where, "carry_over", reason)
+    elif quota.mode is Mode.CENTRAL and isinstance(quota.cap, dict) and "overdraft" in quota.cap:
+        yield Fault(where, "cap", "a disconnected region holds no units of a central quota, so it has no overdraft")
+    elif quota.mode is Mode.CENTRAL and quota.horizon != DEFAULT_HORIZON:
+        yield Fault(where, "horizon", "nothing is leased ahead of a request, so there is no horizon: leave it out")
+
+
+def _faults_of_allowance(document: LimitsDocument, where: str, quota: AllowanceQuota) -> Iterator[Fault]:
+    if reason := why_not_for_periods(quota.time_zone):
+        yield Fault(f"{where}.time_zone", "zone", reason)
+    yield from _faults_of_cap(f"{where}.cap", quota.cap)
+    if quota.horizon != DEFAULT_HORIZON:
+        yield from _faults_of_duration(f"{where}.horizon", quota.horizon)
+    yield from _faults_of_thresholds(f"{where}.thresholds", quota.thresholds or [])
+    yield from _faults_of_carry_over(document, f"{where}.carry_over", quota.carry_over)
+
+
+def _faults_of_carry_over(document: LimitsDocument, where: str, value: Limit | None) -> Iterator[Fault]:
+    for plan, each in (value if isinstance(value, dict) else {None: value}).items():
+        place = where if plan is None else f"{where}.{plan}"
+        if plan is not None and plan not in document.plans:
+            yield Fault(place, "known", f"there is no plan {plan!r}")
+        if each not in (None, 0, ALL):
+            try:
+                parse_portion(each)
+            except ValueError:
+                reason = f"{each!r} is no portion; write 500 (units), 50% (of the limit), {ALL}, or 0"
+                yield Fault(place, "portion", reason)
+
+
+def _faults_of_cap(where: str, cap: str | dict[str, int]) -> Iterator[Fault]:
+    if cap in (HARD, SOFT):
+        return
+    if isinstance(cap, dict) and cap and cap.keys() <= {"overage", "overdraft"}:
+        for name, units in cap.items():
+            if not 0 <= units <= MAX_UNITS:
+                yield Fault(f"{where}.{name}", "units", f"a whole number from 0 to {MAX_UNITS} is needed")
+    else:
+        reason = (
+            f"write {HARD}, {SOFT}, {{overage: 500}}: so far beyond the limit; or {{overdraft: 50}}: so many units"
+            " beyond their leases for regions that are cut off"
+        )
+        yield Fault(where, "known", reason)
+
+
+def _faults_of_thresholds(where: str, thresholds: list[int | str]) -> Iterator[Fault]:
+    """Each above the one before, and so all of one kind: 80% and 900 units have no order."""
+    before: Portion | None = None
+    for place, text in enumerate(thresholds):
+        try:
+            portion = parse_portion(text)
+        except ValueError as error:
+            yield Fault(f"{where}[{place}]", "portion", str(error))
+            continue
+        if before and (before.units is None) != (portion.units is None):
+            yield Fault(f"{where}[{place}]", "mixed", "thresholds are all in percent, or all in units")
+        elif before and before >= portion:
+            yield Fault(f"{where}[{place}]", "ascending", f"{text} is not above the threshold before it")
+        before = portion
+
+
+def _faults_of_limit(document: LimitsDocument, where: str, quota: Quota) -> Iterator[Fault]:
+    by_plan = quota.limit if isinstance(quota.limit, dict) else {None: quota.limit}
+    for plan, value in by_plan.items():
+        place = where if plan is None else f"{where}.{plan}"
+        if plan is not None and plan not in document.plans and plan != OTHER_PLANS:
+            yield Fault(place, "known", f"there is no plan {plan!r}")
+        yield from faults_of_value(place, quota, value)
+    missing = [plan for plan in document.plans if plan not in by_plan]
+    if missing and isinstance(quota.limit, dict) and OTHER_PLANS not in quota.limit:
+        names = ", ".join(map(repr, missing[:10]))
+        reason = f"no limit for the plans {names}, so it would admit nothing of them: name every plan, or write '*'"
+        yield Fault(where, "plans", reason)
+
+
+def faults_of_value(where: str, quota: Quota, value: LimitValue) -> Iterator[Fault]:
+    """One limit, in the document or in an override."""
+    if isinstance(quota, RateQuota):
+        yield from _faults_of_rate(where, value, quota.algorithm)
+        return
+    most = MAX_SLOTS if isinstance(quota, ConcurrencyQuota) else MAX_UNITS
+    if not isinstance(value, int) or not 0 <= value <= most:
+        yield Fault(where, "units", f"a whole number from 0 to {most} is needed, not {value!r}")
+
+
+def _faults_of_rate(where: str, value: LimitValue, algorithm: str) -> Iterator[Fault]:
+    try:
+        parse_rate(value, algorithm)
+    except ValueError as error:
+        yield Fault(where, "rate", str(error))
+
+
+def _faults_of_concurrency(where: str, quota: ConcurrencyQuota) -> Iterator[Fault]:
+    if quota.slot_ttl is not None:
+        yield from _faults_of_slot_ttl(f"{where}.slot_ttl", quota.slot_ttl)
+    if quota.sharing is Sharing.ADAPTIVE:
+        reason = "running work cannot be asked to stop: share slots by demand with 'strict', or by weight, 'regional'"
+        yield Fault(f"{where}.sharing", "shareable", reason)
+
+
+def _faults_of_slot_ttl(where: str, text: str) -> Iterator[Fault]:
+    faults = list(_faults_of_duration(where, text))
+    if not faults and not 1000 <= parse_duration_ms(text) <= MAX_SLOT_TTL_MS:
+        faults = [Fault(where, "range", f"a slot is held from 1s to 24h unless it is extended, not {text!r}")]
+    yield from faults
+
+
+def _faults_of_duration(where: str, text: str) -> Iterator[Fault]:
+    try:
+        parse_duration_ms(text)
+    except ValueError as error:
+        yield Fault(where, "duration", str(error))
+
+
+def _faults_of_policy(document: LimitsDocument, index: int, policy: PolicySpec) -> Iterator[Fault]:
+    where = f"policies[{index}]"
+    quota = next((each for each in document.quotas if each.name == policy.quota), None)
+    if quota is None:
+        yield Fault(f"{where}.quota", "known", f"there is no quota {policy.quota!r}")
+    for place, field in enumerate(policy.by):
+        if field not in SUBJECT_FIELDS:
+            yield Fault(f"{where}.by[{place}]", "known", f"{field!r} is none of {', '.join(SUBJECT_FIELDS)}")
+        if field in policy.by[:place]:
+            yield Fault(f"{where}.by[{place}]", "unique", f"{field!r} is named twice")
+    yield from _faults_of_usage(where, policy, quota)
+    yield from _faults_of_duration(f"{where}.wait", policy.wait)
+    yield from _faults_of_route(f"{where}.match.route", policy.match.route)
+    yield from _faults_of_method(f"{where}.match.method", policy.match.method)
+    yield from _faults_of_match(document, f"{where}.match", policy.match)
+    yield from _faults_of_cost(document, f"{where}.cost", policy.cost)
+    if quota is not None and isinstance(quota.limit, dict) and not {"tenant", "plan"} & set(policy.by):
+        # The plan is a tenant's: the coordinator, which only knows what is counted by, could not tell the limit.
+        reason = f"the limit of {quota.name!r} depends on the plan: count by tenant, or by plan, too"
+        yield Fault(f"{where}.by", "tenant", reason)
+    if isinstance(quota, AllowanceQuota) and quota.period is PeriodKind.ANNIVERSARY and "tenant" not in policy.by:
+        reason = f"the periods of {quota.name!r} follow a tenant's subscription: count by tenant, too"
+        yield Fault(f"{where}.by", "tenant", reason)
+    yield from _faults_of_failure(where, policy, quota)
+    if isinstance(quota, AllowanceQuota) and quota.mode is Mode.CENTRAL:
+        yield from _faults_of_central_policy(where, policy, quota)
+    if policy.on_hold_expiry is HoldExpiry.CHARGE and quota is not None and not isinstance(quota, AllowanceQuota):
+        yield Fault(f"{where}.on_hold_expiry", "allowance", "only what is held of an allowance can be charged")
+
+
+def _faults_of_usage(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
+    if policy.usage_by and quota is not None and not isinstance(quota, AllowanceQuota):
+        yield Fault(f"{where}.usage_by", "allowance", "only of an allowance usage is booked")
+    for place, field in enumerate(policy.usage_by):
+        if field not in USAGE_FIELDS:
+            yield Fault(f"{where}.usage_by[{place}]", "known", f"{field!r} is none of {', '.join(USAGE_FIELDS)}")
+        if field in policy.usage_by[:place]:
+            yield Fault(f"{where}.usage_by[{place}]", "unique", f"{field!r} is named twice")
+
+
+def _faults_of_shadows(document: LimitsDocument) -> Iterator[Fault]:
+    """What is in shadow may count, and change nothing for anybody."""
+    allowances = {quota.name for quota in document.quotas if isinstance(quota, AllowanceQuota)}
+    enforced = {policy.quota: policy.name for policy in document.policies if not policy.shadow}
+    for index, policy in enumerate(document.policies):
+        where = f"policies[{index}].shadow"
+        if policy.shadow and policy.quota in allowances:
+            reason = "what is counted of an allowance is billed: only a rate or a concurrency may be in shadow"
+            yield Fault(where, "supported", reason)
+        elif policy.shadow and policy.quota in enforced:
+            other = enforced[policy.quota]
+            reason = f"{policy.quota!r} is enforced by policy {other!r}, whose units it would take: count another quota"
+            yield Fault(where, "quota", reason)
+
+
+def _faults_of_match(document: LimitsDocument, where: str, match: Match) -> Iterator[Fault]:
+    if match.route_class == []:
+        yield Fault(f"{where}.route_class", "required", "name a route class, or leave it out")
+    for place, name in enumerate(as_list(match.route_class)):
+        if name not in document.route_classes:
+            yield Fault(_item(where, "route_class", match.route_class, place), "known", f"there is no {name!r}")
+    for place, text in enumerate(as_list(match.ip)):
+        try:
+            parse_network(text)
+        except ValueError as error:
+            yield Fault(_item(where, "ip", match.ip, place), "network", f"{error}; write it as 10.0.0.0/8")
+
+
+def _item(where: str, name: str, value: str | list[str] | None, place: int) -> str:
+    return f"{where}.{name}[{place}]" if isinstance(value, list) else f"{where}.{name}"
+
+
+def _faults_of_cost(document: LimitsDocument, where: str, cost: int | str | Costs) -> Iterator[Fault]:
+    if isinstance(cost, str) and cost not in document.cost_tables:
+        yield Fault(where, "known", f"there is no table {cost!r} in cost_tables")
+    elif isinstance(cost, dict):
+        yield from _faults_of_costs(document, where, cost)
+
+
+def _faults_of_route(where: str, route: str) -> Iterator[Fault]:
+    segments = route.removesuffix("*").split("/")
+    if "**" in route or any("*" in segment and segment != "*" for segment in segments):
+        yield Fault(where, "wildcard", "a * is the last character, or a whole segment as in /v1/*/exports")
+    if route.count("*") > MAX_WILDCARDS:
+        yield Fault(where, "wildcard", f"a route has at most {MAX_WILDCARDS} of *")
+    if route != "*" and not route.startswith("/"):
+        yield Fault(where, "path", "a route begins with /")
+
+
+def _faults_of_method(where: str, method: str | list[str]) -> Iterator[Fault]:
+    """Requests name their method in capitals: another spelling would match none, and so limit nothing."""
+    if method == []:
+        yield Fault(where, "required", "name a method, or * for all")
+    for each in method if isinstance(method, list) else [method]:
+        if not _METHOD.fullmatch(each) and method != "*":
+            yield Fault(where, "method", f"{each!r} is no method; write GET, or * for all")
+
+
+def _faults_of_central_policy(where: str, policy: PolicySpec, quota: Quota) -> Iterator[Fault]:
+    """Of what is central nothing is admitted that the coordinator was not asked for."""
+    try:
+        wait_ms = parse_duration_ms(policy.wait)
+    except ValueError:
+        return  # said already
+    if not 0 < wait_ms <= MAX_CENTRAL_WAIT_MS:
+        longest_s = MAX_CENTRAL_WAIT_MS // 1000
+        reason = (
+            f"{quota.name!r} is central: each request waits for the coordinator, for at most {longest_s}s, not for 0s"
+        )
+        yield Fault(f"{where}.wait", "range", reason)
+    if policy.on_store_failure is not StoreFailure.CLOSED:
+        reason = f"{quota.name!r} is central: what the coordinator was not asked for is denied, so it fails 'closed'"
+        yield Fault(f"{where}.on_store_failure", "supported", reason)
+
+
+def _faults_of_failure(where: str, policy: PolicySpec, quota: Quota | None) -> Iterator[Fault]:
+    if policy.on_store_failure is not StoreFailure.CLOSED and isinstance(quota, ConcurrencyQuota):
+        reason = "a concurrency fails closed: who holds its slots cannot be known without the store"
+        yield Fault(f"{where}.on_store_failure", "supported", reason)
