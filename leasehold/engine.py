@@ -5,7 +5,7 @@
         decision = await engine.check({"tenant": "acme", "route": "/v1/search"})
 
 It is one more agent of its region: it shares the store with the others and reports what it admits. When the block ends
-it reports the rest and returns its leases.
+it sends a last exchange with the rest.
 """
 
 import asyncio
@@ -48,6 +48,8 @@ T = TypeVar("T")
 
 
 class Engine(AsyncLimiter):
+    """An agent without HTTP, with the methods of `AsyncClient`."""
+
     def __init__(self, settings: AgentSettings | None = None) -> None:
         self.region = Region(settings or load_settings(AgentSettings), SystemClock())
         self._plans: CheckCache[tuple[object, ...]] = CheckCache(self.region.admission)
