@@ -1,95 +1,92 @@
-"""What a coordinator counts. One registry for each app, so that two in one process do not add up."""
+"""The coordinator's metrics, with a registry for each app."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from coordinator.exchange.rules.balances import Cause, Report
 from coordinator.exchange.rules.budget import Budget
 from coordinator.health.readiness import Measured
 from coordinator.notice import Notice
 from protocol.messages import ExchangeResponse
+from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram
 
-_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_PREFIX = "leasehold_coordinator_"
+_OVERSHOOT = "Units of a rate shared by demand that a key may have had beyond its limit and burst"
 
 
-class Metrics:
+class Metrics(DeclaredMetrics):
+    exchanges = counter(f"{_PREFIX}exchanges", "Exchanges by outcome.", "outcome")
+    exchange_seconds = histogram(
+        f"{_PREFIX}exchange_duration_seconds",
+        "Duration of an exchange's transaction with its retries.",
+        buckets=_BUCKETS_S,
+    )
+    lines = counter(f"{_PREFIX}usage_lines_booked", "Usage lines booked.")
+    consumed = counter(f"{_PREFIX}consumed_units", "Units booked as consumed.")
+    grants = counter(f"{_PREFIX}grants", "Grants to leases.")
+    granted = counter(f"{_PREFIX}granted_units", "Units granted to leases.")
+    overage = counter(f"{_PREFIX}overage_units", "Units consumed beyond what was funded.")
+    quarantined = counter(f"{_PREFIX}leases_quarantined", "Leases whose total and usage lines disagreed.")
+    refused_wants = counter(f"{_PREFIX}lease_requests_refused", "Lease requests that were not met.", "reason")
+    refused_items = counter(
+        f"{_PREFIX}exchange_items_refused",
+        "Batches, lease requests, rates and slots refused one by one, because they are malformed or invalid.",
+        "region",
+        "kind",
+        "reason",
+    )
+    over_budget = counter(
+        f"{_PREFIX}region_budget_exceeded",
+        "Items refused or dropped because a region exceeded its budget per minute.",
+        "region",
+        "budget",
+    )
+    signals = counter(f"{_PREFIX}signals", "Signals sent to regions.", "kind")
+    streams = gauge(f"{_PREFIX}signal_streams", "Open event streams and long polls.")
+    job_runs = counter(f"{_PREFIX}job_runs", "Runs of a background job on this coordinator.", "job")
+    job_failures = counter(f"{_PREFIX}job_failures", "Failed runs of a background job on this coordinator.", "job")
+    job_seconds = histogram(
+        f"{_PREFIX}job_duration_seconds", "Duration of a background job.", "job", buckets=_BUCKETS_S
+    )
+    job_last_success = gauge(
+        f"{_PREFIX}job_last_success_timestamp_seconds", "Last successful run of a job on this coordinator.", "job"
+    )
+    regressed_lanes = gauge(f"{_PREFIX}regressed_lanes", "Lanes that show that the ledger has lost data.", "region")
+    contested_regions = gauge(f"{_PREFIX}region_split_brain", "1: two stores report under the region's name.", "region")
+    overshoot = gauge(f"{_PREFIX}rate_overshoot_units", f"{_OVERSHOOT}, as measured.", "quota")
+    overshoot_bound = gauge(f"{_PREFIX}rate_overshoot_bound_units", f"{_OVERSHOOT}, in the worst case.", "quota")
+    units = gauge(f"{_PREFIX}units", "Units of open periods, by quota and account.", "quota", "account")
+    measured_at = gauge(
+        f"{_PREFIX}ledger_figures_timestamp_seconds",
+        "When one coordinator last measured units, regressed lanes and split brain for all.",
+    )
+    ready = gauge(f"{_PREFIX}ready", "1: ready by /readyz, also while degraded.")
+    health_reasons = gauge(
+        f"{_PREFIX}health_reason", "1: a reason why the coordinator is degraded or not ready.", "code", "severity"
+    )
+    clock_difference = gauge(
+        f"{_PREFIX}clock_offset_seconds", "How far this clock is ahead of the database's, less the round trip."
+    )
+    last_seen_at = gauge(
+        f"{_PREFIX}region_last_seen_timestamp_seconds", "Last exchange of a region with any coordinator.", "region"
+    )
+    silent = gauge(f"{_PREFIX}region_silent", "1: no exchange of the region for a minute.", "region")
+
     def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-        name = "leasehold_coordinator_"
-        self.exchanges = Counter(f"{name}exchanges", "Exchanges by what became of them", ["outcome"], registry=registry)
-        self.lines = Counter(f"{name}lines_booked", "Usage lines booked", registry=registry)
-        self.consumed = Counter(f"{name}units_consumed", "Units booked as used", registry=registry)
-        self.grants = Counter(f"{name}grants", "Grants to leases", registry=registry)
-        self.granted = Counter(f"{name}units_granted", "Units granted to leases", registry=registry)
-        self.overage = Counter(f"{name}units_overage", "Units used beyond what was funded", registry=registry)
-        self.quarantined = Counter(f"{name}leases_quarantined", "Leases whose two counts disagreed", registry=registry)
-        self.refused_wants = Counter(f"{name}wants_refused", "Wants not met, by reason", ["refusal"], registry=registry)
-        self.refused_items = Counter(
-            f"{name}refused_items",
-            "Exchanges, wants, rates and slots refused by themselves, as malformed or for a fault of their own",
-            ["region", "kind", "reason"],
-            registry=registry,
-        )
-        self.over_budget = Counter(
-            f"{name}over_budget",
-            "What was refused, or not kept, because a region used up its budget of a minute",
-            ["region", "budget"],
-            registry=registry,
-        )
-        self.exchange_seconds = Histogram(
-            f"{name}exchange_seconds", "One call's transaction, with its retries", buckets=_BUCKETS, registry=registry
-        )
-        self.signals = Counter(f"{name}signals", "Signals to regions", ["kind"], registry=registry)
-        self.streams = Gauge(f"{name}signal_streams", "Streams and long polls that are open", registry=registry)
-        self.job_runs = Counter(f"{name}job_runs", "Times that a job was done here", ["job"], registry=registry)
-        self.job_failures = Counter(f"{name}job_failures", "Times that a job failed here", ["job"], registry=registry)
-        self.job_seconds = Histogram(
-            f"{name}job_seconds", "What a job took", ["job"], buckets=_BUCKETS, registry=registry
-        )
-        self.job_last_success = Gauge(
-            f"{name}job_last_success_timestamp_seconds", "When a job was last done here", ["job"], registry=registry
-        )
-        self.regressed_lanes = Gauge(
-            f"{name}regressed_lanes", "Lanes that show the ledger to have lost data", ["region"], registry=registry
-        )
-        self.contested_regions = Gauge(
-            f"{name}contested_regions", "1: two stores answer under this name", ["region"], registry=registry
-        )
-        about = "Units of a rate shared by demand that a key may have had beyond its limit and burst"
+        self.registry = CollectorRegistry()
+        super().__init__(self.registry)
         self._worst: defaultdict[tuple[Gauge, str], int] = defaultdict(int)
-        self.overshoot = Gauge(f"{name}rate_overshoot_units", f"{about}, at most", ["quota"], registry=registry)
-        self.overshoot_bound = Gauge(
-            f"{name}rate_overshoot_bound_units", f"{about}, in the worst case", ["quota"], registry=registry
-        )
-        self.units = Gauge(
-            f"{name}units", "Units of the periods that have not ended", ["quota", "account"], registry=registry
-        )
-        self._add_health(registry, name)
-
-    def _add_health(self, registry: CollectorRegistry, name: str) -> None:
-        about = "When the units and the lanes and stores of regions were measured, by one coordinator for all"
-        self.measured_at = Gauge(f"{name}figures_timestamp_seconds", about, registry=registry)
-        self.ready = Gauge(
-            f"{name}ready", "1: it can do its work, as /readyz says; also while degraded", registry=registry
-        )
-        about = "1: why the coordinator is degraded or not ready"
-        self.health_reasons = Gauge(f"{name}health_reason", about, ["code", "severity"], registry=registry)
-        about = "How far the clock is ahead of the database's, as far as a round trip does not explain it"
-        self.clock_difference = Gauge(f"{name}clock_difference_seconds", about, registry=registry)
-        about = "When a region was last heard, by any coordinator"
-        self.last_seen_at = Gauge(f"{name}region_last_seen_timestamp_seconds", about, ["region"], registry=registry)
-        about = "1: the region was not heard for a minute"
-        self.silent = Gauge(f"{name}region_silent", about, ["region"], registry=registry)
 
     def show_measured(self, measured: Measured) -> None:
-        """Replace what was measured before; the quotas and regions of then may be gone."""
+        """Show the last measurement, and drop the series of quotas and regions that no longer exist."""
         if measured.figures is None or measured.measured_at is None:
             return
-        for gauge in (self.units, self.regressed_lanes, self.contested_regions):
-            gauge.clear()
+        for each in (self.units, self.regressed_lanes, self.contested_regions):
+            each.clear()
         for quota, account, units in measured.figures.units:
             self.units.labels(quota, account).set(units)
         for name, region in measured.figures.regions.items():
@@ -105,7 +102,7 @@ class Metrics:
             self.silent.labels(name).set(name in silent)
 
     def show_health(self, is_ready: bool, severities: Mapping[str, str]) -> None:
-        """`severities`: by the code of a reason."""
+        """Show the reasons of the health status. `severities`: by code."""
         self.ready.set(is_ready)
         self.health_reasons.clear()
         for code, severity in severities.items():
@@ -115,12 +112,12 @@ class Metrics:
         self.over_budget.labels(region, budget.value).inc(refused)
 
     def note_overshoots(self, overshoots: Iterable[tuple[str, int, int]]) -> None:
-        """Of a quota's keys the one that was worst: there may be very many."""
+        """Show for each quota its worst key so far: a quota may have very many keys."""
         for key, most, bound in overshoots:
             quota = key.partition(":")[0]
-            for gauge, parts in ((self.overshoot, most), (self.overshoot_bound, bound)):
-                self._worst[gauge, quota] = max(self._worst[gauge, quota], parts)
-                gauge.labels(quota).set(self._worst[gauge, quota] / 1_000_000_000)
+            for metric, nano_units in ((self.overshoot, most), (self.overshoot_bound, bound)):
+                self._worst[metric, quota] = max(self._worst[metric, quota], nano_units)
+                metric.labels(quota).set(self._worst[metric, quota] / 1_000_000_000)
 
     def note_exchanges(
         self, response: ExchangeResponse, reports: Iterable[Report], quarantined: int, notices: Sequence[Notice]
@@ -137,7 +134,7 @@ class Metrics:
         self.quarantined.inc(quarantined)
 
     def _note_report(self, report: Report) -> None:
-        """By cause: how many movements, and of how many units."""
+        """Count the transfers and units of a report, by cause."""
         units: dict[Cause, list[int]] = defaultdict(list)
         for transfer in report.transfers:
             units[transfer.cause].append(transfer.units)

@@ -28,7 +28,7 @@ from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.leasing.feeds import Feed
 from regional_agent.leasing.quotas import HotKey
 from regional_agent.leasing.signals import SignalListener
-from regional_agent.metrics import MOST_HOT_KEYS, Metrics
+from regional_agent.metrics import MAX_HOT_KEYS, Metrics
 from regional_agent.settings import AgentSettings, journal_of
 from regional_agent.store.connection import Store, StoreConnection
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
@@ -192,7 +192,7 @@ class Region:
         self.metrics.unreported_seconds.set(self.unreported_age_ms() / 1000)
         self.metrics.store_calls.set(self.store.calls)
         self.metrics.breaker.state(self.breaker())
-        self.metrics.hot_keys.show(self.hottest(MOST_HOT_KEYS))
+        self.metrics.hot_keys.show(self.hottest(MAX_HOT_KEYS))
         self.health.measure()
         self.metrics.store_latency.show(self.decision_timeout)
         self.metrics.degraded_seconds.set(max(cell.breaker.degraded_ms() for cell in self.cells) / 1000)

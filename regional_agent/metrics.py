@@ -1,14 +1,15 @@
-"""What the agent counts. One registry for each app, so that two in one process do not meet.
+"""The agent's metrics, with a registry for each app.
 
-What every check adds to is kept in plain numbers, and becomes samples when somebody looks.
+What every check adds to is kept in plain numbers, and becomes samples when it is scraped.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import INF
 
 from protocol.check import PolicyAnswer
 from protocol.circuit_breaker import BreakerState
@@ -16,17 +17,19 @@ from regional_agent.admission.decision_log import DecisionLog
 from regional_agent.leasing.quotas import HotKey
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 from regional_agent.store.types import PartitionState
+from web.declared_metrics import DeclaredMetrics, counter, gauge, histogram, states, total
 from web.metrics import Durations
 
-MOST_HOT_KEYS = 10  # at a time: a key names whoever is limited, and most are of no interest to a monitor
+MAX_HOT_KEYS = 10  # at a time: a key names a tenant, and most keys are of no interest to a monitor
 HOT_MILLI = 100_000
 CHECK_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 2.5)
-
-
+EXCHANGE_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, INF)
 ANSWERS = ("allowed", "denied", "shadow_allowed", "shadow_denied")
 
 
 class CheckCounts(Collector):
+    """Checks by policy and answer, and how long they took."""
+
     def __init__(self) -> None:
         self.counts: dict[str, defaultdict[tuple[str, str], int]] = {answer: defaultdict(int) for answer in ANSWERS}
         self.seconds = Durations(CHECK_BUCKETS_S)
@@ -38,8 +41,7 @@ class CheckCounts(Collector):
     def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
         checks = CounterMetricFamily(
             "leasehold_checks",
-            "Requests decided, by policy, answer and the reason of a denial; shadow_…: what one in shadow would have"
-            " answered.",
+            "Checks decided, by policy, answer and reason of the denial; shadow_: the answer of a shadow policy.",
             labels=("policy", "answer", "reason"),
         )
         for answer, counts in self.counts.items():
@@ -47,82 +49,63 @@ class CheckCounts(Collector):
                 checks.add_metric((policy, answer, reason), count)
         yield checks
         seconds = HistogramMetricFamily(
-            "leasehold_check_seconds", "Time to decide one request, waiting for a last unit included.", labels=()
+            "leasehold_check_duration_seconds", "Time to decide a check, including waits for a lease.", labels=()
         )
         self.seconds.add_to(seconds, ())
         yield seconds
 
 
-class JournalMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.units = Counter(
-            "leasehold_journal_units", "Units of allowances admitted without the store.", registry=registry
-        )
-        self.booked = Counter("leasehold_journal_booked_units", "Of these, units that are booked.", registry=registry)
-        self.charged = Counter(
-            "leasehold_journal_operations_charged_by_store",
-            "Operations of the journal that were not booked from it, for the store had charged them.",
-            registry=registry,
-        )
-        self.flushes = Counter(
-            "leasehold_journal_flushes", "Times that the journal was written and flushed.", registry=registry
-        )
-        self.failures = Counter(
-            "leasehold_journal_failures",
-            "Times that the journal took nothing, so that allowances failed closed.",
-            registry=registry,
-        )
+class JournalMetrics(DeclaredMetrics):
+    units = counter("leasehold_outage_journal_units", "Units of allowances admitted while the store was unavailable.")
+    booked = counter("leasehold_outage_journal_booked_units", "Units of the outage journal that are booked.")
+    charged = counter(
+        "leasehold_outage_journal_duplicate_operations",
+        "Operations of the outage journal that were not booked, because the store had charged them.",
+    )
+    flushes = counter("leasehold_outage_journal_flushes", "Writes of the outage journal that were flushed to disk.")
+    failures = counter(
+        "leasehold_outage_journal_write_failures",
+        "Failed writes of the outage journal, after which allowances fail closed.",
+    )
 
 
-class EpochMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.current = Gauge("leasehold_epoch", "The current epoch; 0 while there is none.", registry=registry)
-        self.lost = Counter(
-            "leasehold_lost_epochs", "Epochs that ended because their store had lost data.", registry=registry
-        )
-        self._refused = Gauge(
-            "leasehold_epoch_refused", "1: why the coordinator last opened no epoch.", ["refusal"], registry=registry
-        )
+class EpochMetrics(DeclaredMetrics):
+    current = gauge("leasehold_epoch", "The current epoch; 0 if there is none.")
+    lost = counter("leasehold_epochs_lost", "Epochs that ended because their store had lost data.")
+    _refused = gauge("leasehold_epoch_refused", "1: the reason why the coordinator last opened no epoch.", "reason")
 
-    def refused(self, refusal: str) -> None:
-        """Nothing: it was not."""
+    def refused(self, reason: str) -> None:
+        """Show why the last attempt to open an epoch failed; an empty string means that it succeeded."""
         self._refused.clear()
-        if refusal:
-            self._refused.labels(refusal).set(1)
+        if reason:
+            self._refused.labels(reason).set(1)
 
 
-class CutOffMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._is_so = Gauge(
-            "leasehold_cut_off", "1: the region has not heard the coordinator for five seconds.", registry=registry
-        )
-        self._overdrawn = Gauge(
-            "leasehold_overdrawn_units",
-            "Units of allowances that the region admitted beyond its leases while cut off, since its store began.",
-            registry=registry,
-        )
+class PartitionMetrics(DeclaredMetrics):
+    _partitioned = gauge("leasehold_partitioned", "1: no answer from the coordinator for five seconds.")
+    _overdraft = gauge(
+        "leasehold_overdraft_units",
+        "Units of allowances admitted beyond leases during partitions, since the store began.",
+    )
 
-    def show(self, cut_off: PartitionState) -> None:
-        self._is_so.set(cut_off.is_partitioned)
-        self._overdrawn.set(cut_off.overdrawn)
+    def show(self, state: PartitionState) -> None:
+        self._partitioned.set(state.is_partitioned)
+        self._overdraft.set(state.overdrawn)
 
-    def heard(self) -> None:
-        self._is_so.set(0)
+    def reached_coordinator(self) -> None:
+        self._partitioned.set(0)
 
 
-class StoreLatencyMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Gauge(
-            "leasehold_store_decision_seconds",
-            "Round trip of recent decisions in the store, late ones as well.",
-            ["quantile"],
-            registry=registry,
-        )
-        self._timeout = Gauge(
-            "leasehold_decision_timeout_seconds",
-            "How long a request waits for the store: what is set, or more where the store is slower.",
-            registry=registry,
-        )
+class StoreLatencyMetrics(DeclaredMetrics):
+    _seconds = gauge(
+        "leasehold_store_decision_duration_seconds",
+        "Round trip of recent decisions in the store, including those that timed out.",
+        "quantile",
+    )
+    _timeout = gauge(
+        "leasehold_store_decision_timeout_seconds",
+        "Time-out of a decision in the store: as configured, or more where the store is slower.",
+    )
 
     def show(self, timeout: DecisionTimeout) -> None:
         for percent in (50, 99):
@@ -130,107 +113,78 @@ class StoreLatencyMetrics:
         self._timeout.set(timeout.seconds)
 
 
-class HotKeyMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._keys = Gauge(
-            "leasehold_hot_key_units_per_second",
-            f"What is asked for most, of keys that are asked for {HOT_MILLI // 1000} units a second or more.",
-            ["quota"],
-            registry=registry,
-        )
+class HotKeyMetrics(DeclaredMetrics):
+    _keys = gauge(
+        "leasehold_hot_key_units_per_second",
+        f"Demand of the hottest quota keys, from {HOT_MILLI // 1000} units a second on.",
+        "quota",
+    )
 
     def show(self, keys: Iterable[HotKey]) -> None:
-        """Those that are not named any more are no series any more."""
+        """Show the hottest keys, and drop the series of those that are no longer among them."""
         self._keys.clear()
         for key in keys:
             if key.demand_milli >= HOT_MILLI:
                 self._keys.labels(key.quota).set(key.demand_milli / 1000)
 
 
-class RefusalMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.items = Counter(
-            "leasehold_refused_items",
-            "Parts of messages that the coordinator refused as they are: a lane's batch, a want, or a share.",
-            ["kind"],
-            registry=registry,
-        )
-        self.set_aside = Gauge(
-            "leasehold_set_aside_items",
-            "Wants and shares that are not offered to the coordinator for now, for it refused them.",
-            registry=registry,
-        )
-        self.turned_away = Gauge(
-            "leasehold_turned_away",
-            "Times that an allowance was not followed, and got no lease, for the agent follows too many.",
-            registry=registry,
-        )
+class RefusalMetrics(DeclaredMetrics):
+    items = counter(
+        "leasehold_exchange_items_refused",
+        "Items of exchanges that the coordinator refused: a lane's batch, a lease request or a share.",
+        "kind",
+    )
+    set_aside = gauge(
+        "leasehold_exchange_items_set_aside",
+        "Lease requests and shares that are not sent for now, because the coordinator refused them.",
+    )
+    turned_away = total(
+        "leasehold_allowances_not_followed",
+        "Times that an allowance got no lease because the agent follows the maximum number of allowances.",
+    )
 
 
-class Metrics:
+class Metrics(DeclaredMetrics):
+    degraded = counter(
+        "leasehold_outage_fallback_checks",
+        "Checks answered without the store, by policy and on_store_failure mode.",
+        "policy",
+        "mode",
+    )
+    degraded_entries = counter("leasehold_store_circuit_breaker_opened", "Times that the store circuit breaker opened.")
+    degraded_seconds = total(
+        "leasehold_store_circuit_breaker_open_seconds", "Time that the store circuit breaker has been open."
+    )
+    breaker = states(
+        "leasehold_store_circuit_breaker",
+        "State of the store circuit breaker: closed, open, or half_open while a probe is under way.",
+        list(BreakerState),
+    )
+    holds = counter("leasehold_hold_actions", "Actions on holds, by outcome.", "action", "outcome")
+    waits = counter("leasehold_lease_waits", "Checks that waited for units of a lease.")
+    exchanges = counter("leasehold_exchanges", "Exchanges with the coordinator, by outcome.", "outcome")
+    exchange_failures = counter("leasehold_exchange_failures", "Failed calls of the coordinator.")
+    exchange_seconds = histogram(
+        "leasehold_exchange_duration_seconds", "Round trip of an exchange.", buckets=EXCHANGE_BUCKETS_S
+    )
+    stopped_lanes = gauge("leasehold_stopped_lanes", "Lanes that stopped until an operator resolves their fault.")
+    unreported_seconds = gauge(
+        "leasehold_unreported_usage_age_seconds", "Age of the oldest usage that may not be booked yet."
+    )
+    policy_version = gauge("leasehold_policy_version", "Version of the policies in force.")
+    block_version = gauge("leasehold_block_list_version", "Version of the block list in force.")
+    blocked = counter("leasehold_blocked_checks", "Checks denied by a block, by the field that it blocks.", "field")
+    store_calls = total("leasehold_store_commands", "Commands sent to the store.")
+
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        super().__init__(self.registry)
         self.checks = CheckCounts()
         self.registry.register(self.checks)
-        self.degraded = Counter(
-            "leasehold_degraded_checks",
-            "Requests answered without the store, by policy and failure mode.",
-            ["policy", "mode"],
-            registry=self.registry,
-        )
         self.journal = JournalMetrics(self.registry)
         self.decision_log = DecisionLog(self.registry)
         self.store_latency = StoreLatencyMetrics(self.registry)
-        self.degraded_entries = Counter(
-            "leasehold_degraded_entries", "Times that the store began to be left alone.", registry=self.registry
-        )
-        self.degraded_seconds = Gauge(
-            "leasehold_degraded_seconds", "How long the store was left alone, in all.", registry=self.registry
-        )
-        self.breaker = Enum(
-            "leasehold_store_breaker",
-            "Whether the store is asked: closed, open, or half_open while one call tries.",
-            states=list(BreakerState),
-            registry=self.registry,
-        )
-        self.holds = Counter(
-            "leasehold_holds",
-            "What services said of holds, and what came of it.",
-            ["action", "outcome"],
-            registry=self.registry,
-        )
-        self.waits = Counter("leasehold_waits", "Requests that waited for a lease.", registry=self.registry)
-        self.exchanges = Counter(
-            "leasehold_exchanges", "Exchanges with the coordinator, by outcome.", ["outcome"], registry=self.registry
-        )
-        self.exchange_failures = Counter(
-            "leasehold_exchange_failures", "Calls to the coordinator that failed.", registry=self.registry
-        )
-        self.exchange_seconds = Histogram(
-            "leasehold_exchange_seconds", "Round trip of an exchange.", registry=self.registry
-        )
-        self.stopped_lanes = Gauge(
-            "leasehold_stopped_lanes", "Lanes that wait for people to look at them.", registry=self.registry
-        )
         self.refusals = RefusalMetrics(self.registry)
-        self.unreported_seconds = Gauge(
-            "leasehold_unreported_seconds",
-            "Age of the oldest usage that may not be booked yet.",
-            registry=self.registry,
-        )
         self.epochs = EpochMetrics(self.registry)
-        self.cut_off = CutOffMetrics(self.registry)
-        self._add_versions()
-        self.blocked = Counter(
-            "leasehold_blocked_checks", "Requests denied by a block, by its field.", ["field"], registry=self.registry
-        )
+        self.partition = PartitionMetrics(self.registry)
         self.hot_keys = HotKeyMetrics(self.registry)
-        self.store_calls = Gauge("leasehold_store_calls", "Commands sent to the store.", registry=self.registry)
-
-    def _add_versions(self) -> None:
-        self.policy_version = Gauge(
-            "leasehold_policy_version", "Version of the policies in force.", registry=self.registry
-        )
-        self.block_version = Gauge(
-            "leasehold_block_version", "Version of the block list in force.", registry=self.registry
-        )

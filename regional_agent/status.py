@@ -16,7 +16,7 @@ from regional_agent.store.types import SlotCharge, StoreIncarnation
 from web.health import Health, HealthReason, HealthStatus
 
 MOST_LEASES = 1000
-MOST_HOT_KEYS = 20
+MAX_HOT_KEYS = 20
 STORE_S = 0.5  # for all that is read from the store: the rest is answered whether it hangs or not
 MOST_REFUSALS = 20  # that are told in full
 
@@ -152,7 +152,7 @@ async def status_of(region: Region, health: Health) -> Status:
         more_leases=stored.more_leases,
         slots=stored.slots,
         more_slots=stored.more_slots,
-        hot_keys=[_hot_key(region, *key) for key in region.hottest(MOST_HOT_KEYS)],
+        hot_keys=[_hot_key(region, *key) for key in region.hottest(MAX_HOT_KEYS)],
         shares=[share for cell in region.cells for share in _shares(cell)][:MOST_LEASES],
         slot_shares=[share for cell in region.cells for share in _slot_shares(cell)][:MOST_LEASES],
     )

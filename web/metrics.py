@@ -55,7 +55,9 @@ class HttpMetrics(Collector):
         for (route, method, status), count in self._requests.items():
             requests.add_metric((route, method, str(status)), count)
         yield requests
-        seconds = HistogramMetricFamily("leasehold_http_request_seconds", "Time to answer.", labels=("route",))
+        seconds = HistogramMetricFamily(
+            "leasehold_http_request_duration_seconds", "Time to answer a request.", labels=("route",)
+        )
         for route, durations in self._seconds.items():
             durations.add_to(seconds, (route,))
         yield seconds

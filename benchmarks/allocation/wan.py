@@ -189,7 +189,7 @@ class Exchanges(NamedTuple):
 
 
 async def _exchanges(stack: Stack) -> list[Exchanges]:
-    parts = [await _counted(stack, f"leasehold_exchange_seconds_{part}") for part in ("count", "sum")]
+    parts = [await _counted(stack, f"leasehold_exchange_duration_seconds_{part}") for part in ("count", "sum")]
     return [Exchanges(*each) for each in zip(*parts, strict=True)]
 
 

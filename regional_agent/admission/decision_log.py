@@ -1,6 +1,6 @@
-"""A sample of the denials in the log: enough to say why a tenant was denied, in a few lines a second at most.
+"""A log of sampled denials: enough to see why a tenant was denied, in a few lines a second at most.
 
-A tenant's name is not written, but a short hash of it, so that whoever knows the name finds its lines.
+It has a short hash of the tenant instead of its name, so only someone who knows the name finds its lines.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ HASH_BYTES = 6
 class DecisionLog:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._suppressed = Counter(
-            "leasehold_suppressed_denial_lines",
-            "Denials that were not logged, for there were enough of their reason.",
+            "leasehold_denial_log_lines_suppressed",
+            "Denials that were not logged, because enough of the same reason were.",
             ["reason"],
             registry=registry,
         )
         self._windows: dict[str, _Window] = {}
 
     def note(self, subject: Mapping[str, str], answer: CheckAnswer, now_ms: int) -> None:
-        """Log a denial, unless enough of the same reason were logged lately. Reasons are few."""
+        """Log a denial, unless enough of the same reason were logged lately. There are few reasons."""
         reason = "blocked" if answer.blocked_by is not None else str(cause_of_denial(answer) or "unknown")
         window = self._windows.get(reason)
         if window is None or now_ms >= window.began_ms + WINDOW_MS:
@@ -64,5 +64,5 @@ class _Window:
 
 
 def tenant_hash(tenant: str | None) -> str | None:
-    """As `printf %s TENANT | b2sum -l 48` prints it."""
+    """Return the hash that `printf %s TENANT | b2sum -l 48` prints."""
     return None if tenant is None else hashlib.blake2b(tenant.encode(), digest_size=HASH_BYTES).hexdigest()

@@ -94,7 +94,7 @@ class ExchangeLoop:
                 await self._take_over(incarnation)
                 await self._exchange_due(incarnation)
             self._pacing.backoff.succeeded()
-            self._metrics.cut_off.heard()
+            self._metrics.partition.reached_coordinator()
             self._leasing.reached()
             self._log_recovery()
         except LeaseLost as error:
@@ -131,7 +131,7 @@ class ExchangeLoop:
     async def _mark_coordinator_lost(self, incarnation: StoreIncarnation) -> None:
         """Write it into the store for all agents. The first agent that gets an answer takes it back there."""
         with contextlib.suppress(StoreUnavailable, StoreError, Fenced):  # handled by the loops that need the store
-            self._metrics.cut_off.show(await self._scripts.note_coordinator_lost(incarnation))
+            self._metrics.partition.show(await self._scripts.note_coordinator_lost(incarnation))
 
     async def _wait_for_epoch(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -88,11 +88,11 @@ async def _agents_deny_at_once(launcher: Launcher) -> None:
     url = launcher.stack["agents"]["us-east"]
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as http:
         assert (await http.post("/v1/check", json={"subject": EXPORT})).status_code == 429
-        waits = _counter((await http.get("/metrics")).text, "leasehold_waits_total")
+        waits = _counter((await http.get("/metrics")).text, "leasehold_lease_waits_total")
         for _ in range(20):
             assert (await http.post("/v1/check", json={"subject": EXPORT})).status_code == 429
         # It asks again by itself after half a second or more, and perhaps one request was taken along.
-        assert _counter((await http.get("/metrics")).text, "leasehold_waits_total") <= waits + 2
+        assert _counter((await http.get("/metrics")).text, "leasehold_lease_waits_total") <= waits + 2
 
 
 def _counter(text: str, name: str) -> float:

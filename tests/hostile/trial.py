@@ -195,7 +195,7 @@ def _findings(stack: Stack, period: str) -> list[str]:
 
 
 def _over_budget(stack: Stack) -> dict[str, float]:
-    name = "leasehold_coordinator_over_budget_total"
+    name = "leasehold_coordinator_region_budget_exceeded_total"
     lines = httpx.get(f"{stack.coordinator}/metrics", timeout=TRANSPORT_S, trust_env=False).text.splitlines()
     return {line.split("{")[1].split("}")[0]: float(line.split()[-1]) for line in lines if line.startswith(name)}
 

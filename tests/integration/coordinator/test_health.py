@@ -94,7 +94,7 @@ async def test_a_scrape_asks_the_database_nothing(database: str) -> None:
         object.__setattr__(app.state.coordinator, "database", None)
         answer = await client.get("/metrics")
     assert answer.status_code == 200
-    assert "leasehold_coordinator_figures_timestamp_seconds" in answer.text
+    assert "leasehold_coordinator_ledger_figures_timestamp_seconds" in answer.text
 
 
 async def test_a_server_that_hangs_holds_up_neither_the_metrics_nor_the_start() -> None:
@@ -148,7 +148,7 @@ async def test_a_small_difference_is_told_and_stops_nothing(database: str) -> No
     async with coordinator(restricted(database), SkewedClock(seconds=2.5)) as (_, client):
         answer = await client.get("/readyz")
         assert (answer.status_code, answer.json()["status"], codes(answer)) == (200, "degraded", ["clock_drifts"])
-        assert "leasehold_coordinator_clock_difference_seconds 2." in (await client.get("/metrics")).text
+        assert "leasehold_coordinator_clock_offset_seconds 2." in (await client.get("/metrics")).text
 
 
 def test_a_slow_database_is_no_difference_of_clocks() -> None:

@@ -131,9 +131,9 @@ async def test_a_store_that_hangs_is_waited_for_a_few_times_and_then_left_alone(
     await fails(agent, FAILURES)
     assert agent.region.breaker.calls == before + FAILURES
     await is_left_alone(agent)
-    assert await metric(agent, "leasehold_degraded_entries_total") == 1
-    assert await metric(agent, 'leasehold_store_breaker{leasehold_store_breaker="open"}') == 1
-    assert await metric(agent, 'leasehold_degraded_checks_total{mode="closed",policy="search"}') == 100
+    assert await metric(agent, "leasehold_store_circuit_breaker_opened_total") == 1
+    assert await metric(agent, 'leasehold_store_circuit_breaker{leasehold_store_circuit_breaker="open"}') == 1
+    assert await metric(agent, 'leasehold_outage_fallback_checks_total{mode="closed",policy="search"}') == 100
     its_store.go_on()
     await world.agents.aclose()
 
@@ -208,7 +208,7 @@ async def test_the_time_out_follows_a_store_that_is_slower_than_it(world: World,
         answers = [(await agent.check(OPEN)).json()["degraded"] for _ in range(20)]
         assert answers[0] == "open"
         assert answers[-5:] == [None] * 5
-        assert await metric(agent, "leasehold_decision_timeout_seconds") > 0.25
+        assert await metric(agent, "leasehold_store_decision_timeout_seconds") > 0.25
         latency = (await agent.http.get("/v1/status")).json()["store_latency"]
         assert latency["timeout_us"] > 250_000
         assert latency["p99_us"] > 250_000
@@ -233,7 +233,7 @@ async def test_a_store_without_memory_is_left_alone_until_it_has_some(world: Wor
     agent = await quiet_agent(world, store_url=its_store.url, breaker_pause_ms=50)
     its_store.told("CONFIG SET maxmemory 1")
     await fails(agent, FAILURES)
-    assert await metric(agent, "leasehold_degraded_entries_total") == 1
+    assert await metric(agent, "leasehold_store_circuit_breaker_opened_total") == 1
     its_store.told("CONFIG SET maxmemory 0")
     await decides(agent)
     assert (await agent.check(SEARCH)).status_code == 200
@@ -249,7 +249,7 @@ async def test_a_store_whose_disk_is_full_is_left_alone_until_it_has_room(world:
             if agent.region.breaker.state is not BreakerState.CLOSED:
                 break
         assert (await agent.check(SEARCH)).status_code == 503
-        assert await metric(agent, "leasehold_degraded_entries_total") >= 1
+        assert await metric(agent, "leasehold_store_circuit_breaker_opened_total") >= 1
         (disk / "others").unlink()
         await decides(agent)
         assert (await agent.check(SEARCH)).status_code == 200
@@ -284,7 +284,7 @@ async def test_a_local_policy_gives_its_fraction_of_the_share_and_a_closed_one_b
     assert {answer.json()["degraded"] for answer in answers} == {"local"}
     assert answers[-1].json()["retry_after_ms"] > 1_000_000, "half of one unit an hour, exactly"
     assert (await agent.check(local | {"tenant": "other"})).status_code == 200
-    assert await metric(agent, 'leasehold_degraded_checks_total{mode="local",policy="local"}') == 9
+    assert await metric(agent, 'leasehold_outage_fallback_checks_total{mode="local",policy="local"}') == 9
     its_store.go_on()
     await world.agents.aclose()
 

@@ -133,7 +133,7 @@ async def test_what_is_open_is_booked_once_and_marked_when_the_store_is_back(
     assert {(answer.status_code, answer.json()["degraded"]) for answer in answers} == {(200, "open")}
     [segment] = journal.iterdir()
     assert sum(entry.units for entry in read(segment.read_bytes()).entries) == 40, "before anybody was answered"
-    flushes = agent.region.metrics.registry.get_sample_value("leasehold_journal_flushes_total")
+    flushes = agent.region.metrics.registry.get_sample_value("leasehold_outage_journal_flushes_total")
     assert flushes is not None
     assert flushes <= 3, "those that wait are flushed together"
     its_store.go_on()

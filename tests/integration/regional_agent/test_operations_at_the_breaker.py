@@ -58,7 +58,7 @@ async def test_what_was_given_up_and_admitted_again_is_booked_once(
         its_store.go_on()
         await all_is_booked(world, (turn + 1) * OPERATIONS, quota="exports")
         await until(lambda: not list((tmp_path / "journal").iterdir()))
-    charged = agent.region.metrics.registry.get_sample_value("leasehold_journal_operations_charged_by_store_total")
+    charged = agent.region.metrics.registry.get_sample_value("leasehold_outage_journal_duplicate_operations_total")
     assert charged
     assert ROUNDS <= charged <= ROUNDS * FAILURES
     assert (await world.quota())["overage"] == 0

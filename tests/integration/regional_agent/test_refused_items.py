@@ -64,8 +64,8 @@ async def test_a_want_that_refuses_its_call_is_found_and_set_aside(world: World,
     assert readiness.status_code == 200, "it concerns one key"
     assert [reason["code"] for reason in readiness.json()["reasons"]] == ["items_set_aside"]
     text = (await agent.http.get("/metrics")).text
-    assert 'leasehold_refused_items_total{kind="want"} 1.0' in text
-    assert "leasehold_set_aside_items 1.0" in text
+    assert 'leasehold_exchange_items_refused_total{kind="want"} 1.0' in text
+    assert "leasehold_exchange_items_set_aside 1.0" in text
 
 
 async def test_what_is_set_aside_is_not_offered_again(world: World) -> None:
@@ -140,7 +140,7 @@ async def test_a_batch_that_is_refused_stops_its_lane_and_no_other(world: World,
         assert any(
             f"lane {lane} of epoch {incarnation.epoch} is refused: 422" in fault for fault in await faults(agent)
         )
-        assert 'leasehold_refused_items_total{kind="lane"} 1.0' in (await agent.http.get("/metrics")).text
+        assert 'leasehold_exchange_items_refused_total{kind="lane"} 1.0' in (await agent.http.get("/metrics")).text
         lanes.stopped[incarnation.epoch, lane].offer_at_ms -= FIRST_PAUSE_MS
         agent.region.exchange_loop.offer_again_ms = 10
     world.weather.answers_for_it = None
@@ -218,4 +218,4 @@ async def test_a_share_that_refuses_its_call_is_set_aside_and_the_others_are_hea
 
     await eventually(is_heard, True)
     assert any("pages:tenant=culprit" in fault for fault in await faults(agent))
-    assert 'leasehold_refused_items_total{kind="share"} 1.0' in (await agent.http.get("/metrics")).text
+    assert 'leasehold_exchange_items_refused_total{kind="share"} 1.0' in (await agent.http.get("/metrics")).text

@@ -112,7 +112,7 @@ async def spend(agent: Agent, times: int) -> None:
 
 
 def waits_of(agent: Agent) -> float:
-    return sample(agent, "leasehold_waits_total")
+    return sample(agent, "leasehold_lease_waits_total")
 
 
 def exchanges_of(agent: Agent) -> float:

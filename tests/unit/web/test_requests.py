@@ -176,6 +176,6 @@ async def test_metrics_count_by_route_and_never_by_path() -> None:
     assert count("/orders", "GET", "200") == 2
     assert count("unmatched", "GET", "404") == 2
     assert count("/orders", "other", "405") == 1
-    assert registry.get_sample_value("leasehold_http_request_seconds_count", {"route": "/orders"}) == 3
+    assert registry.get_sample_value("leasehold_http_request_duration_seconds_count", {"route": "/orders"}) == 3
     assert "stranger" not in text
     assert "MADEUP" not in text

@@ -64,7 +64,7 @@ def tenants(agent: Agent, count: int, first: int = 0) -> list[str]:
 
 async def over_budget(stand: Stand, budget: str, region: str = "us-east") -> float:
     client = await stand.client()
-    name = f'leasehold_coordinator_over_budget_total{{budget="{budget}",region="{region}"}} '
+    name = f'leasehold_coordinator_region_budget_exceeded_total{{budget="{budget}",region="{region}"}} '
     lines = (await client.get("/metrics")).text.splitlines()
     return next((float(line.removeprefix(name)) for line in lines if line.startswith(name)), 0)
 

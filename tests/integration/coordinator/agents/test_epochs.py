@@ -107,7 +107,7 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stan
     region = (await reader.get("/v1/regions/us-east")).json()
     assert (region["contested"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
     metrics = await stand.metrics()
-    assert 'leasehold_coordinator_contested_regions{region="us-east"} 1.0' in metrics
+    assert 'leasehold_coordinator_region_split_brain{region="us-east"} 1.0' in metrics
     stand.clock.time += LATELY
     assert (await reader.get("/v1/regions/us-east")).json()["contested"] is False
     assert (await agent.open()).status_code == 200

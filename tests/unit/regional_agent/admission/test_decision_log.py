@@ -34,7 +34,9 @@ def test_a_few_denials_of_each_reason_are_logged_and_the_rest_is_counted() -> No
             for _ in range(1_000):
                 decisions.note(ACME, answer_of(False, None, [denied(cause)]), 0)
     assert [line["reason"] for line in lines] == ["limit"] * LINES + ["cut_off"] * LINES
-    assert registry.get_sample_value("leasehold_suppressed_denial_lines_total", {"reason": "limit"}) == 1_000 - LINES
+    assert (
+        registry.get_sample_value("leasehold_denial_log_lines_suppressed_total", {"reason": "limit"}) == 1_000 - LINES
+    )
     with capture_logs() as later:
         decisions.note(ACME, answer_of(False, None, [denied(DenialCause.LIMIT)]), WINDOW_MS)
     assert [(line["reason"], line["suppressed"]) for line in later] == [("limit", 1_000 - LINES)]

@@ -94,7 +94,7 @@ async def test_an_outage_is_entered_once_and_lasts_until_the_store_decides_again
     for _ in range(4):
         breaker.record_reply(StoreUnavailable("gone"))
         clock.now_ms += 500
-    assert metrics.registry.get_sample_value("leasehold_degraded_entries_total") == 1
+    assert metrics.registry.get_sample_value("leasehold_store_circuit_breaker_opened_total") == 1
     assert breaker.degraded_ms() == 1500, "it goes on"
     breaker.record_reply(b"")
     clock.now_ms += 10_000

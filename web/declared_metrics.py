@@ -1,0 +1,74 @@
+"""Metrics declared as a table: a class body has one line for each, with its name, its help text and its labels.
+
+Each instance of the class makes them in a registry of its own, so two services in one process do not add up.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Enum, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+M = TypeVar("M")
+
+
+class Total(Collector):
+    """A counter whose value is kept elsewhere, and copied here when it is scraped."""
+
+    def __init__(self, name: str, help_text: str, labels: Sequence[str], *, registry: CollectorRegistry) -> None:
+        assert not labels
+        self._name = name
+        self._help_text = help_text
+        self._value = 0.0
+        registry.register(self)
+
+    def set(self, value: float) -> None:
+        self._value = value
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._help_text, value=self._value)
+
+
+class Declared(Generic[M]):
+    """A metric that is made for each instance of its class."""
+
+    def __init__(
+        self, kind: Callable[..., M], name: str, help_text: str, labels: Sequence[str], **options: Any
+    ) -> None:
+        self._kind = kind
+        self._arguments = name, help_text, labels
+        self._options = options
+
+    def make(self, registry: CollectorRegistry) -> M:
+        return self._kind(*self._arguments, registry=registry, **self._options)
+
+    def __get__(self, instance: object, owner: type) -> M:
+        raise AttributeError("a metric belongs to an instance")
+
+
+class DeclaredMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        for name, declared in vars(type(self)).items():
+            if isinstance(declared, Declared):
+                setattr(self, name, declared.make(registry))
+
+
+def counter(name: str, help_text: str, *labels: str) -> Declared[Counter]:
+    return Declared(Counter, name, help_text, labels)
+
+
+def gauge(name: str, help_text: str, *labels: str) -> Declared[Gauge]:
+    return Declared(Gauge, name, help_text, labels)
+
+
+def total(name: str, help_text: str) -> Declared[Total]:
+    return Declared(Total, name, help_text, ())
+
+
+def histogram(name: str, help_text: str, *labels: str, buckets: Sequence[float]) -> Declared[Histogram]:
+    return Declared(Histogram, name, help_text, labels, buckets=buckets)
+
+
+def states(name: str, help_text: str, values: Sequence[str]) -> Declared[Enum]:
+    return Declared(Enum, name, help_text, (), states=list(values))
