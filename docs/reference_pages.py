@@ -141,7 +141,7 @@ def cli_page() -> str:
     written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     title = (
         "# Command line\n\nCommands that call a coordinator read its address from `LEASEHOLD_URL` and a token from"
-        " `LEASEHOLD_TOKEN`. Commands that work on the database (`migrate`, `token`, `installation`, and `verify"
+        " `LEASEHOLD_TOKEN`. Commands that work on the database (`migrate`, `token`, and `verify"
         " --database`) read `LEASEHOLD_MIGRATE_DATABASE_URL`. `leasehold env` prints the variables of a running"
         " `leasehold up`.\n"
     )
