@@ -25,6 +25,7 @@ from protocol.problems import PROBLEMS
 from regional_agent.main import create_app as create_agent
 from regional_agent.settings import AgentSettings
 from web.connections import ConnectionLimits
+from web.declared_metrics import declared_labels
 from web.metrics import HttpMetrics
 from web.settings import Settings, is_secret, variable_of
 
@@ -89,7 +90,13 @@ def metrics_page() -> str:
     """Return the metrics of both services, as their own `/metrics` describes them."""
     lines = ["# Metrics", "", "Both services expose Prometheus metrics at `/metrics`."]
     for service, registry in _registries().items():
-        lines += ["", f"## {service.capitalize()}", "", "| metric | type | meaning |", "| --- | --- | --- |"]
+        lines += [
+            "",
+            f"## {service.capitalize()}",
+            "",
+            "| metric | type | labels | meaning |",
+            "| --- | --- | --- | --- |",
+        ]
         lines += sorted(_metrics(registry))
     return "\n".join(lines) + "\n"
 
@@ -111,10 +118,13 @@ def _registries() -> dict[str, CollectorRegistry]:
 
 
 def _metrics(registry: CollectorRegistry) -> Iterator[str]:
+    declared = declared_labels()
     for family in registry.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
         kind = "gauge" if family.type == "stateset" else family.type
-        yield f"| `{name}` | {kind} | {family.documentation.rstrip('.')}. |"
+        sampled = {label: None for sample in family.samples for label in sample.labels if label != "le"}
+        labels = ", ".join(f"`{label}`" for label in declared.get(family.name) or sampled)
+        yield f"| `{name}` | {kind} | {labels} | {family.documentation.rstrip('.')}. |"
 
 
 def errors_page() -> str:

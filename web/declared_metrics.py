@@ -36,12 +36,14 @@ class Declared(Generic[M]):
     def __init__(
         self, kind: Callable[..., M], name: str, help_text: str, labels: Sequence[str], **options: Any
     ) -> None:
+        self.name = name
+        self.labels = tuple(labels)
         self._kind = kind
-        self._arguments = name, help_text, labels
+        self._help_text = help_text
         self._options = options
 
     def make(self, registry: CollectorRegistry) -> M:
-        return self._kind(*self._arguments, registry=registry, **self._options)
+        return self._kind(self.name, self._help_text, self.labels, registry=registry, **self._options)
 
     def __get__(self, instance: object, owner: type) -> M:
         raise AttributeError("a metric belongs to an instance")
@@ -52,6 +54,12 @@ class DeclaredMetrics:
         for name, declared in vars(type(self)).items():
             if isinstance(declared, Declared):
                 setattr(self, name, declared.make(registry))
+
+
+def declared_labels() -> dict[str, tuple[str, ...]]:
+    """Return the labels of every declared metric by its name, for the reference of metrics."""
+    declarations = (each for cls in DeclaredMetrics.__subclasses__() for each in vars(cls).values())
+    return {each.name: each.labels for each in declarations if isinstance(each, Declared)}
 
 
 def counter(name: str, help_text: str, *labels: str) -> Declared[Counter]:

@@ -1,12 +1,19 @@
 """The reference pages, which are written from the code, contain everything that they are about."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from docs.reference_pages import SERVICES, pages
 from protocol.problems import PROBLEMS
 from web.settings import Settings, variable_of
+
+GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
+NO_SERIES_OF_A_PROCESS = {
+    "leasehold_worker_up",
+    "leasehold_coordinator",
+}  # of all workers together, and a database role
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +37,13 @@ def test_every_kind_of_problem_is_listed(written: dict[str, str]) -> None:
 def test_metrics_of_both_services_are_listed(written: dict[str, str]) -> None:
     for name in ("leasehold_checks_total", "leasehold_ready", "leasehold_coordinator_exchanges_total"):
         assert f"| `{name}` |" in written["metrics"]
+
+
+def test_every_metric_that_the_documentation_names_exists(written: dict[str, str]) -> None:
+    known = re.findall(r"^\| `(\w+)` \|", written["metrics"], re.MULTILINE)
+    names = {name for page in GUIDES for name in re.findall(r"\bleasehold_[a-z_]+", page.read_text(encoding="utf-8"))}
+    assert len(names) > 30
+    assert not {name for name in names - NO_SERIES_OF_A_PROCESS if not name.startswith(tuple(known))}
 
 
 def test_every_command_has_a_section(written: dict[str, str]) -> None:
