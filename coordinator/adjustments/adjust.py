@@ -13,7 +13,7 @@ import msgspec
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
-from coordinator.adjustments.read_adjustments import FIELDS, Adjustment, adjustment_of_row, read_adjustment
+from coordinator.adjustments.read_adjustments import Adjustment, adjustment_of_row, read_adjustment
 from coordinator.adjustments.rules import (
     EXPIRES_AFTER,
     AdjustmentKind,
@@ -182,18 +182,19 @@ async def _entitlement(connection: Connection, documents: Documents, quota: str,
     return found if isinstance(found, Entitlement) else None
 
 
-_HOLD = f"SELECT {FIELDS} FROM adjustment WHERE id = $1 FOR UPDATE"  # noqa: S608 - the names are the reader's
-_PROPOSE = f"""
+_HOLD = "SELECT * FROM adjustment WHERE id = $1 FOR UPDATE"
+_PROPOSE = """
 INSERT INTO adjustment (id, quota, period, kind, units, reason, document, proposed_by, proposed_at, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) RETURNING {FIELDS}
-"""  # noqa: S608 - likewise
-_OPEN = "approved_at IS NULL AND withdrawn_at IS NULL"
-_APPROVE = f"""
-UPDATE adjustment SET approved_by = $2, approved_at = $3, booked_in = $4 WHERE id = $1 AND {_OPEN} RETURNING {FIELDS}
-"""  # noqa: S608 - likewise
-_WITHDRAW = f"""
-UPDATE adjustment SET withdrawn_by = $2, withdrawn_at = $3 WHERE id = $1 AND {_OPEN} RETURNING {FIELDS}
-"""  # noqa: S608 - likewise
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) RETURNING *
+"""
+_APPROVE = """
+UPDATE adjustment SET approved_by = $2, approved_at = $3, booked_in = $4
+WHERE id = $1 AND approved_at IS NULL AND withdrawn_at IS NULL RETURNING *
+"""
+_WITHDRAW = """
+UPDATE adjustment SET withdrawn_by = $2, withdrawn_at = $3
+WHERE id = $1 AND approved_at IS NULL AND withdrawn_at IS NULL RETURNING *
+"""
 _IS_BOOKED = "SELECT EXISTS (SELECT FROM pool WHERE (quota, period) = ($1, $2))"
 # Wherever it was booked: in its own period, and in those where what came late was.
 _BILLED = """

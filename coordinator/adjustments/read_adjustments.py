@@ -1,19 +1,24 @@
 """What people have proposed to correct, and what became of it."""
 
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
-from uuid import UUID
 
 import asyncpg
 import msgspec
+from sqlalchemy import BigInteger, Text, any_, case, select, tuple_
+from sqlalchemy.dialects.postgresql import ARRAY, UUID
 
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentState, state_of
+from coordinator.database.compiled import Statement, compiled, constant, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import Timestamp, adjustment
 
 
 class Adjustment(msgspec.Struct, frozen=True):
-    id: UUID  # and of the movement in the ledger
+    id: uuid.UUID  # and of the movement in the ledger
     quota: str
     period: str  # that it is about
     kind: AdjustmentKind
@@ -21,13 +26,13 @@ class Adjustment(msgspec.Struct, frozen=True):
     reason: str
     document: str
     state: AdjustmentState
-    proposed_by: UUID
+    proposed_by: uuid.UUID
     proposed_at: datetime
     expires_at: datetime
-    approved_by: UUID | None
+    approved_by: uuid.UUID | None
     approved_at: datetime | None
     booked_in: str | None  # the period in whose books it is
-    withdrawn_by: UUID | None
+    withdrawn_by: uuid.UUID | None
     withdrawn_at: datetime | None
 
 
@@ -35,7 +40,7 @@ class AdjustmentName(NamedTuple):
     """Where a list goes on."""
 
     proposed_at: datetime = datetime.min.replace(tzinfo=UTC)
-    id: UUID = UUID(int=0)
+    id: uuid.UUID = uuid.UUID(int=0)
 
 
 class AdjustmentFilter(NamedTuple):
@@ -46,16 +51,18 @@ class AdjustmentFilter(NamedTuple):
     states: Sequence[AdjustmentState] = ()
 
 
-async def read_adjustment(connection: Connection, id_: UUID, now: datetime) -> Adjustment | None:
-    row = await connection.fetchrow(f"SELECT {FIELDS} FROM adjustment WHERE id = $1", id_)  # noqa: S608 - see below
+async def read_adjustment(connection: Connection, id_: uuid.UUID, now: datetime) -> Adjustment | None:
+    row = await connection.fetchrow("SELECT * FROM adjustment WHERE id = $1", id_)
     return adjustment_of_row(row, now) if row else None
 
 
 async def read_adjustments(
     connection: Connection, only: AdjustmentFilter, now: datetime, after: AdjustmentName, count: int
 ) -> list[Adjustment]:
-    """In the order in which they were proposed."""
-    rows = await connection.fetch(_LIST, *map(list, only), now, *after, count)
+    """Return at most `count` adjustments after the given one, in the order in which they were proposed."""
+    given = {name: list(values) for name, values in only._asdict().items() if values}
+    page = _page(tuple(given)).with_values(**given, **after._asdict(), now=now, count=count)
+    rows = await connection.fetch(*page)
     return [adjustment_of_row(row, now) for row in rows]
 
 
@@ -64,15 +71,27 @@ def adjustment_of_row(row: asyncpg.Record, now: datetime) -> Adjustment:
     return msgspec.convert(dict(row) | {"state": state}, Adjustment)
 
 
-FIELDS = """id, quota, period, kind, units, reason, document, proposed_by, proposed_at, expires_at, approved_by,
-    approved_at, booked_in, withdrawn_by, withdrawn_at"""
-# The states once more, for a page is cut by the database.
-_LIST = f"""
-SELECT {FIELDS} FROM adjustment
-WHERE ($1::text[] = '{{}}' OR quota = ANY ($1)) AND ($2::text[] = '{{}}' OR period = ANY ($2))
-    AND ($3::text[] = '{{}}' OR CASE WHEN approved_at IS NOT NULL THEN 'approved'
-        WHEN withdrawn_at IS NOT NULL THEN 'withdrawn' WHEN expires_at < $4 THEN 'expired' ELSE 'proposed'
-        END = ANY ($3))
-    AND (proposed_at, id) > ($5, $6)
-ORDER BY proposed_at, id LIMIT $7
-"""  # noqa: S608 - the names come from above
+# The rule of state_of() once more, because the database cuts the page.
+_STATE = case(
+    (adjustment.c.approved_at.is_not(None), constant("approved")),
+    (adjustment.c.withdrawn_at.is_not(None), constant("withdrawn")),
+    (adjustment.c.expires_at < parameter("now", Timestamp), constant("expired")),
+    else_=constant("proposed"),
+)
+_CONDITIONS = {
+    "quotas": adjustment.c.quota == any_(parameter("quotas", ARRAY(Text))),
+    "periods": adjustment.c.period == any_(parameter("periods", ARRAY(Text))),
+    "states": any_(parameter("states", ARRAY(Text))) == _STATE,
+}
+
+
+@lru_cache(maxsize=8)
+def _page(conditions: tuple[str, ...]) -> Statement:
+    after = tuple_(parameter("proposed_at", Timestamp), parameter("id", UUID))
+    in_order = (adjustment.c.proposed_at, adjustment.c.id)
+    return compiled(
+        select(adjustment)
+        .where(*(_CONDITIONS[name] for name in conditions), tuple_(*in_order) > after)
+        .order_by(*in_order)
+        .limit(parameter("count", BigInteger))
+    )

@@ -95,10 +95,11 @@ async def note_heard_regions(connection: Connection, ago_ms: Mapping[str, int]) 
 
 
 ACCOUNTS = ("funded", "unallocated", "outstanding", "consumed", "suspense", "overage")
-_SUMS = ", ".join(f"sum({account}) AS {account}" for account in ACCOUNTS)
-_UNITS = f"""
-SELECT name, {_SUMS} FROM pool JOIN period ON period.id = pool.period WHERE period.ends_at > now() GROUP BY name
-"""  # noqa: S608 - the names come from the line above
+_UNITS = """
+SELECT name, sum(funded) AS funded, sum(unallocated) AS unallocated, sum(outstanding) AS outstanding,
+    sum(consumed) AS consumed, sum(suspense) AS suspense, sum(overage) AS overage
+FROM pool JOIN period ON period.id = pool.period WHERE period.ends_at > now() GROUP BY name
+"""
 _KEEP = """
 INSERT INTO measurement (figures, measured_at) VALUES ($1::text::jsonb, clock_timestamp())
 ON CONFLICT (only_row) DO UPDATE SET figures = excluded.figures, measured_at = excluded.measured_at

@@ -102,12 +102,14 @@ _PLANS = """
 SELECT recorded_at, details ->> 'plan' FROM audit
 WHERE object = $2 AND action IN ('subscription.put', 'subscription.deleted') AND id <= $1 ORDER BY id
 """
-_WHOSE = "coalesce(details #>> '{subject,tenant}', details #>> '{was,subject,tenant}', '')"
-_OVERRIDES = f"""
+# The tenant is written as in the index `audit_of_overrides`.
+_OVERRIDES = """
 SELECT recorded_at, action = 'override.deleted' AS is_deleted, details::text,
-    coalesce(details ->> 'id', details #>> '{{was,id}}') AS id
+    coalesce(details ->> 'id', details #>> '{was,id}') AS id
 FROM audit
-WHERE action IN ('override.added', 'override.deleted') AND audit.id <= $1 AND ({_WHOSE} = $2 OR {_WHOSE} = '')
-    AND coalesce(details ->> 'quota', details #>> '{{was,quota}}') = ANY ($3::text[])
+WHERE action IN ('override.added', 'override.deleted') AND audit.id <= $1
+    AND (coalesce(details #>> '{subject,tenant}', details #>> '{was,subject,tenant}', '') = $2
+        OR coalesce(details #>> '{subject,tenant}', details #>> '{was,subject,tenant}', '') = '')
+    AND coalesce(details ->> 'quota', details #>> '{was,quota}') = ANY ($3::text[])
 ORDER BY audit.id
-"""  # noqa: S608 - the expression is that of the index
+"""

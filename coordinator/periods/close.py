@@ -18,13 +18,16 @@ from typing import NamedTuple
 
 import asyncpg
 from msgspec import Struct
+from sqlalchemy import Table, Text, select
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
+from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database
 from coordinator.database.expect import UnexpectedRows, expect_rows
 from coordinator.database.notify import notify
+from coordinator.database.tables import correction, lease, pool
 from coordinator.exchange.book_entries import book_entries
 from coordinator.exchange.recall import recall_outstanding
 from coordinator.exchange.rules.balances import (
@@ -138,11 +141,11 @@ async def close_period(
     """None if there is no such period. Without a request it goes on with what was asked for before."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     is_dry_run = request is not None and request.dry_run
-    held = "" if is_dry_run else " FOR UPDATE"  # whoever only looks holds up nobody
-    row = await connection.fetchrow(f"SELECT * FROM period WHERE id = $1{held}", period)  # noqa: S608 - see above
+    locks = not is_dry_run
+    row = await connection.fetchrow(_LOCK_PERIOD if locks else _READ_PERIOD, period)
     if row is None or (request is None and row["state"] != "closing"):
         return None
-    parts = await _waiting(connection, period, held)
+    parts = await _waiting(connection, period, locks=locks)
     if row["state"] == "closed":
         over = [CarriedOver(*row.values()) for row in await connection.fetch(_WERE_CARRIED_OVER, period)]
         return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
@@ -157,7 +160,7 @@ async def close_period(
     if not is_dry_run:
         await _begin(connection, row, request, carries, leaves_holds, now)
         if not missing and await _leave_holds(connection, period, now):
-            parts = await _waiting(connection, period, held)
+            parts = await _waiting(connection, period, locks=locks)
     leaves = [_carried(part) for part in parts]
     if not is_dry_run and not missing:
         await _close(connection, row["close_requested_by"] or _asker(request), parts, left, settled, now)
@@ -285,9 +288,9 @@ def _open(locked: LockedPool) -> Pool:
     return locked.pool
 
 
-async def _waiting(connection: Connection, period: str, held: str) -> list[Lease | Correction]:
-    """What is in suspense, held so that no fence changes the leases meanwhile."""
-    leases = [lease_of_row(row) for row in await connection.fetch(_SUSPENDED + held, period)]
+async def _waiting(connection: Connection, period: str, *, locks: bool) -> list[Lease | Correction]:
+    """Return what is in suspense. A lock on the leases keeps a fence from changing them meanwhile."""
+    leases = [lease_of_row(row) for row in await connection.fetch(_LOCK_SUSPENDED if locks else _SUSPENDED, period)]
     corrections = [correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
     return [*leases, *corrections]
 
@@ -411,10 +414,13 @@ WITH part AS (
 SELECT quota, region, epoch, charge_period, outstanding, suspense, quarantined, proposed, reported_at
 FROM found WHERE outstanding > 0 OR suspense > 0 OR quarantined OR proposed ORDER BY 1, 2, 3, 4
 """
+_READ_PERIOD = "SELECT * FROM period WHERE id = $1"
+_LOCK_PERIOD = "SELECT * FROM period WHERE id = $1 FOR UPDATE"
 PERIODS_CLOSING = "EXISTS (SELECT FROM period WHERE state = 'closing')"  # the job has work
 _CLOSING = "SELECT id, close_requested_at, leaves_holds FROM period WHERE state = 'closing' ORDER BY ends_at, id"
 _HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoch, quota FOR UPDATE"
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
+_LOCK_SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota FOR UPDATE"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND suspense_carried > 0 ORDER BY epoch, quota, charge_period"
 _CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
 _POSITION = """
@@ -442,12 +448,18 @@ _WERE_CARRIED = """
 SELECT quota, region, epoch, charge_period, units FROM transfer
 WHERE period = $1 AND dst = 'suspense_carried_out' ORDER BY quota, region, epoch, charge_period
 """
+
+
+def _hashed_rows(table: Table, key: Sequence[str], more: Sequence[str]) -> str:
+    """Return SQL that selects columns of a period's rows, in the order of the key."""
+    rows = select(*(table.c[name] for name in (*key, *more))).where(table.c.period == parameter("period", Text))
+    return compiled(rows.order_by(*(table.c[name] for name in key))).sql
+
+
 # Hashed where there is any.
 _SINCE = ("adjustment", "credited", "soft_cap_extension", "overage_used", "carried_over_in", "carried_over_out")
 _HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
-_POOL_ROWS = f"""
-SELECT quota, name, tenant, {", ".join(_HASHED)} FROM pool WHERE period = $1 ORDER BY quota
-"""  # noqa: S608 - the names come from the tuples
+_POOL_ROWS = _hashed_rows(pool, ["quota"], ["name", "tenant", *_HASHED])
 _ADJUSTED_ROWS = """
 SELECT quota, adjustment, credited FROM pool WHERE period = $1 AND (adjustment, credited) <> (0, 0) ORDER BY quota
 """
@@ -469,12 +481,7 @@ _OVERDRAWN_ROWS = """
 SELECT epoch, quota, overdraft, overdrawn FROM lease WHERE period = $1 AND (overdraft, overdrawn) <> (0, 0)
 ORDER BY epoch, quota
 """
-_LEASE_ROWS = f"""
-SELECT epoch, quota, region, state, {", ".join(_HASHED_OF_LEASES)} FROM lease WHERE period = $1 ORDER BY epoch, quota
-"""  # noqa: S608 - likewise
-# What is beyond is in the usage, which the seals cover.
+_LEASE_ROWS = _hashed_rows(lease, ["epoch", "quota"], ["region", "state", *_HASHED_OF_LEASES])
+# Overage is in the usage, which the seals cover.
 _HASHED_OF_CORRECTIONS = [column for column in CORRECTION_COLUMNS if column != "overage_used"]
-_CORRECTION_ROWS = f"""
-SELECT epoch, quota, charge_period, region, {", ".join(_HASHED_OF_CORRECTIONS)} FROM correction
-WHERE period = $1 ORDER BY epoch, quota, charge_period
-"""  # noqa: S608 - likewise
+_CORRECTION_ROWS = _hashed_rows(correction, ["epoch", "quota", "charge_period"], ["region", *_HASHED_OF_CORRECTIONS])

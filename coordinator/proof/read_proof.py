@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from msgspec import Struct
+from sqlalchemy import BigInteger, Integer, select
 
+from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
+from coordinator.database.tables import transfer
 from coordinator.proof.rules import TransferRow, billed_row, genesis_head, microseconds, plain
 from coordinator.proof.seal import movement_entries, report_entries, seal_of
 from coordinator.usage.read_statement import NoStatement, Source, read_sources
@@ -137,7 +140,8 @@ async def _report(connection: Connection, source: Source) -> ProvenReport:
     assert row is not None
     assert source.epoch is not None
     assert source.lane is not None
-    transfers = [TransferRow._make(each) for each in await connection.fetch(_TRANSFERS, *place)]
+    statement = _TRANSFERS.with_values(epoch=source.epoch, lane=source.lane, seq=source.seq)
+    transfers = [TransferRow._make(each) for each in await connection.fetch(*statement)]
     return ProvenReport(
         row["position"],
         (row["previous"] or genesis_head(source.epoch, source.lane)).hex(),
@@ -183,10 +187,15 @@ FROM report JOIN region_epoch USING (epoch) LEFT JOIN report AS before
     ON (before.epoch, before.lane, before.seq) = (report.epoch, report.lane, report.seq - 1)
 WHERE report.epoch = $1 AND report.lane = $2 AND report.seq = $3
 """
-_TRANSFERS = f"""
-SELECT {", ".join(TransferRow._fields)} FROM transfer WHERE epoch = $1 AND lane = $2 AND seq = $3
-ORDER BY line, part, id
-"""  # noqa: S608 - the names are the row's
+_TRANSFERS = compiled(
+    select(*(transfer.c[name] for name in TransferRow._fields))
+    .where(
+        transfer.c.epoch == parameter("epoch", BigInteger),
+        transfer.c.lane == parameter("lane", Integer),
+        transfer.c.seq == parameter("seq", BigInteger),
+    )
+    .order_by(transfer.c.line, transfer.c.part, transfer.c.id)
+)
 # From the seal before the first that is needed, to the last.
 _SEALS = """
 WITH needed AS (

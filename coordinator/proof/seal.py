@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import asyncpg
 import msgspec
 from msgspec import Struct
+from sqlalchemy import BigInteger, exists, func, select
 
+from coordinator.database import tables
+from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.proof.rules import FIRST_PREVIOUS, Digest, Seal, seal_hash, without_zeros
 
@@ -76,7 +79,7 @@ async def _digest(rows: AsyncIterator[list[object]]) -> Digest:
 
 
 async def _balances(connection: Connection, since: int, transfer: int) -> dict[str, dict[str, int]]:
-    rows = await connection.fetch(_BALANCES, since, transfer)
+    rows = await connection.fetch(*_BALANCES.with_values(since=since, up_to=transfer))
     return {row["period"]: without_zeros({name: row[name] for name in POOL_ACCOUNTS}) for row in rows}
 
 
@@ -205,13 +208,17 @@ _LAST_TRANSFER = """
 SELECT coalesce(max(last.id), 0) FROM period, LATERAL (
     SELECT id FROM transfer WHERE transfer.period = period.id ORDER BY id DESC LIMIT 1) AS last
 """
-_BALANCES = f"""
-SELECT period, {", ".join(f"sum({account}) AS {account}" for account in POOL_ACCOUNTS)}
-FROM pool WHERE period IN (
-    SELECT id FROM period WHERE EXISTS (
-        SELECT FROM transfer WHERE transfer.period = period.id AND transfer.id > $1 AND transfer.id <= $2))
-GROUP BY period ORDER BY period
-"""  # noqa: S608 - the names come from the tuple above
+_HAS_MOVED = exists().where(
+    tables.transfer.c.period == tables.period.c.id,
+    tables.transfer.c.id > parameter("since", BigInteger),
+    tables.transfer.c.id <= parameter("up_to", BigInteger),
+)
+_BALANCES = compiled(
+    select(tables.pool.c.period, *(func.sum(tables.pool.c[name]).label(name) for name in POOL_ACCOUNTS))
+    .where(tables.pool.c.period.in_(select(tables.period.c.id).where(_HAS_MOVED)))
+    .group_by(tables.pool.c.period)
+    .order_by(tables.pool.c.period)
+)
 _REPORTS = """
 SELECT position, epoch, lane, seq, head FROM report WHERE position > $1 AND position <= $2 ORDER BY position
 """
@@ -224,10 +231,11 @@ _AUDIT = """
 SELECT id, recorded_at, actor, action, object, request_id, details FROM audit
 WHERE id > $1 AND id <= $2 ORDER BY id
 """
-_INSERT = f"""
-INSERT INTO seal ({", ".join(Seal._fields)}, hash)
-VALUES ({", ".join(f"${number}" for number in range(1, len(Seal._fields) + 2))})
-"""  # noqa: S608 - likewise
+_INSERT = """
+INSERT INTO seal (number, previous, position, transfer, audit, reports, reports_hash, movements, movements_hash,
+    entries, entries_hash, balances, sealed_at, hash)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+"""
 _SEALS = "SELECT * FROM seal WHERE $1::bigint IS NULL OR number < $1 ORDER BY number DESC LIMIT $2"
 _SEALED = "SELECT transfer FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _SEALED_AT = """

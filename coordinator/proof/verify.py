@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import asyncpg
 from msgspec import Struct
+from sqlalchemy import and_, func, select
 
+from coordinator.database.compiled import compiled
 from coordinator.database.connection import Connection
+from coordinator.database.tables import report, transfer
 from coordinator.proof.rules import (
     FIRST_PREVIOUS,
     Chain,
@@ -252,12 +255,17 @@ _LANES = """
 SELECT epoch, lane, region, last_seq, last_hash, head FROM lane JOIN region_epoch USING (epoch) ORDER BY epoch, lane
 """
 _OF_REPORT = 7  # so many columns come before the transfer's
-_BOOKED = f"""
-SELECT epoch, lane, seq, report.body_hash, report.head, report.lines, report.recorded_at AS reported_at,
-    {", ".join(f"booked.{column} AS booked_{column}" for column in TransferRow._fields)}
-FROM report FULL JOIN (SELECT * FROM transfer WHERE seq IS NOT NULL) AS booked USING (epoch, lane, seq)
-ORDER BY 1, 2, 3, booked.line, booked.part, booked.id
-"""  # noqa: S608 - the names are the row's above
+_OF_REPORTS = select(transfer).where(transfer.c.seq.is_not(None)).subquery("booked")
+_NUMBER = [func.coalesce(report.c[name], _OF_REPORTS.c[name]) for name in ("epoch", "lane", "seq")]
+_SAME_NUMBER = and_(*(report.c[name] == _OF_REPORTS.c[name] for name in ("epoch", "lane", "seq")))
+_BOOKED = compiled(
+    select(
+        *(*_NUMBER, report.c.body_hash, report.c.head, report.c.lines, report.c.recorded_at),
+        *(_OF_REPORTS.c[name] for name in TransferRow._fields),
+    )
+    .select_from(report.join(_OF_REPORTS, _SAME_NUMBER, full=True))
+    .order_by(*_NUMBER, _OF_REPORTS.c.line, _OF_REPORTS.c.part, _OF_REPORTS.c.id)
+).sql
 _SEALS = "SELECT * FROM seal ORDER BY number"
 _MOVED = """
 SELECT width_bucket(id, $1::bigint[]) AS seal, period, src, dst, sum(units) AS units

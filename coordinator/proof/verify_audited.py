@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import asyncpg
 import msgspec
+from sqlalchemy import CTE, ColumnClause, Text, cast, column, func, select, text
 
+from coordinator.database.compiled import compiled, constant
 from coordinator.database.connection import Connection
 from coordinator.proof.rules import Fault, FaultKind
 
@@ -42,18 +44,21 @@ async def fault_of_audited(connection: Connection) -> Fault | None:
 
 
 def _differences(audited: Audited) -> str:
-    columns = ", ".join(audited.columns)
-    return f"""
-WITH told AS (
-    SELECT about, entry, to_jsonb(its) AS fact
-    FROM ({audited.told}) AS told, LATERAL (SELECT {columns}) AS its
-), kept AS (
-    SELECT about, to_jsonb(its) AS fact
-    FROM ({audited.kept}) AS kept, LATERAL (SELECT {columns}) AS its
-)
-SELECT about, entry, told.fact::text AS told, kept.fact::text AS kept FROM told FULL JOIN kept USING (about)
-WHERE told.fact IS DISTINCT FROM kept.fact ORDER BY about
-"""  # noqa: S608 - the statements are those below
+    """Return SQL that compares the columns of each row as JSON."""
+    told, kept = _facts(audited, audited.told, "told"), _facts(audited, audited.kept, "kept")
+    about = func.coalesce(told.c.about, kept.c.about).label("about")
+    shown = (cast(each.c.fact, Text).label(name) for name, each in (("told", told), ("kept", kept)))
+    both = told.join(kept, told.c.about == kept.c.about, full=True)
+    differing = select(about, told.c.entry, *shown).select_from(both).where(told.c.fact.is_distinct_from(kept.c.fact))
+    return compiled(differing.order_by(about)).sql
+
+
+def _facts(audited: Audited, sql: str, name: str) -> CTE:
+    key: list[ColumnClause[Any]] = [column("about"), *([column("entry")] if name == "told" else [])]
+    rows = text(sql).columns(*key, *(column(each) for each in audited.columns)).subquery(f"{name}_rows")
+    pairs = (part for each in audited.columns for part in (constant(each), rows.c[each]))
+    fact = func.jsonb_build_object(*pairs).label("fact")
+    return select(*(rows.c[each.name] for each in key), fact).cte(name)
 
 
 def _reason(audited: Audited, row: asyncpg.Record) -> str | None:
@@ -94,14 +99,6 @@ _SEAL_OF_ENTRY = "SELECT min(number) FROM seal WHERE audit >= $1"
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-def _newest(*actions: str) -> str:
-    """Select the last entry about each object."""
-    names = ", ".join(f"'{action}'" for action in actions)
-    return f"""
-SELECT DISTINCT ON (object) id, recorded_at, actor, action, object, details FROM audit WHERE action IN ({names})
-ORDER BY object, id DESC"""  # noqa: S608 - the names are those below
-
-
 # The entry has the whole row, under the names of its columns.
 _ADJUSTMENT = (
     *("quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at", "expires_at"),
@@ -111,10 +108,11 @@ ADJUSTMENTS = Audited(
     table="adjustment",
     kind=FaultKind.ADJUSTMENT_CHANGED,
     kept="SELECT id::text AS about, * FROM adjustment",
-    told=f"""
-SELECT object AS about, entry.id AS entry, {", ".join(f"its.{name}" for name in _ADJUSTMENT)}
-FROM ({_newest("adjustment.proposed", "adjustment.approved", "adjustment.withdrawn")}) AS entry,
-    LATERAL jsonb_populate_record(NULL::adjustment, details) AS its""",  # noqa: S608
+    told="""
+SELECT object AS about, entry.id AS entry, its.* FROM (
+    SELECT DISTINCT ON (object) id, object, details FROM audit
+    WHERE action IN ('adjustment.proposed', 'adjustment.approved', 'adjustment.withdrawn') ORDER BY object, id DESC
+) AS entry, LATERAL jsonb_populate_record(NULL::adjustment, details) AS its""",
     columns=_ADJUSTMENT,
 )
 
@@ -127,13 +125,15 @@ RESOLUTIONS = Audited(
     table="resolution",
     kind=FaultKind.RESOLUTION_CHANGED,
     kept="SELECT id::text AS about, * FROM resolution",
-    told=f"""
+    told="""
 SELECT * FROM (
-    SELECT object AS about, entry.id AS entry, {", ".join(f"its.{name}" for name in _RESOLUTION)},
+    SELECT object AS about, entry.id AS entry, its.*,
         max(entry.id) OVER (PARTITION BY its.epoch, its.quota, its.period, its.lane) AS newest
-    FROM ({_newest("resolution.proposed", "resolution.approved")}) AS entry,
-        LATERAL jsonb_populate_record(NULL::resolution, details) AS its
-) AS told WHERE approved_at IS NOT NULL OR entry = newest""",  # noqa: S608
+    FROM (
+        SELECT DISTINCT ON (object) id, object, details FROM audit
+        WHERE action IN ('resolution.proposed', 'resolution.approved') ORDER BY object, id DESC
+    ) AS entry, LATERAL jsonb_populate_record(NULL::resolution, details) AS its
+) AS told WHERE approved_at IS NOT NULL OR entry = newest""",
     columns=_RESOLUTION,
 )
 
@@ -146,7 +146,7 @@ PERIODS = Audited(
     table="period",
     kind=FaultKind.PERIOD_CHANGED,
     kept="SELECT id AS about, * FROM period",
-    told=f"""
+    told="""
 SELECT coalesce(period.id, asked.object) AS about, coalesce(closed.id, asked.newest) AS entry,
     CASE WHEN closed.id IS NOT NULL THEN 'closed' WHEN asked.newest IS NOT NULL THEN 'closing' ELSE 'open' END AS state,
     asked.recorded_at AS close_requested_at, asked.actor AS close_requested_by,
@@ -161,7 +161,10 @@ FROM period FULL JOIN (
     WINDOW of_object AS (PARTITION BY object ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
     ORDER BY object, id
 ) AS asked ON asked.object = period.id
-LEFT JOIN ({_newest("period.closed")}) AS closed ON closed.object = coalesce(period.id, asked.object)""",  # noqa: S608
+LEFT JOIN (
+    SELECT DISTINCT ON (object) id, recorded_at, object, details FROM audit
+    WHERE action = 'period.closed' ORDER BY object, id DESC
+) AS closed ON closed.object = coalesce(period.id, asked.object)""",
     columns=_PERIOD,
 )
 
@@ -184,11 +187,13 @@ SUBSCRIPTIONS = Audited(
     table="subscription",
     kind=FaultKind.SUBSCRIPTION_CHANGED,
     kept="SELECT tenant AS about, * FROM subscription",
-    told=f"""
+    told="""
 SELECT object AS about, id AS entry, object AS tenant, details ->> 'plan' AS plan, recorded_at AS changed_at,
     (details ->> 'began_at')::timestamptz AS began_at
-FROM ({_newest("subscription.put", "subscription.deleted")}) AS entry
-WHERE action = 'subscription.put'""",  # noqa: S608
+FROM (
+    SELECT DISTINCT ON (object) id, recorded_at, action, object, details FROM audit
+    WHERE action IN ('subscription.put', 'subscription.deleted') ORDER BY object, id DESC
+) AS entry WHERE action = 'subscription.put'""",
     columns=("tenant", "plan", "changed_at", "began_at"),
     may_be_untold=frozenset({"began_at"}),
 )
@@ -213,14 +218,19 @@ TOKENS = Audited(
     table="token",
     kind=FaultKind.TOKEN_CHANGED,
     kept="SELECT id::text AS about, * FROM token",
-    told=f"""
+    told="""
 SELECT newest.object AS about, coalesce(revoked.id, newest.id) AS entry,
     ARRAY(SELECT jsonb_array_elements_text(newest.details -> 'scopes')) AS scopes, newest.details ->> 'note' AS note,
     issued.created_at, revoked.recorded_at AS revoked_at
-FROM ({_newest("token.issued")}) AS newest
+FROM (
+    SELECT DISTINCT ON (object) id, object, details FROM audit WHERE action = 'token.issued' ORDER BY object, id DESC
+) AS newest
 JOIN (SELECT object, min(recorded_at) AS created_at FROM audit WHERE action = 'token.issued' GROUP BY object) AS issued
     USING (object)
-LEFT JOIN ({_newest("token.revoked")}) AS revoked USING (object)""",  # noqa: S608
+LEFT JOIN (
+    SELECT DISTINCT ON (object) id, recorded_at, object FROM audit WHERE action = 'token.revoked'
+    ORDER BY object, id DESC
+) AS revoked USING (object)""",
     columns=("scopes", "note", "created_at", "revoked_at"),
 )
 
@@ -228,10 +238,13 @@ EPOCHS = Audited(
     table="region_epoch",
     kind=FaultKind.EPOCH_CHANGED,
     kept="SELECT epoch::text AS about, * FROM region_epoch WHERE retired_at IS NOT NULL OR state = 'retired'",
-    told=f"""
+    told="""
 SELECT object AS about, id AS entry, details ->> 'region' AS region, 'retired' AS state, recorded_at AS retired_at,
     actor AS retired_by, details ->> 'reason' AS retired_because
-FROM ({_newest("epoch.retired")}) AS entry""",  # noqa: S608
+FROM (
+    SELECT DISTINCT ON (object) id, recorded_at, actor, object, details FROM audit
+    WHERE action = 'epoch.retired' ORDER BY object, id DESC
+) AS entry""",
     columns=("region", "state", "retired_at", "retired_by", "retired_because"),
 )
 

@@ -121,34 +121,39 @@ async def _fault_of_switches(connection: Connection) -> Fault | None:
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
-_OURS = "relnamespace = current_schema()::regnamespace AND NOT relispartition"
 # Postgres 18 lists NOT NULL among the constraints as well: it is taken from the columns, as in any version.
-_GUARDS = f"""
+_GUARDS = """
 SELECT 'trigger' AS kind, relname || '.' || tgname AS name,
     pg_get_triggerdef(pg_trigger.oid, true) || CASE tgenabled WHEN 'O' THEN '' ELSE ' -- disabled' END AS definition
-FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid WHERE {_OURS} AND NOT tgisinternal
+FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+WHERE relnamespace = current_schema()::regnamespace AND NOT relispartition AND NOT tgisinternal
 UNION ALL
 SELECT 'constraint', relname || '.' || conname, pg_get_constraintdef(pg_constraint.oid, true)
-FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid WHERE {_OURS} AND contype IN ('c', 'f', 'p', 'u', 'x')
+FROM pg_constraint JOIN pg_class ON pg_class.oid = conrelid
+WHERE relnamespace = current_schema()::regnamespace AND NOT relispartition AND contype IN ('c', 'f', 'p', 'u', 'x')
 UNION ALL
 SELECT 'column', relname || '.' || attname,
     format_type(atttypid, atttypmod) || CASE WHEN attnotnull THEN ' NOT NULL' ELSE '' END
         || CASE attidentity WHEN 'a' THEN ' GENERATED ALWAYS' ELSE '' END
 FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid
-WHERE {_OURS} AND relkind IN ('r', 'p') AND attnum > 0 AND NOT attisdropped
+WHERE relnamespace = current_schema()::regnamespace AND NOT relispartition AND relkind IN ('r', 'p')
+    AND attnum > 0 AND NOT attisdropped
 UNION ALL
 SELECT 'index', its.relname || '.' || pg_class.relname,
     pg_get_indexdef(indexrelid, 0, true) || CASE WHEN indisvalid THEN '' ELSE ' -- invalid' END
 FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid JOIN pg_class AS its ON its.oid = indrelid
-WHERE indisunique AND pg_class.{_OURS.replace("NOT relispartition", "NOT pg_class.relispartition")}
-    AND NOT its.relispartition
+WHERE indisunique AND pg_class.relnamespace = current_schema()::regnamespace
+    AND NOT pg_class.relispartition AND NOT its.relispartition
 UNION ALL
 SELECT 'function', proname || '(' || pg_get_function_identity_arguments(oid) || ')',
     concat_ws(' ', encode(sha256(convert_to(prosrc, 'UTF8')), 'hex'), CASE WHEN prosecdef THEN 'SECURITY DEFINER' END,
         replace(array_to_string(proconfig, ' '), quote_ident(current_schema()), '(the schema)'))
 FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
-"""  # noqa: S608 - the condition is the one above
-_TABLES = f"SELECT relname FROM pg_class WHERE {_OURS} AND relkind IN ('r', 'p')"  # noqa: S608
+"""
+_TABLES = """
+SELECT relname FROM pg_class
+WHERE relnamespace = current_schema()::regnamespace AND NOT relispartition AND relkind IN ('r', 'p')
+"""
 # A partition has a copy of each.
 _ROW_TRIGGERS = """
 SELECT tgname || ' by ' || proname AS trigger FROM pg_trigger JOIN pg_proc ON pg_proc.oid = tgfoid

@@ -109,12 +109,12 @@ async def _waiting(connection: Connection, row: asyncpg.Record, moves: Sequence[
         return [Waiting(*each.values()) for each in await connection.fetch(_HELD, row["region"])]
     going = [move for move in moves if move["ended_at"] is None]
     returns = [
-        Waiting(each["source"], "return", each["quota"], missing, each["source_heard_at"])
+        Waiting(each["source"], "return", each["quota"], missing, each["source_seen_at"])
         for each in going
         if (missing := each["units"] - each["returned"])
     ]
     fetches = [
-        Waiting(each["target"], "fetch", each["quota"], travelling, each["target_heard_at"])
+        Waiting(each["target"], "fetch", each["quota"], travelling, each["target_seen_at"])
         for each in going
         if each["target"] and (travelling := each["returned"] - each["regranted"])
     ]
@@ -126,14 +126,14 @@ SELECT id, version, mode, request::text, plan::text, region, recalled, returned,
     ended_at
 FROM rebalance
 """
-_HEARD = """
-(SELECT max(reported_at) FROM lease
-    WHERE (lease.quota, lease.period, lease.region) = (move.quota, move.period, move.{region}))
-"""
-_MOVES = f"""
-SELECT move.*, {_HEARD.format(region="source")} AS source_heard_at, {_HEARD.format(region="target")} AS target_heard_at
+_MOVES = """
+SELECT move.*,
+    (SELECT max(reported_at) FROM lease
+        WHERE (quota, period, region) = (move.quota, move.period, move.source)) AS source_seen_at,
+    (SELECT max(reported_at) FROM lease
+        WHERE (quota, period, region) = (move.quota, move.period, move.target)) AS target_seen_at
 FROM rebalance_move AS move WHERE rebalance = $1 ORDER BY number
-"""  # noqa: S608 - the names stand here
+"""
 _HELD = """
 SELECT region, 'return', quota, outstanding, reported_at FROM lease
 WHERE region = $1 AND outstanding > 0 ORDER BY outstanding DESC, quota LIMIT 100

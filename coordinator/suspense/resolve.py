@@ -275,9 +275,7 @@ SELECT max((evidence ->> 'consumed')::numeric) FROM quarantine
 WHERE (epoch, quota, period) = ($1, $2, $3) AND reason = ANY ($4::text[])
 """
 _CLOSED_AT = "SELECT closed_at FROM period WHERE id = $1"
-_FIELDS = """id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at,
-    approved_by, approved_at"""
-_PROPOSE = f"""
+_PROPOSE = """
 INSERT INTO resolution
     (id, epoch, quota, period, lane, seq, kind, suspense, charged, reason, proposed_by, proposed_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
@@ -285,9 +283,9 @@ ON CONFLICT (epoch, quota, period, lane) WHERE approved_at IS NULL
 DO UPDATE SET id = excluded.id, seq = excluded.seq, kind = excluded.kind,
     suspense = excluded.suspense, charged = excluded.charged, reason = excluded.reason,
     proposed_by = excluded.proposed_by, proposed_at = excluded.proposed_at
-RETURNING {_FIELDS}
-"""  # noqa: S608 - the names come from above
-_READ = f"SELECT {_FIELDS} FROM resolution WHERE id = $1"  # noqa: S608 - likewise
-_APPROVE = f"""
-UPDATE resolution SET approved_by = $2, approved_at = $3 WHERE id = $1 AND approved_at IS NULL RETURNING {_FIELDS}
-"""  # noqa: S608 - likewise
+RETURNING *
+"""
+_READ = "SELECT * FROM resolution WHERE id = $1"
+_APPROVE = """
+UPDATE resolution SET approved_by = $2, approved_at = $3 WHERE id = $1 AND approved_at IS NULL RETURNING *
+"""
