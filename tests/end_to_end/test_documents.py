@@ -80,6 +80,23 @@ def test_the_quickstart_leads_to_a_line_of_usage(stack: Launcher, exported: str)
     assert units["us-east"] >= 3
 
 
+def test_the_examples_of_the_python_client_work(stack: Launcher) -> None:
+    """Up to the in-process engine, which needs a store of its own."""
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs/guides/python.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    names: dict[str, object] = {
+        "render": lambda: 25,
+        "check_password": lambda user, password: False,
+        "user": "alice",
+        "password": "wrong",
+        "request_id": "r-1",
+    }
+    for block in blocks[:4]:
+        exec(block.replace("http://127.0.0.1:8411", stack.stack["agents"]["us-east"]), names)
+    assert len(blocks) == 5
+
+
 def test_the_pages_have_examples() -> None:
     assert {page: len(examples(page)) for page in PAGES if examples(page)} == {
         "README.md": 4,

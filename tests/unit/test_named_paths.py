@@ -1,4 +1,4 @@
-"""Paths of the repository that documents name in code style, and pages that code names, exist."""
+"""What documents name in code style exists: paths of the repository, fields, and lines of the log."""
 
 import re
 from collections.abc import Iterator
@@ -7,6 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - {"site"}
 _SPAN = re.compile(r"(?<!`)`([\w.*-]+(?:/[\w.*-]+)*/?)`(?!`)")
+_FIELD = re.compile(r"(?<!`)`([a-z]+(?:_[a-z0-9]+)+)`(?!`)")
+_LOG_LINE = re.compile(r"(?<!`)`([a-z][a-z' -]+ [a-z' -]*[a-z])`(?!`)")
+_METRICS = "leasehold_"  # test_reference_pages.py compares these
+# Composed in the code, or words of others: Redis, pip, and our own commands.
+OTHERS = {"coordinator not ready", "coordinator degraded", "agent is not ready", "agent is degraded", "agent is ready"}
+OF_OTHERS = ("appendfsync ", "no-appendfsync", "cluster-require", "pip ", "leasehold ", "region list")
 _PAGE = re.compile(r"\bdocs/[\w/-]+\.md")
 
 
@@ -36,3 +42,20 @@ def test_every_page_that_code_names_exists() -> None:
     named = {page for source in [ROOT / "dev", *sources] for page in _PAGE.findall(source.read_text(encoding="utf-8"))}
     assert len(named) > 3
     assert not {page for page in named if not (ROOT / page).exists()}
+
+
+def sources() -> str:
+    """Return the text of the product, with string literals joined that are split over lines."""
+    folders = ("coordinator", "regional_agent", "web", "protocol", "leasehold", "lua", "migrations")
+    suffixes = {".py", ".lua", ".sql", ".json"}
+    paths = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    return re.sub(r'"\s*\n\s*f?"', "", "\n".join(path.read_text(encoding="utf-8") for path in paths))
+
+
+def test_every_field_and_log_line_that_a_guide_names_exists() -> None:
+    product = sources()
+    for page in sorted((ROOT / "docs" / "guides").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        named = {field for field in _FIELD.findall(text) if not field.startswith(_METRICS)}
+        named |= {line for line in _LOG_LINE.findall(text) if not line.startswith(OF_OTHERS)} - OTHERS
+        assert not {name for name in named if name not in product}, page
