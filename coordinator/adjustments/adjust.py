@@ -1,7 +1,7 @@
-"""Propose an adjustment of the books, and approve or withdraw it: two people, two transactions.
+"""Propose an adjustment, and approve or withdraw it: two people, two transactions.
 
-Whoever approves holds the adjustment, then the pool that it is about, and then the one in which it is booked: so it is
-booked once, and two that are approved together see each other's bounds.
+The approval locks the adjustment, then the pool that it is about, and then the pool in which it is booked. So it is
+booked once, and of two that are approved at the same time each respects what the other has moved.
 """
 
 from datetime import datetime
@@ -55,7 +55,7 @@ class ProposedAdjustment(NamedTuple):
 async def propose_adjustment(
     connection: Connection, documents: Documents, wanted: ProposedAdjustment, by: Actor, now: datetime
 ) -> Adjustment | AdjustmentRefusal:
-    """The same id again finds the first one."""
+    """Propose an adjustment. A second proposal with the same id returns the first one."""
     if found := await read_adjustment(connection, wanted.id, now):
         return found
     key, kind, units = wanted.terms
@@ -71,7 +71,7 @@ async def propose_adjustment(
 async def approve_adjustment(
     connection: Connection, documents: Documents, id_: UUID, by: Actor, now: datetime
 ) -> Adjustment | AdjustmentRefusal:
-    """Who approved it is told so again; nobody else approves it a second time."""
+    """Approve and book an adjustment. Repeated by the same person, return it as it is; others are refused."""
     found = await _held(connection, id_, now)
     if found is None:
         return AdjustmentRefusal.NO_SUCH_ADJUSTMENT
@@ -91,7 +91,7 @@ async def approve_adjustment(
 async def withdraw_adjustment(
     connection: Connection, id_: UUID, by: Actor, now: datetime
 ) -> Adjustment | AdjustmentRefusal:
-    """By whoever may propose. Of what has expired it is told that it has."""
+    """Withdraw a proposed adjustment. One that has expired or was approved is refused."""
     found = await _held(connection, id_, now)
     if found is None:
         return AdjustmentRefusal.NO_SUCH_ADJUSTMENT
@@ -122,7 +122,7 @@ async def _recorded(
     return adjustment
 
 
-# --- into the books ---------------------------------------------------------------------------------------------------
+# --- booking ----------------------------------------------------------------------------------------------------------
 
 
 async def _book(
@@ -135,7 +135,7 @@ async def _book(
     most = await _fund(connection, documents, entry, pool, now) if is_spent else 0
     if refusal := refusal_of(terms, pool, most, await connection.fetchval(_BILLED, *terms.key)):
         return refusal
-    # Everything is checked: from here on only the database can fail, and then nothing was.
+    # All checks are done: from here on only the database can fail, and then the transaction is rolled back.
     adjust(entry, pool, terms)
     await write_balances(connection, [pool], [], {})
     await book_entries(connection, [entry], now)
@@ -145,19 +145,20 @@ async def _book(
 
 
 async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
-    """The pool in which it is booked. The other one is held as well: what bounds a write-off stands still."""
+    """Lock the pool in which the adjustment is booked, and the pool that it is about, which bounds a write-off."""
     locked = await lock_pools(connection, [terms.key], [terms.key])
     key = booked_under(terms, now, is_closed=locked[terms.key].closed_at is not None)
     if key not in locked:
         locked |= await lock_pools(connection, [key], [key])
     if locked[key].closed_at:
-        raise UnexpectedRows(f"{key} should be open by the clock, and is closed")
+        raise UnexpectedRows(f"the pool {key} is closed, but its period should be open now")
     return locked[key].pool
 
 
 async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> int:
-    """Nobody may have asked for any of it yet: then what the limit gives has not been booked. What is debited is taken
-    from there, and what is credited is beyond it. Gives how much of it can be debited.
+    """Book what the limit gives, if it is not booked yet, so that a debit is taken from the limit and a credit comes on top.
+
+    Return how much can be debited.
     """
     catalogue = await read_catalogue(connection, documents, [pool.key.quota], now)
     division = division_of(catalogue, pool.key, (), by_weight(catalogue))
@@ -169,7 +170,7 @@ async def _fund(connection: Connection, documents: Documents, entry: Movement, p
 
 
 async def _is_known(connection: Connection, documents: Documents, key: Key, now: datetime) -> bool:
-    """By the books, or else by the document."""
+    """Whether the ledger, or the limits document, has such an allowance."""
     if await connection.fetchval(_IS_BOOKED, *key):
         return True
     found = await _entitlement(connection, documents, key.quota, now)
@@ -196,7 +197,7 @@ UPDATE adjustment SET withdrawn_by = $2, withdrawn_at = $3
 WHERE id = $1 AND approved_at IS NULL AND withdrawn_at IS NULL RETURNING *
 """
 _IS_BOOKED = "SELECT EXISTS (SELECT FROM pool WHERE (quota, period) = ($1, $2))"
-# Wherever it was booked: in its own period, and in those where what came late was.
+# Billed in its own period, and in the periods where late usage was booked.
 _BILLED = """
 SELECT (
     coalesce((SELECT sum(consumed + estimated) FROM lease WHERE (quota, period) = ($1, $2)), 0)

@@ -1,15 +1,15 @@
-"""What two people correct in the books by a decision, and not by evidence.
+"""Rules for adjustments: corrections that two people decide on, without evidence from a region.
 
-    credit      units to spend, beyond the limit              adjustment → unallocated
-    debit       units that cannot be spent any more           unallocated → adjustment
-    write off   units that were used, and nobody is billed    adjustment → written_off
+    credit      units that may be spent beyond the limit      adjustment → unallocated
+    debit       units that can no longer be spent             unallocated → adjustment
+    write off   units that were used but are not billed       adjustment → written_off
 
-Nothing that was booked changes: usage stays what regions have said. What can be spent is only of use in a period that
-runs, so a credit or a debit of one that has ended is booked in the one that runs now; a write-off is booked in its own
-as long as that is not closed. Either names the period that it is about as its charge period.
+What was booked does not change: usage stays as regions reported it. A credit or a debit is useful only in a current
+period, so one for an ended period is booked in the current one. A write-off is booked in its own period until that is
+closed. The charge period of the movement names the period that the adjustment is about.
 
-A debit takes only what could still be granted, and a write-off only what is billed and was not written off before: what
-is missing is told, and nothing becomes negative.
+A debit takes at most what could still be granted, and a write-off at most what is billed and not written off yet. The
+refusal says what is missing, and nothing becomes negative.
 """
 
 from datetime import datetime, timedelta
@@ -24,7 +24,7 @@ from coordinator.periods.rules.closing import open_key
 from protocol.periods import period_of
 from protocol.units import MAX_UNITS
 
-EXPIRES_AFTER = timedelta(days=30)  # the books of a proposal that nobody looked at are other books by then
+EXPIRES_AFTER = timedelta(days=30)  # by then the balances have changed too much
 
 
 class AdjustmentKind(StrEnum):
@@ -44,7 +44,7 @@ class AdjustmentRefusal(StrEnum):
     """Why an adjustment was not proposed, approved or withdrawn."""
 
     NO_SUCH_ADJUSTMENT = "no_such_adjustment"
-    UNKNOWN_QUOTA = "unknown_quota"  # no allowance of such periods, by the document and by the books
+    UNKNOWN_QUOTA = "unknown_quota"  # neither the ledger nor the document has such an allowance
     NOT_BEGUN = "not_begun"
     SAME_PERSON = "same_person"
     APPROVED_BEFORE = "approved_before"
@@ -52,13 +52,13 @@ class AdjustmentRefusal(StrEnum):
     EXPIRED = "expired"
     MORE_THAN_UNALLOCATED = "more_than_unallocated"
     MORE_THAN_BILLED = "more_than_billed"
-    TOO_LARGE = "too_large"  # a store could not count it
+    TOO_LARGE = "too_large"  # more than a store can count
 
 
 class Terms(NamedTuple):
     """What was proposed."""
 
-    key: Key  # of the quota, and of the period that it is about
+    key: Key  # the quota key and the period that it is about
     kind: AdjustmentKind
     units: int
 
@@ -74,7 +74,7 @@ def state_of(
 
 
 def booked_under(terms: Terms, now: datetime, *, is_closed: bool) -> Key:
-    """Where the units are moved."""
+    """Return the key that the units are moved under."""
     has_ended = period_of(terms.key.period).ends_at <= now
     is_over = is_closed if terms.kind is AdjustmentKind.WRITE_OFF else is_closed or has_ended
     return open_key(terms.key, now) if is_over else terms.key
@@ -89,12 +89,12 @@ _CREDITED = {AdjustmentKind.CREDIT: 1, AdjustmentKind.DEBIT: -1, AdjustmentKind.
 
 
 def entry_of(adjustment: UUID) -> Movement:
-    """An adjustment is a movement under its own name, of no region: so it is booked once."""
+    """Return the movement of an adjustment. It has the adjustment's id, so it is booked once; it has no region."""
     return Movement(adjustment, None, None)
 
 
 def refusal_of(terms: Terms, pool: Pool, debitable: int, billed: int) -> AdjustmentRefusal | None:
-    """`billed`: of what it is about, as far as it was not written off before."""
+    """Return why the adjustment cannot be booked. `billed` is what may still be written off."""
     if terms.kind is AdjustmentKind.DEBIT and terms.units > debitable:
         return AdjustmentRefusal.MORE_THAN_UNALLOCATED
     if terms.kind is AdjustmentKind.WRITE_OFF and terms.units > billed:
@@ -105,7 +105,7 @@ def refusal_of(terms: Terms, pool: Pool, debitable: int, billed: int) -> Adjustm
 
 
 def adjust(entry: Movement, pool: Pool, terms: Terms) -> None:
-    """Where nothing refuses it."""
+    """Move the units of an adjustment that was not refused."""
     src, dst, cause = _SIDES[terms.kind]
     pool.credited += _CREDITED[terms.kind] * terms.units
     post(entry, pool, None, src, dst, terms.units, cause)

@@ -1,7 +1,7 @@
-"""Make the exports that people have asked for, one after the other; begun anew where a coordinator died in the middle.
+"""Make requested exports, one after the other. If a coordinator dies in the middle, another one begins again.
 
-An attempt has a number, and whatever it notes or keeps it does under that number: so one that was thought to be dead,
-and another that began anew since, never mix what they made. It stops where the export was cancelled.
+An attempt has a number and writes under that number. So an attempt that was taken for dead never mixes its results with
+those of a newer one. It stops when the export is cancelled.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from coordinator.exports.rules import ExportFormat, ParquetFile, can_be_written
 from protocol.clock import Clock
 
 CHUNKS_TO_A_MARK = 5
-ROW_GROUP = 100_000  # lines of a Parquet file; each is a part, and shown as progress
+ROW_GROUP = 100_000  # lines; each row group of a Parquet file is stored as a part and shown as progress
 KEPT_FOR = timedelta(days=7)
 
 
 async def do_exports(database: Database, clock: Clock) -> None:
-    """All that wait and can be written here. Those come last that others have begun, and could not end."""
+    """Make all exports that wait and that this coordinator can write. Those that were begun before come last."""
     written = [each.value for each in ExportFormat if can_be_written(each)]
     while (export_id := await database.read(lambda c: c.fetchval(_NEXT, written))) is not None:
         await _make(database, export_id, clock)
@@ -37,7 +37,7 @@ class _Attempt(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """So much of it, up to here."""
+    """The progress of an attempt."""
 
     last_transfer: int
     rows: int
@@ -47,7 +47,7 @@ class _Made(NamedTuple):
 async def _make(database: Database, export_id: UUID, clock: Clock) -> None:
     attempt = await database.run(lambda c: _begin(c, export_id))
     if attempt is None:
-        return  # it was cancelled since it was found
+        return  # cancelled meanwhile
     export = await database.read(lambda c: read_export(c, export_id))
     assert export is not None
     expected = await count_rows(database, export)
@@ -64,7 +64,7 @@ async def _make(database: Database, export_id: UUID, clock: Clock) -> None:
 
 
 async def _begin(connection: Connection, export_id: UUID) -> _Attempt | None:
-    """Whatever was made of it goes: an attempt begins at the beginning."""
+    """Begin a new attempt and delete what earlier ones have made. Return None if the export was cancelled."""
     number = await connection.fetchval(_BEGIN, export_id)
     if number is None:
         return None
@@ -73,7 +73,7 @@ async def _begin(connection: Connection, export_id: UUID) -> _Attempt | None:
 
 
 async def _still(connection: Connection, statement: str, attempt: _Attempt, *told: object) -> bool:
-    """False if somebody else has begun it anew, or nobody wants it any more: then nothing was noted."""
+    """Run a statement for this attempt. Return false if it is not the newest any more, or the export was cancelled."""
     return await connection.execute(statement, *attempt, *told) != "UPDATE 0"
 
 
@@ -112,7 +112,7 @@ def _with(made: _Made, chunk: Chunk) -> _Made:
 
 
 async def _keep(connection: Connection, attempt: _Attempt, made: _Made, starts_at: int, body: bytes) -> bool:
-    """The row of the export is locked by what is noted: nobody begins anew, or cancels, between that and the part."""
+    """Store a part. The export's row stays locked meanwhile, so no new attempt and no cancellation comes between."""
     if not await _still(connection, _REACHED, attempt, *made):
         return False
     await connection.execute(_KEEP, attempt.export, starts_at, body)
@@ -120,7 +120,7 @@ async def _keep(connection: Connection, attempt: _Attempt, made: _Made, starts_a
 
 
 async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
-    """Beside the loop: packing some thousand lines takes longer than any other call may wait."""
+    """Make a Parquet file outside of the event loop: packing thousands of lines takes too long for other requests."""
     head = export.ledger_head
     facts = {
         "export": str(export.id),
@@ -138,11 +138,11 @@ async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
 
 
 async def forget_exports(connection: Connection, now: datetime) -> None:
-    """The bytes of files whose time is over. Their manifests stay."""
+    """Delete the bytes of expired files. Their manifests stay."""
     await connection.execute(_FORGET, now)
 
 
-EXPORTS_WAITING = "EXISTS (SELECT FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL)"  # the job has work
+EXPORTS_WAITING = "EXISTS (SELECT FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL)"
 _NEXT = """
 SELECT id FROM export WHERE finished_at IS NULL AND cancelled_at IS NULL AND format = ANY ($1)
 ORDER BY attempt, requested_at, id LIMIT 1
@@ -151,7 +151,7 @@ _BEGIN = """
 UPDATE export SET attempt = attempt + 1, rows_expected = NULL, last_transfer = 0, rows = 0, bytes = 0
 WHERE id = $1 AND finished_at IS NULL AND cancelled_at IS NULL RETURNING attempt
 """
-# Each of an attempt that is still the newest.
+# Each statement changes nothing unless the attempt is still the newest.
 _EXPECT = """
 UPDATE export SET rows_expected = $3
 WHERE id = $1 AND attempt = $2 AND finished_at IS NULL AND cancelled_at IS NULL

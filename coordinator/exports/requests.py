@@ -1,13 +1,13 @@
-"""Exports: asked for by people, made by whichever coordinator comes first (make_exports.py), read as often as wanted.
+"""Exports: requested by people, made by any coordinator (job.py), and downloaded as often as needed.
 
-Of lines of text no file is kept. What is below a seal is never added to and never changed, so the lines of an export,
-read in the order of the ledger, are the same bytes each time: counting them once makes the manifest, and a download is
-the same walk. It goes in short statements, each for some thousand lines, found in a stretch of the ledger that is
-bounded too, for of one tenant there may be few: nobody's slow download holds a transaction open, memory does not grow,
-and a walk can begin at any of the resume points that the count has left.
+No file is kept of a text export. Lines below a seal are never added or changed, so the lines of an export, read in the
+order of the ledger, are the same bytes each time. Counting them once makes the manifest, and a download reads them
+again. It uses short statements, each for some thousand lines of a bounded stretch of the ledger, for a tenant may have
+few lines in it. So a slow download holds no transaction open, memory does not grow, and a download can resume at any
+of the resume points that the count recorded.
 
-A Parquet file is not its lines one after the other, and another release of its library may spell the same lines in
-other bytes. So its bytes are kept, in parts, for some days, where every coordinator reads the same
+A Parquet file is not its lines in sequence, and another release of the library may write the same lines as other bytes.
+So its bytes are stored for some days, in parts, where every coordinator reads the same ones
 (docs/adr/0035-keep-parquet-exports-in-postgresql-for-a-week.md).
 """
 
@@ -31,11 +31,11 @@ from coordinator.exports.rules import ExportFormat, ExportRow, encoded, heading
 from coordinator.usage.read_usage import PLAN_FOR_EACH_QUESTION
 
 CHUNK = 5_000  # lines
-STRETCH = 50_000  # transfers that are looked through for them
+STRETCH = 50_000  # transfers that one statement reads
 
 
 class LedgerHead(Struct, frozen=True):
-    """The seal that the export is of: whoever keeps its hash elsewhere can tell if any of it is changed."""
+    """The seal of an export. A copy of its hash that is kept elsewhere shows any later change."""
 
     seal: int
     hash: str
@@ -44,17 +44,17 @@ class LedgerHead(Struct, frozen=True):
 
 
 class Export(Struct, frozen=True, kw_only=True):
-    """The manifest. Without `finished_at` it is being made: `rows` of `rows_expected` are, and `progress` thousandths.
+    """The manifest. Without `finished_at` the export is being made.
 
-    `rows_expected` is null until they are counted. What is `cancelled_at` is not made any more, nor kept; `expires_at`
-    is told of a Parquet file.
+    `rows` of `rows_expected` are done, and `progress` is in thousandths; `rows_expected` is null until the rows are
+    counted. A cancelled export is not made any more. `expires_at` is for Parquet files.
     """
 
     id: UUID
     period: str
     tenant: str | None
     format: ExportFormat
-    is_final: bool  # the period is closed, and this is all of it
+    is_final: bool  # the period is closed, and the export is complete
     ledger_head: LedgerHead
     requested_at: datetime
     finished_at: datetime | None
@@ -85,7 +85,7 @@ class ExportRequest(NamedTuple):
 async def ask_export(
     connection: Connection, export_id: UUID, request: ExportRequest, token_id: UUID, now: datetime
 ) -> Export | NoExport:
-    """Safe to repeat: an id is one export. Whoever asks for what is there already, or is being made, is given that."""
+    """Request an export. Safe to repeat by its id. If the same export exists or is being made, return that one."""
     if not await connection.fetchval("SELECT EXISTS (SELECT FROM period WHERE id = $1)", request.period):
         return NoExport.NO_PERIOD
     await connection.execute(_ONE_AT_A_TIME)
@@ -104,7 +104,7 @@ async def ask_export(
 
 
 async def cancel_export(connection: Connection, export_id: UUID, token_id: UUID, now: datetime) -> Export | None:
-    """It ends when nobody who asked for it wants it any more. Safe to repeat."""
+    """Withdraw a caller's request; the export ends when no caller remains. Safe to repeat."""
     if await connection.fetchval(_CANCEL, export_id, token_id, now):
         await connection.execute("DELETE FROM export_part WHERE export = $1", export_id)
     return await read_export(connection, export_id)
@@ -131,16 +131,16 @@ _AS_KEPT = (
 )
 
 
-# --- the walk ---------------------------------------------------------------------------------------------------------
+# --- walking the ledger -----------------------------------------------------------------------------------------------
 
 
 class Lines(NamedTuple):
     rows: list[ExportRow]
-    last_transfer: int  # the last transfer that they may be of
+    last_transfer: int  # the last transfer of the stretch
 
 
 async def lines(database: Database, export: Export, after: int = 0) -> AsyncIterator[Lines]:
-    """All that come after a transfer, some thousand at a time."""
+    """Return the lines after a transfer, some thousand at a time."""
     while (end := await _end_of_stretch(database, export, after)) is not None:
         while after < end:
             rows = await _rows(database, export, end, after)
@@ -149,7 +149,7 @@ async def lines(database: Database, export: Export, after: int = 0) -> AsyncIter
 
 
 async def count_rows(database: Database, export: Export) -> int:
-    """Stretch by stretch as well: however many there are, no statement takes long."""
+    """Count the rows, stretch by stretch, so that no statement takes long."""
     after = rows = 0
     while (end := await _end_of_stretch(database, export, after)) is not None:
         statement = _row_count(of_tenant=export.tenant is not None)
@@ -165,7 +165,7 @@ class Chunk(NamedTuple):
 
 
 async def walk(database: Database, export: Export, after: int = 0) -> AsyncIterator[Chunk]:
-    """The bytes of an export that is text; from the beginning with the heading."""
+    """Return the bytes of a text export; from the beginning they include the heading."""
     if not after:
         yield Chunk(heading(export.format), 0, 0)
     async for rows, last_transfer in lines(database, export, after):
@@ -173,7 +173,7 @@ async def walk(database: Database, export: Export, after: int = 0) -> AsyncItera
 
 
 async def _end_of_stretch(database: Database, export: Export, after: int) -> int | None:
-    """None if nothing is left."""
+    """Return the last transfer of the next stretch, or None if nothing is left."""
     asked = export.period, export.ledger_head.transfer, after, STRETCH
     end: int | None = await database.read(lambda c: c.fetchval(_END_OF_STRETCH, *asked))
     return end
@@ -198,12 +198,12 @@ async def _read(database: Database, statement: Statement, export: Export, **valu
 
 
 def read_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
-    """From a byte on."""
+    """Return the bytes from an offset on."""
     return (_parts_from if export.format is ExportFormat.PARQUET else _walk_from)(database, export, start)
 
 
 async def _walk_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
-    """Found from the last mark before it."""
+    """Read from the last resume point before the offset."""
     resume_points: list[tuple[int, int]] = msgspec.json.decode(
         await database.read(lambda c: c.fetchval("SELECT resume_points FROM export WHERE id = $1", export.id))
     )
@@ -216,7 +216,7 @@ async def _walk_from(database: Database, export: Export, start: int) -> AsyncIte
 
 
 class PartMissing(Exception):
-    """It was cancelled, or its time was over, while somebody read it: the download breaks off, and is told so."""
+    """A part is gone: the export was cancelled or expired during a download, which is broken off."""
 
 
 async def _parts_from(database: Database, export: Export, start: int) -> AsyncIterator[bytes]:
@@ -230,13 +230,13 @@ async def _parts_from(database: Database, export: Export, start: int) -> AsyncIt
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
-# Two who ask for the same at the same moment are given one. Rare and short: it may be one lock for all.
+# Two concurrent requests for the same export get one. Requests are rare and short, so one lock serves for all.
 _ONE_AT_A_TIME = "SELECT pg_advisory_xact_lock(hashtext('ask for an export'))"
 _IS_FINAL = """
 SELECT state = 'closed' AND NOT EXISTS (SELECT FROM transfer WHERE transfer.period = period.id AND transfer.id > $2)
 FROM period WHERE id = $1
 """
-# All of a closed period is the same as of any seal.
+# A closed period is the same as of any seal.
 _THE_SAME = """
 SELECT id FROM export
 WHERE id = $7 OR (period = $1 AND tenant IS NOT DISTINCT FROM $2 AND format = $3 AND (seal = $4 OR ($5 AND is_final))
@@ -269,7 +269,7 @@ SELECT max(id) FROM (
 
 
 def _is_wanted(*, of_tenant: bool) -> ColumnElement[bool]:
-    """Return the condition of usage in a stretch. Where a quota has no tenants, the usage line may name one."""
+    """Return the condition of usage in a stretch. If a quota has no tenants, the usage line may name one."""
     usage = [transfer.c.period == _PERIOD, transfer.c.dst == constant("consumed")]
     stretch = [transfer.c.id <= parameter("end", BigInteger), transfer.c.id > parameter("after", BigInteger)]
     if not of_tenant:

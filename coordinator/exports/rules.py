@@ -1,4 +1,4 @@
-"""What an export is, line by line: every usage line of a period, with the report that it came in."""
+"""The lines of an export: every usage line of a period, with the report that it came in."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,7 +21,7 @@ class ExportFormat(StrEnum):
 
 
 class ExportRow(NamedTuple):
-    """In the order of the columns. `transfer` is where it stands in the ledger."""
+    """A line, in the order of the columns. `transfer` is its place in the ledger."""
 
     transfer: int
     minute: datetime
@@ -62,15 +62,15 @@ def encoded(format_: ExportFormat, rows: Sequence[ExportRow]) -> bytes:
 
 
 def can_be_written(format_: ExportFormat) -> bool:
-    """Parquet takes pyarrow, which is an extra: who does not export as Parquet need not have 170 MB of it."""
+    """Whether this coordinator can write the format. Parquet needs pyarrow, an extra of 170 MB."""
     return format_ is not ExportFormat.PARQUET or find_spec("pyarrow") is not None
 
 
 class ParquetFile:
-    """Written group of rows by group of rows. What is done is taken away at once, so it never has all of it."""
+    """A file that is written row group by row group. Finished bytes are taken away at once, to bound the memory."""
 
     def __init__(self, facts: Mapping[str, str], row_group: int) -> None:
-        """`facts` are written into the file, beside its columns."""
+        """Begin a file. `facts` are written into its metadata."""
         self._row_group = row_group
         self._arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         self._schema = _schema(self._arrow, facts)
@@ -79,7 +79,7 @@ class ParquetFile:
         self._batches: list[Any] = []
 
     def add(self, rows: Sequence[ExportRow]) -> bytes:
-        """What is done, whenever another group of rows is."""
+        """Add rows. Return the bytes that were finished."""
         columns = zip(*rows, strict=True)
         arrays = [self._arrow.array(each, field.type) for each, field in zip(columns, self._schema, strict=False)]
         if arrays:
@@ -96,14 +96,14 @@ class ParquetFile:
         return self._done.taken()
 
     def _write(self) -> None:
-        # Each batch has a dictionary of its own; a group of rows has one, or the writer would spell texts out.
+        # Batches have their own dictionaries. A row group needs one for all, or the writer would write plain texts.
         table = self._arrow.Table.from_batches(self._batches, self._schema).unify_dictionaries()
         self._writer.write_table(table, row_group_size=table.num_rows)
         self._batches = []
 
 
 def _schema(arrow: Any, facts: Mapping[str, str]) -> Any:
-    """Numbers and times as such, and texts as numbers of a dictionary: most of them are few, again and again."""
+    """Return the schema: numbers and times as such, texts by dictionary, since most of them repeat."""
     types = {
         int: arrow.int64(),
         datetime: arrow.timestamp("us", tz="UTC"),
@@ -117,7 +117,7 @@ def _schema(arrow: Any, facts: Mapping[str, str]) -> Any:
 
 
 class _Done(RawIOBase):
-    """Where the writer writes."""
+    """The sink that the writer writes to."""
 
     def __init__(self) -> None:
         self._bytes, self._at = bytearray(), 0

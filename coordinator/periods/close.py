@@ -1,14 +1,14 @@
-"""Close a period: in one transaction, which holds the period alone.
+"""Close a period, in one transaction that holds the period's row exclusively.
 
-Whoever books shares the period's row until they commit. So when it is held alone, nothing of the period is under way,
-and what is read of it is true until the end of this transaction. What is below the newest seal can be read before, and
-is: then nobody waits for it. A close may be asked for again and again: what is done already is not done twice, and the
-answer tells what is still missing.
+Every transaction that books in a period holds the period's row shared until it commits. So while the row is held
+exclusively, no booking is under way, and what was read stays true until this transaction ends. Transfers below the
+newest seal cannot change; they are read before, so that no booking waits for it. A close may be requested repeatedly:
+steps that were done are not done twice, and the reply lists what is still missing.
 
-    first asked    open → closing, from when on nothing is granted
-    from then on   regions that hold units of it are asked for them every few seconds: nobody waits for expiry
-    nothing left   closing → closed: what is in suspense is carried into the open period, leases are closed, and the
-                   root over all that stays is recorded with the position of the ledger
+    first request   open → closing; from now on nothing is granted
+    meanwhile       every few seconds regions are asked to return outstanding units, so that no lease has to expire
+    nothing missing closing → closed: suspense is carried into the open period, leases are closed, and the root hash
+                    of what remains is recorded with the position of the ledger
 """
 
 import functools
@@ -73,7 +73,7 @@ from protocol.periods import period_of
 
 
 class Carried(Struct, frozen=True):
-    """Suspense that leaves the period, and waits in the open one."""
+    """Suspense that leaves the period and waits in the open one."""
 
     quota: str
     region: str
@@ -83,7 +83,7 @@ class Carried(Struct, frozen=True):
 
 
 class CarriedOver(Struct, frozen=True):
-    """Units that were left, and can be spent in the period after it."""
+    """Unused units that can be spent in the next period."""
 
     quota: str
     into: str
@@ -91,17 +91,17 @@ class CarriedOver(Struct, frozen=True):
 
 
 class PeriodClose(Struct, frozen=True, kw_only=True):
-    """How far a close has come."""
+    """The progress of a close."""
 
     period: BookedPeriod
     is_dry_run: bool
     missing: list[Missing]
-    suspense_carried: list[Carried]  # by the close; before it, what would be
-    carried_over: list[CarriedOver]  # likewise; more, if regions give back what they still hold
+    suspense_carried: list[Carried]  # by the close; before the close, what would be carried
+    carried_over: list[CarriedOver]  # likewise; more if regions return what they still hold
 
 
 class CloseRefused(NamedTuple):
-    """Nothing was changed: people have something to do first."""
+    """The close was refused and nothing changed: people have to resolve what is missing first."""
 
     missing: Sequence[Missing]
 
@@ -121,7 +121,7 @@ async def close(
     now: datetime,
     hold_wait: timedelta = HOLD_WAIT,
 ) -> PeriodClose | CloseRefused | None:
-    """Looked at first, and then held; who only wants to be told sees one moment, and holds nothing."""
+    """Read what is sealed, then close under the lock. A dry run reads one snapshot and holds no lock."""
     settled = await database.run(lambda c: read_settled(c, period), snapshot=True)
     is_dry_run = request is not None and request.dry_run
     return await database.run(
@@ -138,38 +138,42 @@ async def close_period(
     now: datetime,
     hold_wait: timedelta = HOLD_WAIT,
 ) -> PeriodClose | CloseRefused | None:
-    """None if there is no such period. Without a request it goes on with what was asked for before."""
+    """Return None if the period is unknown. Without a request, continue the close that was requested before."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     is_dry_run = request is not None and request.dry_run
     locks = not is_dry_run
     row = await connection.fetchrow(_LOCK_PERIOD if locks else _READ_PERIOD, period)
     if row is None or (request is None and row["state"] != "closing"):
         return None
-    parts = await _waiting(connection, period, locks=locks)
+    parts = await _read_suspense(connection, period, locks=locks)
     if row["state"] == "closed":
         over = [CarriedOver(*row.values()) for row in await connection.fetch(_WERE_CARRIED_OVER, period)]
-        return await _told(connection, period, [], await _were_carried(connection, period), over, is_dry_run)
+        return await _progress(
+            connection, period, [], await _read_carried_suspense(connection, period), over, is_dry_run
+        )
     carries = row["carries_suspense"] or (request is not None and request.carry_suspense)
     leaves_holds = row["leaves_holds"] or (request is not None and request.leave_holds)
     holds = HoldTerms((row["close_requested_at"] or now) + grace + hold_wait, leaves_holds)
     missing = await _missing(connection, row, carries, holds, settled, grace, now)
-    left = await _left(connection, period, now)
-    missing += await _earlier(connection, row, left.names)
+    left = await _read_unused(connection, period, now)
+    missing += await _missing_of_earlier_periods(connection, row, left.names)
     if any(each.is_for_people for each in missing):
         return CloseRefused(missing)
     if not is_dry_run:
         await _begin(connection, row, request, carries, leaves_holds, now)
         if not missing and await _leave_holds(connection, period, now):
-            parts = await _waiting(connection, period, locks=locks)
+            parts = await _read_suspense(connection, period, locks=locks)
     leaves = [_carried(part) for part in parts]
     if not is_dry_run and not missing:
-        await _close(connection, row["close_requested_by"] or _asker(request), parts, left, settled, now)
+        await _close(
+            connection, row["close_requested_by"] or (request.by.name if request else ""), parts, left, settled, now
+        )
     over = [CarriedOver(each.key.quota, each.into.period, each.units) for each in left.goes_over]
-    return await _told(connection, period, missing, leaves, over, is_dry_run)
+    return await _progress(connection, period, missing, leaves, over, is_dry_run)
 
 
 async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT) -> None:
-    """All that are being closed, each on its own. Nothing is looked at as long as something ends by itself."""
+    """Continue every close that was requested, each in its own transaction, unless it still waits for regions."""
     rows = await database.read(lambda c: c.fetch(_CLOSING))
     for period, close_requested_at, leaves_holds in rows:
         recalled = await database.run(functools.partial(recall_outstanding, period=period, now=clock.now()))
@@ -178,7 +182,7 @@ async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold
             await close(database, period, None, grace, clock.now(), hold_wait)
 
 
-# --- may it? ----------------------------------------------------------------------------------------------------------
+# --- what is missing --------------------------------------------------------------------------------------------------
 
 
 async def _missing(
@@ -205,7 +209,7 @@ async def _begin(
     leaves_holds: bool,
     now: datetime,
 ) -> None:
-    """Asked for again, only the consents to carry suspense and to leave holds can be new."""
+    """Record the request. A repeated request can only add consent to carry suspense or to leave holds."""
     known = row["state"] == "closing" and (row["carries_suspense"], row["leaves_holds"]) == (carries, leaves_holds)
     if request is None or known:
         return
@@ -217,16 +221,11 @@ async def _begin(
 # --- closing ----------------------------------------------------------------------------------------------------------
 
 
-def _asker(request: CloseRequest | None) -> str:
-    assert request is not None
-    return request.by.name
-
-
 async def _close(
     connection: Connection,
     by: str,
     parts: Sequence[Lease | Correction],
-    left: "Left",
+    left: "Unused",
     settled: Settled,
     now: datetime,
 ) -> None:
@@ -249,7 +248,7 @@ async def _close(
 
 
 async def _leave_holds(connection: Connection, period: str, now: datetime) -> int:
-    """Set aside what is outstanding when nothing is missing any more: it is held. Return how many leases it was."""
+    """Move units that services still hold into suspense once nothing else is missing. Return the number of leases."""
     leases = [lease_of_row(row) for row in await connection.fetch(_HELD, period)]
     if leases:
         pools = await lock_pools(connection, {lease.key for lease in leases}, ())
@@ -261,7 +260,7 @@ async def _leave_holds(connection: Connection, period: str, now: datetime) -> in
 
 
 async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction], now: datetime) -> int:
-    """Both sides in one movement. Gives how many units left."""
+    """Carry suspense into the open period, both sides in one movement. Return the number of units."""
     here = {part.key for part in parts}
     there = {open_key(key, now) for key in here}
     pools = await lock_pools(connection, here | there, there)
@@ -284,12 +283,12 @@ async def _carry_out(connection: Connection, parts: Sequence[Lease | Correction]
 
 def _open(locked: LockedPool) -> Pool:
     if locked.closed_at:
-        raise UnexpectedRows(f"{locked.pool.key} should be open by the clock, and is closed")
+        raise UnexpectedRows(f"the pool {locked.pool.key} is closed, but its period should be open now")
     return locked.pool
 
 
-async def _waiting(connection: Connection, period: str, *, locks: bool) -> list[Lease | Correction]:
-    """Return what is in suspense. A lock on the leases keeps a fence from changing them meanwhile."""
+async def _read_suspense(connection: Connection, period: str, *, locks: bool) -> list[Lease | Correction]:
+    """Read what is in suspense, with the leases locked so that no fence changes them meanwhile."""
     leases = [lease_of_row(row) for row in await connection.fetch(_LOCK_SUSPENDED if locks else _SUSPENDED, period)]
     corrections = [correction_of_row(row) for row in await connection.fetch(_CARRIED, period)]
     return [*leases, *corrections]
@@ -299,34 +298,34 @@ def _carried(part: Lease | Correction) -> Carried:
     return Carried(part.key.quota, part.region, part.epoch, part.charge_period, part.to_carry)
 
 
-# --- what goes over ---------------------------------------------------------------------------------------------------
+# --- carry-over ---------------------------------------------------------------------------------------------------
 
 
-class Left(NamedTuple):
-    """Of a period that is being closed, what goes into the one after it as things stand."""
+class Unused(NamedTuple):
+    """What the next period will get of a period that is being closed."""
 
     period: str
-    names: Sequence[str]  # of the quotas of which something may
+    names: Sequence[str]  # of the quotas with `carry_over`
     goes_over: Sequence[CarryOver] = ()
 
 
-async def _left(connection: Connection, period: str, now: datetime) -> Left:
-    """As it is; what is closed when the period after it is closed already stays where it is."""
+async def _read_unused(connection: Connection, period: str, now: datetime) -> Unused:
+    """Read the unused units. They stay in their period if the next period is closed already."""
     catalogue = await read_catalogue(connection, Documents(), [], now)
     names = may_carry_over(dict(catalogue.quotas))
     rows = await connection.fetch(_UNUSED, period, names) if names else []
     if not rows:
-        return Left(period, names)
+        return Unused(period, names)
     keys = [Key(row["quota"], period) for row in rows]
     catalogue = await read_catalogue(connection, Documents(), [key.quota for key in keys], now)
     pools = await read_pools(connection, keys)
     found = [each for key in keys if (each := carry_over_of(pools[key].pool, catalogue))]
     closed = {row["id"] for row in await connection.fetch(_CLOSED, [each.into.period for each in found])}
-    return Left(period, names, [each for each in found if each.into.period not in closed])
+    return Unused(period, names, [each for each in found if each.into.period not in closed])
 
 
-async def _carry_over(connection: Connection, left: Left, now: datetime) -> None:
-    """Who closes holds the period alone, so the pools that were looked at stand still; the others are locked now."""
+async def _carry_over(connection: Connection, left: Unused, now: datetime) -> None:
+    """Move the unused units. The period's row is held, so its pools cannot change; the others are locked here."""
     if not left.goes_over:
         return
     into = [each.into for each in left.goes_over]
@@ -338,19 +337,21 @@ async def _carry_over(connection: Connection, left: Left, now: datetime) -> None
     await notify(connection, [Notice(Signal(kind="grant", quota=key.quota)) for key in exhausted])
 
 
-async def _earlier(connection: Connection, row: asyncpg.Record, names: Sequence[str]) -> list[Missing]:
-    """What is left of the period before belongs into this one, and cannot come into it any more when this is closed."""
+async def _missing_of_earlier_periods(
+    connection: Connection, row: asyncpg.Record, names: Sequence[str]
+) -> list[Missing]:
+    """Return the earlier periods that are still open, for their unused units could not be carried over any more."""
     if not names:
         return []
     rows = await connection.fetch(_EARLIER, row["calendar"], row["starts_at"], list(names))
-    reason = "close it first: what is left of it is carried over into this one"
+    reason = "close it first: its unused units are carried over into this period"
     return [Missing(what=Obstacle.EARLIER, reason=f"{each['id']}: {reason}") for each in rows]
 
 
-# --- what it is then --------------------------------------------------------------------------------------------------
+# --- the reply --------------------------------------------------------------------------------------------------
 
 
-async def _told(
+async def _progress(
     connection: Connection,
     period: str,
     missing: list[Missing],
@@ -369,15 +370,14 @@ async def _told(
     )
 
 
-async def _were_carried(connection: Connection, period: str) -> list[Carried]:
+async def _read_carried_suspense(connection: Connection, period: str) -> list[Carried]:
     return [Carried(*row.values()) for row in await connection.fetch(_WERE_CARRIED, period)]
 
 
 async def period_root(connection: Connection, period: str) -> bytes:
-    """Of all that stays: the pools, the leases, the corrections and the adjustments of the period, each in its order.
+    """Return the hash of all that remains: the period's pools, leases, corrections and adjustments, each in its order.
 
-    A period that was never adjusted, never went beyond its limits, and could not be overdrawn, has the root that it had
-    before there were adjustments, soft caps, overdrafts and units that are carried over.
+    Rows of adjustments, soft caps, overdrafts and carry-over are hashed only where there are any.
     """
     digest = Digest()
     since = (_ADJUSTED_ROWS, _ADJUSTMENT_ROWS, _CAPPED_ROWS, _OVERDRAWN_ROWS, _UNUSED_ROWS)
@@ -430,7 +430,7 @@ _CLOSE = """
 UPDATE period SET state = 'closed', closed_at = $2, position = $3, transfers = $4, root = $5
 WHERE id = $1 AND state = 'closing' RETURNING id
 """
-# Only of these pools something may go over.
+# The pools that may have unused units.
 _UNUSED = """
 SELECT quota FROM pool WHERE period = $1 AND name = ANY ($2::text[]) AND unallocated > 0 ORDER BY quota
 """
@@ -456,7 +456,7 @@ def _hashed_rows(table: Table, key: Sequence[str], more: Sequence[str]) -> str:
     return compiled(rows.order_by(*(table.c[name] for name in key))).sql
 
 
-# Hashed where there is any.
+# Columns that are hashed separately, and only in rows where they are not zero.
 _SINCE = ("adjustment", "credited", "soft_cap_extension", "overage_used", "carried_over_in", "carried_over_out")
 _HASHED = [column for column in POOL_COLUMNS if column not in _SINCE]
 _POOL_ROWS = _hashed_rows(pool, ["quota"], ["name", "tenant", *_HASHED])

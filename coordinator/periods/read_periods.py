@@ -1,4 +1,4 @@
-"""The periods that the books have."""
+"""Read the periods of the ledger."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -15,12 +15,12 @@ class BookedPeriod(Struct, frozen=True):
     starts_at: datetime = field(name="from")
     ends_at: datetime = field(name="to")
     state: str
-    close_requested_at: datetime | None = None  # when its close was asked for
+    close_requested_at: datetime | None = None  # when its close was requested
     closed_at: datetime | None = None
-    closed_by: str | None = None  # who asked for it
-    position: int | None = None  # of the ledger, at the close
-    transfers: int | None = None  # so many it has, and no more ever
-    root: str | None = None  # hashes its pools, leases and corrections, as they stay
+    closed_by: str | None = None  # who requested the close
+    position: int | None = None  # of the ledger at the close
+    transfers: int | None = None  # the final number of its transfers
+    root: str | None = None  # the hash of its final pools, leases and corrections
 
 
 async def read_period(connection: Connection, period_id: str) -> BookedPeriod | None:
@@ -29,7 +29,7 @@ async def read_period(connection: Connection, period_id: str) -> BookedPeriod | 
 
 
 async def read_periods(connection: Connection, after: str, count: int) -> list[BookedPeriod]:
-    """At most so many, by id, that come after the given one."""
+    """Return at most `count` periods by id, beginning after the given one."""
     rows = await connection.fetch(f"{_PERIODS} WHERE id > $1 ORDER BY id LIMIT $2", after, count)
     return [_booked(row) for row in rows]
 
@@ -39,7 +39,7 @@ def _booked(row: asyncpg.Record) -> BookedPeriod:
 
 
 def _aware(value: Any) -> Any:
-    """Postgres has the first moment of the year 1 as -infinity, which the driver returns without a zone."""
+    """Give a time its zone: Postgres stores year 1 as -infinity, which the driver returns without one."""
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
 
 

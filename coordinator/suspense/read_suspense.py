@@ -1,6 +1,6 @@
-"""What waits for people: leases with units in suspense or in quarantine, and the evidence that was kept for them.
+"""Read what people have to resolve: leases with units in suspense or in quarantine, and the evidence kept for them.
 
-Of a lease whose period is closed its correction waits, in an open period.
+If the period of a lease is closed, its correction in an open period is listed instead.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,13 @@ class SuspendedLease(msgspec.Struct, frozen=True):
     quota: str
     period: str
     state: str
-    suspense: int  # or carried
+    suspense: int  # or carried suspense
     estimated: int
     written_off: int
-    region_consumed: int  # as the region says; beside it what is booked
+    region_consumed: int  # by the region's report; `consumed` is what is booked
     consumed: int
     reported_at: datetime
-    waits_in: str  # the period in whose books: its own, or another one if that is closed
+    waits_in: str  # the period that has the suspense: its own, or an open one if that is closed
     proposal: Resolution | None
 
 
@@ -56,14 +56,14 @@ class KeptEvidence(msgspec.Struct, frozen=True):
     epoch: int
     lane: int
     seq: int
-    quota: str  # empty, as the period: of a whole batch, which shows that the ledger lost data
+    quota: str  # empty, like the period, for a whole batch: it shows that the ledger lost data
     period: str
     reason: str
-    stored_bytes: int  # of the evidence, as the database has it: compressed
+    stored_bytes: int  # of the evidence, compressed in the database
     recorded_at: datetime
-    is_open: bool  # the lease is still in quarantine, the lane is still behind
+    is_open: bool  # the lease is still in quarantine, or the lane still behind
     proposal: Resolution | None  # of the lane, or of the lease
-    evidence: Any = None  # the lease or the batch as it was reported, if it was asked for
+    evidence: Any = None  # the lease or the batch as it was reported, on request
 
 
 class LeaseName(NamedTuple):
@@ -96,15 +96,15 @@ class QuarantinePage(NamedTuple):
 
 
 async def read_quarantine(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
-    """Read at most so many rows without their evidence, which may be large."""
+    """Read at most `count` rows without their evidence, which may be large."""
     rows = await connection.fetch(*_kept_after(after, count, with_evidence=False))
     return QuarantinePage([_kept(dict(row)) for row in rows[:count]], len(rows) > count)
 
 
 async def read_quarantine_with_evidence(connection: Connection, after: EvidenceName, count: int) -> QuarantinePage:
-    """Read at most so many rows with their evidence: no more than MOST_EVIDENCE_BYTES in all, and at least one row.
+    """Read at most `count` rows with their evidence: MOST_EVIDENCE_BYTES in all at most, but at least one row.
 
-    In a transaction: the rows come one after the other, so that no more of them is in memory than is returned.
+    Call it in a transaction. Rows are fetched one by one, so that no more than the reply is in memory.
     """
     kept, size = list[KeptEvidence](), 0
     statement = _kept_after(after, count, with_evidence=True)
@@ -173,7 +173,7 @@ def _lease_is_open() -> ColumnElement[bool]:
     )
 
 
-# People have yet to decide: the lane is behind, or the lease is in quarantine, or there is no lease of a report.
+# A decision is open: the lane is behind, the lease is in quarantine, or the report has no lease.
 IS_OPEN = case((quarantine.c.quota == constant(""), _lane_is_behind()), else_=_lease_is_open())
 
 

@@ -1,7 +1,7 @@
-"""Propose how suspense or a quarantine ends, or how a lane goes on, and approve it: two people, two transactions.
+"""Propose and approve a resolution of suspense, of a quarantine or of a lane: two people, two transactions.
 
-A new proposal for a lease or a lane takes the place of the open one, under a new id: what is approved is what was read.
-A lease is named by its own period. If that is closed, what is resolved is its correction in the open one.
+A new proposal for a lease or a lane replaces the open one under a new id, so that people approve what they have read.
+A lease is named by its own period. If that period is closed, its correction in an open period is resolved.
 """
 
 from datetime import datetime
@@ -43,11 +43,11 @@ class Resolution(msgspec.Struct, frozen=True):
     epoch: int
     quota: str | None  # of a lease
     period: str | None
-    lane: int | None  # of a lane, and the number of the batch with which it goes on
+    lane: int | None  # of a lane, with the sequence number of the batch that it continues with
     seq: int | None
     kind: ResolutionKind
-    suspense: int  # when it was proposed
-    charged: int  # of these, as an estimate
+    suspense: int  # at the time of the proposal
+    charged: int  # of these, billed as an estimate
     reason: str
     proposed_by: UUID
     proposed_at: datetime
@@ -77,7 +77,7 @@ class _About(NamedTuple):
 
 
 class HeldReport(NamedTuple):
-    """A report without a lease, kept in rows: it names no quota or no period that it could be booked on."""
+    """A kept report without a lease: it names a quota or a period that it cannot be booked on."""
 
     key: Key
     epoch: int
@@ -118,13 +118,13 @@ async def propose_resolution(
 async def approve_resolution(
     connection: Connection, id_: UUID, by: Actor, now: datetime
 ) -> Resolution | ResolutionRefusal:
-    """Approved again, nothing changes."""
+    """Approve a resolution and carry it out. Approving it a second time changes nothing."""
     read = await connection.fetchrow(_READ, id_)
     if read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
     about = Key(read["quota"], read["period"]) if read["lane"] is None else read["lane"]
     found = await _lock(connection, read["epoch"], about, now)
-    read = await connection.fetchrow(_READ, id_)  # once more: by now it may be replaced, or approved
+    read = await connection.fetchrow(_READ, id_)  # read again under the lock: it may have been replaced or approved
     if found is None or read is None:
         return ResolutionRefusal.NO_SUCH_PROPOSAL
     if read["approved_at"] is not None:
@@ -147,8 +147,8 @@ async def _carry_out(
         return await rebase_lane(connection, found, resolution.seq, resolution.id, now)
     if isinstance(found, HeldReport):
         if resolution.kind is ResolutionKind.WRITE_OFF:
-            return None  # nothing was booked, and nothing will be
-        found = await _open_books(connection, found, now)
+            return None  # nothing was booked
+        found = await _create_balances(connection, found, now)
     if isinstance(found, Late):
         entry = await _resolve_late(connection, resolution, found, now)
     else:
@@ -202,8 +202,8 @@ async def _held_report(connection: Connection, epoch: int, key: Key, region: str
     return None if consumed is None else HeldReport(key, epoch, region, end, consumed)
 
 
-async def _open_books(connection: Connection, held: HeldReport, now: datetime) -> LockedLease | Late:
-    """Make what a held report is booked on, as people have approved: its period, pool and a lease in quarantine."""
+async def _create_balances(connection: Connection, held: HeldReport, now: datetime) -> LockedLease | Late:
+    """Create what an approved report is booked on: its period, its pool and a lease in quarantine."""
     locked = (await lock_pools(connection, [held.key], [held.key]))[held.key]
     state = LeaseState.QUARANTINED
     lease = Lease(held.key, held.epoch, held.region, now, now, state, region_consumed=held.consumed)
@@ -221,7 +221,7 @@ async def _open_books(connection: Connection, held: HeldReport, now: datetime) -
 async def _lock_lease(
     connection: Connection, epoch: int, key: Key, now: datetime
 ) -> LockedLease | Late | HeldReport | None:
-    """In the ledger's order, and waiting: the epoch shared, then the pool, under which its leases stand still."""
+    """Lock in the ledger's order: the epoch shared, then the pool, which keeps its leases from changing."""
     row = await connection.fetchrow(_SHARE_EPOCH, epoch)
     if row is None:
         return None
@@ -230,7 +230,7 @@ async def _lock_lease(
     lease = await _lease(connection, epoch, key)
     closed_at = locked.closed_at if locked else await connection.fetchval(_CLOSED_AT, key.period)
     if closed_at:
-        # Of work that was done without a lease in a closed month there is only the correction.
+        # Usage without a lease in a closed period has only a correction.
         lease = lease or Lease(key, epoch, row["region"], now, now)
         closed = locked or LockedPool(Pool(key), period_is_open=False, closed_at=closed_at)
         late = await _lock_late(connection, lease, closed, end, now)

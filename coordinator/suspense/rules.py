@@ -1,17 +1,17 @@
-"""How people end what no evidence has ended, and what becomes of the units then.
+"""Rules for resolutions: how people settle suspense and quarantine that no evidence has settled.
 
-    write off      what is in suspense is given up: nobody is billed
-    charge         all of it is billed as an estimate
-    estimate       a part is billed as an estimate, the rest is given up
-    unattributed   a quarantine ends: what the region's totals say is booked, as one line that names no policy
-                   A quarantine of an implausible report may end by a write-off as well: people do not believe it
-    rebase         a lane goes on whose ledger lost data (rebasing.py)
+    write off      the units in suspense are given up and not billed
+    charge         all of them are billed as an estimate
+    estimate       a part is billed as an estimate, and the rest is given up
+    unattributed   a quarantine ends: the region's totals are booked, as one usage line without a policy. The quarantine
+                   of an implausible report may end by a write-off as well, if people do not believe the report
+    rebase         a lane continues after its ledger lost data (epochs/rules/lost_ledger.py)
 
-Of a lease whose period is closed, what waits is in a correction of an open one (closing.py): there it is ended, and
-the closed books stay as they are.
+If the period of a lease is closed, its suspense is in a correction in an open period (periods/rules/closing.py). It is
+settled there, and the closed period does not change.
 
-An estimate is no consumption: late evidence drains it first (books.DRAINED). Evidence may also come between proposal
-and approval; what it drained meanwhile is taken off the estimate, so that both orders end with the same books.
+An estimate is not consumption: late evidence is taken from it first. Evidence may also arrive between proposal and
+approval. What it has taken meanwhile is subtracted from the estimate, so that both orders give the same balances.
 """
 
 from datetime import datetime
@@ -54,15 +54,15 @@ class ResolutionRefusal(StrEnum):
     NO_SUCH_PROPOSAL = "no_such_proposal"
     NOTHING_IN_SUSPENSE = "nothing_in_suspense"
     MORE_THAN_IN_SUSPENSE = "more_than_in_suspense"
-    QUARANTINED = "quarantined"  # its totals come first
+    QUARANTINED = "quarantined"  # resolve the quarantine first
     NOT_QUARANTINED = "not_quarantined"
-    NOT_REGRESSED = "not_regressed"  # nothing is kept that shows the ledger to be behind in this lane
-    TOO_FAR_BEHIND = "too_far_behind"  # in numbers: the epoch is to be retired
-    SAME_PERSON = "same_person"  # who proposes does not approve
+    NOT_REGRESSED = "not_regressed"  # no kept batch shows that the ledger is behind in this lane
+    TOO_FAR_BEHIND = "too_far_behind"  # by too many sequence numbers: retire the epoch instead
+    SAME_PERSON = "same_person"  # the person who proposes must not approve
 
 
 class Terms(NamedTuple):
-    """What is to be done: of so many units in suspense, so many are billed as an estimate."""
+    """The terms of a resolution: of `suspense` units, `charged` are billed as an estimate."""
 
     kind: ResolutionKind
     suspense: int
@@ -70,7 +70,7 @@ class Terms(NamedTuple):
 
 
 class EpochEnd(NamedTuple):
-    """How it stands with the epoch of a lease whose quarantine ends."""
+    """The state of the epoch of a lease whose quarantine ends."""
 
     state: EpochState
     lost_data: bool
@@ -79,9 +79,9 @@ class EpochEnd(NamedTuple):
 def propose(
     book: Lease | Correction, kind: ResolutionKind, units: int, *, is_implausible: bool = False
 ) -> Terms | ResolutionRefusal:
-    """`units` of an estimate; of the others, what they are follows from the book.
+    """Return the terms. `units` is for an estimate; the other kinds follow from the lease or correction.
 
-    `is_implausible`: its quarantine began with a report of more than a region may report without people's approval.
+    `is_implausible`: the quarantine began with a report of more than a region may report without approval.
     """
     waiting = book.to_carry
     if kind is ResolutionKind.UNATTRIBUTED:
@@ -98,7 +98,7 @@ def propose(
 
 
 def propose_for_held(kind: ResolutionKind) -> Terms | ResolutionRefusal:
-    """Propose how a report ends that is kept without a lease: booked whole, or dismissed."""
+    """Return the terms for a kept report without a lease: it can be booked whole, or dismissed."""
     if kind in (ResolutionKind.UNATTRIBUTED, ResolutionKind.WRITE_OFF):
         return Terms(kind, 0, 0)
     return ResolutionRefusal.QUARANTINED
@@ -142,17 +142,17 @@ def resolve_late(
 
 
 def _dismiss_report(lease: Lease, epoch: EpochEnd) -> None:
-    """End the quarantine of a report that people do not believe: what was booked before it stands, and nothing more.
+    """End the quarantine of a report that people do not believe. Only what was booked before it remains.
 
-    The region's next total of this lease disagrees with its lines again, and is quarantined: its store has to begin
-    another epoch first.
+    The region's next total of this lease disagrees with its lines again and goes into quarantine, until its store
+    begins another epoch.
     """
     _leave_quarantine(lease, epoch)
     lease.region_consumed = lease.consumed
 
 
 def _refusal(book: Lease | Correction, kind: ResolutionKind, *, is_implausible: bool) -> ResolutionRefusal | None:
-    """A quarantine ends by what the totals say; only an implausible report may be dismissed."""
+    """Refuse the wrong kind: a quarantine ends as `unattributed`, and only implausible reports may be dismissed."""
     if book.is_quarantined == (kind is ResolutionKind.UNATTRIBUTED):
         return None
     if book.is_quarantined and is_implausible and kind is ResolutionKind.WRITE_OFF:
@@ -170,7 +170,7 @@ def _end_suspense(entry: Movement, pool: Pool, book: Lease | Correction, terms: 
 
 
 def _end_quarantine(entry: Movement, pool: Pool, lease: Lease, epoch: EpochEnd, now: datetime) -> None:
-    """The region's totals count from here on. The lease is like one that expired: it returns first what is left."""
+    """Book the region's totals. The lease then continues like an expired one, which returns what is left first."""
     _leave_quarantine(lease, epoch)
     book_unattributed(entry, pool, lease, lease.region_consumed - lease.consumed, now)
     if lease.state in RETURNS_COUNT:
@@ -186,7 +186,7 @@ def _leave_quarantine(lease: Lease, epoch: EpochEnd) -> None:
 
 
 def _end_late_quarantine(entry: Movement, late: Late, now: datetime) -> None:
-    """Likewise. What the region says it has given back is not waited for any more."""
+    """Book the region's totals in the correction. Units that the region has returned are not expected any more."""
     book = late.book
     book.quarantined = False
     use_late(entry, late, [unattributed(late.lease.key, book.region_consumed - late.consumed, now)])
@@ -200,7 +200,7 @@ def book_unattributed(entry: Movement, pool: Pool, lease: Lease, consumed: int, 
 
 
 def unattributed(key: Key, units: int, now: datetime) -> Line:
-    """One line that names no policy: of this usage only the total is known."""
+    """Return a usage line without a policy, for usage of which only the total is known."""
     period, tenant = period_of(key.period), tenant_of(key.quota)
     minute = min(max(minute_of(now), period.first_minute), period.last_minute)
     return Line(units, minute, {"policy": "unattributed"} | ({"tenant": tenant} if tenant is not None else {}))
@@ -215,8 +215,8 @@ def _ends(epoch: EpochEnd) -> tuple[LeaseEvent, ...]:
 
 
 def _rebase_returns(entry: Movement, pool: Pool, lease: Lease) -> None:
-    """More than there was can only be returned as overage: both totals rise alike, and nothing becomes grantable."""
+    """Book returns. A return of more than was left is booked as overage as well, so that it frees no units."""
     returned = lease.region_returned - lease.returned
-    beyond = max(0, returned - lease.unaccounted)
-    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, beyond, Cause.OVERAGE)
+    excess = max(0, returned - lease.unaccounted)
+    post(entry, pool, lease, Account.OVERAGE, Account.OUTSTANDING, excess, Cause.OVERAGE)
     drain(entry, pool, lease, Account.UNALLOCATED, returned, Cause.RETURNED)

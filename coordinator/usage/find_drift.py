@@ -1,4 +1,4 @@
-"""Look whether a region's own total is another than what is booked of it, and tell of it, once for each total."""
+"""Find leases whose region reports another total than what is booked, and send an event, once for each total."""
 
 from datetime import datetime
 
@@ -6,7 +6,7 @@ from coordinator.database.connection import Connection
 from coordinator.webhooks.outbox import tell
 from coordinator.webhooks.rules import EventKind, event
 
-AT_MOST = 100  # at a time: where there are more, one is enough to look
+AT_MOST = 100  # in one run
 
 
 async def find_drift(connection: Connection, now: datetime) -> None:
@@ -15,7 +15,7 @@ async def find_drift(connection: Connection, now: datetime) -> None:
     await tell(connection, told, now)
 
 
-# What is in quarantine is known to differ: people look at it already. An index has just what is looked for.
+# Leases in quarantine are known to differ and left out. The index `lease_drifting` has exactly these rows.
 DRIFTING = """
 SELECT quota, period, region, epoch, consumed, region_consumed FROM lease
 WHERE region_consumed <> consumed AND state NOT IN ('quarantined', 'closed') ORDER BY epoch, quota, period LIMIT $1

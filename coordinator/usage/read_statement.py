@@ -1,12 +1,12 @@
-"""Read what a tenant is billed for of a period, and where each line of it comes from. Wants a snapshot.
+"""Read a tenant's statement for a period, and the sources of each line. Needs a snapshot.
 
-Of a closed period it is all there is. Of any other it is as of a seal, the newest unless another one is asked for: so
-whoever has a statement can ask for the same one again, and its lines keep their numbers.
+The statement of a closed period is complete. That of any other period is as of a seal, the newest one by default. So
+the same statement can be requested again, and its lines keep their numbers.
 
-Beside the lines it tells the limits that were in force (read_limit_history.py).
+Beside the lines it lists the limits that were in force (limits/read_limit_history.py).
 
-Usage comes from the rollups, like any usage; what was estimated and replaced from the leases and corrections, with what
-was moved since the seal taken back; and each adjustment from itself, if its movement is sealed.
+Usage is read from the rollups. Estimates and replacements are read from leases and corrections, less what was moved
+since the seal. Each adjustment is read from its own row, if its movement is sealed.
 """
 
 import uuid
@@ -59,7 +59,7 @@ from coordinator.usage.rules.statement import (
 from coordinator.usage.rules.usage import Dimension, UsageQuestion
 from protocol.identifiers import lane_of
 
-MOST_LINES = 10_000  # of a statement: one with more would be refused, and is never cut
+MOST_LINES = 10_000  # a statement with more lines is refused, never cut
 
 
 class NoStatement(StrEnum):
@@ -72,7 +72,7 @@ class NoStatement(StrEnum):
 class _Asked(NamedTuple):
     of: StatementId
     period: BookedPeriod
-    sealed: Sealed | None  # None: the period is closed, and all of it counts
+    sealed: Sealed | None  # None: the period is closed and complete
 
 
 async def read_statement(
@@ -122,7 +122,7 @@ async def _statement(connection: Connection, asked: _Asked) -> Statement | NoSta
     )
 
 
-# What is booked late was used before the period: of usage only the period that it is booked in counts.
+# Late usage was used before the period: only the period in which it is booked counts.
 _EVER = [datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)]
 _BY = [Dimension.QUOTA, Dimension.CHARGE_PERIOD, Dimension.REGION, Dimension.COUNTED_AS]
 
@@ -142,7 +142,7 @@ def _amount(period: str, *names: str | None, units: int) -> Amount:
     return Amount(_KINDS[counted_as == OVERAGE, charge_period != period], quota, charge_period, region, units)
 
 
-# Is it beyond the limit, is it late?
+# (is overage, is late)
 _KINDS = {
     (False, False): LineKind.USAGE,
     (True, False): LineKind.OVERAGE,
@@ -152,7 +152,7 @@ _KINDS = {
 
 
 async def _carried_over(connection: Connection, asked: _Asked) -> list[LimitInForce]:
-    """What was left of the period before, from when it was closed on."""
+    """Return what was carried over from the previous period, from the time of its close on."""
     _, last = asked.sealed or (_NEVER, _NEVER)
     period = asked.period
     return [
@@ -178,7 +178,7 @@ async def _estimates(connection: Connection, asked: _Asked) -> list[Amount]:
 
 
 async def _adjustments(connection: Connection, asked: _Asked) -> list[Amount]:
-    """By the period in whose books they are, whatever period they are about."""
+    """Return adjustments by the period in which they are booked, whatever period they are about."""
     _, last = asked.sealed or (_NEVER, _NEVER)
     rows = await connection.fetch(_ADJUSTMENTS, *asked.of, last, MOST_LINES + 1)
     return [_adjusted(row) for row in rows]
@@ -197,11 +197,11 @@ def _adjusted(row: asyncpg.Record) -> Amount:
     return adjusted(AdjustmentKind(row["kind"]), row["name"], row["period"], adjustment)
 
 
-# --- the way down -----------------------------------------------------------------------------------------------------
+# --- sources of a line ------------------------------------------------------------------------------------------------
 
 
 class Source(Struct, frozen=True, kw_only=True):
-    """A report that a line is from, with its place in the chain; or what the coordinator moved by itself."""
+    """A report that a line comes from, with its place in the chain; or a movement of the coordinator."""
 
     region: str | None
     epoch: int | None
@@ -209,23 +209,23 @@ class Source(Struct, frozen=True, kw_only=True):
     seq: int | None
     position: int | None
     body_hash: str | None
-    head: str | None  # of the lane's chain, this report included
-    movement_id: uuid.UUID | None  # of what no report tells of; of an adjustment its id
+    head: str | None  # of the lane's chain, including this report
+    movement_id: uuid.UUID | None  # of a movement without a report; for an adjustment its id
     units: int  # of this line
-    transfers: int  # so many make them up
+    transfers: int  # number of transfers
     recorded_at: datetime
 
 
 class Sources(NamedTuple):
     line: StatementLine
     sources: list[Source]
-    numbers: list[str]  # where each of them is in the list
+    numbers: list[str]  # the positions in the list
 
 
 async def read_sources(
     connection: Connection, of: StatementId, n: int, as_of: int | datetime | None, after: str, count: int
 ) -> Sources | NoStatement | None:
-    """None if it has no such line. At most so many, in the order in which they were booked; then what has no report."""
+    """Return at most `count` sources in the order of booking, movements last; None if there is no such line."""
     asked = await _asked(connection, of, as_of)
     if isinstance(asked, NoStatement):
         return asked
@@ -247,7 +247,7 @@ async def read_sources(
 async def _sources(
     connection: Connection, asked: _Asked, line: StatementLine, after: tuple[int, int], count: int
 ) -> list[asyncpg.Record]:
-    """Only the lanes are read that its quotas belong to."""
+    """Read only the lanes that the line's quotas belong to."""
     names = asked.of.period, line.charge_period, line.region, line.quota, asked.of.tenant
     leases = await connection.fetch(_LEASES, *names)
     lanes = sorted({(row["epoch"], lane_of(row["quota"], row["lanes"])) for row in leases})
@@ -280,7 +280,7 @@ _NEVER = 2**63 - 1
 _NEWEST = "SELECT position FROM seal ORDER BY number DESC LIMIT 1"
 _AUDITED = "SELECT audit FROM seal WHERE position >= $1 ORDER BY number LIMIT 1"
 _HAS_TENANT = "SELECT EXISTS (SELECT FROM pool WHERE period = $1 AND tenant = $2)"
-# A movement is sealed whole, or not yet; that of a debit may have funded the pool, too.
+# A movement is sealed as a whole. The movement of a debit may have funded the pool as well.
 _CARRIED_OVER = """
 SELECT quota, charge_period, units, movement_id, recorded_at FROM transfer JOIN pool USING (quota, period)
 WHERE period = $1 AND tenant = $2 AND src = 'carried_over_in' AND transfer.id <= $3 ORDER BY quota, transfer.id
@@ -375,7 +375,7 @@ def _sources_of(kind: LineKind) -> query.Statement:
 
 @cache
 def _estimated() -> query.Statement:
-    """Select what was estimated and replaced by now, with what was moved since the position taken back."""
+    """Select what was estimated and replaced by now, less what was moved since the position."""
     key = (pool.c.name, lease.c.period.label("charge_period"), lease.c.region)
     of_leases = (
         select(constant("estimated").label("kind"), *key, lease.c.estimated.label("units"))

@@ -1,15 +1,15 @@
-"""Sum usage up by the dimensions of a question. It needs a snapshot.
+"""Sum up usage by the dimensions of a question. Needs a snapshot.
 
 An answer is pinned to a ledger position, `as_of`: only reports up to it count, so that the pages of one answer add up
-while usage goes on being booked. At a sealed position nothing can join any more (proof/seal.py), so that answer
-stays the same for ever. What the coordinator booked by itself has no position: of it counts what the seal of the
-position has, and in an answer that is not of a seal all there is.
+while booking goes on. Nothing is added below a sealed position (proof/seal.py), so an answer as of a seal never
+changes. Movements of the coordinator have no position: an answer as of a seal counts those that the seal covers, and
+any other answer counts all.
 
-Whole hours and days are read from their rollups, which the transfers' trigger keeps, and all else from the transfers. A
-rollup is of now: for a page of an earlier position, what was booked since is taken off again, which is little.
+Whole hours and days are read from their rollups, which a trigger on the transfers maintains, and the rest from the
+transfers. A rollup is current: for an earlier position, the little that was booked since is subtracted.
 
-Nothing, a gap and a zero are told apart by the coverage of the answer, which is as of the same position: whether the
-books know what was asked for, and how many units regions hold of it that no report has accounted for yet.
+The coverage of an answer, as of the same position, tells an unknown quota from one without usage, and says how many
+units regions hold that no report has accounted for yet.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -61,27 +61,27 @@ from coordinator.usage.rules.usage import OF_LEASES, OF_POOLS, Dimension, Kept, 
 class UsageRow(Struct, frozen=True):
     start: datetime = field(name="from")
     end: datetime = field(name="to")
-    dimensions: Mapping[Dimension, str | None]  # None: it was booked without one
+    dimensions: Mapping[Dimension, str | None]  # None: booked without this dimension
     units: int
 
 
 class Coverage(Struct, frozen=True):
-    """What the answer does not have. Of what is neither used nor unaccounted for, nothing was used."""
+    """What the answer does not contain."""
 
-    is_known: bool  # false: the books have never had such a quota, tenant or period
-    unaccounted: int  # leased, and not reported yet: so many units may still be found to be used
+    is_known: bool  # false: the ledger never had such a quota, tenant or period
+    unaccounted: int  # leased but not reported: usage may still grow by as many units
 
 
 class UsagePage(NamedTuple):
     rows: list[UsageRow]
     as_of: int
-    coverage: Coverage | None = None  # of the whole answer, told with its first page
+    coverage: Coverage | None = None  # of the whole answer; only on its first page
 
 
 async def read_usage_as_of(
     connection: Connection, question: UsageQuestion, as_of: int | datetime | None, begun_at: int, skip: int, count: int
 ) -> UsagePage | None:
-    """None if what is asked for is not sealed. A page after the first goes on as of where that one began."""
+    """Return usage as of a position, or None if that is not sealed. Later pages keep the first page's position."""
     sealed = None if as_of is None else await find_sealed(connection, as_of)
     if as_of is not None and sealed is None:
         return None
@@ -102,9 +102,9 @@ async def _first_page(connection: Connection, question: UsageQuestion, sealed: S
 async def read_usage(
     connection: Connection, question: UsageQuestion, as_of: int | None, skip: int, count: int, last: int | None = None
 ) -> UsagePage:
-    """At most so many rows, as of a position or, without one, as of now. A piece without usage has no row, or a zero.
+    """Return at most `count` rows, as of a position or as of now. A bucket without usage has no row, or a zero.
 
-    `last`: the transfer up to which movements count that have no position.
+    `last` is the last transfer up to which movements without a position count.
     """
     await connection.execute(PLAN_FOR_EACH_QUESTION)
     cuts = question.boundaries
@@ -150,7 +150,7 @@ def _values(question: UsageQuestion, position: int | None, last: int | None) -> 
 
 
 def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[UsageRow]:
-    """There may be very many, of few kinds: all of one kind share what tells it apart."""
+    """Build the rows. There may be very many, of few kinds: rows of one kind share their dimensions."""
     cuts, found = question.boundaries, list[UsageRow]()
     kinds: dict[tuple[str | None, ...], Mapping[Dimension, str | None]] = {}
     for row in rows:
@@ -164,7 +164,7 @@ def _rows(question: UsageQuestion, rows: Iterable[asyncpg.Record]) -> list[Usage
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
-# A custom plan shows the planner how little was booked since a seal; a generic plan would read every report.
+# With a custom plan the planner sees how little was booked since a seal; a generic plan reads every report.
 PLAN_FOR_EACH_QUESTION = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 POSITION, LAST = parameter("position", BigInteger), parameter("last", BigInteger)
@@ -199,7 +199,7 @@ def _usage(
 
 
 def _usage_lines(kept: Kept, *, is_now: bool) -> SelectBase:
-    """Return usage with its dimensions, from the transfers or from a rollup, which is of now."""
+    """Select usage with its dimensions, from the transfers or from a rollup, which is current."""
     if kept is Kept.MINUTE:
         return _booked()
     rolled_up = _rolled_up(usage_day if kept is Kept.DAY else usage_hour)
@@ -207,7 +207,7 @@ def _usage_lines(kept: Kept, *, is_now: bool) -> SelectBase:
 
 
 def _with_zeros(pieces: CTE, group_by: Iterable[Dimension]) -> Select[Any]:
-    """Select each kind of usage that there is in each piece. Without kinds there is one, even if nothing was used."""
+    """Select each kind of usage in each bucket. Without kinds there is one row, even if nothing was used."""
     kinds = select(*(pieces.c[dimension] for dimension in group_by)).distinct().subquery("kinds")
     numbers = (
         func.generate_series(constant(1), parameter("pieces", Integer))
@@ -231,7 +231,7 @@ def _booked() -> Select[Any]:
 
 
 def _booked_since() -> list[Select[Any]]:
-    """Return what was booked after the position, with its sign changed: what a rollup has too much."""
+    """Select what was booked after the position with its sign changed, to subtract it from a rollup."""
     less = _lines(-transfer.c.units).where(_IS_USAGE)
     return [
         less.select_from(report.join(transfer, _IN_REPORT).join(pool, _IN_POOL)).where(report.c.position > POSITION),
@@ -240,7 +240,7 @@ def _booked_since() -> list[Select[Any]]:
 
 
 def _lines(units: ColumnElement[int]) -> Select[Any]:
-    """Select transfers by dimensions. A quota that is counted by tenant knows the tenant, of others the line may."""
+    """Select transfers by dimensions. The tenant is that of the quota key, or else that of the usage line."""
 
     def said(name: str) -> ColumnElement[str]:
         return json_text(transfer.c.dimensions, name)
@@ -275,7 +275,7 @@ def _rolled_up(table: Table) -> Select[Any]:
 
 @lru_cache(maxsize=64)
 def _unaccounted(filters: tuple[Dimension, ...], *, is_now: bool) -> Statement:
-    """What regions hold, or held then: what they hold now, with what was moved since taken back."""
+    """Select what regions hold now, less what was moved since the position."""
     held = union_all(*_held(), *([] if is_now else _moved_since())).subquery("held")
     of_pools = (
         select(

@@ -1,7 +1,7 @@
-"""Read the books of one period, at one moment, for the domain to judge. Wants a snapshot.
+"""Read the balances of one period at one moment, for the rules to reconcile. Needs a snapshot.
 
-Most of it stands still: what is below a seal is never added to. So it may be read before, holding up nobody, and then
-only the little that came since, with the pools and leases, is read where the period is held (close_period.py).
+What is below a seal never changes. It may be read before, without holding any lock; then only the little that came
+since, with the pools and leases, is read while the period is held (periods/close.py).
 """
 
 from collections.abc import Collection, Sequence
@@ -41,21 +41,21 @@ from coordinator.usage.rules.reconciliation import (
 from coordinator.usage.rules.trial_balance import TrialBalance, trial_balance
 from protocol.lease import LeaseState
 
-PATIENCE_S = 600.0  # ten million lines are minutes' work where others are at work, too
+PATIENCE_S = 600.0  # ten million lines take minutes on a busy server
 
 
 class Settled(NamedTuple):
-    """What was read before, of all that is below a seal."""
+    """What was read before: sums over everything below a seal."""
 
-    sealed: int  # the last transfer that it covers
-    transfers: int  # so many of the period are among them
+    sealed: int  # the last transfer that is covered
+    transfers: int  # number of the period's transfers among them
     moved: Sequence[Moved] = ()
     lanes: Sequence[LaneRow] = ()
     misrolled: Sequence[Misrolled] = ()
 
 
 async def reconcile_period(connection: Connection, period: str, now: datetime) -> Reconciliation | None:
-    """None if there is no such period."""
+    """Return the reconciliation of a period, or None if it is unknown."""
     found = await read_period(connection, period)
     if found is None:
         return None
@@ -81,15 +81,14 @@ async def _anomalies(connection: Connection, period: str, books: Books) -> list[
 
 
 async def balance_period(connection: Connection, period: str, now: datetime) -> TrialBalance | None:
-    """None if there is no such period."""
+    """Return the trial balance of a period, or None if it is unknown."""
     if await read_period(connection, period) is None:
         return None
     return trial_balance(period, await read_books(connection, period), now)
 
 
 async def read_settled(connection: Connection, period: str) -> Settled:
-    """The heavy part, of all lines of a period. Rollups and chains are whole as they are here, or are not: nothing that
-    comes mends them."""
+    """Read the sums over all sealed lines of a period, the expensive part. Errors in it cannot go away later."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     sealed: int = await connection.fetchval(_SEALED)
     moved = await connection.fetch(_MOVED, period, 0, sealed, timeout=PATIENCE_S)
@@ -176,14 +175,14 @@ _LEASES = """
 SELECT lease.*, region_epoch.lanes FROM lease JOIN region_epoch USING (epoch)
 WHERE lease.period = $1 ORDER BY lease.quota, lease.region, lease.epoch
 """
-# In the terms of a pool, as coordinator/adjustments/rules.py moves them.
+# In terms of a pool's accounts, as adjustments/rules.py moves them.
 _ADJUSTMENTS = """
 SELECT quota, sum(CASE kind WHEN 'debit' THEN -units ELSE units END) AS adjustment,
     sum(CASE kind WHEN 'debit' THEN -units WHEN 'credit' THEN units ELSE 0 END) AS credited,
     sum(CASE kind WHEN 'write_off' THEN units ELSE 0 END) AS written_off
 FROM adjustment WHERE booked_in = $1 GROUP BY quota
 """
-# From the rollup, which is laid beside the transfers itself.
+# From the rollup, which is compared with the transfers separately.
 _OVERAGES = """
 SELECT quota, charge_period, sum(units) FROM usage_day WHERE period = $1 AND counted_as IS NOT NULL
 GROUP BY quota, charge_period
@@ -197,7 +196,7 @@ WHERE period = $1 AND id > $2 AND id <= $3 GROUP BY quota, epoch, charge_period,
 _EPOCHS = """
 SELECT ARRAY(SELECT epoch FROM lease WHERE period = $1 UNION SELECT epoch FROM correction WHERE period = $1)
 """
-# A region has one total for all the periods in which its lease is booked: the newest of them tells it.
+# A region has one total for all periods in which its lease is booked; the newest has it.
 _CORRECTIONS = """
 SELECT correction.*,
     CASE WHEN is_newest THEN correction.region_consumed ELSE 0 END AS said,
@@ -220,7 +219,7 @@ _DIMENSIONS = ("policy", "route_class", "api_key", "degraded", "counted_as")
 
 @cache
 def _rollup_differences() -> Statement:
-    """Select rollups that differ from the transfers: each transfer counts against its hour and against its day."""
+    """Select rollups that differ from the transfers: each transfer counts against its hour and its day."""
     its_pool = (pool.c.quota == transfer.c.quota) & (pool.c.period == transfer.c.period)
     said = {name: json_text(transfer.c.dimensions, name) for name in ("tenant", *_DIMENSIONS)}
     by = ("quota", "name", "charge_period", "tenant", "region", *_DIMENSIONS)

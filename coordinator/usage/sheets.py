@@ -1,4 +1,4 @@
-"""One answer in the shape that is asked for: JSON for programs, CSV for a spreadsheet, HTML for paper."""
+"""Return one answer in the requested media type: JSON for programs, CSV for spreadsheets, HTML for print."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -30,7 +30,7 @@ MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.HTML: "tex
 SHAPE: dict[str, tuple[str, dict[str, Any]]] = {
     "format": ("json, csv for a spreadsheet, or html to be printed; json", choices(Shape))
 }
-OTHER_MEDIA = ("text/csv", "text/html")  # than JSON, for OpenAPI
+OTHER_MEDIA = ("text/csv", "text/html")  # besides JSON
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
@@ -79,7 +79,7 @@ def statement_sheet(statement: Statement) -> Sheet:
     return Sheet(f"Statement {statement.period}: {statement.tenant}", facts, columns, rows, also)
 
 
-# No column of the lines' units: a spreadsheet's sum of those is what is billed.
+# Limits get a column of their own, so that the sum of the column `units` stays what is billed.
 _OF_LIMITS = ("kind", "quota", "limit", "of", "beyond it", "from", "to", "plan", "document", "reason")
 
 
@@ -93,13 +93,13 @@ def _limit(limit: LimitInForce) -> tuple[Cell, ...]:
 
 def _whose(limit: LimitInForce) -> str | None:
     if limit.mode is None:
-        return None  # it is added to another one
+        return None  # it extends another limit
     tenants = "" if "tenant" in parse_quota_key(limit.quota_key)[1] else "all tenants together, "
     return tenants + ("each region for itself" if limit.mode == Mode.REGIONAL else "all regions together")
 
 
 def beyond(cap: str | dict[str, int] | None) -> str | None:
-    """What can be had beyond a limit, for people."""
+    """Describe for people what can be used beyond a limit."""
     if isinstance(cap, dict):
         return ", ".join(f"{units} {_BEYOND[name]}" for name, units in cap.items())
     return {SOFT: "any number, billed as overage", HARD: "nothing"}.get(cap or "")

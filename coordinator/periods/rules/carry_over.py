@@ -1,10 +1,10 @@
-"""What is left of a period goes over into the next, where the plan says so.
+"""Rules for carry-over: unused units of a period go into the next one, if the quota has `carry_over`.
 
-What is left is certain only when the period is closed: then no region holds any of it, what is in suspense waits
-elsewhere, and nothing is booked in it any more. So it moves with the close, in one movement of two transfers, one in
-each period, and it is no longer the old one's: what comes late for that is not included by it once more.
+How much is unused is certain only at the close: then no region holds units, suspense has left the period, and nothing
+is booked in it any more. So the units move with the close, in one movement of two transfers, one in each period. They
+no longer belong to the closed period: late usage of that period is not covered by them.
 
-Of a period's units those are spent first that were carried into it; what was left of them does not go over again.
+Units that were carried into a period are spent first, and are not carried over a second time.
 """
 
 from datetime import datetime
@@ -29,32 +29,33 @@ class CarryOver(NamedTuple):
 
 
 def may_carry_over(quotas: dict[str, Quota]) -> list[str]:
-    """The quotas of which something may go over."""
+    """Return the names of the allowances that have `carry_over`."""
     return [name for name, spec in quotas.items() if isinstance(spec, AllowanceQuota) and spec.carry_over is not None]
 
 
 def unused_of(pool: Pool) -> int:
-    """Of its own limit and credits. What a soft cap let be had beyond them was nobody's."""
+    """Return what is left of the pool's limit and credits. A soft cap's extension is not part of it."""
     left = max(0, min(pool.grantable - pool.soft_cap_extension, pool.included_left))
     return min(left, max(0, pool.entitled))
 
 
 def carry_over_of(pool: Pool, catalogue: Catalogue) -> CarryOver | None:
-    """By the plan that is in force at the close, as the limit is. None if nothing goes over."""
+    """Return what the plan in force at the close lets the pool carry over, or None if that is nothing."""
     spec = catalogue.allowance_of(pool.key.quota)
     limit = None if spec is None else limit_of_key(catalogue, spec, pool.key.quota)
     if spec is None or not isinstance(limit, int):
         return None
     most = carried_over(spec, plan_of_key(catalogue, pool.key.quota), pool.funded)
-    units = min(unused_of(pool), most, MAX_UNITS - limit)  # a store could not count more
+    units = min(unused_of(pool), most, MAX_UNITS - limit)  # more than that a store cannot count
     into = following(period_of(pool.key.period), catalogue, spec, pool.key.quota)
     return CarryOver(pool.key, Key(pool.key.quota, into), units) if units and into else None
 
 
 def following(period: Period, catalogue: Catalogue, spec: AllowanceQuota, quota: str) -> str | None:
-    """The one after it by the calendar in force. None if that has other kinds of periods by now.
+    """Return the next period of the calendar in force, or None if that calendar has another kind of period by now.
 
-    Its middle is looked for: where zone or anniversary are others, the next one begins a little before or after.
+    The next period is found by its middle, because it begins earlier or later if the time zone or the anniversary
+    has changed.
     """
     calendar = calendar_of_key(catalogue.began_at, spec, quota)
     if calendar.kind is not period.calendar.kind:
@@ -64,7 +65,7 @@ def following(period: Period, catalogue: Catalogue, spec: AllowanceQuota, quota:
 
 
 def carry_over(pool: Pool, into: Pool, units: int) -> Movement:
-    """Both sides are one movement, of no region, and named by what it does: it is booked once."""
+    """Move unused units into the next period. The movement's id is derived from both keys, so it is booked once."""
     name = "/".join((*pool.key, into.key.period))
     entry = Movement(uuid5(_CARRIED_OVER, name), None, None)
     post(entry, pool, None, Account.UNALLOCATED, Account.CARRIED_OVER_OUT, units, Cause.CARRIED_OVER)

@@ -1,14 +1,14 @@
-"""How a period ends: what must be over first, what leaves it, and what becomes of what comes later.
+"""Rules for closing a period: what must end first, what leaves the period, and how late evidence is booked.
 
-    open      may be granted in
-    closing   nothing is granted any more; regions account for what they hold, or it expires
+    open      leases may be granted
+    closing   nothing is granted any more; regions report or return what they hold, or it expires
     closed    final: the database refuses every change
 
-What is in suspense at the close leaves as `suspense_carried_out` and waits in an open period, in `suspense_carried`,
-where it is never granted. Late evidence is booked there too, for truth is never refused: in a correction, so that the
-closed lease stays as it is. Usage is taken from what was carried, then it replaces what closed books had estimated and
-written off, and the rest is a correction from outside: never from what the open period has to spend. What is returned
-late frees nothing: what was carried, and what was estimated, is written off.
+Suspense leaves a period at its close as `suspense_carried_out` and waits in an open period, in `suspense_carried`,
+where it is never granted. Late evidence is booked there as well, in a correction, so that the closed lease does not
+change. Late usage is taken from the carried suspense first. Then it replaces what the closed period had estimated or
+written off. The rest is a correction from outside, never a part of what the open period may spend. A late return frees
+no units: the carried suspense, or the estimate, is written off.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -43,49 +43,49 @@ from protocol.messages import FrozenLease
 from protocol.periods import Period, period_at, period_of
 from protocol.units import MAX_UNITS
 
-HOLD_WAIT = timedelta(hours=1)  # after the grace: so long a close waits for what services hold
+HOLD_WAIT = timedelta(hours=1)  # after the grace period: how long a close waits for open holds
 
 
 def open_key(key: Key, now: datetime) -> Key:
-    """Where what comes late for this one is booked: the same quota in the period that runs now."""
+    """Return the key that late evidence is booked under: the same quota in the current period."""
     return Key(key.quota, open_period(key.period, now))
 
 
 def open_period(closed: str, now: datetime) -> str:
-    """Never the closed one itself, whatever a clock that is behind says."""
+    """Return the current period; never the closed one itself, even if the clock is behind."""
     period = period_of(closed)
     return period_at(period.calendar, max(now, period.ends_at)).id
 
 
-# --- may it be closed? ------------------------------------------------------------------------------------------------
+# --- what is missing ------------------------------------------------------------------------------------------------
 
 
 class Obstacle(StrEnum):
     NOT_OVER = "not_over"  # the period has not ended
-    GRACE = "grace"  # regions have some time yet to report
-    OUTSTANDING = "outstanding"  # a region has units, and its lease has not expired
-    HELD = "held"  # services hold the units: the region has reported since the period ended, and kept them
+    GRACE = "grace"  # regions still have time to report
+    OUTSTANDING = "outstanding"  # a region holds units, and its lease has not expired
+    HELD = "held"  # open holds: the region has reported since the period ended, and kept the units
     QUARANTINE = "quarantine"
-    PROPOSAL = "proposal"  # a resolution waits for its approval
+    PROPOSAL = "proposal"  # a resolution waits for approval
     SUSPENSE = "suspense"  # resolve it, or close with `carry_suspense`
-    EARLIER = "earlier"  # the period before is not closed, and what is left of it comes into this one
-    UNBALANCED = "unbalanced"  # the reconciliation finds something
+    EARLIER = "earlier"  # an earlier period is open, and its unused units are carried over into this one
+    UNBALANCED = "unbalanced"  # the reconciliation has findings
 
 
 _ENDS_BY_ITSELF = (Obstacle.GRACE, Obstacle.OUTSTANDING, Obstacle.HELD)
 
 
 class Missing(Struct, frozen=True, kw_only=True):
-    """One thing that has to end first."""
+    """One obstacle to the close."""
 
     what: Obstacle
     reason: str
     quota: str | None = None
     region: str | None = None
     epoch: int | None = None
-    charge_period: str | None = None  # the lease's own: another one than this if that is closed
+    charge_period: str | None = None  # the lease's own period, if that is closed already
     units: int | None = None
-    until: datetime | None = None  # of what is held: then the close goes on without it
+    until: datetime | None = None  # when the close stops waiting for open holds
 
     @property
     def is_for_people(self) -> bool:
@@ -93,30 +93,32 @@ class Missing(Struct, frozen=True, kw_only=True):
 
 
 class OpenLease(NamedTuple):
-    """A lease, or a correction, that is not over."""
+    """A lease or a correction that still has units or a decision outstanding."""
 
     quota: str
     region: str
     epoch: int
     charge_period: str
     outstanding: int
-    suspense: int  # a correction's: what is carried
+    suspense: int  # of a correction: its carried suspense
     is_quarantined: bool
     is_proposed: bool
     reported_at: datetime | None = None
 
     def is_held(self, period: Period) -> bool:
-        """When a period ends its store returns all but what services hold. So what a region still has, although it has
-        reported since then, is held.
+        """Whether the outstanding units are in open holds.
+
+        At the end of a period a store returns all units but those of open holds. So units that a region still has
+        although it has reported since then are held.
         """
         return self.outstanding > 0 and self.reported_at is not None and self.reported_at >= period.ends_at
 
 
 class HoldTerms(NamedTuple):
-    """How long a close waits for what services hold."""
+    """How long a close waits for open holds."""
 
     until: datetime
-    are_left: bool = False  # people have said that it goes on without
+    are_left: bool = False  # a person has consented to close without them
 
 
 def missing_for_close(
@@ -157,16 +159,18 @@ def _missing_of(
         if not holds.are_left and now < holds.until:
             yield missing(Obstacle.HELD, _HELD, lease.outstanding, holds.until)
     elif lease.outstanding:
-        yield missing(Obstacle.OUTSTANDING, "the region has not accounted for it yet", lease.outstanding)
+        yield missing(
+            Obstacle.OUTSTANDING, "the region has not reported or returned these units yet", lease.outstanding
+        )
     if lease.is_quarantined:
         yield missing(Obstacle.QUARANTINE, "propose and approve `unattributed`", lease.suspense)
     if lease.is_proposed:
-        yield missing(Obstacle.PROPOSAL, "somebody has to approve it, or propose something else", lease.suspense)
+        yield missing(Obstacle.PROPOSAL, "approve the proposal, or propose something else", lease.suspense)
     if lease.suspense and not carries_suspense:
         yield missing(Obstacle.SUSPENSE, "resolve it, or close with `carry_suspense`", lease.suspense)
 
 
-_HELD = "services hold these units; the close waits for their holds to end, or goes on without them: `holds: leave`"
+_HELD = "these units are in open holds; wait for the holds to end, or close with `holds: leave`"
 
 
 def _missing_balance(finding: Finding) -> Missing:
@@ -176,11 +180,11 @@ def _missing_balance(finding: Finding) -> Missing:
     )
 
 
-# --- what leaves ------------------------------------------------------------------------------------------------------
+# --- what leaves the period -------------------------------------------------------------------------------------------
 
 
 def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Correction) -> Movement:
-    """What nobody has accounted for leaves the period and waits in the open one: both sides are one movement."""
+    """Carry suspense into the open period. Both sides are one movement."""
     entry = movement(part, "suspense_carried", open_pool.key.period)
     units = part.to_carry
     post(entry, pool, part, part.waiting_account, Account.SUSPENSE_CARRIED_OUT, units, Cause.SUSPENSE_CARRIED)
@@ -197,7 +201,7 @@ def carry(pool: Pool, part: Lease | Correction, open_pool: Pool, correction: Cor
 
 
 def correction_of(part: Lease | Correction, period: str) -> Correction:
-    """A new one in that period, that goes on where the closed book stands."""
+    """Return a new correction in that period, which continues from the totals of the closed lease or correction."""
     return Correction(
         Key(part.key.quota, period),
         part.epoch,
@@ -210,9 +214,9 @@ def correction_of(part: Lease | Correction, period: str) -> Correction:
 
 
 def leave_holds(pool: Pool, lease: Lease) -> Movement:
-    """Set aside what services still hold of a lease, so that its period can be closed.
+    """Move the units of open holds into suspense, so that the period can be closed.
 
-    It leaves the period with what is in suspense. A hold that is committed later is late usage of the period.
+    They are carried with the other suspense. A hold that is committed later is late usage of the period.
     """
     entry = movement(lease, "held at the close")
     post(entry, pool, lease, Account.OUTSTANDING, Account.SUSPENSE, lease.outstanding, Cause.EXPIRED)
@@ -227,43 +231,43 @@ def close_lease(lease: Lease) -> None:
     lease.state = state
 
 
-# --- what comes late --------------------------------------------------------------------------------------------------
+# --- late evidence --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Late:
-    """A lease whose period is closed, and the books that were opened for it since."""
+    """A lease of a closed period, with the corrections that were made for it since."""
 
-    lease: Lease  # as it stays
+    lease: Lease  # does not change any more
     closed_at: datetime
     past: Sequence[Correction]  # in periods that are closed as well
-    book: Correction  # in the open one
-    pool: Pool  # to which that belongs
-    closed: Pool  # that of the lease
-    returns_count: bool  # of a store that lost data, what was returned may have been spent as well
+    book: Correction  # in the open period
+    pool: Pool  # of `book`
+    closed: Pool  # of the lease
+    returns_count: bool  # false for a store that lost data: returned units may have been spent as well
     has_changed: bool = False
 
     @property
     def consumed(self) -> int:
-        """In all books."""
+        """Units consumed, by the lease and all of its corrections."""
         return self.lease.consumed + self.book.consumed + sum(past.consumed for past in self.past)
 
     @property
     def left(self) -> int:
-        """What may still be spent, or given back, by what the region says."""
+        """Units that the region may still spend or return, by its own report."""
         said = self.book.region_consumed + self.book.region_returned
         return max(0, self.lease.granted + self.lease.overage - said)
 
     @property
     def waiting(self) -> int:
-        """What the books expect to be used yet: usage up to it makes no new overage."""
+        """Units whose usage is still expected: usage up to this number is no new overage."""
         return (
             self.book.suspense_carried + self.book.estimated + self.estimated + self.book.written_off + self.written_off
         )
 
     @property
     def estimated(self) -> int:
-        """What closed books have billed as an estimate, and nothing has replaced yet."""
+        """Units that were billed as an estimate and not replaced by reported usage yet."""
         estimated = self.lease.estimated + sum(past.estimated for past in self.past)
         return estimated - self.book.replaced - sum(past.replaced for past in self.past)
 
@@ -283,10 +287,12 @@ def late_of(
     closed: Pool,
     returns_count: bool,
 ) -> Late:
-    """`corrections`: of this lease. What was carried waits in the newest, and as long as the period of that is not
-    closed either, it is the book: else the same units would be waited for there and booked elsewhere.
+    """Return the lease with its corrections, and the correction to book in.
 
-    The lease is told what its region has said since, for that is judged by it.
+    Carried suspense waits in the newest correction. As long as that one's period is open, late evidence is booked
+    there; else the same units would be expected in one period and booked in another.
+
+    The lease gets the region's newest totals from that correction, because reports are judged by the lease.
     """
     in_order = sorted(corrections, key=lambda each: each.key.period)
     newest: Lease | Correction = in_order[-1] if in_order else lease
@@ -307,7 +313,7 @@ def settle_late(
     now: datetime,
     overage_left: MutableMapping[Key, int] | None = None,
 ) -> list[Quarantined]:
-    """Of a batch that was judged `applied`: what belongs to closed periods."""
+    """Settle the leases of a batch that belong to closed periods. Return what goes into quarantine."""
     overage_left = {} if overage_left is None else overage_left
     quarantined = []
     for frozen in frozen_leases:
@@ -359,12 +365,13 @@ def _reason(
 
 
 def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
-    """What nothing is left for was used all the same: it is a correction from outside. Whether it is within the limit
-    is judged by that of its own period.
+    """Book late usage. Usage for which nothing is left is a correction from outside.
+
+    Whether it counts as overage is decided by the limit of its own period.
     """
     book = late.book
     units = sum(line.units for line in lines)
-    told, beyond = split(lines, late.closed.included_left)
+    included, overage = split(lines, late.closed.included_left)
     sources = (
         Source(Account.SUSPENSE_CARRIED, book.suspense_carried, Cause.USAGE),
         Source(Account.ESTIMATED, book.estimated, Cause.USAGE),
@@ -373,14 +380,14 @@ def use_late(entry: Entry, late: Late, lines: Sequence[Line]) -> None:
         Source(Account.CORRECTION, late.written_off, Cause.REPLACES_WRITE_OFF),
         Source(Account.CORRECTION, units, Cause.USAGE),
     )
-    _count(book, take(entry, late.pool, book, Account.CONSUMED, told, sources))
-    book.overage_used += beyond
+    _count(book, take(entry, late.pool, book, Account.CONSUMED, included, sources))
+    book.overage_used += overage
     late.pool.late += units
-    late.closed.late_included += units - beyond
+    late.closed.late_included += units - overage
 
 
 def return_late(entry: Entry, late: Late, units: int) -> None:
-    """Nothing becomes free by it: the period that it was funded in is over. It is neither waited for nor billed."""
+    """Book a late return. It frees no units, for the period that funded them is over: they are written off."""
     book = late.book
     sources = (
         Source(Account.SUSPENSE_CARRIED, book.suspense_carried, Cause.RETURNED),

@@ -1,7 +1,7 @@
-"""Usage that agrees with the books, or waits in quarantine, and that people should look at all the same.
+"""Find anomalies: usage that balances, or waits in quarantine, but that people should look at.
 
-Anomalies do not change a period's word: usage that agents admitted while their store was away has no grant either, and
-is billed. But a region that invents usage shows here, and nowhere else.
+Anomalies do not change a period's status. Usage that agents admitted during a store outage has no grant either, and is
+billed. But a region that invents usage is visible only here.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Quarantinings(NamedTuple):
     region: str
     reason: str
     rows: int
-    units: int  # of all epochs, the largest total that the region reported
+    units: int  # the largest total of any epoch that the region reported
 
 
 def find_anomalies(books: Books, known_quotas: Collection[str], quarantined: Iterable[Quarantinings]) -> list[Anomaly]:

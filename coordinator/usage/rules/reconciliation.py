@@ -1,11 +1,11 @@
-"""Do the books of a period agree? Three accounts of the same units are laid side by side.
+"""Reconcile a period: compare three accounts of the same units.
 
     the transfers     every movement, from which everything else can be computed again
     the projections   pools and leases, which the coordinator decides by
-    the regions       what each region says it consumed and returned in all, counted by its store
+    the regions       the totals that each region's store has counted itself
 
-Beside them stands the chain: each lane's reports are numbered without a gap and lead to the lane's head. Finance sees
-one word for all of it. Whatever is not balanced is listed, so that people know where to look.
+The chain is checked as well: each lane's reports are numbered without a gap and lead to the lane's head. The result has
+one status for finance, and a finding for everything that does not balance.
 """
 
 from collections import Counter, defaultdict
@@ -39,9 +39,9 @@ class Chain(StrEnum):
     BROKEN = "broken"
 
 
-# --- what the books say -----------------------------------------------------------------------------------------------
+# --- what the ledger has ----------------------------------------------------------------------------------------------
 
-# The accounts that a lease has a part in; a pool's is the sum of its leases'.
+# The accounts of leases. A pool's account is the sum of its leases'.
 SHARED = ("overage", "outstanding", "suspense", "suspense_carried_out", "estimated", "consumed", "written_off")
 LEASE = ("granted", "returned", *SHARED)
 CORRECTION = (
@@ -74,8 +74,8 @@ class PoolRow(NamedTuple):
     name: str
     tenant: str | None
     accounts: Mapping[str, int]  # of POOL
-    credited: int = 0  # of its `adjustment`, what can be spent
-    overage_used: int = 0  # of what was consumed in the period, what is overage
+    credited: int = 0  # the part of `adjustment` that can be spent
+    overage_used: int = 0  # the overage among the units consumed in the period
 
 
 class LeaseRow(NamedTuple):
@@ -88,25 +88,25 @@ class LeaseRow(NamedTuple):
     region_consumed: int
     region_returned: int
     reported_at: datetime
-    overdrawn: int = 0  # beyond what it was given, while its region was cut off
+    overdrawn: int = 0  # units beyond the lease while its region was disconnected
 
 
 class CorrectionRow(NamedTuple):
-    """What became of a lease of a closed period in this one."""
+    """The correction, in this period, of a lease of a closed period."""
 
     quota: str
     epoch: int
     charge_period: str
     region: str
     accounts: Mapping[str, int]  # of CORRECTION
-    drift: int  # what the region says it consumed, less what all periods have booked of that
+    drift: int  # the region's total, less what all periods have booked
     overage_used: int = 0
     replaced: int = 0
     recovered: int = 0
 
 
 class Adjusted(NamedTuple):
-    """What approved adjustments come to, in the terms of a pool."""
+    """The sum of approved adjustments, in terms of a pool's accounts."""
 
     adjustment: int = 0
     credited: int = 0
@@ -114,14 +114,14 @@ class Adjusted(NamedTuple):
 
 
 class AdjustmentRow(NamedTuple):
-    """What the approved adjustments of a pool come to."""
+    """The approved adjustments of a pool."""
 
     quota: str
     adjusted: Adjusted
 
 
 class Overage(NamedTuple):
-    """What is told apart as overage among the usage of a pool, by the period that it is of."""
+    """The overage among the usage of a pool, by the period in which it was used."""
 
     quota: str
     charge_period: str
@@ -129,7 +129,7 @@ class Overage(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """How much went from one account to another, in all."""
+    """The units that went from one account to another."""
 
     quota: str
     epoch: int | None
@@ -146,7 +146,7 @@ class LaneRow(NamedTuple):
     last_seq: int
     head: bytes
     reports: int
-    last_head: bytes | None  # of the last report there is
+    last_head: bytes | None  # of the last report
 
     @property
     def gaps(self) -> int:
@@ -164,7 +164,7 @@ class Misrolled(NamedTuple):
     region: str
     rollup: str  # hour or day
     rows: int
-    units: int  # by how many they differ, without signs
+    units: int  # sum of the absolute differences
     begins_at: datetime  # the first hour or day that differs
 
 
@@ -182,7 +182,7 @@ class Books(NamedTuple):
     overages: Sequence[Overage] = ()
 
 
-# --- what finance gets ------------------------------------------------------------------------------------------------
+# --- the reconciliation -----------------------------------------------------------------------------------------------
 
 
 class RegionAccount(Struct, frozen=True, kw_only=True):
@@ -194,9 +194,9 @@ class RegionAccount(Struct, frozen=True, kw_only=True):
     suspense: int
     written_off: int
     overage: int
-    overdrawn: int  # so much it went on beyond its leases while it was cut off: covered since, or overage
-    corrected: int  # used in periods that are closed, and booked in this one
-    region_total: int  # what the region itself says it consumed
+    overdrawn: int  # units beyond its leases while it was disconnected: covered since, or overage
+    corrected: int  # used in closed periods, booked in this one
+    region_total: int  # the region's own total of consumed units
     drift: int  # the region's own total less the usage in the ledger
     oldest_unreported_age_ms: int | None  # since the last report of a lease with units outstanding
     gaps: int
@@ -216,19 +216,19 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
     written_off: int
     estimated: int
     suspense_carried_in: int  # suspense of a period that was closed
-    suspense_carried: int  # of that, what still waits
+    suspense_carried: int  # the part that is still unresolved
     suspense_carried_out: int
-    correction: int  # used in periods that are closed, beyond what was carried
+    correction: int  # used in closed periods, beyond the carried suspense
     adjustment: int  # credits and write-offs, less debits
-    soft_cap_extension: int  # what could be spent beyond the limit, as far as anybody needed it
-    carried_over_in: int  # left of the period before, and carried over into this one
-    carried_over_out: int  # left of this one, and carried over into the next
-    overage_used: int  # of `consumed`, what was used in the period beyond its limit: overage
+    soft_cap_extension: int  # units of the soft cap's extension that were needed
+    carried_over_in: int  # unused units of the previous period
+    carried_over_out: int  # unused units that went into the next period
+    overage_used: int  # the part of `consumed` beyond the limit
     regions: list[RegionAccount]
 
 
 class Finding(Struct, frozen=True):
-    """One thing that does not agree."""
+    """One thing that does not balance."""
 
     word: Word
     quota_key: str
@@ -238,12 +238,12 @@ class Finding(Struct, frozen=True):
 
 
 class AnomalyKind(StrEnum):
-    IMPLAUSIBLE = "implausible"  # in quarantine: more than one region may report without people's approval
-    IMPLAUSIBLE_PERIOD = "implausible_period"  # in quarantine: no period of the quota's calendar near now
-    OVER_BUDGET = "over_budget"  # in quarantine: the region had named too many new keys or periods in that minute
-    UNKNOWN_QUOTA = "unknown_quota"  # the limits document in force has no such quota: in quarantine, or booked
+    IMPLAUSIBLE = "implausible"  # in quarantine: more than a region may report without approval
+    IMPLAUSIBLE_PERIOD = "implausible_period"  # in quarantine: not a period of the quota's calendar around now
+    OVER_BUDGET = "over_budget"  # in quarantine: the region named too many new keys or periods in a minute
+    UNKNOWN_QUOTA = "unknown_quota"  # booked or in quarantine: the document in force has no such quota
     ABOVE_LIMIT = "above_limit"  # booked: more than twice what could be spent in the period
-    WITHOUT_GRANT = "without_grant"  # booked: by epochs that nothing was granted to
+    WITHOUT_GRANT = "without_grant"  # booked: by epochs without any grant
 
 
 class Anomaly(Struct, frozen=True):
@@ -260,9 +260,9 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     closed_at: datetime | None = None
     closed_by: str | None = None
     word: Word
-    drift: int  # all drifts added up without their signs, so that two never hide each other
+    drift: int  # sum of the absolute drifts, so that two never cancel out
     findings: list[Finding]
-    anomalies: list[Anomaly] = []  # that agrees, or waits for people: it does not change the word
+    anomalies: list[Anomaly] = []  # they do not change the status
     quotas: list[QuotaAccount]
 
 
@@ -329,7 +329,7 @@ class Sums:
 
 
 _OF_POOLS = ("funding", "soft_cap_extension")  # what a report moves there is of no lease
-# Where units come from: the books name these accounts by what has come out of them.
+# The sources of units: these accounts count what has left them.
 _SOURCES = {"funding": "funded", "soft_cap_extension": "soft_cap_extension"} | {
     name: name for name in ("overage", "suspense_carried_in", "correction", "adjustment", "carried_over_in")
 }
@@ -365,7 +365,7 @@ def _faults_of_pool(
 
 
 def _faults_of_missing_rows(books: Books, sums: Sums) -> Iterable[Finding]:
-    """Find transfers whose pool, lease or correction is not there: no row that is there differs from them."""
+    """Find transfers without a pool, lease or correction, which no comparison of existing rows would show."""
     pools = {pool.quota for pool in books.pools}
     leases = {(lease.quota, lease.epoch) for lease in books.leases}
     corrections = {(each.quota, each.epoch, each.charge_period) for each in books.corrections}
@@ -391,7 +391,7 @@ def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
 
 
 def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
-    """Of the period itself a pool counts it, of closed ones their corrections."""
+    """Compare overage: a pool counts that of its own period, corrections count that of closed periods."""
     kept = Counter[tuple[str, str]]({(pool.quota, period): pool.overage_used for pool in books.pools})
     for each in books.corrections:
         kept[each.quota, each.charge_period] += each.overage_used
@@ -426,7 +426,7 @@ def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
         if booked != kept:
             reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
             yield Finding(Word.PROJECTION, lease.quota, lease.region, reason, lease.epoch)
-    # Of a store that lost data a return is not booked: what was returned may have been spent as well.
+    # Returns of a store that lost data are not booked: the units may have been spent as well.
     unbooked = lease.region_returned - lease.accounts["returned"]
     if unbooked < 0 or (unbooked > 0 and lease.state not in _UNBOOKED_RETURNS):
         reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
@@ -508,7 +508,7 @@ def _region_account(
     lanes: Mapping[tuple[int, int], LaneRow],
     now: datetime,
 ) -> RegionAccount:
-    """One row for all the epochs that the region had."""
+    """Return one row for all epochs of a region."""
     in_lanes = [lanes.get((lease.epoch, lane_of(lease.quota, lease.lanes))) for lease in leases]
     gaps = sum(lane.gaps for lane in in_lanes if lane is not None)
     intact = all(lane is not None and lane.is_intact for lane in in_lanes)

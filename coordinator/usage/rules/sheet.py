@@ -1,8 +1,8 @@
-"""What finance reads, as tables: for a spreadsheet, and for paper.
+"""Tables for finance: as a spreadsheet (CSV) or for print (HTML).
 
-A spreadsheet takes a text that begins with one of `=+-@`, a tab or a line's end for a formula, and a tenant's name may
-be such a text. So these begin with an apostrophe more, and so do texts that begin with one: whoever takes one leading
-apostrophe away has the text again (`restored`), whatever it was. Numbers are written as numbers.
+A spreadsheet takes a text that begins with one of `=+-@`, a tab or a line break for a formula, and a tenant's name may
+be such a text. So these texts get a leading apostrophe, and so do texts that begin with an apostrophe. Removing one
+leading apostrophe restores any text (`restored`). Numbers are written as numbers.
 """
 
 import csv
@@ -22,10 +22,10 @@ class Sheet(NamedTuple):
     facts: Mapping[str, Cell]
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    also: "Sheet | None" = None  # on paper a table of its own, in a spreadsheet more rows
+    also: "Sheet | None" = None  # a second table in print, more rows in a spreadsheet
 
     def in_one_table(self) -> list[Sequence[Cell]]:
-        """With its columns' names first. Columns of one name are one, and what a row has not is empty."""
+        """Return all rows under one heading. Columns with the same name are merged, and missing values are empty."""
         if self.also is None:
             return [self.columns, *self.rows]
         names = list(dict.fromkeys((*self.columns, *self.also.columns)))
@@ -43,7 +43,7 @@ def restored(text: str) -> str:
 
 
 def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
-    """RFC 4180. What is missing is empty."""
+    """Return the table as CSV (RFC 4180). Missing values are empty."""
     text = io.StringIO()
     csv.writer(text).writerows([_written(cell) for cell in row] for row in rows)
     return text.getvalue()
@@ -62,7 +62,7 @@ def _text(cell: Cell) -> str:
 
 
 def html_of(sheet: Sheet) -> str:
-    """One page without scripts, images or anything from elsewhere; on paper the head of the table is on each sheet."""
+    """Return the table as a page without scripts or external resources. Each printed sheet repeats the heading."""
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in sheet.facts.items())
     tables = _table(sheet)
     if sheet.also is not None:

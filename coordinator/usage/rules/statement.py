@@ -1,18 +1,18 @@
-"""What a tenant is billed for of a period: numbered lines, each of which leads down to what it is from.
+"""The statement of a tenant for a period: numbered lines, each of which leads to its sources.
 
-A line is what was moved for one reason, of one quota, in one region, for one period of use. Billed is their sum:
+A line is what was moved for one reason, of one quota, in one region, for one charge period. The sum is billed:
 
-    usage       used in the period, and booked in it
-    overage     likewise, beyond the limit
-    late_usage  used in a period that is closed, and booked in this one
-    late_overage  likewise, beyond the limit of that period
-    estimated   charged by two people for what a region never accounted for, as far as no evidence took its place
-    replaced    below zero: an earlier statement billed it as an estimate, and the truth has come since
-    credit      0: two people gave more units to spend, and what is spent of them is usage
-    debit       0: two people took units away that nobody had spent
-    write_off   below zero: used or estimated, and two people bill it to nobody
+    usage         used in the period and booked in it
+    overage       the same, beyond the limit
+    late_usage    used in a closed period and booked in this one
+    late_overage  the same, beyond the limit of that period
+    estimated     charged by two people for units that a region never reported, until evidence replaces it
+    replaced      negative: an earlier statement billed an estimate that reported usage has replaced since
+    credit        0: two people gave more units to spend; what is spent of them is usage
+    debit         0: two people took away units that were not spent
+    write_off     negative: used or estimated units that two people decided not to bill
 
-Each adjustment is a line of its own, of no region, for each rests on a document of its own.
+Each adjustment is a line of its own, without a region, because it has a document of its own.
 """
 
 import base64
@@ -42,7 +42,7 @@ class LineKind(StrEnum):
 
 
 class LineAdjustment(Struct, frozen=True):
-    """What two people corrected; `units` is how much they moved, billed or not."""
+    """An adjustment; `units` is how many units it moved, billed or not."""
 
     id: UUID
     quota_key: str
@@ -62,7 +62,7 @@ class Amount(NamedTuple):
     adjustment: LineAdjustment | None = None
 
 
-# What each unit that an adjustment moves does to what is billed.
+# How each adjusted unit changes what is billed.
 _BILLED = {AdjustmentKind.CREDIT: 0, AdjustmentKind.DEBIT: 0, AdjustmentKind.WRITE_OFF: -1}
 
 
@@ -75,33 +75,33 @@ class StatementLine(Struct, frozen=True):
     kind: LineKind
     quota: str
     charge_period: str
-    region: str | None  # None: an adjustment is of no region
-    units: int  # as they are billed
+    region: str | None  # None for an adjustment
+    units: int  # billed units
     adjustment: LineAdjustment | None
-    reports: str  # the path of its way down
+    reports: str  # the path of its sources
 
 
 class Statement(Struct, frozen=True, kw_only=True):
-    """The same bytes whenever it is asked for: final, or as of a sealed position."""
+    """A statement, which is the same bytes each time: final, or as of a sealed position."""
 
     id: str
     period: str
     starts_at: datetime = field(name="from")
     ends_at: datetime = field(name="to")
     tenant: str
-    is_final: bool  # the period is closed: nothing is ever added
+    is_final: bool  # the period is closed: nothing will be added
     as_of: int
-    root: str | None  # of the closed period's books
+    root: str | None  # the root hash of the closed period
     billed: int
-    unaccounted: int  # regions hold so many units more, and have not reported them yet
+    unaccounted: int  # units that regions hold and have not reported yet
     lines: list[StatementLine]
-    limits: list[LimitInForce]  # that were in force in the period
+    limits: list[LimitInForce]  # in force during the period
 
 
 def with_adjustments(
     limits: Iterable[LimitInForce], amounts: Iterable[Amount], start: datetime, end: datetime
 ) -> list[LimitInForce]:
-    """Beside the limits what two people added to what could be spent, or took away, from then on."""
+    """Return the limits together with the adjustments of what could be spent, from the time of each on."""
     added = [
         _limit_of(LimitKind(amount.kind), amount.adjustment, start, end)
         for amount in amounts
@@ -124,7 +124,7 @@ def _limit_of(kind: LimitKind, adjustment: LineAdjustment, start: datetime, end:
 
 
 class StatementId(NamedTuple):
-    """Names a statement in a path, whatever is in the tenant's name."""
+    """The name of a statement in a path, for any tenant's name."""
 
     period: str
     tenant: str
@@ -134,7 +134,7 @@ class StatementId(NamedTuple):
 
 
 def parse_statement_id(text: str) -> StatementId | None:
-    """None for what names none: only the one spelling counts."""
+    """Parse an id, or return None. Only the canonical spelling is accepted."""
     period, _, name = text.partition(".")
     try:
         found = StatementId(period, base64.b64decode(name + "=" * (-len(name) % 4), b"-_", validate=True).decode())
@@ -144,7 +144,7 @@ def parse_statement_id(text: str) -> StatementId | None:
 
 
 def lines_of(of: StatementId, amounts: Iterable[Amount], as_of: int | None) -> list[StatementLine]:
-    """In an order that depends on nothing but what they are. Without `as_of` they are of a closed period."""
+    """Return the lines in an order that depends only on their content. Without `as_of` the period is closed."""
     at = "" if as_of is None else f"?as_of={as_of}"
     in_order = sorted(amounts, key=_order)
     return [

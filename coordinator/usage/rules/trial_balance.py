@@ -1,11 +1,11 @@
-"""The trial balance of a period: each account three ways, and one word.
+"""The trial balance of a period: each account three ways, and one status.
 
-    transfers   what the movements add up to
+    transfers       the sums of the movements
     pools, leases   what the coordinator decides by
-    regions     what the regions themselves say, of what they can know
+    regions         the totals that regions report, where they can know them
 
-The sums of a period can agree where two faults hide each other, so the word is not taken from them: it is what the
-reconciliation of every pool and lease finds of these three. Gaps, chains and rollups are not part of it.
+The sums of a period can agree although two faults cancel each other out. So the status is not taken from the sums, but
+from the reconciliation of every pool and lease. Gaps, chains and rollups are not part of it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,14 +23,14 @@ SOURCES = (
     "suspense_carried_in",
     "correction",
     "adjustment",
-)  # where units come from; the others: where they are
+)  # the sources of units; all other accounts are places
 _IN_A_TRIAL_BALANCE = (Word.DRIFT, Word.RETURNS, Word.PROJECTION)
 
 
 class AccountBalance(Struct, frozen=True):
     account: str
     transfers: int
-    pools: int | None  # None: they have no such account
+    pools: int | None  # None: pools have no such account
     leases: int | None
     regions: int | None
 
@@ -38,7 +38,7 @@ class AccountBalance(Struct, frozen=True):
 class TrialBalance(Struct, frozen=True):
     period: str
     word: Word
-    sources: int  # by the transfers; the same as `places`, or the books do not balance
+    sources: int  # by the transfers; equal to `places` if the ledger balances
     places: int
     accounts: list[AccountBalance]
 

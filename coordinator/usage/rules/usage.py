@@ -1,9 +1,8 @@
-"""How finance asks for usage: over which time, cut into which pieces, told apart by what.
+"""Questions about usage: over which time, in which buckets, by which dimensions.
 
-Usage is kept by the minute, and a minute belongs to the piece of time in which it begins. Pieces follow the calendar of
-the time zone that was asked for: a day is 23 or 25 hours long where clocks change, and an hour that happens twice is
-two pieces. The boundaries are made here, once, and handed to the database as instants, so that two tables of time
-zones never have to agree.
+Usage is kept by the minute, and a minute belongs to the bucket in which it begins. Buckets follow the calendar of the
+requested time zone: a day has 23 or 25 hours where clocks change, and an hour that occurs twice is two buckets. The
+boundaries are computed here and handed to the database as instants, so that two time zone tables need not agree.
 """
 
 import re
@@ -12,30 +11,30 @@ from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from enum import StrEnum
 from typing import NamedTuple
 
-MAX_BUCKETS = 50_000  # a month of minutes
-FIRST_YEAR, LAST_YEAR = 1900, 9000  # far enough from where calendars end
+MAX_BUCKETS = 50_000  # one month by the minute
+FIRST_YEAR, LAST_YEAR = 1900, 9000  # well within the range of calendars
 
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)$", re.ASCII)
 _DATE = re.compile(r"^\d{4}-\d\d-\d\d$", re.ASCII)
 
 
 class Dimension(StrEnum):
-    """What usage can be told apart by."""
+    """The dimensions that usage can be grouped by."""
 
     TENANT = "tenant"
     QUOTA = "quota"
-    QUOTA_KEY = "quota_key"  # the quota, and for whom it is counted
+    QUOTA_KEY = "quota_key"  # the quota and the values that it is counted by
     REGION = "region"
     POLICY = "policy"
-    ROUTE_CLASS = "route_class"  # of policies that say so in `usage_by`
+    ROUTE_CLASS = "route_class"  # of policies with `usage_by`
     API_KEY = "api_key"  # a hash of it, likewise
-    PERIOD = "period"  # in which it is booked, and billed
-    DEGRADED = "degraded"  # by which failure mode it was admitted, where the region's store could not be asked
+    PERIOD = "period"  # in which it is booked and billed
+    DEGRADED = "degraded"  # the failure mode that admitted it during a store outage
     COUNTED_AS = "counted_as"  # included: within the limit of its period; overage: beyond it
-    CHARGE_PERIOD = "charge_period"  # in which it was used: another one if that was closed when it was reported
+    CHARGE_PERIOD = "charge_period"  # in which it was used; differs from `period` if that was closed already
 
 
-# What is known before a report tells it: of a pool, and of what a region holds.
+# Dimensions of pools and of leases, which have units that no report accounts for yet.
 OF_POOLS = (Dimension.TENANT, Dimension.QUOTA, Dimension.QUOTA_KEY, Dimension.PERIOD)
 OF_LEASES = (*OF_POOLS, Dimension.REGION, Dimension.CHARGE_PERIOD)
 
@@ -48,7 +47,7 @@ class Granularity(StrEnum):
 
 
 class Kept(StrEnum):
-    """How usage is kept: as it was booked, by the minute, and rolled up from that."""
+    """How usage is stored: as it was booked, by the minute, and rolled up."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -56,16 +55,16 @@ class Kept(StrEnum):
 
 
 class UsageQuestion(NamedTuple):
-    """`boundaries` are the beginnings of the pieces and, last, the end of the whole."""
+    """A question. `boundaries` are the beginnings of the buckets and, last, the end of the whole."""
 
     boundaries: list[datetime]
     group_by: list[Dimension]
     filters: dict[Dimension, list[str]]
-    zeros: bool = False  # also of pieces in which nothing was used
+    zeros: bool = False  # include buckets without usage
 
     @property
     def read_from(self) -> Kept:
-        """The coarsest that all the pieces can be put together from: days and hours are UTC's."""
+        """Return the coarsest rollup that all buckets can be put together from. Rollups have hours and days in UTC."""
         for kept, length in ((Kept.DAY, timedelta(days=1)), (Kept.HOUR, timedelta(hours=1))):
             if not any((cut - _MIDNIGHT) % length for cut in self.boundaries):
                 return kept
@@ -76,7 +75,7 @@ _MIDNIGHT = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_instant(text: str, zone: tzinfo) -> datetime:
-    """An RFC 3339 time, or a date: midnight in the zone. Raises ValueError for anything else."""
+    """Parse an RFC 3339 time, or a date as midnight in the zone. Raises ValueError for anything else."""
     is_date = _DATE.fullmatch(text)
     if not is_date and not _TIME.fullmatch(text):
         raise ValueError("write it as 2026-11-18 or 2026-11-18T09:30:00Z (a + of an offset as %2B)")
@@ -93,12 +92,12 @@ def month_around(now: datetime, zone: tzinfo) -> tuple[datetime, datetime]:
 
 
 def boundaries(start: datetime, end: datetime, granularity: Granularity | None, zone: tzinfo) -> list[datetime]:
-    """From start to end, cut where the zone's calendar says. Raises ValueError for more than MAX_BUCKETS pieces."""
+    """Return the bucket boundaries by the zone's calendar. Raises ValueError for more than MAX_BUCKETS buckets."""
     cuts = [start]
     for cut in _cuts_after(start, granularity, zone):
         if cut >= end:
             break
-        if cut == cuts[-1]:  # the calendar skipped a whole day: Samoa, in 2011
+        if cut == cuts[-1]:  # the calendar skipped a whole day, as in Samoa in 2011
             continue
         if len(cuts) == MAX_BUCKETS:
             raise ValueError(f"more than {MAX_BUCKETS} pieces of {granularity}; ask for a coarser one or less time")
@@ -115,7 +114,7 @@ def _cuts_after(start: datetime, granularity: Granularity | None, zone: tzinfo) 
 
 
 def _even_cuts(start: datetime, step: timedelta, zone: tzinfo) -> Iterator[datetime]:
-    """Full minutes or hours of the zone's clock. Offsets are not all whole hours, and they change."""
+    """Return full minutes or hours of the zone's clock. Offsets are not always whole hours, and they change."""
     cut = start
     while True:
         local = cut.astimezone(zone)
@@ -137,5 +136,5 @@ def _next_month(day: date) -> date:
 
 
 def _local_midnight(day: date, zone: tzinfo) -> datetime:
-    """Where clocks skip midnight, the day begins when they go on."""
+    """Return the beginning of a local day. Where clocks skip midnight, the day begins when they go on."""
     return datetime.combine(day, time(), zone).astimezone(UTC)
