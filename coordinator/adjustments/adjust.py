@@ -156,7 +156,7 @@ async def _lock(connection: Connection, terms: Terms, now: datetime) -> Pool:
 
 
 async def _fund(connection: Connection, documents: Documents, entry: Movement, pool: Pool, now: datetime) -> int:
-    """Book what the limit gives, if it is not booked yet, so that a debit is taken from the limit and a credit comes on top.
+    """Book what the limit gives, if it is not booked yet: a debit is taken from the limit, and a credit comes on top.
 
     Return how much can be debited.
     """
