@@ -1,22 +1,24 @@
 """Exponential back-off, as one object for every loop that retries. Pure: the time is an argument."""
 
 import math
-from dataclasses import dataclass
 
 MOST_DOUBLINGS = 60  # beyond these, any pause is the longest
 
 
-@dataclass(slots=True)
 class Backoff:
     """A pause after each failure: `first`, then doubled with every further failure in a row, up to `longest`.
 
     All durations and times are in one unit, which the caller chooses.
     """
 
-    first: float
-    longest: float
-    pause: float = 0  # after the latest failure; 0 after a success
-    until: float = 0  # when that pause is over
+    # No dataclass: its module loads fifteen others, and the client is to load few.
+    __slots__ = ("first", "longest", "pause", "until")
+
+    def __init__(self, first: float, longest: float, pause: float = 0) -> None:
+        self.first = first
+        self.longest = longest
+        self.pause = pause  # after the latest failure; 0 after a success
+        self.until: float = 0  # when that pause is over
 
     def pause_after(self, failures: int) -> float:
         """Return the pause after so many failures in a row, whatever happened before."""

@@ -97,7 +97,7 @@ def list_quotas(cli: Cli) -> None:
             "quota": "name",
             "kind": "kind",
             "limit": _limit,
-            "period": "period",
+            "period": lambda each: each.get("period"),
             "policies": lambda each: str(used.count(each["name"])),
         },
     )

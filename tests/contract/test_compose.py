@@ -1,4 +1,4 @@
-"""The containers are told what the settings classes ask for: two copies of a fact, and the test that they agree."""
+"""The containers get the settings that the settings classes have."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ VARIABLE = r"\$\{(\w+):[?-]\}"
 
 
 def environment(service: str, values: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the service is told once somebody has filled in the example; `values` for other fillings."""
+    """Return a service's environment with the example filled in, or with other `values`."""
     filled = dict.fromkeys(EXAMPLE, FILLED) | dict(values or {})
     given: dict[str, str] = SERVICES[service]["environment"]
     return {name: re.sub(VARIABLE, lambda found: filled[found[1]], value) for name, value in given.items()}
@@ -59,7 +59,7 @@ def test_variables_are_fields_of_the_settings(service: str) -> None:
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_the_settings_accept_what_they_are_told(service: str) -> None:
+def test_the_settings_accept_the_environment(service: str) -> None:
     load_settings(OURS[service], environment(service))
 
 
@@ -82,7 +82,7 @@ def test_an_agent_finds_its_store_and_the_coordinator(region: str) -> None:
     )
 
 
-def test_owner_and_coordinator_mean_the_same_database() -> None:
+def test_owner_and_coordinator_use_the_same_database() -> None:
     urls = (environment("migrate")[URL_VARIABLE], environment("coordinator")["LEASEHOLD_COORDINATOR_DATABASE_URL"])
     told = SERVICES["postgres"]["environment"]
     for url in map(urlsplit, urls):
@@ -92,7 +92,7 @@ def test_owner_and_coordinator_mean_the_same_database() -> None:
     assert environment("migrate")[COORDINATOR_URL_VARIABLE] == coordinator
 
 
-def test_the_coordinator_does_not_come_as_the_owner() -> None:
+def test_the_coordinator_does_not_log_in_as_the_owner() -> None:
     urls = (environment("migrate", OTHERS)[URL_VARIABLE], environment("migrate", OTHERS)[COORDINATOR_URL_VARIABLE])
     owner, coordinator = map(urlsplit, urls)
     assert owner.username != coordinator.username
@@ -110,7 +110,7 @@ def test_ports_are_those_of_the_local_stack_and_published_on_loopback_only() -> 
 
 
 @pytest.mark.parametrize("service", sorted(set(SERVICES) - {"migrate"}))
-def test_every_service_that_stays_has_a_health_check(service: str) -> None:
+def test_every_long_running_service_has_a_health_check(service: str) -> None:
     assert SERVICES[service]["healthcheck"]["test"]
     if service in OURS:
         [port] = [value for name, value in environment(service).items() if name.endswith("_PORT")]
@@ -118,14 +118,14 @@ def test_every_service_that_stays_has_a_health_check(service: str) -> None:
         assert urlsplit(environment(service).get("HEALTH_URL", default)).port == int(port)
 
 
-def test_what_a_service_waits_for_exists() -> None:
+def test_dependencies_of_services_exist() -> None:
     waited_for = {name for service in SERVICES.values() for name in service.get("depends_on", {})}
     mounted = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
     assert waited_for <= set(SERVICES)
     assert mounted == set(COMPOSE["volumes"])
 
 
-def test_stores_forget_nothing() -> None:
+def test_stores_persist_and_never_evict() -> None:
     lines = COMPOSE["configs"]["store"]["content"].splitlines()
     assert {"maxmemory-policy noeviction", "appendonly yes"} <= set(lines)
 
@@ -138,7 +138,7 @@ def test_no_secret_is_written_down() -> None:
         assert not re.search(r"://[^/$]*:[^/$]+@", text), text
 
 
-def test_the_image_runs_as_nobody_in_particular_from_pinned_packages() -> None:
+def test_the_image_runs_unprivileged_from_pinned_packages() -> None:
     last_stage = CONTAINERFILE.rsplit("\nFROM ", 1)[1]
     assert re.search(r"^USER [1-9]\d{3,}:", last_stage, re.MULTILINE)
     assert "\nHEALTHCHECK " in last_stage

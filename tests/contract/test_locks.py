@@ -1,4 +1,4 @@
-"""Two lock files and pyproject.toml say which packages there are: here they must say the same."""
+"""Both lock files and pyproject.toml agree."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def pins(name: str) -> dict[str, frozenset[str]]:
-    """Each pinned package (with its version and its marker), and the hashes that it may have."""
+    """Return the hashes of each pinned package, by its version and marker."""
     logical_lines = (ROOT / name).read_text().replace("\\\n", " ").splitlines()
     lines = [line.split("--hash=") for line in logical_lines if not line.lstrip().startswith("#")]
     return {pin.strip(): frozenset(hash_.strip() for hash_ in hashes) for pin, *hashes in lines}
@@ -19,7 +19,7 @@ def named(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[><=;\s]", requirement)[0] for requirement in requirements}
 
 
-def test_what_runs_is_what_was_tested() -> None:
+def test_runtime_packages_are_the_tested_ones() -> None:
     tested = pins("requirements.lock")
     for pin, hashes in pins("requirements-runtime.lock").items():
         on_all_platforms = pin.partition(" ;")[0]
@@ -30,7 +30,7 @@ def test_every_package_has_hashes() -> None:
     assert all(pins("requirements.lock").values())
 
 
-def test_the_locks_hold_what_the_project_asks_for() -> None:
+def test_the_locks_have_the_projects_dependencies() -> None:
     extras = PROJECT["optional-dependencies"]
     development = named([name for extra in extras.values() for name in extra])
     everything, runtime = named(list(pins("requirements.lock"))), named(list(pins("requirements-runtime.lock")))

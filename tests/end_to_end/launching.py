@@ -1,4 +1,4 @@
-"""`leasehold up` as people start it, for the tests that look at it from outside."""
+"""Start `leasehold up` as a process, for the tests that look at it from outside."""
 
 import json
 import random
@@ -22,7 +22,7 @@ AN_EXPORT = {"subject": {"tenant": "acme", "route": "/v1/exports", "method": "PO
 
 
 def free_base_port() -> int:
-    """A base whose ports are all free now. Taken at random, so that workers seldom meet."""
+    """Return a random base whose ports are all free now, so that test workers seldom collide."""
     while True:
         base = random.randrange(20_000, 32_000, 100)
         try:
@@ -33,7 +33,7 @@ def free_base_port() -> int:
 
 
 class Launcher:
-    """A running `leasehold up`, once it said that it is ready."""
+    """A running `leasehold up` that is ready."""
 
     def __init__(self, data: Path, *options: str) -> None:
         self.data = data
@@ -51,7 +51,7 @@ class Launcher:
         return self.data / "stack.json"
 
     def _is_ready(self) -> bool:
-        """A launcher that was killed leaves its file to the next, which removes it; so it says whose it is."""
+        """Return whether stack.json is this launcher's: a killed one leaves its file."""
         try:
             return bool(json.loads(self._stack_file.read_text())["pids"]["launcher"] == self.process.pid)
         except FileNotFoundError:
@@ -61,7 +61,7 @@ class Launcher:
         return self._errors.read_text()
 
     def ended(self, patience_s: float = PATIENCE_S) -> int:
-        """Wait for its end: its exit status, and nobody left."""
+        """Wait for its exit, and return its status; no process may be left."""
         self.process.wait(patience_s)
         assert not self.left()
         return self.process.returncode

@@ -1,4 +1,4 @@
-"""`leasehold up` as people run it: its own process, real servers, real services, and what it says when it cannot."""
+"""`leasehold up` as a process, with real servers and services, and its errors."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.end_to_end.launching import PATIENCE_S, STOP_S, UP, Launcher, free_ba
 
 
 def fails(*options: str) -> str:
-    """What a start that must not succeed says: one sentence on stderr, nothing on stdout, exit status 1."""
+    """Return the error of a start that must fail: one sentence on stderr, nothing on stdout, exit status 1."""
     done = subprocess.run([*UP, *options], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_run_and_another_on_the_same_data(tmp_path: Path) -> None:
+def test_two_runs_on_the_same_data(tmp_path: Path) -> None:
     data = tmp_path / "données, 1 of 2"
     with running(data, "--json") as first:
         _stack_is_as_promised(first)
@@ -98,7 +98,7 @@ def _no_secret_in_the_process_list(launcher: Launcher) -> None:
 
 
 def _nothing_is_outstanding(launcher: Launcher) -> None:
-    """Of the epochs of the first run; the second leases nothing before somebody asks."""
+    """Check the epochs of the first run; the second leases nothing before the first request."""
     [period] = launcher.read("/v1/periods")["data"]
     reconciliation = launcher.read(f"/v1/periods/{period['id']}/reconciliation")
     assert reconciliation["drift"] == 0
@@ -112,7 +112,7 @@ def _commands_do_what_they_say(screen: str) -> None:
     assert all(any(line.startswith(scope) for line in lines) for scope in SCOPES)
 
 
-def test_a_killed_launcher_leaves_nothing_that_the_next_cannot_clean_up(tmp_path: Path) -> None:
+def test_the_next_launcher_cleans_up_after_a_killed_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with running(data, "--json", "--wan") as first:
         assert first.check("ap-south", 5).status == 200
@@ -129,7 +129,7 @@ def test_a_killed_launcher_leaves_nothing_that_the_next_cannot_clean_up(tmp_path
 
 
 @pytest.mark.skipif(not Path("/usr/bin/curl").exists(), reason="there is no curl")
-def test_the_commands_on_the_screen_work_with_real_servers_too(
+def test_the_commands_on_the_screen_work_with_existing_servers(
     tmp_path: Path, postgres_server: Server, store: str
 ) -> None:
     postgres = postgres_url(postgres_server.port, postgres_server.password, "made_by_up")
@@ -158,7 +158,7 @@ def _shell(command: str) -> str:
 
 @pytest.mark.parametrize("newest", ["store-us-east", "agent-ap-south", "postgres"])
 def test_interrupted_before_it_is_ready(newest: str, tmp_path: Path) -> None:
-    """At whatever moment: nothing is left."""
+    """At any moment, no process is left."""
     base = free_base_port()
     record = tmp_path / "data" / "running.json"
     with subprocess.Popen([*UP, "--data", str(record.parent), "--port", str(base)], start_new_session=True) as process:
@@ -194,7 +194,7 @@ def test_data_of_another_postgres(tmp_path: Path) -> None:
     )
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o500)
     # Root may write anywhere but where there is no directory at all.
@@ -203,14 +203,14 @@ def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert f"cannot use {data} (" in fails("--data", str(data))
 
 
-def test_a_real_postgres_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_existing_postgres_that_does_not_answer(tmp_path: Path) -> None:
     nobody = postgres_url(free_port(), "pa55word")
     said = fails("--data", str(tmp_path / "data"), "--port", str(free_base_port()), "--postgres", nobody)
     assert "the database could not be prepared: " in said
     assert "pa55word" not in said
 
 
-def test_somebody_elses_port(tmp_path: Path) -> None:
+def test_a_used_port(tmp_path: Path) -> None:
     base = free_base_port()
     with socket.create_server(("127.0.0.1", StackPlan(Path(), base).agent_port("eu-west"))):
         said = fails("--data", str(tmp_path / "data"), "--port", str(base))
@@ -226,6 +226,6 @@ def test_somebody_elses_port(tmp_path: Path) -> None:
         ("--store", "us-east=http://127.0.0.1/0"),
     ],
 )
-def test_addresses_that_lead_nowhere(options: tuple[str, str], tmp_path: Path) -> None:
+def test_invalid_addresses(options: tuple[str, str], tmp_path: Path) -> None:
     assert options[0] in fails("--data", str(tmp_path / "data"), *options)
     assert not (tmp_path / "data").exists()

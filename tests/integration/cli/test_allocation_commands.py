@@ -1,4 +1,4 @@
-"""What people type of allocations, rates, slots, rebalances and regions, against a real coordinator and real agents."""
+"""`allocations`, `rates`, `slots`, `rebalance` and `region`, against a real coordinator and real agents."""
 
 import asyncio
 import os
@@ -50,17 +50,15 @@ async def held(shell: Shell) -> dict[str, int]:
     return {each["region"]: each["outstanding"] for each in found["regions"]}
 
 
-async def test_who_holds_what_as_a_table_and_without_a_terminal_once(shell: Shell, east: Agent) -> None:
-    said = await shell.said("allocations", "--watch")
+async def test_allocations_are_printed_once_without_a_terminal(shell: Shell, east: Agent) -> None:
+    said = await shell.output("allocations", "--watch")
     assert EXPORTS in said
     assert "(nobody, of 100)" in said
     assert await held(shell) == {"us-east": 60}
     assert await shell.json("allocations", "--tenant", "nobody") == []
 
 
-async def test_on_a_terminal_it_is_drawn_again_and_again(
-    shell: Shell, environment: dict[str, str], east: Agent
-) -> None:
+async def test_watch_refreshes_on_a_terminal(shell: Shell, environment: dict[str, str], east: Agent) -> None:
     terminal, theirs = pty.openpty()
     words = (sys.executable, "-m", "leasehold.cli", "allocations", "--watch")
     command = await asyncio.create_subprocess_exec(
@@ -93,8 +91,8 @@ SHARED: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture
-async def spoken_of(world: World, shell: Shell) -> None:
-    """One region wants more than its part of both."""
+async def with_demand(world: World, shell: Shell) -> None:
+    """One region reports demand above its share of a rate and of slots."""
     await world.try_out(SHARED)
     pages, renders = ({"quota": f"{name}:tenant=acme", "number": 0} for name in ("pages", "renders"))
     rate = pages | {"demand_micro": 80_500_000, "rate_micro": 30_000_000}
@@ -105,8 +103,8 @@ async def spoken_of(world: World, shell: Shell) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def test_who_may_use_how_much_of_a_shared_rate(shell: Shell, spoken_of: None) -> None:
-    heading, columns, *regions = (await shell.said("rates", "--quota", "pages", "--watch")).splitlines()
+async def test_shares_of_a_rate(shell: Shell, with_demand: None) -> None:
+    heading, columns, *regions = (await shell.output("rates", "--quota", "pages", "--watch")).splitlines()
     assert heading.startswith("pages:tenant=acme 90/s, adaptive: at most 90 units above it, so far at most ")
     assert columns.split()[0] == "region"
     assert {line.split()[0]: line.split()[2] for line in regions if "ago" in line} == {"us-east": "80.5/s"}
@@ -114,79 +112,81 @@ async def test_who_may_use_how_much_of_a_shared_rate(shell: Shell, spoken_of: No
     [shown] = await shell.json("rates", "--quota", "pages:tenant=acme", "--region", "eu-west")
     assert [(each["region"], each["demand_micro"]) for each in shown["regions"]] == [("eu-west", None)]
     assert await shell.json("rates", "--tenant", "nobody") == []
-    assert "not yet" in await shell.said("rates", "--tenant", "acme", "--region", "eu-west")
+    assert "not yet" in await shell.output("rates", "--tenant", "acme", "--region", "eu-west")
 
 
-async def test_how_many_shared_slots_may_be_in_use_where(shell: Shell, spoken_of: None) -> None:
-    heading, _, *regions = (await shell.said("slots")).splitlines()
+async def test_shares_of_slots(shell: Shell, with_demand: None) -> None:
+    heading, _, *regions = (await shell.output("slots")).splitlines()
     assert heading == "renders:tenant=acme 6 at once, for 60 s at most"
     assert [line.split()[:4] for line in regions if "ago" in line] == [["us-east", "2", "6", "2"]]
     [shown] = await shell.json("slots", "--quota", "renders", "--tenant", "acme")
     assert (shown["quota"], shown["limit"]) == ("renders:tenant=acme", 6)
 
 
-async def test_where_no_region_speaks_of_any_it_says_what_that_means(shell: Shell, world: World) -> None:
+async def test_without_demand_it_says_what_applies(shell: Shell, world: World) -> None:
     await world.try_out(SHARED)
     for name in ("rates", "slots"):
-        assert "no region has reported demand" in await shell.said(name)
+        assert "no region has reported demand" in await shell.output(name)
         assert await shell.json(name) == []
 
 
-async def test_a_quota_that_is_not_there_is_not_taken_for_a_quiet_one(shell: Shell, world: World) -> None:
+async def test_an_unknown_quota_is_an_error(shell: Shell, world: World) -> None:
     await world.try_out(SHARED)
     for more in ([], ["--json"]):
-        assert "there is no quota 'pagse'" in await shell.refused("rates", "--quota", "pagse:tenant=acme", *more)
-    assert "use `leasehold allocations`" in await shell.refused("rates", "--quota", EXPORTS)
-    assert "use `leasehold rates`" in await shell.refused("slots", "--quota", "pages")
+        assert "there is no quota 'pagse'" in await shell.error("rates", "--quota", "pagse:tenant=acme", *more)
+    assert "use `leasehold allocations`" in await shell.error("rates", "--quota", EXPORTS)
+    assert "use `leasehold rates`" in await shell.error("slots", "--quota", "pages")
 
 
 # --- rebalances -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_move_shows_its_plan_asks_and_is_followed_to_its_end(shell: Shell, east: Agent, south: Agent) -> None:
-    refused = await shell.typed(*MOVE, "30", stdin="n\n")
+async def test_a_move_prints_its_plan_asks_and_is_followed(shell: Shell, east: Agent, south: Agent) -> None:
+    refused = await shell.run(*MOVE, "30", stdin="n\n")
     assert refused.exit_code == 1
     assert "recalls 30 of exports:tenant=acme from us-east for ap-south" in refused.stdout
     assert "nothing was changed" in refused.stderr
     assert await shell.json("rebalance", "show") == []
-    done = await shell.typed(*MOVE, "30", stdin="y\n")
+    done = await shell.run(*MOVE, "30", stdin="y\n")
     assert done.exit_code == 0, done.output
     assert "recalled 30, returned 30, regranted 30" in done.stdout
     assert (await held(shell))["us-east"] <= 30
     [listed] = await shell.json("rebalance", "show")
-    assert "done" in await shell.said("rebalance", "show", listed["id"])
+    assert "done" in await shell.output("rebalance", "show", listed["id"])
 
 
-async def test_a_dry_run_changes_nothing_and_says_what_cannot_be(shell: Shell, east: Agent, south: Agent) -> None:
-    said = await shell.said(*MOVE, "90", "--dry-run")
+async def test_a_dry_run_changes_nothing_and_prints_what_is_impossible(shell: Shell, east: Agent, south: Agent) -> None:
+    said = await shell.output(*MOVE, "90", "--dry-run")
     assert "cannot: 30 of exports:tenant=acme: us-east: it does not hold them" in said
     assert await shell.json("rebalance", "show") == []
-    refused = await shell.refused("rebalance", "move", EXPORTS, "5", "--from", "ap-south", "--to", "us-east", "-y")
+    refused = await shell.error("rebalance", "move", EXPORTS, "5", "--from", "ap-south", "--to", "us-east", "-y")
     assert "[spent]" in refused
 
 
-async def test_settings_are_said_as_words(shell: Shell, east: Agent) -> None:
-    await shell.said("rebalance", "weigh", EXPORTS, "ap-south.pin=20", "us-east.weight=3", "-y")
-    assert "weight 3" in await shell.said("allocations")
-    said = await shell.said("rebalance", "weigh", EXPORTS, "ap-south.pin=-", "--dry-run")
+async def test_weigh_sets_settings_by_name(shell: Shell, east: Agent) -> None:
+    await shell.output("rebalance", "weigh", EXPORTS, "ap-south.pin=20", "us-east.weight=3", "-y")
+    assert "weight 3" in await shell.output("allocations")
+    said = await shell.output("rebalance", "weigh", EXPORTS, "ap-south.pin=-", "--dry-run")
     assert "ap-south: floor 20, ceiling 20 → nothing set" in said
-    assert "settings: the floors" in await shell.refused("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
-    assert "write it as" in await shell.refused("rebalance", "weigh", EXPORTS, "floor=101", "-y")
+    assert "settings: the floors" in await shell.error("rebalance", "weigh", EXPORTS, "ap-south.floor=101", "-y")
+    assert "write it as" in await shell.error("rebalance", "weigh", EXPORTS, "floor=101", "-y")
 
 
 async def test_a_region_is_drained_and_restored(shell: Shell, east: Agent) -> None:
-    assert "recalls all that us-east holds: 60 units" in await shell.said("rebalance", "drain", "us-east", "--dry-run")
-    assert "done" in await shell.said("rebalance", "drain", "us-east", "-y")
+    assert "recalls all that us-east holds: 60 units" in await shell.output(
+        "rebalance", "drain", "us-east", "--dry-run"
+    )
+    assert "done" in await shell.output("rebalance", "drain", "us-east", "-y")
     assert await held(shell) == {"us-east": 0}
     assert (await shell.json("region", "show", "us-east"))["status"] == "draining"
-    assert "draining already" in await shell.refused("rebalance", "drain", "us-east", "-y")
-    assert "done" in await shell.said("rebalance", "restore", "us-east", "-y")
+    assert "draining already" in await shell.error("rebalance", "drain", "us-east", "-y")
+    assert "done" in await shell.output("rebalance", "restore", "us-east", "-y")
     assert {each["status"] for each in await shell.json("region", "list")} == {"active"}
     assert (await shell.json("region", "put", "us-east", "--weight", "4"))["weight"] == 4
-    assert "us-east" in await shell.said("region", "list")
+    assert "us-east" in await shell.output("region", "list")
 
 
-async def test_ctrl_c_ends_the_following_and_says_that_it_goes_on(
+async def test_ctrl_c_ends_only_the_following(
     shell: Shell, world: World, environment: dict[str, str], east: Agent
 ) -> None:
     async with running(world.settings("ap-south")) as south:
@@ -208,7 +208,7 @@ async def test_ctrl_c_ends_the_following_and_says_that_it_goes_on(
 
 async def shows(shell: Shell, id_: str, sentence: str) -> None:
     for _ in range(3_000):
-        if sentence in await shell.said("rebalance", "show", id_):
+        if sentence in await shell.output("rebalance", "show", id_):
             return
         await asyncio.sleep(0.01)
     raise AssertionError(sentence)

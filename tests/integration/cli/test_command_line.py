@@ -1,4 +1,4 @@
-"""The commands that end: `migrate` and `token`, as somebody types them."""
+"""`migrate` and `token`, the start of services, and help."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def refused(done: Result) -> str:
     return done.stderr
 
 
-def test_a_token_from_its_creation_to_its_end(database: str) -> None:
+def test_a_token_is_created_listed_and_revoked(database: str) -> None:
     created = json.loads(on(database, "token", "create", "--scope", "usage:read", "--note", "for finance", "--json"))
     assert created["token"].startswith("lh_")
     [listed] = json.loads(on(database, "token", "list", "--json"))
@@ -53,11 +53,11 @@ def test_a_token_from_its_creation_to_its_end(database: str) -> None:
     assert created["token"] not in table
 
 
-def test_a_token_for_people_is_the_token_and_nothing_else(database: str) -> None:
+def test_create_prints_the_token_alone(database: str) -> None:
     assert on(database, "token", "create", "--scope", "quota:read", "--scope", "quota:write").strip().startswith("lh_")
 
 
-def test_a_running_stack_needs_no_variable(database: str, tmp_path: Path) -> None:
+def test_the_database_of_a_running_stack_is_found(database: str, tmp_path: Path) -> None:
     write_private(tmp_path / "stack.json", {"postgres": database})
     done = leasehold("token", "list", "--json", "--data", str(tmp_path))
     assert (done.exit_code, done.stdout) == (0, "[]\n")
@@ -70,7 +70,7 @@ def test_a_running_stack_needs_no_variable(database: str, tmp_path: Path) -> Non
         (("token", "revoke", UNKNOWN_ID), f"there is no token with the id {UNKNOWN_ID}"),
     ],
 )
-def test_what_cannot_be_done_is_said(database: str, arguments: tuple[str, ...], said: str) -> None:
+def test_errors_are_one_sentence(database: str, arguments: tuple[str, ...], said: str) -> None:
     assert said in refused(leasehold(*arguments, LEASEHOLD_MIGRATE_DATABASE_URL=database))
 
 
@@ -87,7 +87,7 @@ def test_a_service_with_wrong_settings_names_them(command: str, variable: str) -
     assert variable in refused(leasehold(command, **{variable: "No such thing!"}))
 
 
-def test_a_number_of_workers_that_cannot_be_is_refused() -> None:
+def test_zero_workers_are_refused() -> None:
     done = leasehold("agent", "--workers", "0")
     assert done.exit_code == 2
     assert "Invalid value for '--workers'" in done.stderr
@@ -95,7 +95,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("command", [["coordinator"], ["agent"], ["agent", "--workers", "3"]])
-def test_a_service_whose_port_is_taken_says_so(database: str, store_server: Server, command: list[str]) -> None:
+def test_a_used_port_is_named(database: str, store_server: Server, command: list[str]) -> None:
     port = str(store_server.port)
     settings = {
         "LEASEHOLD_COORDINATOR_DATABASE_URL": database,
@@ -112,15 +112,15 @@ def test_a_service_whose_port_is_taken_says_so(database: str, store_server: Serv
     assert done.stderr.startswith(f"leasehold: Port {port} of 127.0.0.1 is in use")
 
 
-def test_migrating_twice_is_migrating_once(database: str) -> None:
-    """As its own process, and as it is installed: by the name that people type."""
+def test_migrating_twice_changes_nothing(database: str) -> None:
+    """It runs as a process of its own, by the name under which it is installed."""
     command = [str(Path(sys.executable).with_name("leasehold")), "migrate"]
     for _ in range(2):
         subprocess.run(command, env=os.environ | {"LEASEHOLD_MIGRATE_DATABASE_URL": database}, timeout=60, check=True)
 
 
-def test_migrating_makes_the_user_that_coordinators_come_as(database: str) -> None:
-    """With a new password each time it is told one, and never the owner."""
+def test_migrating_creates_the_coordinators_user(database: str) -> None:
+    """It gets the password of the URL, and is never the owner."""
     coordinators = database.replace("://leasehold:", "://another:")
     told = {"LEASEHOLD_MIGRATE_DATABASE_URL": database}
     try:
@@ -135,8 +135,8 @@ def test_migrating_makes_the_user_that_coordinators_come_as(database: str) -> No
         asyncio.run(asked(database, "DROP ROLE IF EXISTS another"))
 
 
-def test_an_owner_who_may_not_create_roles_is_told_who_may(database: str) -> None:
-    """Everything else is migrated, and migrating again finds the role that somebody made since."""
+def test_an_owner_without_createrole_is_told_what_to_do(database: str) -> None:
+    """Everything else is migrated, and migrating again finds the role that was created since."""
     name = asyncio.run(asked(database, "SELECT current_database()"))
     asyncio.run(
         asked(
@@ -167,7 +167,7 @@ def test_an_owner_who_may_not_create_roles_is_told_who_may(database: str) -> Non
 
 
 async def asked(url: str, sql: str) -> object:
-    """What one query answers; of several statements, nothing."""
+    """Return the value of one query, or None for several statements."""
     connection = await asyncpg.connect(url)
     try:
         return await (
@@ -177,7 +177,7 @@ async def asked(url: str, sql: str) -> object:
         await connection.close()
 
 
-def test_no_answer_no_secret(postgres_server: Server) -> None:
+def test_no_secret_in_errors(postgres_server: Server) -> None:
     nobody = f"postgresql://leasehold:pa55word@127.0.0.1:{free_port()}/leasehold"
     wrong = f"postgresql://leasehold:pa55word@127.0.0.1:{postgres_server.port}/postgres"
     for url in (nobody, wrong):
@@ -197,7 +197,7 @@ def test_help(command: str) -> None:
     assert "Usage" in done.stdout
 
 
-def test_the_launchers_scopes_are_the_coordinators() -> None:
-    """Two copies of one fact, for the launcher does not import the coordinator."""
+def test_the_launchers_scopes_equal_the_coordinators() -> None:
+    """The launcher has a copy, because it does not import the coordinator."""
     assert [scope for scope in LAUNCHERS_SCOPES if not scope.startswith(REGION_PREFIX)] == list(SCOPES)
     assert all(is_scope(scope) for scope in LAUNCHERS_SCOPES)

@@ -1,4 +1,4 @@
-"""`adjustment` and `webhook`, as people type them, against a real coordinator."""
+"""`adjustment` and `webhook`, against a real coordinator."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ WHY = ("--reason", "an outage", "--document", "T-1")
 
 @pytest.fixture
 async def shells(database: str) -> AsyncIterator[list[Shell]]:
-    """Of one who may do everything but approve what they propose, and of another."""
+    """Return the shells of two people, since nobody approves an adjustment of their own."""
     connection = await asyncpg.connect(database)
     try:
         tokens = [(await issue_token(connection, ["admin"], "test", datetime.now(UTC))).token for _ in range(2)]
@@ -32,34 +32,34 @@ async def shells(database: str) -> AsyncIterator[list[Shell]]:
 
 async def test_an_adjustment_is_proposed_by_one_and_approved_by_another(shells: list[Shell]) -> None:
     one, other = shells
-    await one.said("apply", "-y", "-f", "-", stdin=DOCUMENT)
+    await one.output("apply", "-y", "-f", "-", stdin=DOCUMENT)
     made = await one.json("adjustment", "propose", "credit", "exports:tenant=acme", MONTH, "5", *WHY)
-    assert "does not approve" in await one.refused("adjustment", "approve", made["id"])
-    assert made["id"] in await other.said("adjustment", "list", "--state", "proposed", "--period", MONTH)
-    assert "approved" in await other.said("adjustment", "approve", made["id"])
+    assert "does not approve" in await one.error("adjustment", "approve", made["id"])
+    assert made["id"] in await other.output("adjustment", "list", "--state", "proposed", "--period", MONTH)
+    assert "approved" in await other.output("adjustment", "approve", made["id"])
     assert (await one.json("adjustment", "show", made["id"]))["booked_in"] == MONTH
-    assert "T-1" in await one.said("adjustment", "show", made["id"])
+    assert "T-1" in await one.output("adjustment", "show", made["id"])
     assert await one.json("adjustment", "list", "--quota", "exports:tenant=nobody") == []
 
 
-async def test_an_adjustment_is_taken_back(shells: list[Shell]) -> None:
+async def test_an_adjustment_is_withdrawn(shells: list[Shell]) -> None:
     one, other = shells
-    await one.said("apply", "-y", "-f", "-", stdin=DOCUMENT)
+    await one.output("apply", "-y", "-f", "-", stdin=DOCUMENT)
     made = await one.json("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "5", *WHY)
-    assert "withdrawn" in await one.said("adjustment", "withdraw", made["id"])
-    assert "it was withdrawn" in await other.refused("adjustment", "approve", made["id"])
-    assert "units" in await one.refused("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "0", *WHY)
+    assert "withdrawn" in await one.output("adjustment", "withdraw", made["id"])
+    assert "it was withdrawn" in await other.error("adjustment", "approve", made["id"])
+    assert "units" in await one.error("adjustment", "propose", "debit", "exports:tenant=acme", MONTH, "0", *WHY)
 
 
 async def test_a_webhook_is_added_paused_rotated_and_deleted(shells: list[Shell]) -> None:
     shell, _ = shells
-    assert "secret: whsec_" in await shell.said("webhook", "add", "https://192.0.2.1/told", "period.closed")
+    assert "secret: whsec_" in await shell.output("webhook", "add", "https://192.0.2.1/told", "period.closed")
     (made,) = await shell.json("webhook", "list")
     assert (made["events"], "secret" in made) == (["period.closed"], False)
-    assert "True" in await shell.said("webhook", "pause", made["id"])
-    assert "False" in await shell.said("webhook", "pause", made["id"], "--resume")
+    assert "True" in await shell.output("webhook", "pause", made["id"])
+    assert "False" in await shell.output("webhook", "pause", made["id"], "--resume")
     assert (await shell.json("webhook", "rotate", made["id"]))["secret"].startswith("whsec_")
-    assert "deliveries to be sent again: 0" in await shell.said("webhook", "replay", made["id"])
-    assert "url" in await shell.refused("webhook", "add", "http://192.0.2.1/told", "period.closed")
-    await shell.said("webhook", "delete", made["id"])
-    assert "no such webhook" in await shell.refused("webhook", "delete", made["id"])
+    assert "deliveries to be sent again: 0" in await shell.output("webhook", "replay", made["id"])
+    assert "url" in await shell.error("webhook", "add", "http://192.0.2.1/told", "period.closed")
+    await shell.output("webhook", "delete", made["id"])
+    assert "no such webhook" in await shell.error("webhook", "delete", made["id"])

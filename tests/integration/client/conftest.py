@@ -1,4 +1,4 @@
-"""The clients are tried against the agents of `tests/integration/regional_agent`."""
+"""Fixtures: the clients are tested against the agents of `tests/integration/regional_agent`."""
 
 from tests.integration.regional_agent.conftest import world
 

@@ -53,7 +53,7 @@ async def test_threads_and_loops_get_the_same_answers(world: World) -> None:
         assert waited.reason == "never", "it does not wait for what can never pass"
 
 
-async def test_a_unix_socket_is_as_good(world: World, tmp_path: Path) -> None:
+async def test_a_unix_socket_works_like_tcp(world: World, tmp_path: Path) -> None:
     async with served_agent(world, str(tmp_path / "agent.sock")) as url, AsyncClient(url) as client:
         assert (await client.check(EXPORT)).allowed
         with Client(url) as blocking:
@@ -69,7 +69,7 @@ async def test_a_repeated_operation_is_charged_once(world: World) -> None:
         assert (refused.value.status, refused.value.problem["type"]) == (422, "/problems/operation-conflict")
 
 
-async def test_a_guarded_function_is_not_called_when_it_may_not_be(world: World) -> None:
+async def test_a_limited_function_is_not_called_when_denied(world: World) -> None:
     calls: list[str] = []
     async with served_agent(world) as url, AsyncClient(url) as client:
 
@@ -86,7 +86,7 @@ async def test_a_guarded_function_is_not_called_when_it_may_not_be(world: World)
     assert calls == ["acme", "globex"]
 
 
-async def test_what_is_held_is_booked_as_far_as_it_was_used(world: World) -> None:
+async def test_a_hold_books_what_was_committed(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url) as client:
         async with client.holding(EXPORT, units=40) as holding:
             assert not (await client.check(EXPORT, cost=61)).allowed
@@ -115,7 +115,7 @@ async def test_a_batch_is_answered_in_order(world: World) -> None:
         assert [each.allowed for each in await client.check_batch(lines)] == [True, False, True]
 
 
-async def test_a_refused_check_of_a_batch_leaves_the_other_decisions(world: World) -> None:
+async def test_a_rejected_check_of_a_batch_leaves_the_other_decisions(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url) as client:
         lines: list[dict[str, Any]] = [{"subject": EXPORT, "cost": cost} for cost in (60, -1, 40)]
         first, refused, last = await client.check_batch(lines)
@@ -124,7 +124,7 @@ async def test_a_refused_check_of_a_batch_leaves_the_other_decisions(world: Worl
         assert refused.status == 422
 
 
-async def test_an_agent_that_went_away_is_what_the_failure_mode_says(world: World) -> None:
+async def test_the_failure_mode_answers_for_a_stopped_agent(world: World) -> None:
     async with served_agent(world) as url:
         clients = [AsyncClient(url, on_failure=mode) for mode in ("open", "closed", "raise")]
         assert [(await client.check(OPEN)).degraded for client in clients] == [None] * 3
@@ -138,7 +138,7 @@ async def test_an_agent_that_went_away_is_what_the_failure_mode_says(world: Worl
 
 
 async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailable(world: World) -> None:
-    """A reply of the coordinator is late, and the policy lets a first request wait for its units."""
+    """A response of the coordinator is late, and the policy lets a first request wait for its units."""
     async with served_agent(world) as url, AsyncClient(url, timeout_ms=50) as client:
         late = asyncio.Event()
 
@@ -155,7 +155,7 @@ async def test_a_request_that_waits_for_units_does_not_make_the_agent_unavailabl
         assert [(decision.allowed, decision.degraded) for decision in decisions] == [(True, None)] * 8
 
 
-async def test_a_wrong_question_is_refused_with_the_field(world: World) -> None:
+async def test_an_invalid_request_is_rejected_with_its_field(world: World) -> None:
     async with served_agent(world) as url, AsyncClient(url, on_failure="open") as client:
         with pytest.raises(RequestRejected) as refused:
             await client.check(EXPORT, cost=0)

@@ -1,4 +1,4 @@
-"""A service that asks in its own process: the same answers as an agent gives."""
+"""The middleware, with an engine or a client behind it: services answer as an agent does."""
 
 import asyncio
 import json
@@ -63,8 +63,8 @@ async def engine_of(world: World, **settings: Any) -> AsyncIterator[Engine]:
         yield engine
 
 
-def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
-    """What an agent or a service in front of which somebody asked says of a decision, but for moments and ids."""
+def decision_in(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Return what a response says about the decision, without times and ids."""
     body = answer.json() if answer.status_code != 200 else {}
     kept = {name: body.get(name) for name in ("type", "title", "status", "allowed", "degraded", "denied_by")}
     policies = [
@@ -75,15 +75,15 @@ def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
     return answer.status_code, said | {"again": str("retry-after" in answer.headers)}, kept | {"policies": policies}
 
 
-async def compare(agent: Agent, asking: httpx.AsyncClient) -> set[int]:
+async def compare(agent: Agent, http: httpx.AsyncClient) -> set[int]:
     for tenant in ("a", "b"):
         assert (await agent.check(EXPORT | {"tenant": tenant}, cost=100, mode="peek")).status_code == 200
     chance, statuses = random.Random(7), set()
     for _ in range(60):
         route, method = chance.choice(ROUTES), chance.choice(["GET", "POST"])
         alone = await agent.check({"tenant": "a", "route": route, "method": method})
-        asked = await asking.request(method, route, headers={"X-Tenant": "b"})
-        assert told(asked) == told(alone), (route, method)
+        asked = await http.request(method, route, headers={"X-Tenant": "b"})
+        assert decision_in(asked) == decision_in(alone), (route, method)
         statuses.add(asked.status_code)
     return statuses
 
@@ -91,31 +91,31 @@ async def compare(agent: Agent, asking: httpx.AsyncClient) -> set[int]:
 async def test_the_engine_answers_as_an_agent_does(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
-    async with engine_of(world) as engine, service(engine.check) as asking:
-        assert await compare(agent, asking) == {200, 429}
+    async with engine_of(world) as engine, service(engine.check) as http:
+        assert await compare(agent, http) == {200, 429}
 
 
-async def test_a_client_in_its_place_answers_the_same(world: World) -> None:
+async def test_a_client_answers_as_the_engine_does(world: World) -> None:
     await world.try_out()
     agent = await world.agent()
-    async with served_agent(world) as url, AsyncClient(url) as client, service(client.check) as asking:
-        assert await compare(agent, asking) == {200, 429}
+    async with served_agent(world) as url, AsyncClient(url) as client, service(client.check) as http:
+        assert await compare(agent, http) == {200, 429}
 
 
-async def test_what_is_admitted_reaches_the_service_and_what_is_denied_does_not(world: World) -> None:
+async def test_only_admitted_requests_reach_the_service(world: World) -> None:
     async with engine_of(world) as engine:
 
         async def check(subject: Subject) -> Any:
             return await engine.check(subject, cost=60)
 
-        async with service(check) as asking:
-            first, second = [await asking.post("/v1/exports", headers={"X-Tenant": "acme"}) for _ in range(2)]
+        async with service(check) as http:
+            first, second = [await http.post("/v1/exports", headers={"X-Tenant": "acme"}) for _ in range(2)]
             assert (first.text, first.headers["x-ratelimit-remaining"]) == ("worked for acme", "40")
             assert (second.status_code, second.json()["instance"]) == (429, "/v1/exports")
-            assert (await asking.get("/free", headers={"X-Tenant": "acme"})).text == "worked for acme"
+            assert (await http.get("/free", headers={"X-Tenant": "acme"})).text == "worked for acme"
 
 
-async def test_what_an_engine_admits_is_booked(world: World) -> None:
+async def test_usage_that_an_engine_admitted_is_booked(world: World) -> None:
     async with engine_of(world) as engine:
         assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
         assert (await engine.check(EXPORT, cost=7, operation_id="a")).allowed
@@ -124,31 +124,31 @@ async def test_what_an_engine_admits_is_booked(world: World) -> None:
         assert refused.value.status == 422
         with pytest.raises(RequestRejected, match="shoe"):
             await engine.check(EXPORT | {"shoe": "44"})
-    assert await world.usage() == 7, "its last words tell what it admitted"
+    assert await world.usage() == 7, "its last exchange reports what it admitted"
 
 
-async def test_a_store_that_is_gone_is_each_policys_to_decide(world: World) -> None:
-    async with engine_of(world) as engine, service(engine.check) as asking:
+async def test_each_policys_failure_mode_answers_while_the_store_is_away(world: World) -> None:
+    async with engine_of(world) as engine, service(engine.check) as http:
         await engine.region.store.close()
-        closed = await asking.post("/v1/exports", headers={"X-Tenant": "acme"})
+        closed = await http.post("/v1/exports", headers={"X-Tenant": "acme"})
         assert (closed.status_code, closed.json()["degraded"]) == (503, "closed")
-        assert (await asking.get("/v1/open", headers={"X-Tenant": "acme"})).text == "worked for acme"
+        assert (await http.get("/v1/open", headers={"X-Tenant": "acme"})).text == "worked for acme"
 
 
-async def test_a_service_whose_engine_knows_nothing_yet_answers_so(world: World) -> None:
+async def test_an_engine_without_policies_answers_503(world: World) -> None:
     engine = Engine(world.settings("us-east"))  # it does not run
-    async with service(engine.check) as asking:
-        answer = await asking.post("/v1/exports", headers={"X-Tenant": "acme"})
+    async with service(engine.check) as http:
+        answer = await http.post("/v1/exports", headers={"X-Tenant": "acme"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert (answer.json()["type"], answer.json()["instance"]) == ("/problems/not-ready", "/v1/exports")
 
 
-async def test_a_wrong_question_is_the_services_own_fault(world: World) -> None:
+async def test_an_invalid_subject_raises_in_the_service(world: World) -> None:
     async def check(subject: Subject) -> Any:
         raise RequestRejected(422, {"title": "Invalid request"})
 
-    async with service(check) as asking:
-        assert (await asking.post("/v1/exports", headers={"X-Tenant": "acme"})).status_code == 500
+    async with service(check) as http:
+        assert (await http.post("/v1/exports", headers={"X-Tenant": "acme"})).status_code == 500
 
 
 # --- WebSockets ------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ async def served_websockets(check: CheckFunction) -> AsyncIterator[str]:
         await serving
 
 
-async def test_a_websocket_is_asked_about_when_it_is_opened(world: World) -> None:
+async def test_a_websocket_is_checked_when_it_is_opened(world: World) -> None:
     async with engine_of(world) as engine:
 
         async def check(subject: Subject) -> Any:

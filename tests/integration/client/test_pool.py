@@ -1,4 +1,4 @@
-"""The connection pools of the clients, against a peer that behaves as networks do."""
+"""The connection pools of the clients, against a peer that stalls, breaks off and closes."""
 
 import asyncio
 import errno
@@ -20,16 +20,16 @@ AGAIN = ONCE._replace(repeatable=True)
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nRateLimit: r\r\n\r\n{}"
 LAST_ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
 
-Behaviour = list[bytes | None]  # of one connection: what it answers to each request; None: it closes instead
+Behaviour = list[bytes | None]  # of one connection: its answer to each request, or None to close
 
 
 class Peer:
-    """Each connection behaves as its line of the script says; the last line holds for all others."""
+    """A server whose connections behave as the lines of a script say; the last line is for all others."""
 
     def __init__(self, listener: socket.socket, script: list[Behaviour], answers_from: int) -> None:
         self._listener = listener
         self._script = script
-        self._answers_from = answers_from  # so many connections at once
+        self._answers_from = answers_from  # it answers when there are this many connections
         self._may_answer = threading.Event()
         self.requests: list[bytes] = []
         self.connections = 0
@@ -67,11 +67,11 @@ def peer(script: list[Behaviour], path: Path | None = None, answers_from: int = 
     listener.bind(("127.0.0.1", 0) if path is None else str(path))
     listener.listen()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}" if path is None else f"unix://{path}"
-    playing = Peer(listener, script, answers_from)
-    thread = threading.Thread(target=playing.run, daemon=True)
+    server = Peer(listener, script, answers_from)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        yield playing, url
+        yield server, url
     finally:
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
@@ -88,7 +88,7 @@ def calls(
     between: Callable[[], object] = lambda: None,
     longest_wait_s: float = 30.0,
 ) -> Caller:
-    """A function that makes calls one after the other over one set of connections."""
+    """Return a function that makes calls one after the other through one pool."""
 
     def blocking(wanted: list[Call]) -> list[Response | str]:
         connections = ConnectionPool(parse_url(url), "secret", Timeouts(timeout_s, longest_wait_s), 4)
@@ -122,90 +122,90 @@ both = pytest.mark.parametrize("kind", ["blocking", "awaited"])
 
 @both
 def test_a_connection_is_kept_for_the_next_call(kind: str) -> None:
-    with peer([[ANSWER] * 3]) as (playing, url):
+    with peer([[ANSWER] * 3]) as (server, url):
         answers = calls(url, kind)([ONCE] * 3)
     assert [answer == (200, {"content-length": "2", "ratelimit": "r"}, b"{}") for answer in answers] == [True] * 3
-    assert playing.connections == 1
-    assert b"Authorization: Bearer secret\r\n" in playing.requests[0]
+    assert server.connections == 1
+    assert b"Authorization: Bearer secret\r\n" in server.requests[0]
 
 
 @both
-def test_a_unix_socket_is_as_good(kind: str, tmp_path: Path) -> None:
-    with peer([[ANSWER]], tmp_path / "agent.sock") as (playing, url):
+def test_a_unix_socket_works_like_tcp(kind: str, tmp_path: Path) -> None:
+    with peer([[ANSWER]], tmp_path / "agent.sock") as (server, url):
         [answer] = calls(url, kind)([ONCE])
     assert isinstance(answer, Response)
-    assert playing.connections == 1
+    assert server.connections == 1
 
 
 @both
-def test_a_connection_that_says_it_ends_is_not_used_again(kind: str) -> None:
-    with peer([[LAST_ANSWER]]) as (playing, url):
+def test_a_connection_with_connection_close_is_not_used_again(kind: str) -> None:
+    with peer([[LAST_ANSWER]]) as (server, url):
         calls(url, kind)([ONCE, ONCE])
-    assert playing.connections == 2
+    assert server.connections == 2
 
 
 @both
-def test_a_connection_that_ended_while_it_was_idle_is_replaced_before_it_is_used(kind: str) -> None:
-    with peer([[ANSWER, None], [ANSWER]]) as (playing, url):
+def test_a_connection_that_was_closed_while_idle_is_replaced(kind: str) -> None:
+    with peer([[ANSWER, None], [ANSWER]]) as (server, url):
         waited: list[bool] = []
 
         def until_it_is_closed() -> None:
             if not waited:
-                waited.append(playing.closed.acquire(timeout=10))
+                waited.append(server.closed.acquire(timeout=10))
 
         answers = calls(url, kind, between=until_it_is_closed)([ONCE, ONCE])
     assert [isinstance(answer, Response) for answer in answers] == [True, True]
-    assert (playing.connections, len(playing.requests)) == (2, 2)
+    assert (server.connections, len(server.requests)) == (2, 2)
 
 
 @both
-def test_a_call_that_was_cut_off_is_repeated_if_it_may_be_and_only_once(kind: str) -> None:
-    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (playing, url):
+def test_a_repeatable_call_that_was_cut_off_is_repeated_once(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (server, url):
         [answer] = calls(url, kind)([AGAIN])
     assert isinstance(answer, Response)
-    assert len(playing.requests) == 2
-    with peer([[b"HTTP/1.1 200", None]]) as (playing, url):
+    assert len(server.requests) == 2
+    with peer([[b"HTTP/1.1 200", None]]) as (server, url):
         [answer] = calls(url, kind)([AGAIN])
     assert isinstance(answer, str)
-    assert len(playing.requests) == 2
+    assert len(server.requests) == 2
 
 
 @both
-def test_a_call_that_may_have_been_charged_is_never_repeated(kind: str) -> None:
-    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (playing, url):
+def test_a_call_that_may_have_been_charged_is_not_repeated(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200", None], [ANSWER]]) as (server, url):
         [answer] = calls(url, kind)([ONCE])
     assert isinstance(answer, str)
     assert "before it had answered" in answer
-    assert len(playing.requests) == 1
+    assert len(server.requests) == 1
 
 
 @both
-def test_a_peer_that_stalls_is_given_up_in_time(kind: str) -> None:
+def test_a_stalled_answer_times_out(kind: str) -> None:
     with peer([[b"HTTP/1.1 200"]]) as (_, url):
         [answer] = calls(url, kind, timeout_s=0.05)([AGAIN])
     assert answer == "the agent did not answer in time"
 
 
 @both
-def test_a_slow_answer_is_waited_for_while_the_agent_is_alive(kind: str) -> None:
-    """It comes when a second connection has asked whether anybody is there."""
-    with peer([[ANSWER], [LAST_ANSWER]], answers_from=2) as (playing, url):
+def test_a_slow_answer_is_awaited_while_the_agent_is_alive(kind: str) -> None:
+    """The peer answers when a second connection has sent its health check."""
+    with peer([[ANSWER], [LAST_ANSWER]], answers_from=2) as (server, url):
         [answer] = calls(url, kind, timeout_s=0.05)([ONCE])
     assert isinstance(answer, Response)
-    assert playing.connections == 2
-    assert b"GET /healthz " in playing.requests[1]
+    assert server.connections == 2
+    assert b"GET /healthz " in server.requests[1]
 
 
 @both
-def test_an_answer_that_never_comes_is_given_up_in_the_end(kind: str) -> None:
-    with peer([[b"HTTP/1.1 200"], [LAST_ANSWER]]) as (playing, url):
+def test_the_longest_wait_ends_a_call_to_a_living_agent(kind: str) -> None:
+    with peer([[b"HTTP/1.1 200"], [LAST_ANSWER]]) as (server, url):
         [answer] = calls(url, kind, timeout_s=0.05, longest_wait_s=0.4)([AGAIN])
     assert answer == "the agent is alive, and did not answer in time"
-    assert [request.partition(b" ")[0] for request in playing.requests[:2]] == [b"POST", b"GET"]
+    assert [request.partition(b" ")[0] for request in server.requests[:2]] == [b"POST", b"GET"]
 
 
 @both
-def test_what_is_no_http_is_no_answer(kind: str) -> None:
+def test_an_answer_that_is_not_http_is_a_failure(kind: str) -> None:
     with peer([[b"hello\r\n\r\n"]]) as (_, url):
         [answer] = calls(url, kind)([ONCE])
     assert isinstance(answer, str)
@@ -213,7 +213,7 @@ def test_what_is_no_http_is_no_answer(kind: str) -> None:
 
 
 @both
-def test_nobody_at_the_address_is_said(kind: str) -> None:
+def test_a_refused_connection_is_named(kind: str) -> None:
     with peer([[]]) as (_, url):
         pass
     [answer] = calls(url, kind)([ONCE])
@@ -222,13 +222,13 @@ def test_nobody_at_the_address_is_said(kind: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["https://a:1", "127.0.0.1:8411", "http://a/path", "unix:", ""])
-def test_an_address_that_leads_nowhere_is_refused_at_once(url: str) -> None:
+def test_an_unsupported_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="neither"):
         parse_url(url)
 
 
-def test_threads_share_as_many_connections_as_they_may() -> None:
-    with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
+def test_threads_share_the_connections_of_a_pool() -> None:
+    with peer([[ANSWER] * 16], answers_from=2) as (server, url):
         connections = ConnectionPool(parse_url(url), None, Timeouts(10.0, 10.0), size=2)
         answers: list[Response] = []
         threads = [threading.Thread(target=lambda: answers.append(connections.call(ONCE))) for _ in range(16)]
@@ -237,7 +237,7 @@ def test_threads_share_as_many_connections_as_they_may() -> None:
         for thread in threads:
             thread.join(10)
         connections.close()
-    assert (len(answers), playing.connections) == (16, 2)
+    assert (len(answers), server.connections) == (16, 2)
 
 
 async def _all_at_once(url: str) -> list[Response]:
@@ -247,15 +247,15 @@ async def _all_at_once(url: str) -> list[Response]:
     return answers
 
 
-def test_tasks_share_as_many_connections_as_they_may() -> None:
-    with peer([[ANSWER] * 16], answers_from=2) as (playing, url):
+def test_tasks_share_the_connections_of_a_pool() -> None:
+    with peer([[ANSWER] * 16], answers_from=2) as (server, url):
         assert len(asyncio.run(_all_at_once(url))) == 16
-    assert playing.connections == 2
+    assert server.connections == 2
 
 
-def test_who_finds_no_connection_free_gives_up_in_time() -> None:
-    with peer([[b"HTTP/1.1 200"]]) as (playing, url):
+def test_waiting_for_a_busy_pool_times_out() -> None:
+    with peer([[b"HTTP/1.1 200"]]) as (server, url):
         connections = ConnectionPool(parse_url(url), None, Timeouts(0.2, 0.2), size=0)
         with pytest.raises(AgentUnavailable, match="busy"):
             connections.call(ONCE)
-    assert playing.connections == 0
+    assert server.connections == 0

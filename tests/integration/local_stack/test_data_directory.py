@@ -1,4 +1,4 @@
-"""What outlives a run of `leasehold up`, and what it refuses to touch."""
+"""The data directory of `leasehold up`: what it keeps, and what it refuses to touch."""
 
 import json
 import signal
@@ -41,14 +41,14 @@ def test_one_launcher_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_a_directory_of_somebody_else_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(CannotStart, match="not a data directory of Leasehold"):
         open_data_directory(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_data_of_another_version_are_refused_until_they_may_be_lost(tmp_path: Path) -> None:
+def test_data_of_another_version_are_refused_without_fresh(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         directory.prepare()
     (tmp_path / "format").write_text("leasehold local stack, format 99\n")
@@ -60,7 +60,7 @@ def test_data_of_another_version_are_refused_until_they_may_be_lost(tmp_path: Pa
         assert directory.secrets()
 
 
-def test_lost_passwords_are_said_to_be_lost(tmp_path: Path) -> None:
+def test_missing_passwords_are_reported(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         directory.prepare()
         directory.postgres.mkdir()
@@ -69,13 +69,13 @@ def test_lost_passwords_are_said_to_be_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["a-file", "a-file/below"])
-def test_a_place_that_cannot_be_used(place: str, tmp_path: Path) -> None:
+def test_an_unusable_path_is_reported(place: str, tmp_path: Path) -> None:
     (tmp_path / "a-file").write_text("")
     with pytest.raises(CannotStart, match=r"cannot use .*: choose another directory with --data"):
         open_data_directory(tmp_path / place)
 
 
-def test_a_crash_while_writing_leaves_the_old_whole(tmp_path: Path) -> None:
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "file.json"
     write_private(target, {"is": "whole"})
     (tmp_path / "file.json.new").write_text('{"half')
@@ -84,15 +84,15 @@ def test_a_crash_while_writing_leaves_the_old_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["", "{", "[1]", '{"postgres": 1}', '{"postgres": [1]}'])
-def test_an_unreadable_record_of_processes_is_no_record(nonsense: str, tmp_path: Path) -> None:
+def test_an_unreadable_record_of_processes_is_ignored(nonsense: str, tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         directory.prepare()
         (tmp_path / "running.json").write_text(nonsense)
         assert end_left_running(directory) == []
 
 
-def test_the_lock_of_a_postgres_that_was_killed_is_removed(tmp_path: Path) -> None:
-    """Its pid may be another process's by now, and Postgres would take that one for itself."""
+def test_the_lock_of_a_killed_postgres_is_removed(tmp_path: Path) -> None:
+    """Another process may have its pid by now, and Postgres would refuse to start."""
     with opened(tmp_path) as directory:
         directory.prepare()
         directory.postgres.mkdir()
@@ -108,7 +108,7 @@ def test_the_lock_of_a_postgres_that_was_killed_is_removed(tmp_path: Path) -> No
             stop(process, by=signal.SIGKILL)
 
 
-def test_what_is_left_running_is_ended_and_named(tmp_path: Path) -> None:
+def test_processes_that_were_left_running_are_stopped_and_named(tmp_path: Path) -> None:
     with opened(tmp_path) as directory:
         directory.prepare()
         process = spawn([sys.executable, "-c", "import time; time.sleep(600)"])

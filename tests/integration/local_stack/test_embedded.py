@@ -1,4 +1,4 @@
-"""The servers that the tests and `leasehold up` stand on."""
+"""The embedded servers of the tests and of `leasehold up`."""
 
 import os
 import signal
@@ -24,18 +24,18 @@ async def test_database_is_migrated(database: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_postgres_wants_the_password(database: str, postgres_server: Server) -> None:
+async def test_postgres_requires_the_password(database: str, postgres_server: Server) -> None:
     with pytest.raises(asyncpg.InvalidPasswordError):
         await asyncpg.connect(database.replace(postgres_server.password, "guess"))
 
 
-def test_store_wants_the_password(store_server: Server) -> None:
+def test_store_requires_the_password(store_server: Server) -> None:
     assert not embedded.store_is_ready(store_server.port, "guess")
     assert embedded.store_is_ready(store_server.port, store_server.password)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("maxmemory-policy", "noeviction"), ("appendonly", "yes")])
-def test_store_forgets_nothing(store: str, setting: str, value: str) -> None:
+def test_store_persists_and_never_evicts(store: str, setting: str, value: str) -> None:
     assert value in _ask(store, f"CONFIG GET {setting}")
 
 
@@ -62,7 +62,7 @@ def _command_line(path: Path) -> bytes:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to become somebody else")
 def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As nobody, in a directory that only root can reach."""
+    """It runs as `nobody`, in a directory that only root can reach."""
     monkeypatch.setattr(embedded, "IN_USER_NAMESPACE", ["false"])
     embedded._unprivileged.cache_clear()
     data, log = tmp_path / "data", tmp_path / "log"
@@ -79,7 +79,7 @@ def test_postgres_runs_where_namespaces_are_refused(tmp_path: Path, monkeypatch:
         assert stop(process, by=signal.SIGINT)
 
 
-def test_nobody_has_the_pid_of_a_process_that_never_was() -> None:
+def test_an_unused_pid_has_no_identity() -> None:
     assert identity(2**22 + 1) is None
 
 

@@ -1,4 +1,4 @@
-"""Children that never outlive us unnoticed, and strangers that are never taken for our own."""
+"""Children never outlive their parent unnoticed, and other processes are never taken for children."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ STUBBORN = [
 
 @contextmanager
 def child(command: list[str], log: Path) -> Iterator[Identity]:
-    """A child that has come so far as to say so."""
+    """Yield a child that has started and reported so."""
     process = spawn(command, log=log)
     try:
         assert wait_until(lambda: log.read_text() != "", PATIENCE_S)
@@ -35,7 +35,7 @@ def child(command: list[str], log: Path) -> Iterator[Identity]:
         process.wait()
 
 
-def test_a_child_is_known_by_pid_and_moment_of_start(tmp_path: Path) -> None:
+def test_a_child_is_identified_by_pid_and_start_time(tmp_path: Path) -> None:
     with child(SLEEP, tmp_path / "log") as who:
         assert is_running(who)
         assert not is_running(Identity(who.pid, "another moment"))
@@ -44,19 +44,19 @@ def test_a_child_is_known_by_pid_and_moment_of_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [SLEEP, STUBBORN])
-def test_what_a_killed_launcher_left_is_ended(command: list[str], tmp_path: Path) -> None:
+def test_processes_of_a_killed_launcher_are_stopped(command: list[str], tmp_path: Path) -> None:
     with child(command, tmp_path / "log") as who:
         assert end_processes({who: signal.SIGTERM}, timeout_s=0.5) == [who]
         assert not is_running(who)
 
 
-def test_a_stranger_with_the_pid_of_ours_is_left_alone(tmp_path: Path) -> None:
+def test_another_process_with_the_same_pid_is_left_alone(tmp_path: Path) -> None:
     with child(SLEEP, tmp_path / "log") as who:
         assert end_processes({Identity(who.pid, "another moment"): signal.SIGKILL}) == []
         assert is_running(who)
 
 
-def test_who_does_not_end_is_made_to(tmp_path: Path) -> None:
+def test_a_process_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     process = spawn(STUBBORN, log=tmp_path / "log")
     assert wait_until(lambda: (tmp_path / "log").read_text() != "", PATIENCE_S)
     assert not stop(process, timeout_s=0.1)
@@ -79,6 +79,6 @@ time.sleep(600)
     assert wait_until(lambda: identity(pid) is None, PATIENCE_S)
 
 
-def test_a_log_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_log_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     with child(SLEEP, tmp_path / "log"):
         assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600

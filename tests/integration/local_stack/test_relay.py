@@ -1,4 +1,4 @@
-"""The wide network of `--wan`: late, whole, in order, and gone when either end is."""
+"""The relay of `--wan`: bytes arrive late, complete and in order, and connections end with either end."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def relay_to(
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """A server behind a relay; yields the relay's port."""
+    """Run a server behind a relay, and yield the relay's port."""
     port = free_port()
     async with everything_ended(), await asyncio.start_server(serve, LOOPBACK, 0) as server:
         relaying = asyncio.create_task(relay(server.sockets[0].getsockname()[1], {port: DELAY_MS}))
@@ -37,7 +37,7 @@ async def relay_to(
 
 @asynccontextmanager
 async def everything_ended() -> AsyncIterator[None]:
-    """Each connection has a task at either end; when the client has left, they come to their end by themselves."""
+    """Wait for the tasks of each connection, which end by themselves when the client has left."""
     before = asyncio.all_tasks()
     yield
     _, unfinished = await asyncio.wait(
@@ -58,7 +58,7 @@ async def connected(port: int) -> AsyncIterator[Ends]:
 
 
 async def _connect(port: int) -> Ends:
-    """The relay's task opens its port a moment after it is made."""
+    """Connect as soon as the relay has opened its port."""
     while True:
         try:
             return await asyncio.open_connection(LOOPBACK, port)
@@ -73,7 +73,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-async def test_bytes_arrive_late_and_whole() -> None:
+async def test_bytes_arrive_late_and_complete() -> None:
     sent = bytes(range(256)) * 4000
     now = asyncio.get_running_loop().time
     async with relay_to(echo) as port, connected(port) as (reader, writer):
@@ -86,7 +86,7 @@ async def test_bytes_arrive_late_and_whole() -> None:
     assert took_ms >= 2 * DELAY_MS + 2 * DELAY_MS  # a round trip to connect, and one for the bytes
 
 
-async def test_what_follows_on_the_heels_arrives_in_order() -> None:
+async def test_bytes_sent_close_together_arrive_in_order() -> None:
     async with relay_to(echo) as port, connected(port) as (reader, writer):
         for number in range(20):
             writer.write(f"{number:05}".encode())
@@ -94,7 +94,7 @@ async def test_what_follows_on_the_heels_arrives_in_order() -> None:
         assert await reader.readexactly(100) == b"".join(f"{number:05}".encode() for number in range(20))
 
 
-async def test_the_far_end_hanging_up_is_heard() -> None:
+async def test_the_end_of_the_far_connection_is_passed_on() -> None:
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"no")
         writer.close()
@@ -103,7 +103,7 @@ async def test_the_far_end_hanging_up_is_heard() -> None:
         assert await reader.read(-1) == b"no"
 
 
-async def test_without_a_coordinator_the_connection_is_cut() -> None:
+async def test_without_a_coordinator_the_connection_is_reset() -> None:
     port = free_port()
     relaying = asyncio.create_task(relay(free_port(), {port: DELAY_MS}))
     async with connected(port) as (reader, _):
@@ -126,15 +126,15 @@ async def process_to_echo(port: int) -> AsyncIterator[asyncio.subprocess.Process
             await process.wait()
 
 
-async def test_it_is_a_process_of_its_own() -> None:
+async def test_it_runs_as_a_process() -> None:
     port = free_port()
     async with process_to_echo(port), connected(port) as (reader, writer):
         writer.write(b"hello")
         assert await reader.readexactly(5) == b"hello"
 
 
-async def test_nothing_goes_through_one_that_is_stopped_and_it_is_late_when_it_goes_on() -> None:
-    """As a network that is cut: no refusal, no end, only silence. So regions are cut off in the benchmark."""
+async def test_a_stopped_relay_passes_nothing_and_delivers_late_when_it_continues() -> None:
+    """It is like a partition: no refusal, no end, only silence. The benchmark cuts regions off this way."""
     port = free_port()
     async with process_to_echo(port) as process, connected(port) as (reader, writer):
         writer.write(b"hello")
@@ -143,7 +143,7 @@ async def test_nothing_goes_through_one_that_is_stopped_and_it_is_late_when_it_g
         try:
             writer.write(b"again")
             silent = asyncio.create_task(reader.readexactly(5))
-            async with connected(port) as (_, newcomer):  # whom nobody refuses, and nobody hears
+            async with connected(port) as (_, newcomer):  # accepted by the kernel, and read by nothing
                 newcomer.write(b"too")
             await asyncio.wait([silent], timeout=0.2)
             assert not silent.done()

@@ -1,11 +1,11 @@
-"""Who holds what, on a terminal of whatever width: no word is broken, and what is left out is said."""
+"""The live table of allocations: on any terminal no word is broken, and left-out columns are named."""
 
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from leasehold.cli.output import drawn as group_of
+from leasehold.cli.output import drawn as draw_sections
 from leasehold.cli.regions import ALLOCATION_COLUMNS, NO_ALLOCATIONS, allocation_sections
 
 REGION: dict[str, Any] = {
@@ -40,7 +40,7 @@ IDLE = POOL | {"suspense": 0, "regions": [REGION | QUIET | {"region": "us-east",
 def drawn(width: int, *pools: dict[str, Any]) -> list[str]:
     console = Console(width=width, markup=False, force_terminal=False)
     with console.capture() as captured:
-        console.print(group_of(allocation_sections(list(pools)), ALLOCATION_COLUMNS, NO_ALLOCATIONS, width))
+        console.print(draw_sections(allocation_sections(list(pools)), ALLOCATION_COLUMNS, NO_ALLOCATIONS, width))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -59,27 +59,27 @@ def test_each_region_is_a_line_of_whole_words(width: int) -> None:
     assert {name for name in ALLOCATION_COLUMNS.names if any(name in line for line in (columns, *rest))} == set(
         ALLOCATION_COLUMNS.names
     )
-    assert {"region", "holds", "dry in"} <= set(shown), "what it is looked at for"
+    assert {"region", "holds", "dry in"} <= set(shown), "the columns that the command is for"
     assert max(map(len, (columns, nobody, east, south))) <= width
 
 
-def test_where_there_is_room_everything_is_shown_and_nothing_that_is_empty() -> None:
+def test_a_wide_terminal_shows_all_columns_but_empty_ones() -> None:
     assert len(drawn(200, POOL)) == 5
     assert drawn(80, IDLE)[1].split() == ["region", "state", "holds", "used", "set"]
 
 
-def test_where_each_region_has_its_own_limit_it_is_shown() -> None:
+def test_limits_of_regions_are_shown() -> None:
     own = IDLE | {"mode": "regional", "regions": [IDLE["regions"][0] | {"limit": 700}]}
     text = "\n".join(drawn(120, own))
     assert "regional" in text
     assert "limit 700" in text
 
 
-def test_where_there_is_none_it_says_so() -> None:
+def test_without_allocations_it_says_so() -> None:
     assert drawn(80) == [NO_ALLOCATIONS]
 
 
-def test_what_is_missed_least_is_left_out_first() -> None:
+def test_columns_are_left_out_in_their_order() -> None:
     rows = [dict.fromkeys(ALLOCATION_COLUMNS.names, "x" * 20)]
     assert ALLOCATION_COLUMNS.fitting(rows, 9 * 22) == (list(ALLOCATION_COLUMNS.names), [])
     assert ALLOCATION_COLUMNS.fitting(rows, 9 * 22 - 1)[1] == ["state"]

@@ -1,4 +1,4 @@
-"""The client for threads is generated, and as it is generated."""
+"""The generated client for threads is up to date, and the generator translates what the source uses."""
 
 import leasehold
 from leasehold.client._sync import client

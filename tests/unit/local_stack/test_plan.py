@@ -1,4 +1,4 @@
-"""Where everything of a local stack is, and which addresses are refused."""
+"""The ports and addresses of a local stack, and the addresses that are refused."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_every_port_is_a_port_and_has_one_purpose(base: int) -> None:
     assert max(planned) <= 65535
 
 
-def test_real_servers_need_no_port_here() -> None:
+def test_existing_servers_need_no_port() -> None:
     plan = StackPlan(DATA, postgres="postgresql://db/leasehold", stores={"us-east": "redis://cache/0"})
     assert plan.postgres_port not in ports(plan)
     assert plan.store_port("us-east") not in ports(plan)
@@ -36,7 +36,7 @@ def test_real_servers_need_no_port_here() -> None:
     assert plan.embedded_stores() == ["eu-west", "ap-south"]
 
 
-def test_agents_reach_the_coordinator_over_the_wide_network_only_if_asked_to() -> None:
+def test_agents_reach_the_coordinator_through_relays_only_with_wan() -> None:
     near, far = StackPlan(DATA), StackPlan(DATA, wan=True)
     assert {near.coordinator_url_for(region) for region in REGIONS} == {near.coordinator_url}
     assert far.coordinator_url not in {far.coordinator_url_for(region) for region in REGIONS}
@@ -59,7 +59,7 @@ def test_each_region_has_a_delay_of_its_own() -> None:
         (None, {"us-east": "redis://[pa55word"}, "--store us-east"),
     ],
 )
-def test_a_wrong_address_is_named_and_not_repeated(
+def test_a_wrong_address_is_reported_without_repeating_it(
     postgres: str | None, stores: dict[str, str], said: str | None
 ) -> None:
     faults = list(faults_of_urls(postgres, stores))
@@ -68,6 +68,6 @@ def test_a_wrong_address_is_named_and_not_repeated(
     assert all((said or "") in fault for fault in faults)
 
 
-def test_right_addresses_have_no_faults() -> None:
+def test_valid_addresses_have_no_faults() -> None:
     stores = {"us-east": "redis://:x@host:6379/0", "eu-west": "unix:///run/redis.sock"}
     assert not list(faults_of_urls("postgresql://me:x@host:5432/db", stores))

@@ -1,4 +1,4 @@
-"""The screen of `leasehold up` says what is in stack.json."""
+"""The screen of `leasehold up` shows what is in stack.json."""
 
 import shlex
 from pathlib import Path
