@@ -1,4 +1,4 @@
-"""What an operation is handed: a connection, alone or out of the pool, that reads sums as integers."""
+"""The connection that operations get: alone or from the pool, and reading sums as integers."""
 
 from typing import TYPE_CHECKING, TypeAlias
 

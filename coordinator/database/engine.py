@@ -1,13 +1,13 @@
-"""Postgres, and the only two ways to it: `run` and `transaction`.
+"""Connect to Postgres. Every statement goes through `run`, `read` or `transaction`.
 
-`run` is the one owner of retries. What another transaction caused (a deadlock, a lock that took too long, a row that it
-was quicker to insert, limits that it changed) or a connection that died is tried again, a bounded number of times; each
-attempt is a whole transaction from its start. An operation may therefore run twice, even if its first commit got
-through and only the answer was lost: so every operation is written to be safe to repeat. What stays unreachable is
-`DatabaseUnavailable`, which the web answer with 503; what fails although Postgres is there is a `TransactionFailed`.
+`run` owns all retries. It repeats, a bounded number of times, what failed because of another transaction (a deadlock, a
+lock timeout, a concurrent insert, limits that changed) or because a connection was lost. Each attempt is a whole
+transaction. So an operation may run twice even if its first commit succeeded and only the reply was lost, and every
+operation is written to be safe to repeat. If Postgres stays unreachable, `DatabaseUnavailable` is raised, which routes
+answer with 503; if it is reachable and the transaction failed, `TransactionFailed`.
 
 READ COMMITTED with row locks in one fixed order is what the ledger needs (docs/adr). Reads that must be of one moment
-ask for `snapshot=True`.
+use `snapshot=True`.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -50,16 +50,16 @@ CONTENTION = (
     DecisionOutdated,
 )
 TOO_MUCH = (
-    asyncpg.QueryCanceledError,  # it ran into the statement timeout
-    asyncpg.OutOfMemoryError,  # of the server, or of its table of locks
+    asyncpg.QueryCanceledError,  # statement timeout
+    asyncpg.OutOfMemoryError,  # of the server or its lock table
 )
 LOST = (
     ConnectionError,
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.InterfaceError,  # rolling back on a connection that has just died
-    asyncpg.InternalClientError,  # what the driver says if the server hangs up between the two steps of a query
+    asyncpg.InterfaceError,  # a rollback on a connection that was just lost
+    asyncpg.InternalClientError,  # raised if the server disconnects between the two steps of a query
 )
 TRIED_AGAIN = (*CONTENTION, *LOST, asyncpg.UniqueViolationError)
 TRIED_AGAIN_WITHOUT_LOCKS = tuple(error for error in TRIED_AGAIN if error is not asyncpg.LockNotAvailableError)
@@ -76,7 +76,7 @@ OUTAGE = (
 
 
 class Session(BaseConnection):
-    """A connection that is not reset between uses: no operation leaves anything behind but its transaction."""
+    """A connection that is not reset between uses, because operations leave nothing behind but their transaction."""
 
     def get_reset_query(self) -> str:
         return ""
@@ -93,9 +93,9 @@ class Database:
         snapshot: bool = False,
         lock_timeout_ms: int | None = None,
     ) -> Result:
-        """One transaction, committed when this returns; repeated where contention or a lost connection ended it.
+        """Run an operation in one transaction and commit it; repeat it after contention or a lost connection.
 
-        With `lock_timeout_ms` it waits that long for each lock, and is not repeated for one that was not free by then.
+        With `lock_timeout_ms` it waits that long for each lock, and is not repeated if a lock was not free by then.
         """
 
         async def once() -> Result:
@@ -107,7 +107,7 @@ class Database:
         return await _retried(once, TRIED_AGAIN if lock_timeout_ms is None else TRIED_AGAIN_WITHOUT_LOCKS)
 
     async def read(self, operation: Callable[[Connection], Awaitable[Result]]) -> Result:
-        """For a single statement, such as looking a token up: it needs no transaction around it."""
+        """Run a single statement, such as a token look-up, without a transaction around it."""
 
         async def once() -> Result:
             async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
@@ -117,7 +117,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, *, snapshot: bool = False) -> AsyncIterator[Connection]:
-        """One attempt: commits at the end of the block, rolls back if it raises."""
+        """Make one attempt: commit at the end of the block, roll back if it raises."""
         async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
             transaction = connection.transaction(isolation="repeatable_read", readonly=True) if snapshot else None
             async with transaction or connection.transaction():
@@ -126,7 +126,7 @@ class Database:
 
 async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = TRIED_AGAIN) -> Result:
     try:
-        with suppress(*tried_again):  # nearly always it is done: asking the library costs more than a round trip
+        with suppress(*tried_again):  # the first attempt without tenacity, whose overhead exceeds a round trip
             return await once()
         return await _again(tried_again)(once)
     except (*CONTENTION, *TOO_MUCH) as error:
@@ -136,7 +136,7 @@ async def _retried(once: Callable[[], Awaitable[Result]], tried_again: Errors = 
 
 
 def _again(tried_again: Errors) -> AsyncRetrying:
-    """At once, and then after pauses that grow."""
+    """Retry at once, and then after growing pauses."""
     return AsyncRetrying(
         retry=retry_if_exception_type(tried_again),
         wait=wait_random_exponential(multiplier=0.02, max=0.2),
@@ -147,7 +147,7 @@ def _again(tried_again: Errors) -> AsyncRetrying:
 
 @asynccontextmanager
 async def open_database(url: str, pool_size: int) -> AsyncIterator[Database]:
-    """Connects when it has to: without Postgres a coordinator starts, and says that it is not ready."""
+    """Open a pool that connects on use. Without Postgres a coordinator starts and reports that it is not ready."""
     pool = asyncpg.create_pool(
         url,
         min_size=0,

@@ -1,4 +1,4 @@
-"""Notices through Postgres: sent within a transaction, so that only what was committed is ever signalled."""
+"""Notifications through Postgres: sent within a transaction, so that only committed changes are signalled."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from protocol.messages import Signal
 CHANNEL = "leasehold_signals"
 RECONNECT_AFTER_S = 1.0
 
-# What was signalled while nobody listened is lost: whoever polls looks again.
+# Notifications that were sent without a listener are lost, so waiting requests look again after a reconnect.
 PERHAPS_MISSED = [msgspec.json.encode(Notice(Signal(kind=kind))).decode() for kind in ("policies", "blocks")]
 
 _log = structlog.get_logger(__name__)
@@ -29,7 +29,7 @@ async def notify(connection: Connection, notices: Sequence[Notice]) -> None:
 
 
 async def listen(url: str, deliver: Callable[[str], None]) -> None:
-    """Hand every notice on, for ever, and connect again when the connection is lost. An outage is logged once."""
+    """Deliver every notification, forever, and reconnect when the connection is lost. An outage is logged once."""
     failures = 0
 
     def connected() -> None:

@@ -1,7 +1,7 @@
-"""List what proves each table of the database, or why nothing does. `docs/guides/auditing.md` tells auditors the same.
+"""List what proves each table of the database, or why it needs no proof; docs/guides/auditing.md has it for auditors.
 
-A test compares this list with the tables and columns that the migrations make, so that a new table cannot be forgotten:
-say here what proves it, and make `verify` do so, or say why it needs no proof.
+A test compares this list with the tables and columns of the schema, so that a new table cannot be forgotten: name here
+what proves it and extend `verify`, or say why it needs no proof.
 """
 
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 
 class ProvenBy(StrEnum):
-    CHAINS = "chains"  # each report hashes the one before it in its lane, with its transfers
-    SEALS = "seals"  # the seals hash it
-    TRANSFERS = "transfers"  # it is the sum of its transfers, and is computed again
-    AUDIT = "audit"  # the sealed audit has an entry for each change of a row (verify_audited.py)
+    CHAINS = "chains"  # each report's hash includes its transfers and the previous report of its lane
+    SEALS = "seals"  # the seals include a hash of it
+    TRANSFERS = "transfers"  # it is computed again as the sum of its transfers
+    AUDIT = "audit"  # the sealed audit has an entry for each change (verify_audited.py)
     KEYS = "keys"  # it follows from the row's own key
 
 
 class Proven(NamedTuple):
     by: tuple[ProvenBy, ...]
-    but_not: Mapping[str, str] = {}  # the columns that are not proven, and why
+    but_not: Mapping[str, str] = {}  # columns that are not proven, with the reason
 
 
 class NotProven(NamedTuple):

@@ -1,8 +1,8 @@
-"""Read what proves a line of a statement to somebody who trusts nobody here. Wants a snapshot.
+"""Read an inclusion proof of a statement line, for auditors who do not trust this installation. Needs a snapshot.
 
-Each report that the line is from is given whole, as its head hashes it; of each seal that covers one of them, all that
-it hashes of the reports; and all seals from the first of these to the last, each hashing the one before it. What no
-report tells of is in its seal by itself. docs/guides/auditing.md has the few lines that check it.
+The proof has each report of the line whole, as its head hashes it; for each seal that covers one of the reports, all
+report entries of that seal; and all seals from the first of these to the last, each of which hashes the one before.
+Movements without a report are entries of their seal. docs/guides/auditing.md has the few lines of code that check it.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -22,11 +22,11 @@ from coordinator.proof.seal import movement_entries, report_entries, seal_of
 from coordinator.usage.read_statement import NoStatement, Source, read_sources
 from coordinator.usage.rules.statement import LineKind, StatementId
 
-MOST_SEALS = 20_000  # two weeks of minutes
+MOST_SEALS = 20_000  # two weeks, with one seal a minute
 
 
 class ProvenLine(Struct, frozen=True):
-    """What is claimed."""
+    """The line that is proven."""
 
     period: str
     tenant: str
@@ -35,11 +35,11 @@ class ProvenLine(Struct, frozen=True):
     charge_period: str
     region: str | None
     units: int
-    adjustment: UUID | None  # the movement that it is of
+    adjustment: UUID | None  # the movement of the line
 
 
 class ProvenReport(Struct, frozen=True):
-    """`head` is the SHA-256 of `previous` and, as JSON, of all the rest but `position` and itself."""
+    """`head` is the SHA-256 of `previous` and, as JSON, of all other fields but `position` and `head`."""
 
     position: int
     previous: str
@@ -49,12 +49,12 @@ class ProvenReport(Struct, frozen=True):
     lane: int
     seq: int
     body_hash: str
-    recorded_at: int  # in microseconds since 1970, like all times here
+    recorded_at: int  # in microseconds since 1970, like all times of a proof
     billed: list[list[Any]]
 
 
 class ProvenSeal(Struct, frozen=True):
-    """`hash` is the SHA-256 of `sealed`, as JSON. The entries are there where the line is from one of them."""
+    """`hash` is the SHA-256 of `sealed`, as JSON. Entries are included if the line is from one of them."""
 
     hash: str
     sealed: list[Any]
@@ -63,11 +63,11 @@ class ProvenSeal(Struct, frozen=True):
 
 
 class LineProof(Struct, frozen=True):
-    """Of a part of the line's reports; the parts together make up its units."""
+    """The proof for a part of the line's reports; all parts together make up its units."""
 
     line: ProvenLine
     reports: list[ProvenReport]
-    movements: list[int]  # transfers that no report tells of
+    movements: list[int]  # transfers without a report
     seals: list[ProvenSeal]
     page: dict[str, str | None]
 
@@ -81,13 +81,13 @@ class ProofPart(NamedTuple):
 
 
 class TooManySeals(NamedTuple):
-    """Between the first report of the part and its last."""
+    """There are too many seals between the first report of the part and its last."""
 
     seals: int
 
 
 class BillsNothing(NamedTuple):
-    """A credit or a debit: a line of no units, which anything would prove."""
+    """The line is a credit or a debit: it bills nothing that could be proven."""
 
     path: str
 
@@ -105,7 +105,7 @@ async def read_proof(
     count: int,
     last_seal: int | None,
 ) -> ProofPart | NoStatement | TooManySeals | BillsNothing | NoSuchSeal | None:
-    """None if it has no such line. At most so many reports; with all seals up to `last_seal`, if one is asked for."""
+    """Prove the next `count` reports of a line, with all seals up to `last_seal`; None if there is no such line."""
     if last_seal is not None and (missing := await _without_seal(connection, last_seal)):
         return missing
     found = await read_sources(connection, of, n, as_of, after, count + 1)
@@ -157,7 +157,7 @@ async def _report(connection: Connection, source: Source) -> ProvenReport:
 
 
 def _with_the_one_before(rows: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """The first row is only there to say where the next one begins, if there is one before at all."""
+    """Pair each row with the one before it. The first row only says where the next one begins."""
     is_before = bool(rows) and rows[0]["number"] < rows[0]["first"]
     return list(pairwise(rows if is_before else [None, *rows]))
 
@@ -196,7 +196,7 @@ _TRANSFERS = compiled(
     )
     .order_by(transfer.c.line, transfer.c.part, transfer.c.id)
 )
-# From the seal before the first that is needed, to the last.
+# From the seal before the first needed one to the last.
 _SEALS = """
 WITH needed AS (
     SELECT min(number) AS first, greatest(max(number), $3::bigint) AS last FROM (

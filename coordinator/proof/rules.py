@@ -1,13 +1,13 @@
-"""How it would show that somebody changed the books. Three things, each of which covers what the others cannot.
+"""Rules of the proof that the ledger was not changed. Three mechanisms, each of which covers what the others cannot.
 
-    chain     Each report's head hashes the one before it in its lane, and everything that is booked with it.
-              Whoever changes, drops or inserts a transfer or a report has to change every head after it.
-    seal      Every minute, what came since the last seal is hashed together with it: the reports by their positions,
-              what the coordinator moved by itself, what people did, and what all periods add up to. Whoever
-              computes a lane's heads anew has to compute every seal anew, and one that was exported tells.
+    chain     Each report's head hashes the one before it in its lane, and all that is booked with the report. A change,
+              removal or insertion of a transfer or report would change every later head of the lane.
+    seal      Every minute a seal hashes the previous seal and what came since: the reports by their positions, the
+              coordinator's own movements, the audit, and the sums of all periods. Recomputing a lane's heads would
+              change every later seal, and a seal that an auditor has kept elsewhere would show it.
     balance   Pools and leases are the sums of their transfers (coordinator/usage/rules/reconciliation.py).
 
-The encodings are fixed here: JSON without spaces, the keys of objects sorted, times as microseconds since 1970.
+The encoding is fixed: JSON without spaces, with sorted keys, and times as microseconds since 1970.
 """
 
 import hashlib
@@ -71,8 +71,8 @@ def _billed(transfer: Transfer) -> list[object]:
         transfer.cause,
         None if transfer.minute is None else transfer.minute * _MINUTE_US,
         transfer.dimensions,
-        None,  # a report reverses nothing
-        None,  # and is no movement of the coordinator's own
+        None,  # reports reverse nothing
+        None,  # reports are no movements of the coordinator
     ]
 
 
@@ -123,34 +123,34 @@ class LaneRow(NamedTuple):
 
 
 class FaultKind(StrEnum):
-    LANE_UNKNOWN = "lane_unknown"  # of reports or transfers
-    REPORT_MISSING = "report_missing"  # a number is left out, or the lane ends too early
-    REPORT_UNEXPECTED = "report_unexpected"  # beyond the lane's last number
+    LANE_UNKNOWN = "lane_unknown"  # reports or transfers name a lane that does not exist
+    REPORT_MISSING = "report_missing"  # a sequence number is missing, or the lane ends too early
+    REPORT_UNEXPECTED = "report_unexpected"  # beyond the lane's last sequence number
     TRANSFER_WITHOUT_REPORT = "transfer_without_report"
-    LINES_DIFFER = "lines_differ"  # the report counts more or fewer transfers than there are
-    REPORT_CHANGED = "report_changed"  # it, or one of its transfers, does not hash to its head
-    LANE_CHANGED = "lane_changed"  # the lane's row is not what its last report made it
+    LINES_DIFFER = "lines_differ"  # the number of transfers is not the one in the report
+    REPORT_CHANGED = "report_changed"  # the report and its transfers do not hash to its head
+    LANE_CHANGED = "lane_changed"  # the lane's row does not agree with its last report
     SEAL_MISSING = "seal_missing"
     SEAL_CHANGED = "seal_changed"
-    KEPT_SEAL_MISSING = "kept_seal_missing"  # an auditor kept a seal that is not there
-    KEPT_SEAL_DIFFERS = "kept_seal_differs"  # an auditor kept another hash for that number
+    KEPT_SEAL_MISSING = "kept_seal_missing"  # a kept seal does not exist
+    KEPT_SEAL_DIFFERS = "kept_seal_differs"  # a kept seal has another hash
     SEALED_REPORTS_CHANGED = "sealed_reports_changed"
     SEALED_MOVEMENTS_CHANGED = "sealed_movements_changed"
     SEALED_AUDIT_CHANGED = "sealed_audit_changed"
     SEALED_BALANCE_CHANGED = "sealed_balance_changed"
-    CLOSED_PERIOD_CHANGED = "closed_period_changed"  # it does not hash to the root of its close
-    PERIOD_CHANGED = "period_changed"  # this and the next seven: the row is not what the sealed audit tells of it
+    CLOSED_PERIOD_CHANGED = "closed_period_changed"  # the period does not hash to the root of its close
+    PERIOD_CHANGED = "period_changed"  # this and the next seven: the row does not agree with the sealed audit
     ADJUSTMENT_CHANGED = "adjustment_changed"
     RESOLUTION_CHANGED = "resolution_changed"
     LIMITS_CHANGED = "limits_changed"
     SUBSCRIPTION_CHANGED = "subscription_changed"
     OVERRIDE_CHANGED = "override_changed"
     TOKEN_CHANGED = "token_changed"  # noqa: S105 - the name of a fault
-    EPOCH_CHANGED = "epoch_changed"  # that people have retired
+    EPOCH_CHANGED = "epoch_changed"  # an epoch that people have retired
     BALANCE = "balance"  # a pool or a lease is not the sum of its transfers
     ROLLUP_DIFFERS = "rollup_differs"  # a row of hourly or daily usage is not the sum of its transfers
     LEASE_CHANGED = "lease_changed"  # a lease or a correction names another region than its epoch
-    POOL_CHANGED = "pool_changed"  # it is stored under a name, a tenant or a period that is not its own
+    POOL_CHANGED = "pool_changed"  # stored under another name, tenant or period than its own
     GUARD_CHANGED = "guard_changed"  # a trigger, constraint or privilege is not as the migrations made it
 
 
@@ -169,7 +169,7 @@ class Fault(Struct, frozen=True, omit_defaults=True):
 
 
 class Chain:
-    """One lane, from nothing. It is shown everything that the books have of the lane, in the order of `seq`."""
+    """The chain of one lane, computed from the lane's rows, which are given in the order of `seq`."""
 
     def __init__(self, lane: LaneRow) -> None:
         self._lane = lane
@@ -245,7 +245,7 @@ FIRST_PREVIOUS = hashlib.sha256(b"leasehold seal").digest()
 
 
 class Digest:
-    """Of rows, one after the other, without keeping them."""
+    """A hash of rows, one after the other, without keeping them."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
@@ -266,12 +266,12 @@ def plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-# A period's accounts, as its pools have them: what is not there is zero.
+# The accounts of a period's pools; missing ones are zero.
 Balances = Mapping[str, Mapping[str, int]]
 
 
 class Seal(NamedTuple):
-    """A row of the table. What it counts and hashes is what came since the seal before."""
+    """A row of the table. Its counts and hashes are of what came since the previous seal."""
 
     number: int
     previous: bytes
@@ -293,14 +293,14 @@ def seal_hash(seal: Seal) -> bytes:
 
 
 class KeptSeal(Struct, frozen=True, forbid_unknown_fields=True):
-    """A seal that somebody wrote down elsewhere."""
+    """A seal that an auditor has kept elsewhere."""
 
     number: Annotated[int, Meta(ge=1, le=2**53 - 1)]
     hash: Annotated[str, Meta(pattern="^[0-9a-f]{64}$", description="as GET /v1/seals lists it")]
 
 
 def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: int) -> Fault | None:
-    """Compare what was kept with the seals that are there: so seals that were cut off at the end are missed."""
+    """Compare kept seals with those of the database, which shows seals that were cut off at the end as well."""
     for each in sorted(kept, key=lambda seal: seal.number):
         found = hashes.get(each.number)
         if found is None:
@@ -313,7 +313,7 @@ def fault_of_kept(kept: Iterable[KeptSeal], hashes: Mapping[int, str], newest: i
 
 
 def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) -> Fault | None:
-    """Does it follow on the one before, and is it what it was?"""
+    """Check that a seal follows the previous one and that its hash is right."""
     if seal.number != number:
         return Fault(FaultKind.SEAL_MISSING, f"the next one that is there is {seal.number}", seal=number)
     if seal.previous != previous or seal_hash(seal) != kept_hash:
@@ -321,14 +321,14 @@ def fault_of_seal(seal: Seal, kept_hash: bytes, number: int, previous: bytes) ->
     return None
 
 
-# Where units come from: the books name these accounts by what has come out of them.
+# The sources of units: these accounts count what has left them.
 _SOURCES = {"funding": "funded", "soft_cap_extension": "soft_cap_extension"} | {
     name: name for name in ("overage", "suspense_carried_in", "correction", "adjustment", "carried_over_in")
 }
 
 
 class TrialBalance:
-    """What the transfers of each period add up to, so far."""
+    """The sums of each period's transfers so far."""
 
     def __init__(self) -> None:
         self._periods: dict[str, dict[str, int]] = {}

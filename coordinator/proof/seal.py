@@ -1,15 +1,15 @@
-"""Seal the ledger: fix what it is up to a position, in a way that shows if it is ever changed.
+"""Seal the ledger: fix a hash of everything up to a position.
 
-Why nothing can still appear at or below a sealed position. Positions are handed out before they are committed, so the
-greatest one that can be seen says nothing about those below it. Therefore every statement that books passes a gate
-first (a trigger, before the statement's rows are numbered), and keeps its weak lock on it until its transaction has
-ended. The sealer takes the strong lock, which it is given only when nobody is within; then it takes its snapshot, then
-it lets go. So whatever was numbered before the snapshot has ended before the snapshot, and is in it or never will be;
-and whatever is numbered after it gets greater numbers, for a sequence never goes back. The same holds for the ids of
-transfers and of audit entries.
+Nothing can appear at or below a sealed position any more, and this is why. Positions are assigned before their
+transactions commit, so the greatest visible position says nothing about lower ones. Therefore each statement that books
+first takes a weak lock on the table `gate` (in a trigger, before its rows get their numbers) and keeps it until its
+transaction ends. The sealer takes the strong lock, which it gets only while no booking is under way; then it takes its
+snapshot and releases the lock. A number that was assigned before the snapshot belongs to a transaction that has ended:
+it is in the snapshot or will never exist. A number that is assigned later is greater, for a sequence never goes back.
+The same holds for the ids of transfers and of audit entries.
 
-The lock is held for one round trip, since LOCK takes no snapshot and a rollback to a savepoint lets go of it, while the
-snapshot stays. Everything is read from the snapshot afterwards, with nobody waiting.
+The lock is held for one round trip: LOCK takes no snapshot, and a rollback to a savepoint releases the lock but keeps
+the snapshot. Everything is read from that snapshot afterwards, while bookings go on.
 """
 
 from collections.abc import AsyncIterator
@@ -27,11 +27,11 @@ from coordinator.database.connection import Connection
 from coordinator.proof.rules import FIRST_PREVIOUS, Digest, Seal, seal_hash, without_zeros
 
 PREFETCH = 1000
-GATE_PATIENCE = "1s"  # whoever books waits behind a sealer that waits: better not to seal, and to try again
+GATE_PATIENCE = "1s"  # bookings queue behind a waiting sealer, so it gives up early and tries again
 
 
 async def seal(connection: Connection, now: datetime) -> Seal:
-    """In a transaction that has done nothing yet. Two sealers at once: the second one's number is taken already."""
+    """Make the next seal, in a transaction without earlier statements. Of two concurrent sealers one fails."""
     await _take_snapshot(connection)
     last = await connection.fetchrow(_LAST)
     position, transfer, audit = await _ends(connection)
@@ -52,7 +52,7 @@ async def seal(connection: Connection, now: datetime) -> Seal:
         entries=entries.rows,
         entries_hash=entries.value,
         balances=await _balances(connection, since[1], transfer),
-        # A time names one seal, whatever the clocks of two coordinators say.
+        # Times of seals are unique, even if the clocks of coordinators differ.
         sealed_at=max(now, last["sealed_at"] + timedelta(microseconds=1)) if last else now,
     )
     await _write(connection, sealed)
@@ -66,7 +66,7 @@ async def _take_snapshot(connection: Connection) -> None:
 async def _ends(connection: Connection) -> tuple[int, int, int]:
     row = await connection.fetchrow(_ENDS)
     assert row is not None
-    # The last of each period, for there is no order of all: a handful of looks into an index.
+    # The last transfer of each period, since ids have no order across partitions: a few index look-ups.
     transfer = await connection.fetchval(_LAST_TRANSFER)
     return row["position"], transfer, row["audit"]
 
@@ -89,11 +89,11 @@ async def _write(connection: Connection, sealed: Seal) -> None:
     await connection.execute(_INSERT, *values, seal_hash(sealed))
 
 
-# --- what a seal hashes, row by row: for sealing, and for verifying ---------------------------------------------------
+# --- what a seal hashes, for sealing and for verifying ----------------------------------------------------------------
 
 
 async def report_entries(connection: Connection, after: int, up_to: int) -> AsyncIterator[list[object]]:
-    """By position, which comes first. A head stands for everything that is booked with its report."""
+    """Return the entries by position. A head stands for everything that is booked with its report."""
     async for row in connection.cursor(_REPORTS, after, up_to, prefetch=PREFETCH):
         yield list(row.values())
 
@@ -109,7 +109,7 @@ async def audit_entries(connection: Connection, after: int, up_to: int) -> Async
 
 
 def _parsed(name: str, value: object) -> object:
-    """JSON counts by what it says, and not by how a database spells it."""
+    """Parse JSON, because its content counts and not how the database writes it."""
     if name in ("dimensions", "details") and isinstance(value, str):
         return msgspec.json.decode(value)
     return str(value) if name == "movement_id" and value is not None else value
@@ -119,7 +119,7 @@ def _parsed(name: str, value: object) -> object:
 
 
 class ShownSeal(Struct, frozen=True):
-    """Keep `hash` elsewhere: it vouches for everything up to `position`, and for all the seals before."""
+    """A seal. Keep `hash` elsewhere: it vouches for everything up to `position` and for all seals before."""
 
     number: int
     hash: str
@@ -138,7 +138,7 @@ class ShownSeal(Struct, frozen=True):
 
 
 async def read_seals(connection: Connection, before: int | None, count: int) -> list[ShownSeal]:
-    """The newest first."""
+    """Return seals, the newest first."""
     return [_shown(row) for row in await connection.fetch(_SEALS, before, count)]
 
 
@@ -153,17 +153,17 @@ def seal_of(row: asyncpg.Record) -> Seal:
 
 
 class Sealed(NamedTuple):
-    """A position at or below which nothing will ever appear, and the last transfer that was sealed with it."""
+    """A sealed position, and the last transfer that was sealed with it."""
 
     position: int
     transfer: int
 
 
 async def find_sealed(connection: Connection, as_of: int | datetime) -> Sealed | None:
-    """What was meant, if it is sealed; a time means the position of the newest seal up to it.
+    """Return the sealed position for a position or a time, if it is sealed. A time means the newest seal up to it.
 
-    A time after the newest seal means nothing yet: the next seal might still be before it. And of several seals of one
-    position it is always the first: which is the last could change.
+    A time after the newest seal has no answer yet, for the next seal could still be before it. Of several seals with one
+    position the first is returned, because which one is the last could change.
     """
     position = await connection.fetchval(_SEALED_AT, as_of) if isinstance(as_of, datetime) else as_of
     row = position is not None and await connection.fetchrow(_SEALED, position)
@@ -190,7 +190,7 @@ POOL_ACCOUNTS = (
     "carried_over_in",
     "carried_over_out",
 )
-# As one message: the gate is closed for as long as Postgres needs to go from one statement to the next.
+# Sent as one message, so that the gate is closed only between two statements of the server.
 _SNAPSHOT_BEHIND_THE_GATE = f"""
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ;
 SET LOCAL lock_timeout = '{GATE_PATIENCE}';

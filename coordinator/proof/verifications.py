@@ -1,4 +1,4 @@
-"""Verifications that people ask for: done by whichever coordinator comes first, and kept with what was found."""
+"""Requested verifications: run by any coordinator, and kept with their results."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -22,7 +22,7 @@ class AskedVerification(Struct, frozen=True):
     requested_at: datetime
     finished_at: datetime | None
     result: Verification | None
-    kept_seals: list[KeptSeal]  # compared with the seals that are there
+    kept_seals: list[KeptSeal]  # seals to compare with those of the database
 
 
 async def ask_verification(
@@ -64,7 +64,7 @@ def _kept_seals(row: asyncpg.Record) -> list[KeptSeal]:
     return msgspec.json.decode(row["kept_seals"], type=list[KeptSeal])
 
 
-VERIFICATIONS_WAITING = "EXISTS (SELECT FROM verification WHERE result IS NULL)"  # the job has work
+VERIFICATIONS_WAITING = "EXISTS (SELECT FROM verification WHERE result IS NULL)"
 _INSERT = """
 INSERT INTO verification (id, requested_by, requested_at, kept_seals)
 VALUES ($1, $2, $3, $4::text::jsonb) RETURNING *

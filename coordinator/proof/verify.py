@@ -1,8 +1,8 @@
-"""Prove the books, from nothing: every lane's chain, every seal, every balance. Wants a snapshot.
+"""Verify the ledger: every lane's chain, every seal, every balance. Needs a snapshot.
 
-It reads the ledger once for the chains and once for the seals, row by row, and keeps a report, the lanes and the sums
-of the periods: memory does not grow with the ledger. It ends at the first place that is not as it was booked; what
-comes after a forged link proves nothing any more.
+It reads the ledger once for the chains and once for the seals, row by row, and keeps one report, the lanes and the sums
+of the periods, so its memory does not grow with the ledger. It ends at the first fault, because what comes after a
+forged link proves nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -37,11 +37,11 @@ from coordinator.proof.verify_guards import fault_of_guards, guards_are_known
 from coordinator.proof.verify_periods import fault_of_periods
 
 PREFETCH = 2000
-PATIENCE_S = 3600  # for the first row, which may wait for a sort of everything
+PATIENCE_S = 3600  # for the first row, which may wait for a sort of all rows
 
 
 class Verification(Struct, frozen=True, kw_only=True):
-    """`intact`, or the first fault. The counts say how far it came."""
+    """`intact`, or the first fault. The counts say how far the verification came."""
 
     intact: bool
     fault: Fault | None
@@ -51,8 +51,8 @@ class Verification(Struct, frozen=True, kw_only=True):
     movements: int
     seals: int
     sealed_position: int
-    newest_seal: str | None  # its hash: compare it with the one that was kept elsewhere
-    not_compared: list[str] = []  # parts that this program could not look at, with the reason
+    newest_seal: str | None  # its hash, to compare with the one that was kept elsewhere
+    not_compared: list[str] = []  # parts that could not be compared, with the reason
 
 
 GUARDS_UNKNOWN = "guards: the schema is of another release; verify with that release"
@@ -65,7 +65,7 @@ class _Counts:
 
 
 async def verify(connection: Connection, now: datetime, kept: Sequence[KeptSeal] = ()) -> Verification:
-    """Prove the whole ledger. `kept`: seals that an auditor has from elsewhere, which must be there as they were."""
+    """Verify the whole ledger. `kept` are seals that an auditor has kept elsewhere; they must exist unchanged."""
     await connection.execute("SET LOCAL statement_timeout = 0")
     counts = _Counts()
     fault = (
@@ -87,7 +87,7 @@ _Place = tuple[int, int]
 
 
 async def _fault_of_chains(connection: Connection, counts: _Counts) -> Fault | None:
-    """Lanes and what they booked are walked side by side, both in the order of epoch and lane."""
+    """Walk lanes and their reports side by side, both in the order of epoch and lane."""
     waiting = {(row["epoch"], row["lane"]): LaneRow(*row.values()) for row in await connection.fetch(_LANES)}
     counts.lanes = len(waiting)
     place, chain = None, None
@@ -112,14 +112,14 @@ async def _fault_of_chains(connection: Connection, counts: _Counts) -> Fault | N
 
 
 def _fault_of_the_silent(waiting: dict[_Place, LaneRow], before: _Place | None) -> Fault | None:
-    """Lanes that have booked nothing: their heads must still be where they began."""
+    """Check lanes without any report: their heads must be where they began."""
     silent = [place for place in waiting if before is None or place < before]
     faults = (Chain(waiting.pop(place)).fault_at_end() for place in sorted(silent))
     return next((fault for fault in faults if fault), None)
 
 
 class _Group(NamedTuple):
-    """What the books have of one number of one lane."""
+    """The rows of one sequence number of one lane."""
 
     place: _Place
     seq: int
@@ -151,7 +151,7 @@ async def _groups(connection: Connection) -> AsyncIterator[_Group]:
 
 
 async def _fault_of_seals(connection: Connection, counts: _Counts, kept: Sequence[KeptSeal]) -> Fault | None:
-    """First whether they are what they were; only then what they say counts."""
+    """Check the seals' hashes first, and then the contents that they vouch for."""
     ends: list[int] = []
     numbers, hashes = {seal.number for seal in kept}, dict[int, str]()
     number, previous, last = 1, FIRST_PREVIOUS, None
@@ -207,7 +207,7 @@ class _Entries:
 
 
 class _Contents:
-    """Up to the last seal."""
+    """The contents of the seals, up to the last one."""
 
     def __init__(self, connection: Connection, last: Seal) -> None:
         self._reports = _Entries(report_entries(connection, 0, last.position), FaultKind.SEALED_REPORTS_CHANGED)
@@ -223,10 +223,10 @@ class _Contents:
 
 
 class _Moves:
-    """What was moved between one seal and the next, added up by the database and summed here."""
+    """What was moved between two seals, added up by the database and summed here."""
 
     def __init__(self, connection: Connection, transfers: list[int]) -> None:
-        # The first id that a seal does not have any more is where the next one begins.
+        # The next seal begins at the first id that this one does not cover.
         self._rows = aiter(
             connection.cursor(_MOVED, [0, *(last + 1 for last in transfers)], prefetch=PREFETCH, timeout=PATIENCE_S)
         )
@@ -254,7 +254,7 @@ class _Moves:
 _LANES = """
 SELECT epoch, lane, region, last_seq, last_hash, head FROM lane JOIN region_epoch USING (epoch) ORDER BY epoch, lane
 """
-_OF_REPORT = 7  # so many columns come before the transfer's
+_OF_REPORT = 7  # number of columns before those of the transfer
 _OF_REPORTS = select(transfer).where(transfer.c.seq.is_not(None)).subquery("booked")
 _NUMBER = [func.coalesce(report.c[name], _OF_REPORTS.c[name]) for name in ("epoch", "lane", "seq")]
 _SAME_NUMBER = and_(*(report.c[name] == _OF_REPORTS.c[name] for name in ("epoch", "lane", "seq")))

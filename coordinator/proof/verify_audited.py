@@ -1,10 +1,10 @@
 """Compare what people decided with the audit, which the seals prove.
 
 Finance reads decisions from tables: adjustments, resolutions, closes, limits, plans, tokens. The audit has an entry for
-each change of such a row, written in the same transaction. So each row must be what its entries say, and each row that
-the entries speak of must be there.
+each change of such a row, written in the same transaction. So each row must agree with its entries, and each row that
+entries name must exist.
 
-To cover another table, add it to AUDITED: its SQL says what the audit tells of each row. All tables are listed in
+To cover another table, add it to AUDITED: its SQL says what the audit has of each row. All tables are listed in
 `coverage.py`.
 """
 
@@ -24,7 +24,7 @@ PATIENCE_S = 600.0
 
 
 class Audited(NamedTuple):
-    """A table whose rows the audit tells. Both sides are SQL that yields `about`, the row's key, and its columns."""
+    """A table whose rows the audit describes. Both sides are SQL that yields `about`, the row's key, and columns."""
 
     table: str
     kind: FaultKind
@@ -35,7 +35,7 @@ class Audited(NamedTuple):
 
 
 async def fault_of_audited(connection: Connection) -> Fault | None:
-    """Return the first row that is not as the audit tells it."""
+    """Return the first row that does not agree with the audit."""
     for audited in AUDITED:
         async for row in connection.cursor(_differences(audited), prefetch=PREFETCH, timeout=PATIENCE_S):
             if reason := _reason(audited, row):
@@ -62,7 +62,7 @@ def _facts(audited: Audited, sql: str, name: str) -> CTE:
 
 
 def _reason(audited: Audited, row: asyncpg.Record) -> str | None:
-    """Say what differs, or None if the audit does not tell of what differs."""
+    """Say what differs, or return None if the audit does not have what differs."""
     if row["kept"] is None:
         return f"entry {row['entry']} of the audit tells of it, and it is not there"
     if row["told"] is None:
@@ -99,7 +99,7 @@ _SEAL_OF_ENTRY = "SELECT min(number) FROM seal WHERE audit >= $1"
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 
-# The entry has the whole row, under the names of its columns.
+# The entry has the whole row, by column name.
 _ADJUSTMENT = (
     *("quota", "period", "kind", "units", "reason", "document", "proposed_by", "proposed_at", "expires_at"),
     *("approved_by", "approved_at", "booked_in", "withdrawn_by", "withdrawn_at"),
@@ -120,7 +120,7 @@ _RESOLUTION = (
     *("epoch", "quota", "period", "lane", "seq", "kind", "suspense", "charged", "reason"),
     *("proposed_by", "proposed_at", "approved_by", "approved_at"),
 )
-# A proposal that was not approved gives way to the next one about the same lease or lane.
+# A new proposal about the same lease or lane replaces one that was not approved.
 RESOLUTIONS = Audited(
     table="resolution",
     kind=FaultKind.RESOLUTION_CHANGED,
@@ -141,7 +141,7 @@ _PERIOD = (
     *("state", "close_requested_at", "close_requested_by", "carries_suspense", "leaves_holds"),
     *("closed_at", "position", "transfers", "root"),
 )
-# Of a period that nobody has asked to close there is no entry: it is open.
+# A period without an entry is open: its close was never requested.
 PERIODS = Audited(
     table="period",
     kind=FaultKind.PERIOD_CHANGED,

@@ -1,8 +1,8 @@
-"""Compare the database's own guards with those that the migrations made: what refuses a change is itself unchanged.
+"""Compare the database's guards with those of the schema: what refuses a change must itself be unchanged.
 
-Triggers, constraints, unique indexes, functions and privileges keep everybody from editing the ledger. A guard that is
-dropped, disabled or replaced leaves no trace in the rows, so the catalogue of the database is read. What the newest
-schema has is in `migrations/guards.json`, which `./dev guards` writes. Partitions, one for each period, follow a rule.
+Triggers, constraints, unique indexes, functions and privileges keep everyone from editing the ledger. A guard that was
+dropped, disabled or replaced leaves no trace in the rows, so the database's catalogue is read. The guards of the newest
+schema are in `migrations/guards.json`, which `./dev guards` writes. Partitions, one for each period, follow a rule.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,12 +37,12 @@ async def read_guards(connection: Connection) -> dict[str, str]:
 
 
 async def guards_are_known(connection: Connection) -> bool:
-    """Is this the schema whose guards this program knows? During an upgrade it may be the next one's."""
+    """Whether the guards of this schema are known. During an upgrade the schema may be a newer one."""
     return await schema_revision(connection) == expected_guards().revision
 
 
 async def fault_of_guards(connection: Connection) -> Fault | None:
-    """Return the first guard that is missing, disabled, replaced or that no migration made."""
+    """Return the first guard that is missing, disabled, replaced or not of the schema."""
     expected = expected_guards().guards
     ours = {_table_of(name) for name in expected}
     found = {name: made for name, made in (await read_guards(connection)).items() if _table_of(name) in ours}
@@ -71,12 +71,12 @@ def _fault(name: str, reason: str) -> Fault:
 
 
 def _table_of(name: str) -> str:
-    """Return the table of a guard; of a function, its name: what else is in the schema is not ours."""
+    """Return the table of a guard, or the name of a function. Other objects of the database are not checked."""
     return name.partition(" ")[2].partition(".")[0]
 
 
 async def _fault_of_partitions(connection: Connection) -> Fault | None:
-    """Compare the triggers of each period's transfers: none may be emptied, and one of a closed period not added to."""
+    """Compare the triggers of partitions: none may be truncated, and those of closed periods refuse new rows."""
     of_all = {*(row["trigger"] for row in await connection.fetch(_ROW_TRIGGERS)), TRUNCATED}
     for row in await connection.fetch(_PARTITIONS):
         expected = of_all | ({CLOSED} if row["is_closed"] else set())
@@ -93,12 +93,12 @@ CLOSED = "transfer_is_of_a_closed_period by refuse_transfer"
 
 
 async def _fault_of_privileges(connection: Connection) -> Fault | None:
-    """Compare what roles may do: the coordinator's role as the migrations grant it, and others may not write at all."""
+    """Compare privileges: the coordinator's role has those of the schema, and no other role may write."""
     tables = {row["relname"] for row in await connection.fetch(_TABLES)}
     rows = await connection.fetch(_PRIVILEGES, sorted(tables & PRIVILEGES.keys()))
     of_coordinator = {row["privilege"] for row in rows if row["role"] == COORDINATOR}
     others = {f"{row['privilege']} to {row['role']}" for row in rows if row["role"] != COORDINATOR and row["writes"]}
-    # Where an owner may not create roles, no privileges were granted: then the coordinator is the owner.
+    # An owner that may not create roles granted no privileges: then the coordinator connects as the owner.
     expected = _granted(tables) if of_coordinator else set()
     before = {f"privilege {each}": each for each in expected}
     after = {f"privilege {each}": each for each in of_coordinator | others}
@@ -114,14 +114,14 @@ def _granted(tables: Collection[str]) -> set[str]:
 
 
 async def _fault_of_switches(connection: Connection) -> Fault | None:
-    """Find what makes guards idle: disabled foreign keys, rules, row security, or a setting that silences triggers."""
+    """Find what disables guards: disabled foreign keys, rules, row security, or settings that silence triggers."""
     row = await connection.fetchrow(_SWITCHES)
     return None if row is None else _fault(f"switch {row['name']}", "it keeps guards from being asked")
 
 
 # --- the statements ---------------------------------------------------------------------------------------------------
 
-# Postgres 18 lists NOT NULL among the constraints as well: it is taken from the columns, as in any version.
+# Postgres 18 lists NOT NULL as constraints as well; it is read from the columns, as in every version.
 _GUARDS = """
 SELECT 'trigger' AS kind, relname || '.' || tgname AS name,
     pg_get_triggerdef(pg_trigger.oid, true) || CASE tgenabled WHEN 'O' THEN '' ELSE ' -- disabled' END AS definition

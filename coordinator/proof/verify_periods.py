@@ -1,7 +1,7 @@
-"""Compare what is kept of each period with what it follows from: its transfers, its close, and the keys of its quotas.
+"""Compare the rows of each period with what they follow from: its transfers, its close, and its quota keys.
 
-Finance reads pools, leases, corrections and the hourly and daily usage. None of them is proven by itself. All of them
-are computed from transfers, which the chains and seals prove, so they are computed again here and compared.
+Finance reads pools, leases, corrections and hourly and daily usage. None of them is proven by itself. All of them are
+computed from transfers, which the chains and seals prove, so they are computed again here and compared.
 """
 
 from datetime import datetime
@@ -31,7 +31,7 @@ async def fault_of_periods(connection: Connection, now: datetime) -> Fault | Non
 
 
 async def _fault_of_keys(connection: Connection) -> Fault | None:
-    """Compare the kind and the bounds of each period with its id, which says all of them."""
+    """Compare the kind and the bounds of each period with its id, from which all of them follow."""
     for row in await connection.fetch(_KEYS):
         calendar = row["calendar"]
         try:
@@ -47,7 +47,7 @@ async def _fault_of_keys(connection: Connection) -> Fault | None:
 
 
 async def _fault_of_closes(connection: Connection) -> Fault | None:
-    """Compare each closed period with its close, whose root the audit tells. Its transfers are proven by then."""
+    """Compare each closed period with its close, whose root is in the audit. Its transfers are proven by then."""
     for row in await connection.fetch(_CLOSED):
         if row["there"] != row["transfers"]:
             reason = f"it was closed with {counted(row['transfers'], 'transfer')}, and has {row['there']}"
@@ -63,7 +63,7 @@ def _of_period(kind: FaultKind, reason: str, period: str) -> Fault:
 
 
 async def _fault_of_pools(connection: Connection) -> Fault | None:
-    """Compare the name and the tenant of each pool, by which statements find it, with the key that they come from."""
+    """Compare the name and the tenant of each pool, by which statements find it, with its quota key."""
     async for row in connection.cursor(_POOLS, prefetch=PREFETCH):
         quota, period, name, tenant = row
         try:
