@@ -162,7 +162,7 @@ class Sealed(NamedTuple):
 async def find_sealed(connection: Connection, as_of: int | datetime) -> Sealed | None:
     """Return the sealed position for a position or a time, if it is sealed. A time means the last seal up to it.
 
-    A time after the newest seal has no answer yet, for the next seal could still be before it. Of several seals with one
+    A time after the newest seal has no answer yet: the next seal could be before it. Of several seals with one
     position the first is returned, because which one is the last could change.
     """
     position = await connection.fetchval(_SEALED_AT, as_of) if isinstance(as_of, datetime) else as_of
