@@ -81,7 +81,7 @@ def close_period(
     """Close a period that has ended, for good: print what is missing, ask, and begin.
 
     From then on nothing is granted in the period. Regions have some time to report, and then it closes by itself. Exits
-    with 0 if the close has begun, with --wait if the period is closed, and with --dry-run if nobody has to act first.
+    with 0 if the close has begun, with --wait if the period is closed, and with --dry-run if no one has to act first.
     """
     path = f"/v1/periods/{segment(name)}:close"
     body: dict[str, Any] = {"carry_suspense": carry_suspense} | ({"holds": "leave"} if leave_holds else {})

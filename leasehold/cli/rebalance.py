@@ -196,12 +196,12 @@ def _print_plan(found: dict[str, Any]) -> None:
         rows = [[each["region"], str(each["outstanding"]), str(later[each["region"]])] for each in before["regions"]]
         print_table(
             ["region", "holds", "is to hold"],
-            [*rows, ["(nobody)", str(before["unallocated"]), str(after["unallocated"])]],
+            [*rows, ["(unallocated)", str(before["unallocated"]), str(after["unallocated"])]],
         )
     for region, setting in plan["settings_after"].items():
         typer.echo(f"{region}: {_worded(plan['settings_before'][region])} → {_worded(setting)}")
     for each in plan["moves"][:MOST_SHOWN]:
-        typer.echo(f"recalls {each['units']} of {each['quota']} from {each['from']} for {each['to'] or 'any region'}")
+        typer.echo(f"recalls {each['units']} of {each['quota']} from {each['from']} for {each['to'] or 'the pool'}")
     if plan["recalled"]:
         typer.echo(f"recalls all that {found['request']['region']} holds: {counted(plan['recalled'], 'unit')}")
     for each in plan["cannot"]:
@@ -222,10 +222,10 @@ def _print_result(cli: Cli, found: dict[str, Any]) -> None:
         why = f", ended: {each['reason']}" if each["reason"] else ""
         typer.echo(
             f"  {each['regranted'] if each['to'] else each['returned']} of {each['units']} of {each['quota']} "
-            f"from {each['from']} to {each['to'] or 'nobody'}{why}"
+            f"from {each['from']} to {each['to'] or 'the pool'}{why}"
         )
     for each in found["waits_for"][:MOST_SHOWN]:
-        typer.echo(f"waits for {each['region']} to {each['what']} {each['units']} of {each['quota']}{_heard(each)}")
+        typer.echo(f"waits for {each['region']} to {each['what']} {each['units']} of {each['quota']}{_last_seen(each)}")
 
 
 def _list(cli: Cli) -> None:
@@ -257,8 +257,8 @@ def _waits(found: dict[str, Any]) -> str:
     return f"waits for {', '.join(regions)}" if regions else ""
 
 
-def _heard(each: dict[str, Any]) -> str:
-    return f" (last heard {each['last_seen_at']})" if each["last_seen_at"] else " (never heard of it yet)"
+def _last_seen(each: dict[str, Any]) -> str:
+    return f" (last seen {each['last_seen_at']})" if each["last_seen_at"] else " (never seen)"
 
 
 def _worded(setting: dict[str, Any]) -> str:

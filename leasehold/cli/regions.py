@@ -53,7 +53,7 @@ REGION: dict[str, Column] = {
     "weight": "weight",
     "status": "status",
     "epoch": lambda each: str(each["epoch"] or ""),
-    "last heard": lambda each: each.get("last_seen_at") or "never",
+    "last seen": lambda each: each.get("last_seen_at") or "never",
     "faults": _faults,
 }
 
@@ -105,7 +105,7 @@ def allocation_sections(pools: list[dict[str, Any]]) -> list[Section]:
 
 def _unallocated(pool: dict[str, Any]) -> Row:
     return {
-        "region": f"(nobody, of {pool['funded']})" + ("" if pool["mode"] == "leased" else f" {pool['mode']}"),
+        "region": f"(unallocated, of {pool['funded']})" + ("" if pool["mode"] == "leased" else f" {pool['mode']}"),
         "state": pool["state"],
         "holds": str(pool["unallocated"]),
         "used": str(pool["consumed"]),
@@ -150,8 +150,8 @@ def _unless_0(units: int) -> str:
 # --- rates and slots --------------------------------------------------------------------------------------------------
 
 SHARE_COLUMNS = Columns(
-    ("region", "may use", "wants", "by weight", "heard"),
-    left_out_first=("heard", "by weight", "wants"),
+    ("region", "may use", "demand", "base share", "last report"),
+    left_out_first=("last report", "base share", "demand"),
 )
 NO_SHARES = "no region has reported demand: each may use its share by weight"
 COMMANDS = {"rate": "rates", "concurrency": "slots", "allowance": "allocations"}
@@ -222,9 +222,9 @@ def _rate_share(each: dict[str, Any], now: datetime) -> Row:
     return {
         "region": each["region"],
         "may use": _per_second(each["most_micro"]),
-        "wants": _per_second(each["demand_micro"]),
-        "by weight": _per_second(each["safe_micro"]),
-        "heard": _age(each["last_seen_at"], now),
+        "demand": _per_second(each["demand_micro"]),
+        "base share": _per_second(each["safe_micro"]),
+        "last report": _age(each["last_seen_at"], now),
     }
 
 
@@ -243,9 +243,9 @@ def _slot_share(each: dict[str, Any], now: datetime) -> Row:
     return {
         "region": each["region"],
         "may use": str(each["most"]),
-        "wants": "" if each["wanted"] is None else str(each["wanted"]),
-        "by weight": str(each["safe"]),
-        "heard": _age(each["last_seen_at"], now),
+        "demand": "" if each["wanted"] is None else str(each["wanted"]),
+        "base share": str(each["safe"]),
+        "last report": _age(each["last_seen_at"], now),
     }
 
 

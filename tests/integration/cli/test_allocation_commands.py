@@ -53,7 +53,7 @@ async def held(shell: Shell) -> dict[str, int]:
 async def test_allocations_are_printed_once_without_a_terminal(shell: Shell, east: Agent) -> None:
     said = await shell.output("allocations", "--watch")
     assert EXPORTS in said
-    assert "(nobody, of 100)" in said
+    assert "(unallocated, of 100)" in said
     assert await held(shell) == {"us-east": 60}
     assert await shell.json("allocations", "--tenant", "nobody") == []
 

@@ -46,11 +46,11 @@ def drawn(width: int, *pools: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 def test_each_region_is_a_line_of_whole_words(width: int) -> None:
-    heading, columns, nobody, east, south, *rest = drawn(width, POOL)
+    heading, columns, unallocated, east, south, *rest = drawn(width, POOL)
     assert heading == "exports:tenant=acme 2026-11"
-    assert [line.split()[0] for line in (columns, nobody, east, south)] == [
+    assert [line.split()[0] for line in (columns, unallocated, east, south)] == [
         "region",
-        "(nobody,",
+        "(unallocated,",
         "us-east",
         "ap-southeast",
     ]
@@ -60,7 +60,7 @@ def test_each_region_is_a_line_of_whole_words(width: int) -> None:
         ALLOCATION_COLUMNS.names
     )
     assert {"region", "holds", "dry in"} <= set(shown), "the columns that the command is for"
-    assert max(map(len, (columns, nobody, east, south))) <= width
+    assert max(map(len, (columns, unallocated, east, south))) <= width
 
 
 def test_a_wide_terminal_shows_all_columns_but_empty_ones() -> None:
