@@ -12,9 +12,9 @@ from coordinator.database.engine import Database
 from coordinator.exchange.batcher import Gathering
 from coordinator.exchange.budgets import Budgets
 from coordinator.exchange.rules.budget import Budget
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.plausibility import ClaimBounds
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.health.monitor import HealthWatch
 from coordinator.limits.in_force import Documents
@@ -50,10 +50,10 @@ class Coordinator:
         budgets = Budgets(per_minute, self.clock.monotonic_ms, self.metrics.note_over_budget)
         object.__setattr__(self, "budgets", budgets)
 
-    async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
+    async def _apply(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         settings, now = self.settings, self.clock.now()
         claims = ClaimBounds(settings.implausible_limit_factor, settings.implausible_floor_units)
-        terms = Terms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days, claims)
+        terms = LeaseTerms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days, claims)
         with self.metrics.exchange_seconds.time():
             return await self.database.run(
                 lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets),

@@ -13,11 +13,21 @@ from benchmarks.allocation.network import Network
 from benchmarks.allocation.score import Score
 from benchmarks.allocation.traces import Trace
 from benchmarks.allocation.waiting import Queue
-from coordinator.exchange.rules import stages as deciding
 from coordinator.exchange.rules.balances import Key, Lease, Pool
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.decision import decide
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.locked import (
+    Bounds,
+    LockedPool,
+    limits_of,
+    lock,
+    needed_pools,
+    pushable_quotas,
+    waiting_epochs,
+)
+from coordinator.exchange.rules.replies import respond
 from coordinator.exchange.rules.settlement import EpochState, Lane, expire
-from coordinator.exchange.rules.stages import Call, Incoming, LockedPool
+from coordinator.exchange.rules.submissions import ExchangeCall, Submission, classify, match_wants
 from coordinator.limits.rules.entitlement import Catalogue, RegionShare
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.division import by_weight
@@ -43,7 +53,7 @@ from regional_agent.store.types import PolicyDecision
 QUOTA = "units:tenant=acme"
 REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise
 EXPIRY_EVERY_MS = 1_000
-TERMS = Terms(CoordinatorSettings.model_fields["lease_ms"].default, refresh_ms=5_000)
+TERMS = LeaseTerms(CoordinatorSettings.model_fields["lease_ms"].default, refresh_ms=5_000)
 
 
 class Coordinator:
@@ -68,26 +78,25 @@ class Coordinator:
         self._network, self._tell = network, tell
         network.later(EXPIRY_EVERY_MS, self._expire)
 
-    def exchange(self, call: Call) -> ExchangeResponse:
+    def exchange(self, call: ExchangeCall) -> ExchangeResponse:
         """As `apply_exchange` does it."""
-        now, works = self._network.now(), deciding.works_of(call)
-        deciding.judge(works, self._lanes)
-        deciding.sort(works, self._catalogue, TERMS, now)
-        for key in deciding.pools_needed(works):
+        now = self._network.now()
+        matched = match_wants(classify([call], self._lanes), self._catalogue, TERMS, now)
+        for key in needed_pools(matched):
             self._pools.setdefault(key, Pool(key))
         pools = {key: LockedPool(pool, period_is_open=True) for key, pool in self._pools.items()}
         divisions = dict.fromkeys(pools, self._division)
-        books = deciding.books_of(works, pools, self._leases.values(), [], divisions, self._catalogue.quotas, now)
-        books.pushable = deciding.waiting_epochs(works, books, now)
-        books.limits = deciding.limits_of(self._catalogue, deciding.pushed_of(books))
-        decision = deciding.decide(works, books, TERMS, now)
-        self._leases |= {(lease.epoch, lease.key): lease for lease in decision.new_leases}
-        for booked in decision.booked:
+        locked = lock(matched, pools, self._leases.values(), [], divisions, self._catalogue.quotas, now)
+        pushable = waiting_epochs(locked, now)
+        limits = limits_of(self._catalogue, pushable_quotas(locked, pushable))
+        decided = decide(locked, Bounds(pushable, limits, {}), TERMS, now)
+        self._leases |= {(lease.epoch, lease.key): lease for lease in decided.new_leases}
+        for booked in decided.booked:
             name = booked.report.epoch, booked.report.lane
             self._lanes[name] = self._lanes[name]._replace(last_seq=booked.report.seq, last_hash=booked.body_hash)
-        for notice in decision.notices:
+        for notice in decided.notices:
             self._tell(notice)
-        return deciding.respond(call, works, books, self._catalogue, self._receipts, TERMS, now)
+        return respond(call, decided.exchanges, locked, self._catalogue, self._receipts, TERMS, now)
 
     def _expire(self) -> None:
         for lease in self._leases.values():
@@ -167,7 +176,9 @@ class Store:
 class Region:
     """An agent: its admission of this one quota, and its conversation."""
 
-    def __init__(self, number: int, network: Network, score: Score, ask: Callable[["Region", Call, int], None]) -> None:
+    def __init__(
+        self, number: int, network: Network, score: Score, ask: Callable[["Region", ExchangeCall, int], None]
+    ) -> None:
         self.number, self.epoch = number, number + 1
         self._network, self._score, self._ask = network, score, ask
         self.store, self.leasing, self._queue = Store(), Leasing(network), Queue()
@@ -238,7 +249,7 @@ class Region:
         self._calls += 1
         self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms
         name, number = name_of(self.number), self._call
-        self._ask(self, Call(name, name, [Incoming(batch, repr(batch).encode(), live)]), number)
+        self._ask(self, ExchangeCall(name, name, [Submission(batch, repr(batch).encode(), live.wants)]), number)
         reply_within_ms = reply_timeout_ms(self._backoff, self.leasing.round_trip_ms)
         self._network.later(int(reply_within_ms), lambda: self._fail(number))
 
@@ -321,8 +332,8 @@ class Leased:
         for region in self.regions:
             region.turn()
 
-    def _ask(self, region: Region, call: Call, number: int) -> None:
-        about = 1 if call.incoming[0].live.wants else 0
+    def _ask(self, region: Region, call: ExchangeCall, number: int) -> None:
+        about = 1 if call.submissions[0].wants else 0
         self.asking += about
 
         def answer() -> None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import structlog
 from msgspec import structs
 
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.rules.suspects import Suspects
 from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable, TransactionFailed
@@ -52,20 +52,20 @@ INTERNAL = ExchangeFault(
 )
 
 log = structlog.get_logger("coordinator.exchange.batcher")
-Apply = Callable[[Sequence[Call]], Awaitable[Sequence[Applied]]]
+Apply = Callable[[Sequence[ExchangeCall]], Awaitable[Sequence[Applied]]]
 
 
 class _Waiting(NamedTuple):
-    call: Call
+    call: ExchangeCall
     answer: asyncio.Future[Applied]
     lanes: frozenset[tuple[int, int]]
     quotas: frozenset[str]
 
 
-def _waiting(call: Call, answer: asyncio.Future[Applied]) -> _Waiting:
-    lanes = frozenset((each.batch.epoch, each.batch.lane) for each in call.incoming)
-    frozen = (lease.quota for each in call.incoming for lease in each.batch.leases)
-    wanted = (want.quota for each in call.incoming for want in each.live.wants)
+def _waiting(call: ExchangeCall, answer: asyncio.Future[Applied]) -> _Waiting:
+    lanes = frozenset((each.batch.epoch, each.batch.lane) for each in call.submissions)
+    frozen = (lease.quota for each in call.submissions for lease in each.batch.leases)
+    wanted = (want.quota for each in call.submissions for want in each.wants)
     return _Waiting(call, answer, lanes, frozenset((*frozen, *wanted)))
 
 
@@ -86,7 +86,7 @@ class Gathering:
         self._suspects = Suspects()
         self._log_again_s = 0.0
 
-    async def apply(self, call: Call) -> Applied:
+    async def apply(self, call: ExchangeCall) -> Applied:
         """Whoever gives up waiting undoes nothing: what is under way is booked, and told to the next try."""
         loop = asyncio.get_running_loop()
         waiting = _waiting(call, loop.create_future())
@@ -152,7 +152,7 @@ class Gathering:
                 left.append(waiting)
             else:
                 taken.append(waiting)
-                exchanges += len(waiting.call.incoming)
+                exchanges += len(waiting.call.submissions)
             lanes |= waiting.lanes
         self._line.extendleft(reversed(left))
         return taken
@@ -198,7 +198,7 @@ class Gathering:
         except Exception as error:
             if _is_outage(error):
                 _fail([waiting], error)
-            elif len(waiting.call.incoming) > 1:
+            elif len(waiting.call.submissions) > 1:
                 self._split(waiting)
             else:
                 await self._refuse(waiting, error)
@@ -209,7 +209,9 @@ class Gathering:
     def _split(self, waiting: _Waiting) -> None:
         """Run each exchange of a call as a call of its own."""
         call, loop = waiting.call, asyncio.get_running_loop()
-        parts = [_waiting(call._replace(incoming=[each], refused=()), loop.create_future()) for each in call.incoming]
+        parts = [
+            _waiting(call._replace(submissions=[each], refused=()), loop.create_future()) for each in call.submissions
+        ]
         self._alone.extend(parts)
         self._begin(_answer_by_parts(waiting, parts))
 
@@ -221,22 +223,22 @@ class Gathering:
         self._log(call, fault, error, loop.time())
         replies = [
             ExchangeReply(outcome=ExchangeOutcome.REFUSED, lane=each.batch.lane, seq=each.batch.seq, fault=fault)
-            for each in call.incoming
+            for each in call.submissions
         ]
         places = set(range(len(call.refused) + len(replies))) - {place for place, _ in call.refused}
         refused = sorted([*call.refused, *zip(sorted(places), replies, strict=True)], key=itemgetter(0))
         try:
-            (answer,) = await self._apply([call._replace(incoming=(), refused=refused)])
+            (answer,) = await self._apply([call._replace(submissions=(), refused=refused)])
         except Exception:
             _fail([waiting], error)
         else:
             _answer(waiting, answer)
 
-    def _log(self, call: Call, fault: ExchangeFault, error: Exception, now_s: float) -> None:
+    def _log(self, call: ExchangeCall, fault: ExchangeFault, error: Exception, now_s: float) -> None:
         """Log a traceback at most once in a while. Each refusal is counted where it is answered."""
         if now_s >= self._log_again_s:
             self._log_again_s = now_s + LOG_EVERY_S
-            lanes = [(each.batch.epoch, each.batch.lane) for each in call.incoming]
+            lanes = [(each.batch.epoch, each.batch.lane) for each in call.submissions]
             exc_info = None if fault is CONTENTION else error
             log.error("exchange failed", region=call.region, lanes=lanes, error=str(error), exc_info=exc_info)
 
@@ -255,7 +257,7 @@ async def _answer_by_parts(waiting: _Waiting, parts: Sequence[_Waiting]) -> None
     _answer(waiting, _merged(waiting.call, applied))
 
 
-def _merged(call: Call, parts: Sequence[Applied]) -> Applied:
+def _merged(call: ExchangeCall, parts: Sequence[Applied]) -> Applied:
     replies = [reply for part in parts for reply in part.response.replies]
     for place, reply in call.refused:
         replies.insert(place, reply)

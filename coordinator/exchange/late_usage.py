@@ -5,7 +5,7 @@ from datetime import datetime
 
 from coordinator.database.connection import Connection
 from coordinator.exchange.rules.balances import Correction, Key
-from coordinator.exchange.rules.stages import LockedPool, closed_keys, late_pools
+from coordinator.exchange.rules.locked import LockedPool, closed_keys, late_pools
 from coordinator.exchange.statements.leases import read_corrections
 from coordinator.exchange.statements.pools import lock_pools
 

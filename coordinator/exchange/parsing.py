@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, field
 
-from coordinator.exchange.rules.stages import Call, Incoming
+from coordinator.exchange.rules.submissions import ExchangeCall, Submission
 from protocol.identifiers import parse_quota_key
 from protocol.messages import (
     MAX_DIMENSIONS_LENGTH,
@@ -30,7 +30,6 @@ from protocol.messages import (
     FrozenLease,
     Lane,
     LeaseWant,
-    LiveState,
     Message,
     RateReport,
     SharesRequest,
@@ -102,10 +101,10 @@ def refused(faults: Sequence[InvalidParameter]) -> Problem:
 # --- exchanges --------------------------------------------------------------------------------------------------------
 
 
-def parse_call(region: str, body: bytes) -> Call:
+def parse_call(region: str, body: bytes) -> ExchangeCall:
     """Parse a call's exchanges. Raises a Problem if there is no envelope to be read."""
     envelope = decode_parts(body, _Envelope)
-    incoming: list[Incoming] = []
+    submissions: list[Submission] = []
     refusals: list[tuple[int, ExchangeReply]] = []
     lanes: set[tuple[int, int]] = set()
     for place, raw in enumerate(envelope.exchanges):
@@ -113,11 +112,11 @@ def parse_call(region: str, body: bytes) -> Call:
         if isinstance(parsed, ExchangeReply):
             refusals.append((place, parsed))
         else:
-            incoming.append(parsed)
-    return Call(region, envelope.fingerprint, incoming, refusals)
+            submissions.append(parsed)
+    return ExchangeCall(region, envelope.fingerprint, submissions, refusals)
 
 
-def _parse_exchange(raw: bytes, lanes: set[tuple[int, int]]) -> Incoming | ExchangeReply:
+def _parse_exchange(raw: bytes, lanes: set[tuple[int, int]]) -> Submission | ExchangeReply:
     """`lanes`: those that have an exchange in this call already. A good one's is added."""
     try:
         exchange = decode_parts(raw, _Exchange)
@@ -131,7 +130,7 @@ def _parse_exchange(raw: bytes, lanes: set[tuple[int, int]]) -> Incoming | Excha
         return _refuse(fault, exchange.frozen)
     lanes.add((batch.epoch, batch.lane))
     wants, refusals = _parse_wants(bytes(exchange.live))
-    return Incoming(batch, body_hash(exchange.frozen), LiveState(wants=wants), refusals)
+    return Submission(batch, body_hash(exchange.frozen), wants, refusals)
 
 
 def _refuse(fault: InvalidParameter, frozen: str = "") -> ExchangeReply:

@@ -17,7 +17,7 @@ from coordinator.epochs.open import fence_lost, open_epoch
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.exchange.parsing import parse_call, parse_shares, refused
 from coordinator.exchange.rules.budget import Budget
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
 from coordinator.http.conditions import unless_known
 from coordinator.http.polling import a_version, has_it, news
@@ -149,7 +149,7 @@ _EXCHANGES = re.compile("/v1/regions/([^/]+)/exchanges")
 _ROUTE = next(each for each in router.routes if isinstance(each, Route) and _EXCHANGES.fullmatch(each.path))
 
 
-async def _apply(coordinator: Coordinator, call: Call) -> Applied:
+async def _apply(coordinator: Coordinator, call: ExchangeCall) -> Applied:
     applied, now = await coordinator.gathering.apply(call), coordinator.clock.now()
     if applied.lost:
         await coordinator.database.run(lambda connection: fence_lost(connection, call.region, applied.lost, now))

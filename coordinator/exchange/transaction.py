@@ -1,15 +1,16 @@
-"""One call of a region's agent: several lanes, one transaction, committed before the reply leaves.
+"""Apply exchanges in one transaction, committed before the reply leaves.
 
-    lock and read   lanes, what is in force, pools, leases: a few statements for all lanes together; with the leases
-                    comes the version of what is in force, for that may have changed before the pools were locked
-    decide          rules/stages.py, on what is locked: who booked what, who gets what, who is told what
-    write           one statement for what nearly all of them write, and one for each rare thing
+    lock     lanes, with what is in force; the pools that exchanges need; the leases in them
+    decide   on what is locked: `rules/decision.py`
+    write    one statement for what nearly every exchange writes, and one for each rare thing
 
-Only the SQL and its order are here.
+The decisions are made by `rules`, the SQL is in `statements`. Here is their order. What is in force is read before the
+pools are locked, since it says which: it may change meanwhile, so its version is read again with the leases.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -19,42 +20,39 @@ from coordinator.database.notify import notify
 from coordinator.epochs.rules.lost_ledger import is_kept
 from coordinator.exchange.budgets import Budgets, without_limits
 from coordinator.exchange.late_usage import lock_late_usage
-from coordinator.exchange.rules.balances import Entry, Key, Report
-from coordinator.exchange.rules.granting import Terms
-from coordinator.exchange.rules.settlement import QuarantineReason
-from coordinator.exchange.rules.stages import (
-    BookedReport,
-    Books,
-    Call,
-    Decision,
+from coordinator.exchange.rules.balances import Key, Report
+from coordinator.exchange.rules.decision import Decided, DecidedExchange, decide
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.locked import (
+    Bounds,
+    Locked,
     LockedPool,
-    Receipts,
-    Work,
-    apart,
-    asked_about,
-    books_of,
-    bound_overages,
-    decide,
+    bounds_of,
     divided_keys,
     divisions_of,
-    epochs_about,
-    hold_reports,
-    judge,
-    keep_within_budgets,
     keys_without_pool,
     limits_of,
-    lost,
+    lock,
     moved_keys,
-    overages_in_question,
-    pools_about,
-    pools_needed,
-    pushed_of,
-    replayed,
-    respond,
-    sort,
+    needed_pools,
+    pools_to_lock,
+    possible_overages,
+    pushable_quotas,
+    reporting_epochs,
     waiting_epochs,
     without_held,
-    works_of,
+)
+from coordinator.exchange.rules.replies import Receipts, epochs_with_data_loss, replayed_reports, respond
+from coordinator.exchange.rules.settlement import Lane, QuarantineReason
+from coordinator.exchange.rules.submissions import (
+    ExchangeCall,
+    Matched,
+    classify,
+    hold_implausible_reports,
+    keep_within_budgets,
+    match_wants,
+    regional_quotas,
+    wanted_quotas,
 )
 from coordinator.exchange.statements.balances import insert_leases, write_booked, write_corrections
 from coordinator.exchange.statements.lanes import (
@@ -72,12 +70,11 @@ from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.notice import Notice
 from coordinator.rebalancing.moves import read_moves, write_moves
 from coordinator.webhooks.outbox import tell
-from coordinator.webhooks.rules import suspense_events
-from protocol.messages import ExchangeResponse, Receipt
+from protocol.messages import ExchangeResponse
 
 
 class Applied(NamedTuple):
-    """The answer to one call, and what the metrics want to know of it."""
+    """The answer to one call, and what the metrics count."""
 
     response: ExchangeResponse
     reports: Sequence[Report]
@@ -86,11 +83,24 @@ class Applied(NamedTuple):
     lost: Sequence[int]  # epochs that are over, for their store lost data: see `fence_lost`
 
 
+class _Context(NamedTuple):
+    """What all steps of one transaction work with."""
+
+    connection: Connection
+    documents: Documents
+    terms: LeaseTerms
+    budgets: Budgets
+    now: datetime
+
+    async def catalogue(self, quotas: set[str]) -> Catalogue:
+        return await read_catalogue(self.connection, self.documents, quotas, self.now)
+
+
 async def apply_exchange(
     connection: Connection,
     documents: Documents,
-    call: Call,
-    terms: Terms,
+    call: ExchangeCall,
+    terms: LeaseTerms,
     now: datetime,
     budgets: Budgets | None = None,
 ) -> Applied:
@@ -101,168 +111,159 @@ async def apply_exchange(
 async def apply_exchanges(
     connection: Connection,
     documents: Documents,
-    calls: Sequence[Call],
-    terms: Terms,
+    calls: Sequence[ExchangeCall],
+    terms: LeaseTerms,
     now: datetime,
     budgets: Budgets | None = None,
 ) -> list[Applied]:
-    """Several calls in one transaction, no lane in two of them; each has its own answer."""
-    budgets = budgets or without_limits()
-    by_call = [works_of(call) for call in calls]
-    works = [work for each in by_call for work in each]
-    catalogue = await _lock_lanes_and_read_catalogue(connection, documents, works, terms, now)
-    pools = await _lock_pools(connection, documents, works, terms, budgets, now)
-    books, version = await _lock_books(connection, works, pools, catalogue, now)
-    if version is not None:
-        asked = asked_about(works) | apart(works, catalogue)
-        catalogue = await confirm_catalogue(connection, documents, catalogue, version, asked, now)
-    books.limits = await _limits(connection, documents, works, books, catalogue, terms, now)
-    decision = decide(works, books, terms, now)
-    receipts = await _write(connection, decision, budgets, now) | await read_receipts(connection, replayed(works))
-    booked = {(each.report.epoch, each.report.lane): each for each in decision.booked}
-    applied = [
-        _applied(call, works, books, catalogue, receipts, booked, terms, now)
-        for call, works in zip(calls, by_call, strict=True)
-    ]
-    return [applied[0]._replace(notices=decision.notices), *applied[1:]]  # they belong to all, and count once
+    """Apply several calls, no lane in two of them. Each has its own answer."""
+    context = _Context(connection, documents, terms, budgets or without_limits(), now)
+    lanes, catalogue, quotas = await _lock_lanes(context, calls)
+    matched = match_wants(classify(calls, lanes), catalogue, terms, now)
+    matched, pools = await _lock_pools(context, matched)
+    locked, catalogue = await _lock_leases(context, matched, pools, catalogue, quotas)
+    bounds = await _read_bounds(context, locked, catalogue, quotas)
+    decided = decide(locked, bounds, terms, now)
+    receipts = await _write(context, decided)
+    return list(_answers(context, calls, decided, locked, catalogue, receipts))
 
 
-def _applied(
-    call: Call,
-    works: Sequence[Work],
-    books: Books,
-    catalogue: Catalogue,
-    receipts: Receipts,
-    booked: Mapping[tuple[int, int], BookedReport],
-    terms: Terms,
-    now: datetime,
-) -> Applied:
-    own = [booked[work.report.epoch, work.report.lane] for work in works if work.is_booked]
-    return Applied(
-        respond(call, works, books, catalogue, receipts, terms, now),
-        [each.report for each in own],
-        sum(len(each.quarantined) for each in own),
-        (),
-        lost(works),
+# --- lock -------------------------------------------------------------------------------------------------------------
+
+
+async def _lock_lanes(
+    context: _Context, calls: Sequence[ExchangeCall]
+) -> tuple[dict[tuple[int, int], Lane], Catalogue, set[str]]:
+    """Return also the quota keys that the catalogue was read for."""
+    names = [LaneName(each.batch.epoch, each.batch.lane, call.region) for call in calls for each in call.submissions]
+    quotas = wanted_quotas(calls)
+    lanes, catalogue = await lock_lanes_and_read_catalogue(
+        context.connection, context.documents, names, quotas, context.now
     )
+    if more := regional_quotas(calls, catalogue) - quotas:
+        quotas |= more
+        catalogue = await context.catalogue(quotas)
+    return lanes, catalogue, quotas
 
 
-async def _lock_lanes_and_read_catalogue(
-    connection: Connection, documents: Documents, works: Sequence[Work], terms: Terms, now: datetime
-) -> Catalogue:
-    names = [LaneName(work.report.epoch, work.report.lane, work.report.region) for work in works]
-    asked = asked_about(works)
-    lanes, catalogue = await lock_lanes_and_read_catalogue(connection, documents, names, asked, now)
-    judge(works, lanes)
-    if more := apart(works, catalogue) - asked:
-        catalogue = await read_catalogue(connection, documents, asked | more, now)
-    sort(works, catalogue, terms, now)
-    return catalogue
-
-
-async def _lock_pools(
-    connection: Connection,
-    documents: Documents,
-    works: Sequence[Work],
-    terms: Terms,
-    budgets: Budgets,
-    now: datetime,
-) -> dict[Key, LockedPool]:
-    """Lock the pools that there are, and make those that are wanted or that a plausible report needs."""
-    pools = await lock_pools(connection, pools_about(works, now), ())
-    wanted, reported = keys_without_pool(works, pools)
+async def _lock_pools(context: _Context, exchanges: list[Matched]) -> tuple[list[Matched], dict[Key, LockedPool]]:
+    """Lock the pools that exist, and make those that are wanted or that a plausible report needs."""
+    connection, now = context.connection, context.now
+    pools = await lock_pools(connection, pools_to_lock(exchanges, now), ())
+    wanted, reported = keys_without_pool(exchanges, pools)
     known_periods = set[str]()
     if reported:
-        in_force = await read_catalogue(connection, documents, {key.quota for key in reported}, now)
+        in_force = await context.catalogue({key.quota for key in reported})
         known_periods = await read_known_periods(connection, {key.period for key in reported})
-        hold_reports(works, reported, in_force, known_periods, terms, now)
+        exchanges = hold_implausible_reports(exchanges, reported, in_force, known_periods, context.terms, now)
     if wanted or reported:
         unseen = await read_unseen_quotas(connection, {key.quota for key in wanted | reported})
         new_periods = {key.period for key in reported} - known_periods
-        keep_within_budgets(works, unseen, new_periods, budgets.take)
-    needed = pools_needed(works)
-    pools = without_held(works, pools)
-    if missing := needed - pools.keys():
+        exchanges = keep_within_budgets(exchanges, unseen, new_periods, context.budgets.take)
+    pools = without_held(exchanges, pools)
+    if missing := needed_pools(exchanges) - pools.keys():
         pools |= await lock_pools(connection, missing, missing)
-    return pools
+    return exchanges, pools
 
 
-async def _lock_books(
-    connection: Connection, works: Sequence[Work], pools: Mapping[Key, LockedPool], catalogue: Catalogue, now: datetime
-) -> tuple[Books, int | None]:
-    """Return also the catalogue's version behind the locks, unless nothing was locked."""
-    epochs = epochs_about(works)
+async def _lock_leases(
+    context: _Context,
+    exchanges: list[Matched],
+    pools: Mapping[Key, LockedPool],
+    catalogue: Catalogue,
+    quotas: set[str],
+) -> tuple[Locked, Catalogue]:
+    """Read the leases behind the locks, and confirm that the catalogue still decides the same."""
+    connection, now = context.connection, context.now
+    epochs = reporting_epochs(exchanges)
     pools, corrections = await lock_late_usage(connection, pools, epochs, now)
     divisions = divisions_of(catalogue, pools, await read_moves(connection, moved_keys(pools)))
     divided = divided_keys(divisions, catalogue.quotas)
     leases, version = await read_leases_and_version(connection, pools.keys(), epochs, divided)
-    books = books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
-    books.pushable = await share_current_epochs(connection, waiting_epochs(works, books, now))
-    return books, version
+    locked = lock(exchanges, pools, leases, corrections, divisions, catalogue.quotas, now)
+    if version is not None:
+        catalogue = await confirm_catalogue(connection, context.documents, catalogue, version, quotas, now)
+    return locked, catalogue
 
 
-async def _limits(
-    connection: Connection,
-    documents: Documents,
-    works: Sequence[Work],
-    books: Books,
-    catalogue: Catalogue,
-    terms: Terms,
-    now: datetime,
-) -> Mapping[str, int]:
-    """Return the limits of what may be pushed, and bound what may become overage.
+async def _read_bounds(context: _Context, locked: Locked, catalogue: Catalogue, quotas: set[str]) -> Bounds:
+    """Read how far the decision may go: what may be pushed to regions that wait, and what may become overage.
 
-    A region that returns units mostly wants some as well: then the limit was read before.
+    A region that returns units mostly wants some as well: then the limit is known already.
     """
-    overages = overages_in_question(works)
-    about = pushed_of(books) | {overage.key.quota for overage in overages}
-    if about - asked_about(works):
-        catalogue = await read_catalogue(connection, documents, about, now)
+    pushable = await share_current_epochs(context.connection, waiting_epochs(locked, context.now))
+    overages = possible_overages(locked)
+    about = pushable_quotas(locked, pushable) | {each.key.quota for each in overages}
+    if about - quotas:
+        catalogue = await context.catalogue(about)
     limits = limits_of(catalogue, about)
-    bound_overages(books, await read_overages(connection, overages), limits, terms.claims)
-    return limits
+    used = await read_overages(context.connection, overages)
+    return bounds_of(locked, pushable, used, limits, context.terms.claims)
 
 
-async def _write(
-    connection: Connection, decision: Decision, budgets: Budgets, now: datetime
-) -> dict[tuple[int, int], Receipt]:
-    """Everything is decided: from here on only the database can fail, and then nothing was."""
-    booked = decision.booked
-    await _keep_regressed(connection, decision, budgets, now)
-    if not booked:
-        return {}
-    await insert_leases(connection, decision.new_leases, decision.states)
-    await write_corrections(connection, decision.corrections)
-    await write_moves(connection, decision.moves)
-    entries: list[Entry] = [*(each.report for each in booked), *decision.pushed]
-    receipts = await write_booked(connection, booked, decision.pools, decision.leases, decision.states, entries, now)
-    await insert_quarantine(connection, list(_kept_evidence(booked, budgets)), now)
-    await tell(connection, [*suspense_events(entries), *decision.events], now)
-    await notify(connection, decision.notices)
-    return receipts
+# --- write ------------------------------------------------------------------------------------------------------------
 
 
-def _kept_evidence(booked: Iterable[BookedReport], budgets: Budgets) -> Iterator[KeptEvidence]:
-    """Return what is kept of the evidence that was not booked, as far as its region's budgets allow."""
-    for report, *_, quarantined in booked:
-        for key, reason, evidence in quarantined:
-            kept = budgets.kept_of(report.region, evidence)
-            if kept is not None:
-                yield KeptEvidence(report.epoch, report.lane, report.seq, *key, reason, kept)
+async def _write(context: _Context, decided: Decided) -> Receipts:
+    """Write what was decided, and return the receipts. Only the database can fail from here on."""
+    connection, now = context.connection, context.now
+    await insert_quarantine(connection, await _new_regressed_batches(context, decided), now)
+    receipts: Receipts = {}
+    if decided.booked:
+        await insert_leases(connection, decided.new_leases, decided.states)
+        await write_corrections(connection, decided.corrections)
+        await write_moves(connection, decided.moves)
+        receipts = await write_booked(
+            connection, decided.booked, decided.pools, decided.leases, decided.states, decided.entries, now
+        )
+        await insert_quarantine(connection, list(_kept_evidence(context, decided)), now)
+        await tell(connection, decided.events, now)
+        await notify(connection, decided.notices)
+    return {**receipts, **await read_receipts(connection, replayed_reports(decided.exchanges))}
 
 
-async def _keep_regressed(connection: Connection, decision: Decision, budgets: Budgets, now: datetime) -> None:
-    """Keep batches whole that show a regressed ledger, each number of a lane once.
+async def _new_regressed_batches(context: _Context, decided: Decided) -> list[KeptEvidence]:
+    """Return batches that show a regressed ledger, to be kept whole, each number of a lane once.
 
     A batch is offered again and again until people have seen to it: one beyond its region's budget is kept later.
     """
-    kept = await read_kept_batches(connection, decision.regressed)
+    known = await read_kept_batches(context.connection, [each.batch for each in decided.regressed])
     rows = []
-    for batch in decision.regressed:
-        known = kept.get((batch.epoch, batch.lane), {})
-        is_new = batch.seq not in known and is_kept(known.values(), now)
-        if is_new and budgets.may_keep(decision.regions[batch.epoch], batch):
+    for region, batch, *_ in decided.regressed:
+        kept = known.get((batch.epoch, batch.lane), {})
+        is_new = batch.seq not in kept and is_kept(kept.values(), context.now)
+        if is_new and context.budgets.may_keep(region, batch):
             evidence = msgspec.json.encode(batch).decode()
             place = batch.epoch, batch.lane, batch.seq
             rows.append(KeptEvidence(*place, "", "", QuarantineReason.LEDGER_REGRESSED, evidence))
-    await insert_quarantine(connection, rows, now)
+    return rows
+
+
+def _kept_evidence(context: _Context, decided: Decided) -> Iterator[KeptEvidence]:
+    """Yield what is kept of the evidence that was not booked, as far as its region's budgets allow."""
+    for report, *_, quarantined in decided.booked:
+        for key, reason, evidence in quarantined:
+            if (kept := context.budgets.kept_of(report.region, evidence)) is not None:
+                yield KeptEvidence(report.epoch, report.lane, report.seq, *key, reason, kept)
+
+
+def _answers(
+    context: _Context,
+    calls: Sequence[ExchangeCall],
+    decided: Decided,
+    locked: Locked,
+    catalogue: Catalogue,
+    receipts: Receipts,
+) -> Iterator[Applied]:
+    exchanges, notices = iter(decided.exchanges), decided.notices
+    for call in calls:
+        own: list[DecidedExchange] = list(islice(exchanges, len(call.submissions)))
+        booked = [each.booked for each in own if each.booked]
+        yield Applied(
+            respond(call, own, locked, catalogue, receipts, context.terms, context.now),
+            [each.report for each in booked],
+            sum(len(each.quarantined) for each in booked),
+            notices,
+            epochs_with_data_loss(own),
+        )
+        notices = ()  # they belong to all calls, and are counted once

@@ -40,7 +40,7 @@ from coordinator.exchange.rules.balances import (
     Movement,
     Pool,
 )
-from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.rules.locked import LockedPool
 from coordinator.exchange.statements.balances import write_balances, write_corrections
 from coordinator.exchange.statements.leases import correction_of_row, lease_of_row
 from coordinator.exchange.statements.pools import lock_pools, read_pools

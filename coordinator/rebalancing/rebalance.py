@@ -19,7 +19,7 @@ from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
 from coordinator.exchange.rules.balances import Key
-from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.rules.locked import LockedPool
 from coordinator.exchange.statements.leases import read_leases
 from coordinator.exchange.statements.pools import lock_pools, read_pools
 from coordinator.limits.in_force import Documents
@@ -334,7 +334,7 @@ async def _tables(connection: Connection, catalogue: Catalogue, keys: Sequence[K
 async def tables_of(connection: Connection, catalogue: Catalogue, pools: Mapping[Key, LockedPool]) -> list[Table]:
     """With all leases of each, and the moves that are open."""
     leases = await read_leases(connection, pools, (), pools)
-    moves = await read_moves(connection, [key for key, locked in pools.items() if locked.moves])
+    moves = await read_moves(connection, [key for key, locked in pools.items() if locked.open_moves])
     current = {row["region"] for row in await connection.fetch(_WITH_AN_EPOCH)}
     regions, unless_set = (
         current & {name for name in catalogue.regions if catalogue.is_active(name)},

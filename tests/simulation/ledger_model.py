@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -39,7 +40,8 @@ from coordinator.epochs.rules.lost_ledger import (
     told,
 )
 from coordinator.epochs.rules.split_brain import LATELY, contenders
-from coordinator.exchange.rules import stages as deciding
+from coordinator.exchange.rules import decision, replies, submissions
+from coordinator.exchange.rules import locked as locking
 from coordinator.exchange.rules.allocation import fund
 from coordinator.exchange.rules.balances import (
     COUNTED_AS,
@@ -52,9 +54,11 @@ from coordinator.exchange.rules.balances import (
     Pool,
     Transfer,
 )
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.decision import BookedReport, Decided
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.locked import LockedPool, RegionalOverage
 from coordinator.exchange.rules.settlement import EpochState, Lane, QuarantineReason, expire, key_of
-from coordinator.exchange.rules.stages import BookedReport, Call, Decision, LockedPool, Work
+from coordinator.exchange.rules.submissions import ExchangeCall, Matched
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare, entitlement, quotas_of
 from coordinator.notice import Notice
 from coordinator.periods.rules.carry_over import CarryOver, carry_over, carry_over_of, may_carry_over
@@ -409,7 +413,7 @@ class LedgerModel:
 
     def _tables(self, pools: Mapping[Key, LockedPool], now: datetime) -> list[Table]:
         catalogue = self.catalogue([key.quota for key in pools], now)
-        divisions = deciding.divisions_of(catalogue, pools, self._open_moves(pools))
+        divisions = locking.divisions_of(catalogue, pools, self._open_moves(pools))
         leases = self._read_leases(pools, (), pools)
         current = {epoch.region for epoch in self.epochs.values() if epoch.state is EpochState.CURRENT}
         regions = {region for region in current if catalogue.is_active(region)}
@@ -897,12 +901,14 @@ class LedgerModel:
 
     # --- apply_exchange -----------------------------------------------------------------------------------------------
 
-    def apply_exchange(self, call: Call, terms: Terms, now: datetime) -> tuple[ExchangeResponse, Transaction]:
+    def apply_exchange(
+        self, call: ExchangeCall, terms: LeaseTerms, now: datetime
+    ) -> tuple[ExchangeResponse, Transaction]:
         (response,), transaction = self.apply_exchanges([call], terms, now)
         return response, transaction
 
     def apply_exchanges(
-        self, calls: Sequence[Call], terms: Terms, now: datetime
+        self, calls: Sequence[ExchangeCall], terms: LeaseTerms, now: datetime
     ) -> tuple[list[ExchangeResponse], Transaction]:
         """Several calls in one transaction, no lane in two of them.
 
@@ -913,62 +919,64 @@ class LedgerModel:
         return done
 
     def _try_exchanges(
-        self, calls: Sequence[Call], terms: Terms, now: datetime
+        self, calls: Sequence[ExchangeCall], terms: LeaseTerms, now: datetime
     ) -> tuple[list[ExchangeResponse], Transaction] | None:
-        by_call = [deciding.works_of(call) for call in calls]
-        works = [work for each in by_call for work in each]
-        deciding.judge(works, self._lock_lanes(works))
-        asked = deciding.asked_about(works)
-        catalogue = self.catalogue(asked | deciding.apart(works, self.catalogue(asked, now)), now)
-        deciding.sort(works, catalogue, terms, now)
+        quotas = submissions.wanted_quotas(calls)
+        quotas |= submissions.regional_quotas(calls, self.catalogue(quotas, now))
+        catalogue = self.catalogue(quotas, now)
+        matched = submissions.match_wants(submissions.classify(calls, self._lock_lanes(calls)), catalogue, terms, now)
         while self.between_reads:
             self.between_reads.pop()()
         transaction = Transaction()
-        pools = self._lock_plausible_pools(works, terms, transaction, now)
-        epochs = deciding.epochs_about(works)
+        matched, pools = self._lock_plausible_pools(matched, terms, transaction, now)
+        epochs = locking.reporting_epochs(matched)
         pools, corrections = self._lock_late(pools, epochs, now, transaction)
-        moves = self._open_moves(deciding.moved_keys(pools))
-        divisions = deciding.divisions_of(catalogue, pools, moves)
-        leases = self._read_leases(pools, epochs, deciding.divided_keys(divisions, catalogue.quotas))
-        if not catalogue.decides_like(self.catalogue(asked | deciding.apart(works, catalogue), now)):
+        moves = self._open_moves(locking.moved_keys(pools))
+        divisions = locking.divisions_of(catalogue, pools, moves)
+        leases = self._read_leases(pools, epochs, locking.divided_keys(divisions, catalogue.quotas))
+        if not catalogue.decides_like(self.catalogue(quotas, now)):
             return None
-        books = deciding.books_of(works, pools, leases, corrections, divisions, catalogue.quotas, now)
-        waiting = deciding.waiting_epochs(works, books, now)
-        stopped = {name[0] for name in self.regressed()}
-        books.pushable = {number for number in waiting - stopped if self.epochs[number].state is EpochState.CURRENT}
-        pushed = deciding.pushed_of(books)
-        overages = deciding.overages_in_question(works)
-        about = pushed | {overage.key.quota for overage in overages}
-        books.limits = deciding.limits_of(self.catalogue(about, now), about)
-        deciding.bound_overages(books, {each: self._overage(each) for each in overages}, books.limits, terms.claims)
-        for work in works:
-            for wanted in work.wanted:
-                transaction.asked[wanted.key, work.call.region] += wanted.waiting
-        decision = deciding.decide(works, books, terms, now)
-        receipts = self._write(transaction, decision, now)
+        held = locking.lock(matched, pools, leases, corrections, divisions, catalogue.quotas, now)
+        for each in matched:
+            for request in each.requests:
+                transaction.asked[request.key, each.exchange.region] += request.waiting
+        decided = decision.decide(held, self._bounds(held, terms, now), terms, now)
+        receipts = self._write(transaction, decided, now)
         receipts |= {
-            (epoch, lane): self.rows["receipt"][epoch, lane, seq] for epoch, lane, seq in deciding.replayed(works)
+            (epoch, lane): self.rows["receipt"][epoch, lane, seq]
+            for epoch, lane, seq in replies.replayed_reports(decided.exchanges)
         }
-        transaction.lost = [(each[0].call.region, lost) for each in by_call if (lost := deciding.lost(each))]
-        return [
-            deciding.respond(call, each, books, catalogue, receipts, terms, now)
-            for call, each in zip(calls, by_call, strict=True)
-        ], transaction
+        exchanges, responses = iter(decided.exchanges), []
+        for call in calls:
+            own = list(islice(exchanges, len(call.submissions)))
+            responses.append(replies.respond(call, own, held, catalogue, receipts, terms, now))
+            if lost := replies.epochs_with_data_loss(own):
+                transaction.lost.append((call.region, lost))
+        return responses, transaction
+
+    def _bounds(self, held: locking.Locked, terms: LeaseTerms, now: datetime) -> locking.Bounds:
+        stopped = {name[0] for name in self.regressed()}
+        waiting = locking.waiting_epochs(held, now) - stopped
+        pushable = {number for number in waiting if self.epochs[number].state is EpochState.CURRENT}
+        overages = locking.possible_overages(held)
+        about = locking.pushable_quotas(held, pushable) | {overage.key.quota for overage in overages}
+        limits = locking.limits_of(self.catalogue(about, now), about)
+        used = {each: self._overage(each) for each in overages}
+        return locking.bounds_of(held, pushable, used, limits, terms.claims)
 
     def _lock_plausible_pools(
-        self, works: Sequence[Work], terms: Terms, transaction: Transaction, now: datetime
-    ) -> dict[Key, LockedPool]:
-        pools = self._lock_pools(deciding.pools_about(works, now), (), transaction)
-        _, reported = deciding.keys_without_pool(works, pools)
+        self, matched: list[Matched], terms: LeaseTerms, transaction: Transaction, now: datetime
+    ) -> tuple[list[Matched], dict[Key, LockedPool]]:
+        pools = self._lock_pools(locking.pools_to_lock(matched, now), (), transaction)
+        _, reported = locking.keys_without_pool(matched, pools)
         known_periods = {key.period for key in self.pools} | self.rows["period"].keys()
         in_force = self.catalogue({key.quota for key in reported}, now)
-        deciding.hold_reports(works, reported, in_force, known_periods, terms, now)
-        needed = deciding.pools_needed(works)
-        pools = deciding.without_held(works, pools)
-        missing = needed - pools.keys()
-        return pools | self._lock_pools(missing, missing, transaction)
+        matched = submissions.hold_implausible_reports(matched, reported, in_force, known_periods, terms, now)
+        pools = locking.without_held(matched, pools)
+        missing = locking.needed_pools(matched) - pools.keys()
+        return matched, pools | self._lock_pools(missing, missing, transaction)
 
-    def _overage(self, asked: deciding.RegionalOverage) -> int:
+    def _overage(self, asked: RegionalOverage) -> int:
         region, key = asked
         leases = (each.overage for each in self.leases.values() if (each.region, each.key) == asked)
         late = self.corrections.values()
@@ -979,8 +987,8 @@ class LedgerModel:
         )
         return sum(leases) + sum(corrections)
 
-    def _lock_lanes(self, works: Iterable[Work]) -> dict[tuple[int, int], Lane]:
-        names = [(work.report.epoch, work.report.lane, work.report.region) for work in works]
+    def _lock_lanes(self, calls: Iterable[ExchangeCall]) -> dict[tuple[int, int], Lane]:
+        names = [(each.batch.epoch, each.batch.lane, call.region) for call in calls for each in call.submissions]
         return {
             (number, lane): self._lane(number, lane)
             for number, lane, region in names
@@ -1017,7 +1025,7 @@ class LedgerModel:
         found = {key: self.pools.get(key) or transaction.writes.get(Name("pool", key)) for key in sorted(keys)}
         locked = {key: self._locked(pool) for key, pool in found.items() if pool is not None}
         missing = {*keys, *must_exist} - locked.keys()
-        gone = {key: self._locked(Pool(key))._replace(is_kept=False) for key in missing}
+        gone = {key: self._locked(Pool(key))._replace(exists=False) for key in missing}
         return locked | {key: each for key, each in gone.items() if each.closed_at}
 
     def _locked(self, pool: Pool) -> LockedPool:
@@ -1032,9 +1040,9 @@ class LedgerModel:
     def _lock_late(
         self, pools: dict[Key, LockedPool], epochs: Collection[int], now: datetime, transaction: Transaction
     ) -> tuple[dict[Key, LockedPool], list[Correction]]:
-        closed = deciding.closed_keys(pools)
+        closed = locking.closed_keys(pools)
         corrections = self._read_corrections(closed, epochs)
-        missing = deciding.late_pools(closed, corrections, now) - pools.keys()
+        missing = locking.late_pools(closed, corrections, now) - pools.keys()
         return pools | self._lock_pools(missing, missing, transaction), corrections
 
     def _read_corrections(self, closed: Collection[Key], epochs: Collection[int]) -> list[Correction]:
@@ -1059,30 +1067,30 @@ class LedgerModel:
         moves: dict[Any, Move | None] = self.rows["move"]
         return [copy(move) for move in moves.values() if move is not None and (keys is None or move.key in keys)]
 
-    def _write(self, transaction: Transaction, decision: Decision, now: datetime) -> dict[tuple[int, int], Receipt]:
-        for batch in decision.regressed:
+    def _write(self, transaction: Transaction, decided: Decided, now: datetime) -> dict[tuple[int, int], Receipt]:
+        for _, batch, *_ in decided.regressed:
             name = Name("regressed", (batch.epoch, batch.lane, batch.seq))
             open_ = [self.rows["regressed"][each] for each in self.regressed() if each[:2] == name.key[:2]]
             if name.key not in self.rows["regressed"] and is_kept([each.recorded_at for each in open_], now):
                 transaction.writes[name] = Kept(batch, now)
                 transaction.quarantined.append((*name.key, "", "", QuarantineReason.LEDGER_REGRESSED.value))
-        if not decision.booked:
+        if not decided.booked:
             return {}
-        for pool in decision.pools:
+        for pool in decided.pools:
             transaction.writes[Name("pool", pool.key)] = pool
-        for lease in decision.leases:
-            self._expect_state(lease, decision)
+        for lease in decided.leases:
+            self._expect_state(lease, decided)
             transaction.writes[Name("lease", (lease.epoch, lease.key))] = lease
-        transaction.writes |= {_correction(each): each for each in decision.corrections}
-        transaction.writes |= {Name("move", move.name): move for move in decision.moves}
-        transaction.notices += decision.notices
-        transaction.entries += decision.pushed
-        return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decision.booked}
+        transaction.writes |= {_correction(each): each for each in decided.corrections}
+        transaction.writes |= {Name("move", move.name): move for move in decided.moves}
+        transaction.notices += decided.notices
+        transaction.entries += [each for each in decided.entries if isinstance(each, Movement)]
+        return {(each.report.epoch, each.report.lane): self._book(transaction, each) for each in decided.booked}
 
-    def _expect_state(self, lease: Lease, decision: Decision) -> None:
+    def _expect_state(self, lease: Lease, decided: Decided) -> None:
         """The state stands in the WHERE."""
         found = self.leases.get((lease.epoch, lease.key))
-        if found is not None and found.state is not decision.states[lease.epoch, lease.key]:
+        if found is not None and found.state is not decided.states[lease.epoch, lease.key]:
             raise UnexpectedRows("lease")
 
     def _book(self, transaction: Transaction, each: BookedReport) -> Receipt:

@@ -17,14 +17,22 @@ import msgspec
 from coordinator.adjustments.rules import AdjustmentState
 from coordinator.clock import ComparedClock
 from coordinator.exchange import parsing as frozen_module
-from coordinator.exchange.rules import allocation, balances, granting, settlement
-from coordinator.exchange.rules import stages as exchange_module
+from coordinator.exchange.rules import (
+    allocation,
+    balances,
+    decision,
+    granting,
+    locked,
+    replies,
+    settlement,
+    submissions,
+)
 from coordinator.exchange.rules.allocation import grant_units
 from coordinator.exchange.rules.balances import Account, Cause, drain_lines, movement, post, split
-from coordinator.exchange.rules.granting import lease_reply
 from coordinator.exchange.rules.plausibility import ClaimBounds
+from coordinator.exchange.rules.replies import lease_reply
 from coordinator.exchange.rules.settlement import EpochState, Verdict, judge_number
-from coordinator.exchange.rules.stages import Incoming
+from coordinator.exchange.rules.submissions import Submission
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.periods.rules import carry_over, closing
 from coordinator.periods.rules.closing import Obstacle
@@ -94,7 +102,7 @@ def grants_as_deltas(world: World) -> Iterator[Any]:
         return msgspec.structs.replace(reply, granted=max(0, lease.granted - before))
 
     told: dict[Any, int] = {}
-    yield patch.object(exchange_module, "lease_reply", only_now)
+    yield patch.object(replies, "lease_reply", only_now)
     yield edit_lua(
         world,
         ("settle", "granted, overage = tonumber(ARGV[at + 2]),", "granted, overage = ARGV[at + 2] + (f[1] or 0),"),
@@ -222,7 +230,7 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
         ),
     )
     yield patch.object(
-        exchange_module,
+        submissions,
         "judge_number",
         lambda lane, fingerprint, *rest: real(lane, lane.fingerprint if lane else fingerprint, *rest),
     )
@@ -253,7 +261,7 @@ def live_fields_in_the_hash(world: World) -> Iterator[Any]:
 
     def parse(raw: bytes, lanes: Any) -> Any:
         parsed = real(raw, lanes)
-        return parsed._replace(body_hash=body_hash(raw.decode())) if isinstance(parsed, Incoming) else parsed
+        return parsed._replace(body_hash=body_hash(raw.decode())) if isinstance(parsed, Submission) else parsed
 
     yield patch.object(frozen_module, "_parse_exchange", parse)
 
@@ -283,7 +291,7 @@ def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
         is_over = lane is not None and lane.epoch_state is EpochState.FENCED
         return Verdict(ExchangeOutcome.UNKNOWN_EPOCH) if is_over else real(lane, *rest)
 
-    yield patch.object(exchange_module, "judge_number", deaf)
+    yield patch.object(submissions, "judge_number", deaf)
 
 
 @mutant
@@ -428,14 +436,15 @@ def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
 @mutant
 def a_duplicate_grants(world: World) -> Iterator[Any]:
     """A message that was booked before is granted for once more."""
-    real = exchange_module._grant
+    real = decision._grant
 
-    def grant(work: Any, books: Any, now: Any) -> None:
-        if work.verdict.outcome is ExchangeOutcome.REPLAYED and set(work.leases) >= {w.key for w in work.wanted}:
-            work.verdict = Verdict(ExchangeOutcome.APPLIED)
-        real(work, books, now)
+    def grant(settled: Any, *rest: Any) -> Any:
+        wanted = {request.key for request in settled.matched.requests}
+        if settled.verdict.outcome is ExchangeOutcome.REPLAYED and set(settled.leases) >= wanted:
+            settled = settled._replace(verdict=Verdict(ExchangeOutcome.APPLIED))
+        return real(settled, *rest)
 
-    yield patch.object(exchange_module, "_grant", grant)
+    yield patch.object(decision, "_grant", grant)
 
 
 @mutant
@@ -475,7 +484,7 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
 @drawn_from("fair_weather", "later")
 def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
     """A lease of the next period is granted once that has begun."""
-    yield patch.object(granting.Terms, "is_near_its_end", lambda *_: False)
+    yield patch.object(granting.LeaseTerms, "is_near_its_end", lambda *_: False)
 
 
 @mutant
@@ -550,7 +559,7 @@ def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
 @mutant
 def late_usage_booked_in_the_closed_period(world: World) -> Iterator[Any]:
     """What comes after the close is booked as if there had been none."""
-    yield patch.object(exchange_module, "_lates", lambda *_: {})
+    yield patch.object(locked, "_lates", lambda *_: {})
 
 
 @mutant
@@ -563,7 +572,7 @@ def late_usage_booked_beside_what_was_carried(world: World) -> Iterator[Any]:
         running = closing.open_key(lease.key, now)
         return real(lease, closed_at, corrections, {running: open_pools[running]}, now, **more)
 
-    yield patch.object(exchange_module, "late_of", late_of)
+    yield patch.object(locked, "late_of", late_of)
 
 
 @mutant
@@ -777,7 +786,7 @@ def a_move_makes_units(world: World) -> Iterator[Any]:
             if move.source == region:
                 move.returned = move.units
 
-    yield patch.object(exchange_module, "came_back", came_back)
+    yield patch.object(decision, "came_back", came_back)
 
 
 @mutant
@@ -846,7 +855,7 @@ def late_usage_is_within_the_limit_that_runs(world: World) -> Iterator[Any]:
         late.closed = late.pool
         return late
 
-    yield patch.object(exchange_module, "late_of", late_of)
+    yield patch.object(locked, "late_of", late_of)
 
 
 # --- adjustments ------------------------------------------------------------------------------------------------------
@@ -1012,12 +1021,12 @@ def what_is_central_is_granted_by_demand(world: World) -> Iterator[Any]:
 @drawn_from("mode", "burst", "later", "region_is_deaf", "bad_weather")
 def what_nobody_took_is_not_asked_back(world: World) -> Iterator[Any]:
     """Of what is central the coordinator does not say that it is to go back."""
-    real = granting._recall_keep
+    real = replies._recall_keep
 
     def recall_keep(lease: Any, shelf: Any, now: Any) -> int | None:
         return real(lease, shelf._replace(division=replace(shelf.division, mode=Mode.LEASED)), now)
 
-    yield patch.object(granting, "_recall_keep", recall_keep)
+    yield patch.object(replies, "_recall_keep", recall_keep)
 
 
 @mutant

@@ -20,8 +20,8 @@ import msgspec
 from coordinator.clock import ComparedClock
 from coordinator.exchange.batcher import Gathering
 from coordinator.exchange.parsing import parse_call
-from coordinator.exchange.rules.granting import Terms
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.rules import Shared
@@ -105,7 +105,7 @@ class Died(DatabaseUnavailable):
 class Coordinators:
     ledger: LedgerModel
     clock: VirtualClock
-    terms: Terms
+    terms: LeaseTerms
     on_bug: Callable[[str, BaseException], None]
     is_up: bool = True
     transaction_s: float = TRANSACTION_S
@@ -151,7 +151,7 @@ class Coordinators:
         self._tell(Transaction({}, notices))
         return msgspec.json.encode(response)
 
-    async def _apply(self, calls: Sequence[Call]) -> list[Applied]:
+    async def _apply(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
         await asyncio.sleep(self.transaction_s)
         now = self._compared_now(calls)
@@ -171,7 +171,7 @@ class Coordinators:
         self.outcomes["gathered"] += len(calls) > 1
         return [Applied(response, (), 0, (), ()) for response in responses]
 
-    def _compared_now(self, calls: Sequence[Call]) -> datetime:
+    def _compared_now(self, calls: Sequence[ExchangeCall]) -> datetime:
         """The time on the clock of who serves these calls, as a coordinator compares it with its database's."""
         ahead = max((self.skews.get(call.region, timedelta()) for call in calls), default=timedelta())
         if not ahead:

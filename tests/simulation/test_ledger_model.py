@@ -46,8 +46,8 @@ from coordinator.exchange.rules.balances import (
     Report,
     Transfer,
 )
-from coordinator.exchange.rules.granting import Terms
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.statements.lanes import lock_lane
 from coordinator.exchange.statements.transfers import TRANSFER_COLUMNS
 from coordinator.exchange.transaction import apply_exchange
@@ -81,7 +81,7 @@ from tests.simulation.world import ALL_LEASED, Modes, document
 
 pytestmark = pytest.mark.anyio
 LANES = 2
-TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
 QUOTAS = ("exports:tenant=acme", "mails:tenant=acme")
 GRACE, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -338,7 +338,7 @@ class Both:
         )
         await self._apply(parse_call(region, msgspec.json.encode(request)))
 
-    async def _apply(self, call: Call) -> None:
+    async def _apply(self, call: ExchangeCall) -> None:
         async with self.real.transaction():
             applied = await apply_exchange(self.real, self.documents, call, TERMS, self.now)
         async with self.real.transaction():

@@ -21,7 +21,7 @@ import structlog
 from pydantic import SecretStr
 
 from coordinator.exchange.rules.balances import Key
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.rules.settlement import EpochState
 from coordinator.limits.rules.validation import faults_of
 from protocol.check import Check, CheckAnswer, Hold, Subject
@@ -48,7 +48,7 @@ from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from web.problems import Problem
 
-TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
 LANES = 2
 LINES_OF_A_BATCH = 3  # so few that reports are made in pieces
 ROUTES = ("/exports", "/mails", "/both")

@@ -30,8 +30,9 @@ from coordinator.exchange.rules.balances import (
     movement,
     post,
 )
+from coordinator.exchange.rules.decision import BookedReport
+from coordinator.exchange.rules.locked import LockedPool, lates_of
 from coordinator.exchange.rules.settlement import EpochState, Lane, key_of
-from coordinator.exchange.rules.stages import BookedReport, LockedPool, lates_of
 from coordinator.periods.rules.closing import Late, use_late
 from coordinator.proof.rules import next_head
 from coordinator.suspense.rules import book_unattributed, unattributed

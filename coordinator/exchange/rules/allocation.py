@@ -16,7 +16,7 @@ DEMAND_HALVES_IN_MS = 5_000
 LAST_KEPT_MS = 300  # so long what a region has must last before a grant could come
 
 
-class Ask(NamedTuple):
+class PoolDemand(NamedTuple):
     """What one region wants of one pool, and what else is known of both."""
 
     demand_milli: int
@@ -29,26 +29,26 @@ class Ask(NamedTuple):
     horizon_ms: int
 
 
-def grant_units(grantable: int, limit: int, ask: Ask) -> int:
+def grant_units(grantable: int, limit: int, demand: PoolDemand) -> int:
     """How many units to grant now; never more than are grantable."""
-    target = _target(limit, ask)
-    if not ask.waiting and ask.available > max(target, ask.last_grant) // 2:
+    target = _target(limit, demand)
+    if not demand.waiting and demand.available > max(target, demand.last_grant) // 2:
         return 0  # far from its low water mark: more would only lie idle
-    soon = units_in(ask.demand_milli, 150)
-    return min(grantable, max(min(target, _cap(grantable, ask)), ask.waiting, soon))
+    soon = units_in(demand.demand_milli, 150)
+    return min(grantable, max(min(target, _cap(grantable, demand)), demand.waiting, soon))
 
 
-def _target(limit: int, ask: Ask) -> int:
-    within_horizon = max(units_in(ask.demand_milli, ask.horizon_ms), FLOOR_UNITS)
-    longest_ms = max(ask.horizon_ms, USUAL_HORIZON_MS)  # who wants to ride out more strands more
+def _target(limit: int, demand: PoolDemand) -> int:
+    within_horizon = max(units_in(demand.demand_milli, demand.horizon_ms), FLOOR_UNITS)
+    longest_ms = max(demand.horizon_ms, USUAL_HORIZON_MS)  # who wants to ride out more strands more
     most = limit * longest_ms // (200 * USUAL_HORIZON_MS)
-    return min(within_horizon, max(most, units_in(ask.demand_milli, longest_ms // 10)))
+    return min(within_horizon, max(most, units_in(demand.demand_milli, longest_ms // 10)))
 
 
-def _cap(grantable: int, ask: Ask) -> int:
-    demand_milli = ask.weight * ask.demand_milli
-    by_demand = grantable * demand_milli // (2 * max(ask.total_demand_milli, demand_milli, 1))
-    return max(by_demand, grantable * ask.weight // (8 * max(ask.total_weight, ask.weight, 1)))
+def _cap(grantable: int, demand: PoolDemand) -> int:
+    demand_milli = demand.weight * demand.demand_milli
+    by_demand = grantable * demand_milli // (2 * max(demand.total_demand_milli, demand_milli, 1))
+    return max(by_demand, grantable * demand.weight // (8 * max(demand.total_weight, demand.weight, 1)))
 
 
 def units_in(demand_milli: int, duration_ms: int) -> int:

@@ -57,6 +57,30 @@ class Verdict(NamedTuple):
     is_kept: bool = False  # for people, now and for the first time: acknowledged, and nothing is booked
     fault: ExchangeFault | None = None  # of one that is refused
 
+    @property
+    def is_applied(self) -> bool:
+        return self.outcome is ExchangeOutcome.APPLIED
+
+    @property
+    def is_booked(self) -> bool:
+        """True if its number counts from now on."""
+        return self.is_applied or self.is_kept
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the region is told the totals as they are now."""
+        return self.outcome in (ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED)
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """True if the region gets a receipt, and may forget the batch."""
+        return self.is_answered or self.outcome is ExchangeOutcome.RETIRED
+
+    @property
+    def shows_a_regressed_ledger(self) -> bool:
+        """True if a number or totals had been given by the ledger and are unknown to it now."""
+        return self.outcome in (ExchangeOutcome.GAP, ExchangeOutcome.LEDGER_REGRESSED)
+
 
 class QuarantineReason(StrEnum):
     LINES_DISAGREE = "lines_disagree"  # the lines do not add up to what the total grew by
@@ -159,8 +183,8 @@ def is_empty(frozen: FrozenLease) -> bool:
     return not (frozen.consumed or frozen.returned or frozen.lines)
 
 
-def keep(batch: FrozenBatch) -> list[Quarantined]:
-    """Evidence that came too late to count, for people to judge."""
+def quarantine_all(batch: FrozenBatch) -> list[Quarantined]:
+    """Return evidence that came too late to count, for people to judge."""
     return [
         Quarantined(key_of(frozen), QuarantineReason.EPOCH_RETIRED, frozen)
         for frozen in batch.leases

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from coordinator.database.connection import Connection
 from coordinator.database.expect import expect_rows
+from coordinator.exchange.rules.decision import BookedReport
 from coordinator.exchange.rules.settlement import EpochState, Lane
-from coordinator.exchange.rules.stages import BookedReport
 from coordinator.exchange.statements.recordsets import recordset
 from coordinator.limits.in_force import Documents
 from coordinator.limits.read_catalogue import CATALOGUE, arguments_of_catalogue, catalogue_of_row

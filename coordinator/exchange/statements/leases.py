@@ -9,7 +9,7 @@ import asyncpg
 
 from coordinator.database.connection import Connection
 from coordinator.exchange.rules.balances import CORRECTION_COLUMNS, LEASE_COLUMNS, Correction, Key, Lease
-from coordinator.exchange.rules.stages import LockedPool
+from coordinator.exchange.rules.locked import LockedPool
 from coordinator.exchange.statements.lanes import SHARE_EPOCHS
 from coordinator.exchange.statements.pools import lock_free_pools
 from protocol.lease import LeaseState

@@ -7,7 +7,7 @@ import asyncpg
 
 from coordinator.database.connection import Connection
 from coordinator.exchange.rules.balances import POOL_COLUMNS, Key, Pool
-from coordinator.exchange.rules.stages import LockedPool, RegionalOverage
+from coordinator.exchange.rules.locked import LockedPool, RegionalOverage
 from coordinator.limits.rules.entitlement import tenant_of
 from protocol.identifiers import parse_quota_key
 from protocol.periods import period_of
@@ -78,7 +78,7 @@ async def _read_closed_periods(connection: Connection, keys: Collection[Key]) ->
     rows = await connection.fetch(_CLOSED_PERIODS, [key.period for key in keys])
     closed = {row["id"]: row["closed_at"] for row in rows}
     return {
-        key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period], is_kept=False)
+        key: LockedPool(Pool(key), period_is_open=False, closed_at=closed[key.period], exists=False)
         for key in keys
         if key.period in closed
     }

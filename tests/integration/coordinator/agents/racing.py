@@ -14,7 +14,7 @@ from coordinator.database.connection import Connection
 from coordinator.epochs.open import open_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.exchange.parsing import parse_call
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits.in_force import Documents
 from coordinator.periods.close import CloseRequest, close_period
@@ -44,7 +44,7 @@ def says_all(stand: Stand, agent: Agent, exchanges: Sequence[Exchange]) -> Step[
     request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=list(exchanges))
 
     async def step(connection: Connection) -> ExchangeReply:
-        call, terms = parse_call(agent.region, msgspec.json.encode(request)), Terms(60_000, 5_000)
+        call, terms = parse_call(agent.region, msgspec.json.encode(request)), LeaseTerms(60_000, 5_000)
         applied = await apply_exchange(connection, Documents(), call, terms, stand.clock.now())
         return applied.response.replies[0]
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from coordinator.exchange.parsing import parse_call
-from coordinator.exchange.rules.granting import Terms
+from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
 from protocol.identifiers import lane_of
@@ -44,7 +44,7 @@ async def applied_together(stand: Stand, agents: Sequence[Agent], wants: LeaseWa
         for agent in agents
     ]
     async with connected(stand.url) as coordinator, coordinator.transaction():
-        return await apply_exchanges(coordinator, Documents(), calls, Terms(60_000, 5_000), stand.clock.now())
+        return await apply_exchanges(coordinator, Documents(), calls, LeaseTerms(60_000, 5_000), stand.clock.now())
 
 
 async def test_regions_at_once_share_transactions_and_each_gets_its_own_reply(stand: Stand) -> None:

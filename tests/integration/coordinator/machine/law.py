@@ -12,7 +12,7 @@ import asyncpg
 
 from coordinator.database.connection import Connection
 from coordinator.exchange.rules.balances import Key
-from coordinator.exchange.rules.stages import Call, Incoming
+from coordinator.exchange.rules.submissions import ExchangeCall, Submission
 from protocol.messages import ExchangeReply, FrozenLease, Receipt
 from protocol.outcomes import ExchangeOutcome
 
@@ -149,7 +149,7 @@ def set_aside(before: Seen, after: Seen) -> list[Name]:
 # --- what a batch is answered -----------------------------------------------------------------------------------------
 
 
-def expected(call: Call, incoming: Incoming, before: Seen) -> ExchangeOutcome:
+def expected(call: ExchangeCall, incoming: Submission, before: Seen) -> ExchangeOutcome:
     batch = incoming.batch
     lane = before.lanes.get((batch.epoch, batch.lane))
     if lane is None or lane["region"] != call.region:
@@ -171,7 +171,7 @@ def expected(call: Call, incoming: Incoming, before: Seen) -> ExchangeOutcome:
     return ExchangeOutcome.LEDGER_REGRESSED if forgot else ExchangeOutcome.APPLIED
 
 
-def _of_another_number(incoming: Incoming, lane: Row) -> ExchangeOutcome:
+def _of_another_number(incoming: Submission, lane: Row) -> ExchangeOutcome:
     if incoming.batch.seq > lane["last_seq"]:
         return ExchangeOutcome.GAP
     if incoming.batch.seq < lane["last_seq"]:
@@ -193,7 +193,7 @@ def _name(epoch: int, lease: FrozenLease) -> Name:
 
 
 async def faults_of_answer(
-    connection: Connection, incoming: Incoming, reply: ExchangeReply, before: Seen, after: Seen
+    connection: Connection, incoming: Submission, reply: ExchangeReply, before: Seen, after: Seen
 ) -> list[str]:
     """An acknowledged batch has its receipt, and each of its lease is booked line by line, or kept for people."""
     batch = incoming.batch
@@ -231,7 +231,7 @@ def _faults_of_leases(
             yield f"{number}: what {name} returned is not booked"
 
 
-def may_be_kept(incoming: Incoming, reply: ExchangeReply) -> set[Kept]:
+def may_be_kept(incoming: Submission, reply: ExchangeReply) -> set[Kept]:
     """By this answer."""
     batch = incoming.batch
     number = (batch.epoch, batch.lane, batch.seq)

@@ -40,8 +40,8 @@ from coordinator.epochs.retire import retire_epoch
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.exchange.parsing import parse_call
 from coordinator.exchange.rules.balances import Key
-from coordinator.exchange.rules.granting import Terms
-from coordinator.exchange.rules.stages import Call
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import LimitsOutcome, put_limits
@@ -91,7 +91,7 @@ from tests.simulation.world import document
 EXAMPLES = int(os.environ.get("LEASEHOLD_EXAMPLES", "15"))
 STEPS = 50
 LANES = 2
-TERMS = Terms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
 REGIONS = ("us-east", "eu-west")
 BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 100}  # the limit, by the cap
 QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
@@ -302,8 +302,8 @@ class Ledger(RuleBasedStateMachine):
         call = self.call(incarnation, wants, fingerprint=fingerprint)
         (applied,) = self.deliver([call])
         if self.state(incarnation) == "fenced":
-            for incoming, reply in zip(call.incoming, applied.response.replies, strict=True):
-                refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.live.wants}
+            for incoming, reply in zip(call.submissions, applied.response.replies, strict=True):
+                refused = {want.quota: GrantRefusal.EPOCH_FENCED for want in incoming.wants}
                 assert reply.outcome not in BOOKED or refused == {each.quota: each.refusal for each in reply.refused}
         self.hear(incarnation, applied, is_heard=True)
 
@@ -691,7 +691,7 @@ class Ledger(RuleBasedStateMachine):
 
     def call(
         self, incarnation: StoreIncarnation, live: LiveState, lie: Lie | None = None, fingerprint: str | None = None
-    ) -> Call:
+    ) -> ExchangeCall:
         exchanges = [
             Exchange(
                 frozen=incarnation.freeze(lane, self.now, lie),
@@ -701,12 +701,12 @@ class Ledger(RuleBasedStateMachine):
         ]
         return self.request(incarnation.region, fingerprint or incarnation.fingerprint, exchanges)
 
-    def saying(self, incarnation: StoreIncarnation, frozen: str) -> Call:
+    def saying(self, incarnation: StoreIncarnation, frozen: str) -> ExchangeCall:
         return self.request(
             incarnation.region, self.incarnation(incarnation.region).fingerprint, [Exchange(frozen=frozen)]
         )
 
-    def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> Call:
+    def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> ExchangeCall:
         request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges)
         return parse_call(region, msgspec.json.encode(request))
 
@@ -719,7 +719,7 @@ class Ledger(RuleBasedStateMachine):
         ]
         return FrozenBatch(epoch=incarnation.epoch, lane=lane, seq=last_seq + 1, leases=leases)
 
-    def deliver(self, calls: Sequence[Call]) -> list[Applied]:
+    def deliver(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         answers: list[Applied] = []
         before = self.seen
         # What shows that the ledger lost data is kept for people, and nothing else is done.
@@ -733,10 +733,12 @@ class Ledger(RuleBasedStateMachine):
                 incarnation.is_over |= incarnation.epoch in applied.lost
         return answers
 
-    def each_is_answered_as_it_must_be(self, calls: Sequence[Call], answers: list[Applied], before: Seen) -> None:
+    def each_is_answered_as_it_must_be(
+        self, calls: Sequence[ExchangeCall], answers: list[Applied], before: Seen
+    ) -> None:
         may_be = set(before.kept)
         for call, applied in zip(calls, answers, strict=True):
-            for incoming, reply in zip(call.incoming, applied.response.replies, strict=True):
+            for incoming, reply in zip(call.submissions, applied.response.replies, strict=True):
                 assert reply.outcome is expected(call, incoming, before)
                 assert reply.outcome not in LOST or incoming.batch.epoch in applied.lost
                 answer = faults_of_answer(self.connection, incoming, reply, before, self.seen)

@@ -6,20 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.exchange.rules.allocation import Ask, decayed, grant_units
+from coordinator.exchange.rules.allocation import PoolDemand, decayed, grant_units
 
 units = st.integers(0, 2**53 - 1)
 weights = st.integers(0, 1000)
 NOW = datetime(2026, 11, 18, 9, tzinfo=UTC)
 
 
-def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> Ask:
+def ask(demand_milli: int = 0, waiting: int = 0, **other: int) -> PoolDemand:
     known = {"available": 0, "last_grant": 0, "total_demand_milli": demand_milli, "weight": 1, "total_weight": 3}
-    return Ask(demand_milli, waiting, **(known | {"horizon_ms": 10_000} | other))
+    return PoolDemand(demand_milli, waiting, **(known | {"horizon_ms": 10_000} | other))
 
 
-@given(units, units, st.builds(Ask, units, units, units, units, units, weights, weights, st.integers(0, 10**9)))
-def test_never_more_than_is_grantable_and_never_less_than_nothing(grantable: int, limit: int, wanted: Ask) -> None:
+@given(units, units, st.builds(PoolDemand, units, units, units, units, units, weights, weights, st.integers(0, 10**9)))
+def test_never_more_than_is_grantable_and_never_less_than_nothing(
+    grantable: int, limit: int, wanted: PoolDemand
+) -> None:
     assert 0 <= grant_units(grantable, limit, wanted) <= grantable
 
 
@@ -48,7 +50,7 @@ def test_whoever_waits_gets_it_while_there_is_any(grantable: int, limit: int, wa
         (1000, ask(demand_milli=100_000, available=60, last_grant=100, waiting=1), 100),
     ],
 )
-def test_the_formula_at_a_limit_of_a_thousand(grantable: int, wanted: Ask, granted: int) -> None:
+def test_the_formula_at_a_limit_of_a_thousand(grantable: int, wanted: PoolDemand, granted: int) -> None:
     assert grant_units(grantable, 1000, wanted) == granted
 
 

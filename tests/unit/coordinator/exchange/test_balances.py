@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.exchange.rules.allocation import Ask, fund, grant, grant_units
+from coordinator.exchange.rules.allocation import PoolDemand, fund, grant, grant_units
 from coordinator.exchange.rules.balances import (
     COUNTED_AS,
     DRAINED,
@@ -90,7 +90,7 @@ class Ledger(RuleBasedStateMachine):
         if after(lease.state, LeaseEvent.GRANT) is None:
             return
         before, report = self.pool.grantable, self.report(region)
-        ask = Ask(demand_milli, waiting, lease.outstanding, lease.last_grant, 3 * demand_milli, 1, 3, 10_000)
+        ask = PoolDemand(demand_milli, waiting, lease.outstanding, lease.last_grant, 3 * demand_milli, 1, 3, 10_000)
         units = grant_units(before, self.pool.funded, ask)
         assert 0 <= units <= before
         grant(report, self.pool, lease, units)

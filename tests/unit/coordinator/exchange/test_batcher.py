@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.exchange.batcher import MOST_CALLS, Gathering
-from coordinator.exchange.rules.stages import Call, Incoming
+from coordinator.exchange.rules.submissions import ExchangeCall, Submission
 from coordinator.exchange.transaction import Applied
 from coordinator.outages import DatabaseUnavailable, TransactionFailed
 from protocol.messages import (
@@ -15,7 +15,6 @@ from protocol.messages import (
     FrozenBatch,
     FrozenLease,
     LeaseWant,
-    LiveState,
     Versions,
 )
 from protocol.outcomes import ExchangeOutcome
@@ -23,9 +22,9 @@ from protocol.outcomes import ExchangeOutcome
 pytestmark = pytest.mark.anyio
 
 
-def call(lane: int, epoch: int = 1, wants: Sequence[str] = ()) -> Call:
-    live = LiveState(wants=[LeaseWant(quota=quota) for quota in wants])
-    return Call("us-east", "f", [Incoming(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", live)])
+def call(lane: int, epoch: int = 1, wants: Sequence[str] = ()) -> ExchangeCall:
+    leases = [LeaseWant(quota=quota) for quota in wants]
+    return ExchangeCall("us-east", "f", [Submission(FrozenBatch(epoch=epoch, lane=lane, seq=1), b"", leases)])
 
 
 VERSIONS = Versions(policies=3, blocks=4)
@@ -41,8 +40,8 @@ class Ledger:
         self.fails, self.bad_lane = fails, bad_lane
         self.fails_alone = fails
 
-    async def apply(self, calls: Sequence[Call]) -> Sequence[Applied]:
-        lanes = [incoming.batch.lane for each in calls for incoming in each.incoming]
+    async def apply(self, calls: Sequence[ExchangeCall]) -> Sequence[Applied]:
+        lanes = [incoming.batch.lane for each in calls for incoming in each.submissions]
         self.gathers.append(lanes)
         await self.gate.wait()
         if gate := self.gates.get(tuple(lanes)):
@@ -53,10 +52,10 @@ class Ledger:
         return [applied(each) for each in calls]
 
 
-def applied(call: Call) -> Applied:
+def applied(call: ExchangeCall) -> Applied:
     replies = [
         ExchangeReply(outcome=ExchangeOutcome.APPLIED, lane=each.batch.lane, seq=each.batch.seq)
-        for each in call.incoming
+        for each in call.submissions
     ]
     for place, reply in call.refused:
         replies.insert(place, reply)
@@ -72,7 +71,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def waiting(gathering: Gathering, calls: Sequence[Call]) -> "list[asyncio.Task[Applied]]":
+async def waiting(gathering: Gathering, calls: Sequence[ExchangeCall]) -> "list[asyncio.Task[Applied]]":
     tasks = [asyncio.create_task(gathering.apply(each)) for each in calls]
     await settled()
     return tasks
@@ -153,7 +152,7 @@ async def test_who_reports_what_another_transaction_is_at_waits_likewise() -> No
     ledger = Ledger()
     frozen = FrozenLease(quota="hot", period="2026-11", granted=0, overage=0, consumed=0, returned=0)
     batch = FrozenBatch(epoch=1, lane=1, seq=1, leases=[frozen])
-    reporting = Call("us-east", "f", [Incoming(batch, b"", LiveState())])
+    reporting = ExchangeCall("us-east", "f", [Submission(batch, b"", [])])
     tasks = await waiting(Gathering(ledger.apply), [call(0, wants=["hot"]), reporting])
     assert ledger.gathers == [[0]]
     ledger.gate.set()
@@ -199,9 +198,9 @@ async def test_one_that_fails_is_refused_and_the_others_of_its_gather_are_booked
 async def test_of_a_call_that_fails_alone_only_the_exchange_that_fails_is_refused() -> None:
     ledger = Ledger(fails=ValueError, bad_lane=2)
     ledger.gate.set()
-    exchanges = [call(lane).incoming[0] for lane in range(1, 4)]
+    exchanges = [call(lane).submissions[0] for lane in range(1, 4)]
     malformed = ExchangeReply(outcome=ExchangeOutcome.REFUSED)
-    several = Call("us-east", "f", exchanges, [(1, malformed)])
+    several = ExchangeCall("us-east", "f", exchanges, [(1, malformed)])
     answer = await Gathering(ledger.apply).apply(several)
     assert [reply.lane for reply in answer.response.replies] == [1, None, 2, 3]
     assert outcomes(answer) == ["applied", "refused", "refused", "applied"]

@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from coordinator.exchange.rules.granting import Terms, has_fallen
+from coordinator.exchange.rules.granting import LeaseTerms
+from coordinator.exchange.rules.signals import has_fallen
 from protocol.limits.document import PeriodKind
 from protocol.periods import Calendar, period_at
 
@@ -20,7 +21,7 @@ NOW = datetime(2026, 11, 18, 9, 30, tzinfo=UTC)
     ],
 )
 def test_a_lease_is_given_ahead_for_as_long_as_one_lasts(kind: PeriodKind, lease_ms: int, lead: timedelta) -> None:
-    terms, period = Terms(lease_ms, 5_000), period_at(Calendar(kind), NOW)
+    terms, period = LeaseTerms(lease_ms, 5_000), period_at(Calendar(kind), NOW)
     assert terms.is_near_its_end(period, period.ends_at - lead)
     assert not terms.is_near_its_end(period, period.ends_at - lead - timedelta(microseconds=1))
 

@@ -11,8 +11,16 @@ from coordinator.adjustments.rules import AdjustmentKind, adjust, entry_of
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.exchange.rules.allocation import fund
 from coordinator.exchange.rules.balances import Account, Cause, Key, Movement, Pool, post
-from coordinator.exchange.rules.granting import Offered, Terms, lease_reply, offer_of, push, recalls, sort_wants
+from coordinator.exchange.rules.granting import (
+    FindEntitledPeriod,
+    LeaseTerms,
+    find_entitled_period,
+    make_grant_requests,
+    push_to_waiting,
+)
+from coordinator.exchange.rules.replies import lease_reply
 from coordinator.exchange.rules.settlement import cover
+from coordinator.exchange.rules.signals import recall_signals
 from coordinator.limits.rules.entitlement import Catalogue, RegionShare
 from coordinator.limits.rules.plan_change import change_limit
 from coordinator.rebalancing.rules.division import (
@@ -29,7 +37,7 @@ from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
-TERMS = Terms(lease_ms=30_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=30_000, refresh_ms=1_000)
 PARTS = dict.fromkeys(REGIONS, Part())
 own_limits = st.integers(0, 300)
 taking_part = st.lists(st.tuples(st.sampled_from(REGIONS), own_limits, steps), max_size=6)
@@ -171,9 +179,9 @@ def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one()
     table.ask("eu-west", waiting=100)
     assert table.ask("eu-west", waiting=5) is GrantRefusal.EXHAUSTED
     lease, shelf = table.lease("eu-west"), table.shelf("eu-west")
-    assert recalls(lease, shelf, 300, NOW) == []
+    assert recall_signals(lease, shelf, 300, NOW) == []
     lease.waiting = 5
-    assert push(table.shelf("us-east"), 300, {lease.epoch}, ["a return"], NOW) == []
+    assert push_to_waiting(table.shelf("us-east"), 300, {lease.epoch}, ["a return"], NOW) == []
     reply = lease_reply(table.lease("us-east"), table.shelf("us-east"), TERMS, None, NOW)
     assert (reply.limit, reply.unallocated, reply.recall_keep) == (100, 10, None)
 
@@ -190,7 +198,7 @@ def test_what_comes_back_is_pushed_to_nobody_while_more_is_funded_than_the_limit
     def pushed_after(units: int) -> int:
         table.give_back("us-east", units)
         had = waiting.granted
-        push(table.shelf("us-east"), 100, {waiting.epoch}, ["a return", units], NOW)
+        push_to_waiting(table.shelf("us-east"), 100, {waiting.epoch}, ["a return", units], NOW)
         return waiting.granted - had
 
     assert pushed_after(60) == 0
@@ -236,8 +244,8 @@ def test_who_takes_part_is_who_is_active() -> None:
     assert unknown is plain
 
 
-def offered(mode: str, now: datetime) -> Offered:
-    return lambda quota: offer_of(catalogue(mode), quota, TERMS, now)
+def offered(mode: str, now: datetime) -> FindEntitledPeriod:
+    return lambda quota: find_entitled_period(catalogue(mode), quota, TERMS, now)
 
 
 # --- each request asks ------------------------------------------------------------------------------------------------
@@ -271,7 +279,7 @@ def test_nothing_of_the_next_period_is_given_ahead() -> None:
     )
     at_the_end += timedelta(seconds=50)
     periods = {
-        mode: [each.key.period for each in sort_wants([want], offered(mode, at_the_end))[0]]
+        mode: [each.key.period for each in make_grant_requests([want], offered(mode, at_the_end))[0]]
         for mode in ("leased", "central")
     }
     assert periods == {"leased": ["2026-11", "2026-12"], "central": ["2026-11"]}

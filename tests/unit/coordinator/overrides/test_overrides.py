@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.exchange.rules.granting import Offer, Terms, offer_of
+from coordinator.exchange.rules.granting import EntitledPeriod, LeaseTerms, find_entitled_period
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement, quotas_of
 from protocol.identifiers import parse_quota_key, quota_key, subject_key, wider_keys
 from protocol.limits.document import LimitsDocument, OverrideTerm, PolicyBundle
@@ -82,13 +82,13 @@ def test_nothing_changes_but_at_an_edge(terms: list[OverrideTerm], tenant: str, 
 
 def test_nothing_is_given_ahead_by_an_override() -> None:
     """Of the next period: the override may be over when that begins."""
-    key, terms = "exports:user=a,tenant=b", Terms(lease_ms=60_000, refresh_ms=5_000)
+    key, terms = "exports:user=a,tenant=b", LeaseTerms(lease_ms=60_000, refresh_ms=5_000)
     almost = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
     periods = []
     for overrides in ({}, {"exports:tenant=b": 5000}, {"exports:tenant=c": 5000}):
         catalogue = Catalogue(1, quotas_of(DOCUMENT), None, {}, {}, overrides)
-        offer = offer_of(catalogue, key, terms, almost)
-        assert isinstance(offer, Offer)
+        offer = find_entitled_period(catalogue, key, terms, almost)
+        assert isinstance(offer, EntitledPeriod)
         periods.append((offer.key.period, offer.ahead and offer.ahead.period))
     assert periods == [("2026-11", "2026-12"), ("2026-11", None), ("2026-11", "2026-12")]
 

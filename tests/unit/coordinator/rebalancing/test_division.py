@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from coordinator.exchange.rules.allocation import fund
 from coordinator.exchange.rules.balances import Account, Cause, Key, Lease, Pool, Report, drain
-from coordinator.exchange.rules.granting import ANSWERING, Shelf, Wanted, push, recalls, serve
+from coordinator.exchange.rules.granting import GrantRequest, PoolView, push_to_waiting, serve_request
+from coordinator.exchange.rules.signals import ANSWERING, recall_signals
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, RegionShare
 from coordinator.rebalancing.rules.division import (
     Division,
@@ -60,15 +61,15 @@ class Table:
     def lease(self, region: str) -> Lease:
         return self.leases[REGIONS.index(region)]
 
-    def shelf(self, region: str) -> Shelf:
+    def shelf(self, region: str) -> PoolView:
         demand_milli = sum(lease.demand_milli for lease in self.leases)
-        return Shelf(self.pool, True, region, self.leases, self.division, demand_milli)
+        return PoolView(self.pool, True, region, self.leases, self.division, demand_milli)
 
     def ask(self, region: str, demand_milli: int = 0, waiting: int = 0) -> GrantRefusal | None:
         want = LeaseWant(quota=KEY.quota, demand_milli=demand_milli, waiting=waiting)
-        wanted = Wanted(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, 10_000))
+        wanted = GrantRequest(KEY, want, Entitlement(Calendar(PeriodKind.MONTH), self.limit, 10_000))
         lease = self.lease(region)
-        return serve(self.report(lease), wanted, lease, self.shelf(region), NOW)
+        return serve_request(self.report(lease), wanted, lease, self.shelf(region), NOW)
 
     def give_back(self, region: str, units: int) -> None:
         lease = self.lease(region)
@@ -182,7 +183,7 @@ def test_who_has_all_that_it_may_have_is_told_so_and_nobody_is_asked_to_give_bac
     table.ask("eu-west", waiting=900)
     assert table.ask("us-east", waiting=60) is GrantRefusal.EXHAUSTED
     assert (table.taken("us-east"), table.lease("us-east").waiting) == (50, 0)
-    assert recalls(table.lease("us-east"), table.shelf("us-east"), 100, NOW) == []
+    assert recall_signals(table.lease("us-east"), table.shelf("us-east"), 100, NOW) == []
 
 
 def test_what_a_floor_keeps_is_not_asked_back_for_others() -> None:
@@ -192,7 +193,7 @@ def test_what_a_floor_keeps_is_not_asked_back_for_others() -> None:
     assert table.pool.grantable == 0
     assert table.ask("ap-south", waiting=5) is None
     lease, shelf = table.lease("ap-south"), table.shelf("ap-south")
-    asked = {notice.region: notice.signal.keep for notice in recalls(lease, shelf, 0, NOW)}
+    asked = {notice.region: notice.signal.keep for notice in recall_signals(lease, shelf, 0, NOW)}
     assert asked == {"us-east": 300, "eu-west": 0}
     table.use("eu-west", 680)
     table.give_back("us-east", 20)
@@ -206,7 +207,7 @@ def test_when_nothing_is_left_a_region_keeps_what_it_needs_but_never_more_than_h
     table = Table(Division({region: Part() for region in REGIONS}), holds)
     table.ask("us-east", demand_milli=1_000_000, waiting=holds)
     table.ask("ap-south", waiting=5)
-    (notice,) = recalls(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
+    (notice,) = recall_signals(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
     assert (notice.region, notice.signal.keep) == ("us-east", keep)
 
 
@@ -215,10 +216,12 @@ def test_all_are_asked_once_for_those_who_begin_to_wait_together() -> None:
     table = Table(Division({region: Part() for region in REGIONS}))
     table.ask("us-east", waiting=LIMIT)
     table.ask("ap-south", waiting=5)
-    assert recalls(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
+    assert recall_signals(table.lease("ap-south"), table.shelf("ap-south"), 0, NOW)
     table.ask("eu-west", waiting=5)
-    assert recalls(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW) == []
-    assert recalls(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW + ANSWERING), "they did not, or not enough"
+    assert recall_signals(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW) == []
+    assert recall_signals(table.lease("eu-west"), table.shelf("eu-west"), 0, NOW + ANSWERING), (
+        "they did not, or not enough"
+    )
 
 
 def test_used_units_count_towards_a_floor() -> None:
@@ -239,7 +242,7 @@ def test_nothing_is_pushed_to_a_region_that_drains(gone: dict[str, Part]) -> Non
     table.division = Division({"eu-west": Part(), "ap-south": Part()} | gone)
     table.give_back("eu-west", 100)
     epochs = {lease.epoch for lease in table.leases}
-    assert push(table.shelf("eu-west"), LIMIT, epochs, ["a return"], NOW) == []
+    assert push_to_waiting(table.shelf("eu-west"), LIMIT, epochs, ["a return"], NOW) == []
     assert (table.taken("us-east"), table.pool.grantable) == (0, 100)
 
 
