@@ -1,8 +1,8 @@
-"""A FastAPI service whose every request asks for permission first, in its own process.
+"""A FastAPI service that checks every request before it works, in its own process.
 
-It is one more agent of its region, so it reads the settings of one (LEASEHOLD_AGENT_…). `leasehold up --json` prints
-them for each region.
+It is one more agent of its region, so it reads the settings of one (LEASEHOLD_AGENT_…).
 
+    eval "$(./dev env --agent us-east)"
     uvicorn examples.exports:app --port 9000
     curl -i http://127.0.0.1:9000/v1/exports -X POST -H 'X-Tenant: acme'
 """

@@ -1,4 +1,4 @@
-"""A program that asks the agent beside it before it works. The agent's address is its only argument.
+"""A program that checks with its region's agent before it works. The address of the agent is its only argument.
 
 python examples/worker.py http://127.0.0.1:8411
 """

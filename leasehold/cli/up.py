@@ -99,13 +99,19 @@ def env(
         Path | None,
         typer.Option(help="The directory of `leasehold up`.", show_default="leasehold in your state directory"),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(metavar="REGION", help="Print also the settings of one more agent of this region, or Engine."),
+    ] = None,
 ) -> None:
     """Print the addresses and tokens of a running `leasehold up` for a shell: eval "$(leasehold env)"."""
     stack_file = (data or default_data_directory()).absolute() / "stack.json"
     if not stack_file.exists():
         fail(f"no stack is running ({stack_file} does not exist): start one with `leasehold up` in another terminal")
     stack = json.loads(stack_file.read_text())
-    for name, value in variables(stack):
+    if agent is not None and agent not in stack["stores"]:
+        fail(f"there is no region {agent!r}; the regions are {', '.join(stack['stores'])}")
+    for name, value in [*variables(stack), *(agent_settings(stack, agent) if agent else [])]:
         typer.echo(f"export {name}={shlex.quote(value)}")
     typer.echo(f'export PATH={shlex.quote(str(Path(sys.executable).parent))}{os.pathsep}"$PATH"')
 
@@ -121,6 +127,14 @@ def variables(stack: Stack) -> Iterator[tuple[str, str]]:
         yield f"AGENT_{_as_name(region)}", url
     for scope, token in stack["tokens"].items():
         yield f"{_as_name(scope)}_TOKEN", token
+
+
+def agent_settings(stack: Stack, region: str) -> Iterator[tuple[str, str]]:
+    """Yield the settings that an agent of the region needs, or an `Engine` in a service's own process."""
+    yield "LEASEHOLD_AGENT_REGION", region
+    yield "LEASEHOLD_AGENT_COORDINATOR_URL", stack["coordinator"]
+    yield "LEASEHOLD_AGENT_COORDINATOR_TOKEN", stack["tokens"][f"region:{region}"]
+    yield "LEASEHOLD_AGENT_STORE_URL", stack["stores"][region]
 
 
 def _as_name(text: str) -> str:
