@@ -50,10 +50,10 @@ from coordinator.webhooks import routes as webhooks_routes
 from coordinator.webhooks.deliveries import DELIVERIES_DUE, forget_events
 from coordinator.webhooks.delivery import tell_webhooks
 from protocol.clock import Clock, SystemClock
-from web.bodies import install_schemas
 from web.connections import ConnectionLimits
 from web.logs import configure_logging
 from web.metrics import HttpMetrics
+from web.openapi import install_openapi, operation_id
 from web.problems import Problem, install_problems, problem_response
 from web.requests import install_requests
 from web.serving import serve
@@ -106,11 +106,17 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
             yield
             hub.close()
 
-    app = FastAPI(title="Leasehold coordinator", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Leasehold coordinator",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=operation_id,
+    )
     for router in ROUTERS:
         app.include_router(router)
     install_problems(app)
-    install_schemas(app)
+    install_openapi(app)
     app.add_exception_handler(DatabaseUnavailable, _unavailable)
     app.add_middleware(exchange_routes.ExchangesAhead, unavailable=_unavailable)
     install_requests(app, max_body_bytes=settings.max_body_bytes, metrics=HttpMetrics(metrics.registry))

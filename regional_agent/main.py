@@ -16,10 +16,10 @@ from regional_agent.http.callers import CallerRules
 from regional_agent.http.fast_path import FastPath, fast_protocol
 from regional_agent.http.workers import Worker, Workers
 from regional_agent.settings import AgentSettings
-from web.bodies import install_schemas
 from web.connections import ConnectionLimits
 from web.logs import configure_logging
 from web.metrics import HttpMetrics
+from web.openapi import install_openapi, operation_id
 from web.problems import install_problems
 from web.requests import install_requests
 from web.serving import LameDuck, Listener, listening, serve_on
@@ -36,13 +36,20 @@ def create_app(settings: AgentSettings, clock: Clock | None = None, worker: Work
         async with workers.beating(), region.running(), workers.running():
             yield
 
-    app = FastAPI(title="Leasehold agent", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="Leasehold agent",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        generate_unique_id_function=operation_id,
+    )
     app.state.region = region
     app.state.workers = workers
     app.include_router(http_routes.services)
     app.include_router(http_routes.health)
     install_problems(app)
-    install_schemas(app, token_is_optional=True)  # on loopback none is asked for
+    install_openapi(app, token_is_optional=True)  # on loopback none is asked for
     metrics = HttpMetrics(region.metrics.registry)
     app.state.caller_rules = CallerRules(settings)
     app.state.fast_path = FastPath(

@@ -1,4 +1,4 @@
-"""JSON bodies: decoded strictly on the way in, encoded once on the way out, described in OpenAPI.
+"""JSON bodies: decoded strictly on the way in, encoded once on the way out.
 
 msgspec decodes and validates in one pass. What it would let through is refused here as well: a name that occurs twice
 in an object, of which two programs could read different values, and U+0000, which Postgres cannot store. Its messages
@@ -9,16 +9,13 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from http import HTTPStatus
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from protocol.problems import MEDIA_TYPE, PROBLEMS
 from web.problems import InvalidParameter, Problem
 
 JSON = "application/json"
@@ -34,7 +31,7 @@ async def read_body(request: Request, type_: type[T]) -> T:
 
 async def read_json(request: Request) -> bytes:
     """Return the body of a request that says it is JSON, undecoded."""
-    _refuse_other_media(request)
+    refuse_other_media(request)
     return await request.body()
 
 
@@ -86,7 +83,8 @@ def invalid(error: msgspec.ValidationError, within: str = "") -> Problem:
     return Problem("invalid-request", f"{parameter.field}: {parameter.reason}", invalid_parameters=[parameter])
 
 
-def _refuse_other_media(request: Request) -> None:
+def refuse_other_media(request: Request) -> None:
+    """Refuse a body that does not say it is JSON in UTF-8, or that is compressed."""
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     if media_type.strip().lower() != JSON:
         raise Problem("unsupported-media-type", f"Send {JSON}, not {media_type[:64] or 'a body without a type'}.")
@@ -193,123 +191,3 @@ def _joined(outer: str, inner: str) -> str:
 
 def reply(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, media_type=JSON)
-
-
-# --- described -------------------------------------------------------------------------------------------------------
-
-_REF = "#/components/schemas/{name}"
-_CARRIED = "x-leasehold-schemas"  # what an operation refers to, until install_schemas gathers it
-_ANY_OPERATION = (400, 401, 403, 404, 405, 422, 431, 500)
-_WITH_BODY = (413, 415)
-
-_PROBLEM_SCHEMA: dict[str, Any] = {
-    "title": "Problem",
-    "description": "RFC 9457",
-    "type": "object",
-    "required": ["type", "title", "status", "instance", "request_id"],
-    "properties": {
-        "type": {"type": "string", "description": "stable; a path of this server that explains the kind"},
-        "title": {"type": "string"},
-        "status": {"type": "integer", "minimum": 400, "maximum": 599},
-        "detail": {"type": "string"},
-        "instance": {"type": "string", "description": "the path of the request"},
-        "request_id": {"type": "string"},
-        "invalid_parameters": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["field", "rule", "reason"],
-                "properties": {name: {"type": "string"} for name in InvalidParameter._fields},
-            },
-        },
-    },
-}
-_PROBLEM_REF = {"$ref": _REF.format(name="Problem")}
-
-
-def described(
-    *, body: Any = None, answers: Mapping[int, Any], also: Collection[str] = (), plain: Collection[int] = ()
-) -> dict[str, Any]:
-    """Keyword arguments of a FastAPI route whose bodies are msgspec's: `@router.post(path, **described(...))`.
-
-    `answers` are statuses and the types of their bodies (None: no body; for a refusal, a plain problem document; with a
-    type, a problem document that has its fields too). The refusals that any operation may answer are added. `also` are
-    further media types of what is answered with 200. `plain` are refusals whose body is JSON and no problem document.
-    """
-    carried: dict[str, Any] = {}
-    statuses = dict.fromkeys((*_ANY_OPERATION, *(_WITH_BODY if body is not None else ()))) | dict(answers)
-    responses = {
-        status: _response(status, statuses[status], carried, is_problem=status >= 400 and status not in plain)
-        for status in sorted(statuses)
-    }
-    for media_type in also:
-        responses[200].setdefault("content", {})[media_type] = {"schema": {"type": "string"}}
-    extra: dict[str, Any] = {_CARRIED: carried}
-    if body is not None:
-        extra["requestBody"] = {"required": True, "content": {JSON: {"schema": _schema(body, carried)}}}
-    return {
-        "responses": responses,
-        "openapi_extra": extra,
-        "status_code": min(answers),
-        "response_class": Response,  # has no media type of its own, so that only what is said here is described
-        "response_model": None,
-    }
-
-
-def _response(status: int, type_: Any, carried: dict[str, Any], *, is_problem: bool) -> dict[str, Any]:
-    described: dict[str, Any] = {"description": _meaning(status)}
-    if is_problem:
-        described["content"] = {MEDIA_TYPE: {"schema": _problem_schema(type_, carried)}}
-    elif type_ is not None:
-        described["content"] = {JSON: {"schema": _schema(type_, carried)}}
-    return described
-
-
-def _meaning(status: int) -> str:
-    """In our words where we have some: Python's own phrases change from version to version."""
-    return " / ".join(kind.title for kind in PROBLEMS.values() if kind.status == status) or HTTPStatus(status).phrase
-
-
-def _problem_schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
-    return _PROBLEM_REF if type_ is None else {"allOf": [_PROBLEM_REF, _schema(type_, carried)]}
-
-
-def _schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
-    (schema,), components = msgspec.json.schema_components([type_], ref_template=_REF)
-    _merge(carried, components)
-    return schema
-
-
-def _merge(into: dict[str, Any], components: Mapping[str, Any]) -> None:
-    for name, schema in components.items():
-        if into.setdefault(name, schema) != schema:
-            raise ValueError(f"two different types are called {name}: their schemas cannot be told apart")
-
-
-def install_schemas(app: FastAPI, *, token_is_optional: bool = False) -> None:
-    """Make app.openapi() contain the components of all that was described, in an order that does not change.
-
-    What is under /v1/ takes a bearer token; `token_is_optional` says that it may also be asked without.
-    """
-    generate = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = generate()
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        _merge(schemas, {"Problem": _PROBLEM_SCHEMA})
-        for operation in _operations(document):
-            _merge(schemas, operation.pop(_CARRIED, {}))
-        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for path, operations in document["paths"].items():
-            if path.startswith("/v1/"):
-                for operation in operations.values():
-                    operation["security"] = [{}, {"token": []}] if token_is_optional else [{"token": []}]
-        document["components"]["schemas"] = dict(sorted(schemas.items()))
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _operations(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for path in document.get("paths", {}).values():
-        yield from (operation for operation in path.values() if isinstance(operation, dict))

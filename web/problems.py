@@ -40,8 +40,26 @@ _KIND_OF_STATUS = {
     503: "not-ready",
 }
 
-# pydantic's words for what bodies call by the shorter name
-_RULES = {"missing": "required", "extra_forbidden": "unknown"}
+# The rules of pydantic by how their names end, in the words of JSON Schema that msgspec's faults have as well.
+_RULES = (
+    ("extra_forbidden", "unknown"),
+    ("too_short", "min_length"),
+    ("too_long", "max_length"),
+    ("pattern_mismatch", "pattern"),
+    ("greater_than_equal", "minimum"),
+    ("greater_than", "minimum"),
+    ("less_than_equal", "maximum"),
+    ("less_than", "maximum"),
+    ("union_tag_invalid", "enum"),
+    ("union_tag_not_found", "required"),
+    ("literal_error", "enum"),
+    ("enum", "enum"),
+    ("missing", "required"),
+    ("value_error", "format"),
+    ("_parsing", "format"),
+    ("_type", "type"),
+)
+_REASONS = {"extra_forbidden": "There is no such field or parameter.", "missing": "It is required."}
 
 
 class InvalidParameter(NamedTuple):
@@ -71,8 +89,18 @@ class Problem(Exception):
         self.extra = dict(extra or {})
 
 
+def refused(field: str, rule: str, reason: str) -> Problem:
+    """Return the problem of a request with one fault."""
+    return refused_all([InvalidParameter(field, rule, reason)])
+
+
+def refused_all(faults: Sequence[InvalidParameter]) -> Problem:
+    """Return the problem of a request with these faults."""
+    return Problem("invalid-request", f"{faults[0].field}: {faults[0].reason}", invalid_parameters=faults)
+
+
 def problem_document(problem: Problem, instance: str, request_id: str) -> dict[str, object]:
-    """The members of RFC 9457 win over `extra`: nobody can send a document that contradicts its status."""
+    """Return the document of a problem. The members of RFC 9457 win over `extra`, so the two cannot contradict."""
     document = {
         **problem.extra,
         **_members(f"/problems/{problem.kind}", problem.title, problem.status),
@@ -118,13 +146,20 @@ def answer_to(error: Exception, request: Request) -> Response:
 def _of_validation(error: RequestValidationError) -> Problem:
     if any(each["type"] == "json_invalid" for each in error.errors()):
         return Problem("invalid-json", PROBLEMS["invalid-json"].explanation)
-    invalid = [_invalid_parameter(each) for each in error.errors()]
-    return Problem("invalid-request", f"{invalid[0].field}: {invalid[0].reason}", invalid_parameters=invalid)
+    return refused_all(sorted({_invalid_parameter(each) for each in error.errors()}))
 
 
 def _invalid_parameter(error: Mapping[str, Any]) -> InvalidParameter:
-    place = ".".join(str(part) for part in error["loc"][1:]) or str(error["loc"][0])
-    return InvalidParameter(place, _RULES.get(error["type"], error["type"]), error["msg"])
+    where, *path = error["loc"]
+    if where == "query":
+        path = path[:1]  # of a repeated parameter all values have one name
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or where
+    rule = next((rule for ending, rule in _RULES if error["type"].endswith(ending)), error["type"])
+    return InvalidParameter(field[:256], rule, _REASONS.get(error["type"]) or _reason(error["msg"]))
+
+
+def _reason(message: str) -> str:
+    return message.removeprefix("Value error, ")[:256]
 
 
 def _of_http(error: HTTPException, request: Request) -> Response:

@@ -1,60 +1,83 @@
-"""Who may come in. Every route asks here first, before anything is looked up, so that neither answer tells what exists.
+"""Authentication and scopes. Every route checks them before it looks anything up, so no refusal tells what exists.
 
-Without a token, or with one that is not known: 401. With a token that lacks the scope: 403.
+A request without a token, or with an unknown one, is answered 401. A token that lacks the scope is answered 403.
 """
 
-from collections.abc import Awaitable, Callable
+from typing import Annotated
 
-from fastapi import Request
+from fastapi import Path, Request
 
 from coordinator.access.authenticate import Caller
 from coordinator.access.rules.audit import Actor
 from coordinator.access.rules.scopes import REGION_PREFIX
-from coordinator.state import CoordinatorDep
+from coordinator.state import Coordinator, CoordinatorDep
 from web.problems import Problem
 from web.request_ids import request_id_of
 from web.tokens import bearer_token, token_hash
 
 
 async def caller_of(request: Request, coordinator: CoordinatorDep) -> Caller:
+    """Look the token of a request up."""
     token = bearer_token(request)
     found = await coordinator.callers.find(token_hash(token)) if token else None
     if found is None:
-        detail = "the token is not known" if token else "this needs a token: Authorization: Bearer <token>"
+        detail = "The token is unknown or revoked." if token else "Send a token: `Authorization: Bearer <token>`."
         raise Problem("unauthenticated", detail, headers={"WWW-Authenticate": "Bearer"})
     if found.region is not None:
         coordinator.health.note_heard(found.region)
     return found
 
 
+async def authenticated(request: Request, coordinator: Coordinator) -> Caller:
+    """Return the caller that the route has authenticated already, or authenticate it."""
+    known: Caller | None = getattr(request.state, "caller", None)
+    return known or await caller_of(request, coordinator)
+
+
 def actor_of(request: Request, caller: Caller) -> Actor:
-    """As the audit names them."""
+    """Return the caller as the audit names it."""
     return Actor(str(caller.token_id), request_id_of(request.scope))
 
 
-def require(*scopes: str) -> Callable[[Request, CoordinatorDep], Awaitable[Caller]]:
-    """A dependency: `caller: Annotated[Caller, Depends(require("quota:read"))]`. Of several scopes any will do."""
+class RequireScope:
+    """A dependency that lets callers with any of these scopes in.
 
-    async def allowed(request: Request, coordinator: CoordinatorDep) -> Caller:
-        caller = await caller_of(request, coordinator)
-        if not any(map(caller.may, scopes)):
-            raise Problem("forbidden", f"this needs a token with the scope {' or '.join(scopes)}")
+    Use it as `caller: Annotated[Caller, Depends(RequireScope("quota:read"))]`.
+    """
+
+    def __init__(self, *scopes: str) -> None:
+        self._scopes = scopes
+
+    async def __call__(self, request: Request, coordinator: CoordinatorDep) -> Caller:
+        caller = await authenticated(request, coordinator)
+        if not any(map(caller.may, self._scopes)):
+            raise Problem("forbidden", f"The token lacks the scope {self._named}.")
         return caller
 
-    return allowed
+    @property
+    def description(self) -> str:
+        return f"Requires a token with the scope {self._named}."
+
+    @property
+    def _named(self) -> str:
+        return " or ".join(f"`{scope}`" for scope in self._scopes)
 
 
-async def require_this_region(request: Request, region: str, coordinator: CoordinatorDep) -> str:
-    """The region in the path, which the token must speak for: nothing implies a region's scope, not even `admin`."""
+async def require_this_region(
+    request: Request,
+    region: Annotated[str, Path(description="The region that the token speaks for.", examples=["eu-west"])],
+    coordinator: CoordinatorDep,
+) -> str:
+    """Return the region in the path, if the token speaks for it. No other scope implies it, not even `admin`."""
     caller = await caller_of(request, coordinator)
     if not caller.may(REGION_PREFIX + region):
-        raise Problem("forbidden", "this needs a token of the region in the path")
+        raise Problem("forbidden", "The token is not one of the region in the path.")
     return region
 
 
 async def require_a_region(request: Request, coordinator: CoordinatorDep) -> str:
-    """The one region that the token speaks for."""
+    """Return the one region that the token speaks for."""
     caller = await caller_of(request, coordinator)
     if caller.region is None:
-        raise Problem("forbidden", "this needs a token of one region")
+        raise Problem("forbidden", "The token is not one of a single region.")
     return caller.region

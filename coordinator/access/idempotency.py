@@ -1,114 +1,120 @@
-"""`Idempotency-Key`: whoever does not know whether a change was made asks again, and it is made once.
+"""`Idempotency-Key`: a client that does not know whether its request was served sends it again, and it is served once.
 
-One mechanism for all that people change: their routers make their routes of this class. With the same key the same
-request is given the first answer again, and another request is refused; while the first is being worked on the second
-is told so. An answer that says nothing about the change, because the service failed or the caller was not let in, is
-not kept.
+One mechanism for all that people change: their routers make routes of the class IdempotentRoute. A repeated request
+with the same key is given the stored response. Another request with that key is refused, and so is any while the first
+one is still being served. A response that says nothing about the change, because the service failed or the caller was
+not let in, is not stored.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
 from uuid import UUID, uuid4, uuid5
 
-from fastapi import Request, Response
+from fastapi import Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from coordinator.access.auth import caller_of
+from coordinator.access.auth import RequireScope, caller_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency_records import Attempt, KeyConflict, StoredResponse, claim, release, store
 from coordinator.state import Coordinator, coordinator_of
-from web.problems import InvalidParameter, Problem, answer_to
+from web.openapi import describe_headers, describe_refusals
+from web.problems import Problem, answer_to, refused
+from web.strict_routes import Handler, StrictRoute
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 MAX_KEY_LENGTH = 255
 _MUTATIONS = {"POST", "PUT", "PATCH", "DELETE"}
-_NOT_LET_IN = (401, 403)
-_KEPT_HEADERS = ("content-type", "etag", "location")
-_PARAMETER = {
-    "name": HEADER,
-    "in": "header",
-    "required": False,
-    "description": "of your choice: the same request with the same key is done once, and answered alike for a day",
-    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_LENGTH},
-}
-
-Handler = Callable[[Request], Awaitable[Response]]
+_NOT_STORED = frozenset((401, 403, 500))
+_STORED_HEADERS = ("content-type", "etag", "location")
 
 
 class ResponseWithSecret(Response):
-    """An answer with a secret in it. What is kept for repetitions is another body, without the secret."""
+    """A response that shows a secret once. `stored_body` is the body without it, for repeated requests."""
 
     stored_body: bytes
 
 
-class IdempotentRoute(APIRoute):
-    """A door for people. What it changes, it changes once for each key."""
+async def _declare_key(
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            description="A text of your choice. A request is served once for each key, and answered alike for a day.",
+            examples=["5f6c1f0e-close-2026-11"],
+        ),
+    ] = None,
+) -> None:
+    """Declare the header to FastAPI, which describes it. IdempotentRoute reads it."""
+
+
+class IdempotentRoute(StrictRoute):
+    """A route for people. It authenticates before anything else, and changes something once for each key."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        changes = bool(_MUTATIONS & set(options.get("methods") or ()))
+        if changes:
+            options["dependencies"] = [*(options.get("dependencies") or ()), Depends(_declare_key)]
         super().__init__(path, endpoint, **options)
-        if _MUTATIONS & (self.methods or set()):
-            extra = self.openapi_extra or {}
-            self.openapi_extra = extra | {"parameters": [*extra.get("parameters", []), _PARAMETER]}
+        for scope in (each.call for each in self.dependant.dependencies if isinstance(each.call, RequireScope)):
+            self.description = f"{self.description}\n\n{scope.description}".strip()
+        if changes:
+            describe_refusals(self.responses, [409])
+            for status in self.responses.keys() - _NOT_STORED:
+                describe_headers(self.responses[status], [REPLAYED])
 
-    def get_route_handler(self) -> Handler:  # type: ignore[override]  # it is awaited, and no more
-        handle: Handler = super().get_route_handler()
+    async def before(self, request: Request) -> None:
+        request.state.caller = await caller_of(request, await coordinator_of(request))
 
-        async def once(request: Request) -> Response:
-            key = request.headers.get(HEADER)
-            if key is None or request.method not in _MUTATIONS:
-                return await handle(request)
-            return await _once(request, _checked(key), handle)
-
-        return once
+    async def around(self, request: Request, handle: Handler) -> Response:
+        key = request.headers.get(HEADER)
+        if key is None or request.method not in _MUTATIONS:
+            return await handle(request)
+        return await _serve_once(request, _checked(key), handle)
 
 
 def id_for(request: Request, caller: Caller) -> UUID:
-    """Of what a request creates: with a key the same at every attempt, so that none creates a second one."""
+    """Return an id for what a request creates. With a key it is the same at each attempt, so none creates a second."""
     key = request.headers.get(HEADER)
     return uuid4() if key is None else uuid5(caller.token_id, f"{request.method} {request.url.path} {key}")
 
 
 def _checked(key: str) -> str:
     if not 1 <= len(key) <= MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
-        fault = InvalidParameter(HEADER, "format", f"it is a text of 1 to {MAX_KEY_LENGTH} printable ASCII characters")
-        raise Problem("invalid-request", f"{HEADER}: {fault.reason}", invalid_parameters=[fault])
+        raise refused(HEADER, "format", f"Send 1 to {MAX_KEY_LENGTH} printable ASCII characters.")
     return key
 
 
-async def _once(request: Request, key: str, handle: Handler) -> Response:
-    coordinator = await coordinator_of(request)
-    caller = await caller_of(request, coordinator)
+async def _serve_once(request: Request, key: str, handle: Handler) -> Response:
+    coordinator, caller = await coordinator_of(request), request.state.caller
     attempt = Attempt(caller.token_id, key, await _hash(request), uuid4())
     found = await coordinator.database.run(lambda c: claim(c, attempt, coordinator.clock.now()))
     if isinstance(found, KeyConflict):
-        raise _refusal(found)
+        raise _problem_of(found)
     if found is not None:
         return Response(found.body, found.status, {**found.headers, REPLAYED: "true"})
-    return await _first(request, attempt, handle, coordinator)
+    return await _serve_first(request, attempt, handle, coordinator)
 
 
-async def _first(request: Request, attempt: Attempt, handle: Handler, coordinator: Coordinator) -> Response:
+async def _serve_first(request: Request, attempt: Attempt, handle: Handler, coordinator: Coordinator) -> Response:
     try:
-        response = await _answered(request, handle)
+        response = await _respond(request, handle)
     except Exception:
         await coordinator.database.run(lambda c: release(c, attempt))
         raise
-    if response.status_code >= 500 or response.status_code in _NOT_LET_IN:
+    if response.status_code >= 500 or response.status_code in _NOT_STORED:
         await coordinator.database.run(lambda c: release(c, attempt))
     else:
-        headers = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
+        headers = {name: response.headers[name] for name in _STORED_HEADERS if name in response.headers}
         body = response.stored_body if isinstance(response, ResponseWithSecret) else bytes(response.body)
-        answer = StoredResponse(response.status_code, headers, body)
-        await coordinator.database.run(lambda c: store(c, attempt, answer))
+        stored = StoredResponse(response.status_code, headers, body)
+        await coordinator.database.run(lambda c: store(c, attempt, stored))
     return response
 
 
-async def _answered(request: Request, handle: Handler) -> Response:
-    """A refusal is an answer, too. What nobody foresaw is not."""
+async def _respond(request: Request, handle: Handler) -> Response:
+    """Turn a refusal into a response, which is stored like any other. Unforeseen errors are not."""
     try:
         return await handle(request)
     except (Problem, HTTPException, RequestValidationError) as refusal:
@@ -116,14 +122,14 @@ async def _answered(request: Request, handle: Handler) -> Response:
 
 
 async def _hash(request: Request) -> bytes:
-    """Of all that says what is asked."""
-    said = (request.method, request.url.path, request.url.query, request.headers.get("If-Match", ""))
+    """Hash everything that says what the request asks for."""
+    parts = (request.method, request.url.path, request.url.query, request.headers.get("If-Match", ""))
     media_type = request.headers.get("Content-Type", "")
-    return hashlib.sha256("\n".join((*said, media_type, "")).encode() + await request.body()).digest()
+    return hashlib.sha256("\n".join((*parts, media_type, "")).encode() + await request.body()).digest()
 
 
-def _refusal(found: KeyConflict) -> Problem:
-    if found is KeyConflict.IN_FLIGHT:
-        detail = f"the first request with this {HEADER} is being worked on; ask again"
+def _problem_of(conflict: KeyConflict) -> Problem:
+    if conflict is KeyConflict.IN_FLIGHT:
+        detail = f"The first request with this {HEADER} is still being served. Send it again later."
         return Problem("idempotency-key-in-flight", detail, headers={"Retry-After": "1"})
-    return Problem("idempotency-key-reused", f"this {HEADER} was used before, for another request")
+    return Problem("idempotency-key-reused", f"This {HEADER} was used for another request. Use a new one.")

@@ -25,7 +25,7 @@ class AuditEntry(Struct, frozen=True):
     details: dict[str, Any]
 
 
-class AuditQuestion(NamedTuple):
+class AuditFilter(NamedTuple):
     """Which entries are wanted; without a condition all of them. `end` is exclusive."""
 
     actors: Sequence[str]
@@ -35,9 +35,7 @@ class AuditQuestion(NamedTuple):
     end: datetime | None
 
 
-async def read_audit(
-    connection: Connection, question: AuditQuestion, before: int | None, count: int
-) -> list[AuditEntry]:
+async def read_audit(connection: Connection, question: AuditFilter, before: int | None, count: int) -> list[AuditEntry]:
     """Return at most `count` entries that were written before the given one, newest first."""
     asked = question._asdict() | {"before": before}
     given = {name: value for name, value in asked.items() if value is not None and value != []}

@@ -1,4 +1,4 @@
-"""The list of blocks: who is denied everywhere."""
+"""Read the block list: subjects that every region denies."""
 
 from datetime import datetime, timedelta
 
@@ -21,14 +21,14 @@ class Block(BlockedValue, frozen=True, kw_only=True):
 
 
 class Blocks(Struct, frozen=True, kw_only=True):
-    """All that are in force, by field and value, and the version that tells agents of a change."""
+    """All blocks in force, by field and value. Agents compare the version with theirs to notice a change."""
 
     version: int
     data: list[Block]
 
 
 async def read_blocks(connection: Connection, now: datetime) -> Blocks:
-    """The version first: the list is never older than it says."""
+    """Read the version first, so that the list is never older than its version."""
     version: int = await connection.fetchval("SELECT version FROM block_version")
     rows = await connection.fetch(f"{_BLOCKS} WHERE valid_until IS NULL OR valid_until > $1 ORDER BY field, value", now)
     return Blocks(version=version, data=[_block(row, now) for row in rows])

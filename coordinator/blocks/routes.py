@@ -1,66 +1,66 @@
-"""Who is denied everywhere: a list for people, and the same list for agents, who wait for its next version."""
+"""HTTP: the block list. People read and change it, and agents wait for its next version."""
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import Field
 
-from coordinator.access.auth import actor_of, caller_of, require
+from coordinator.access.auth import RequireScope, actor_of, authenticated
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
-from coordinator.blocks.delete_block import delete_block
-from coordinator.blocks.put_block import Wanted, put_block
+from coordinator.blocks import operations
 from coordinator.blocks.read_blocks import Block, Blocks, tagged_blocks
-from coordinator.exchange.parsing import refused
-from coordinator.http.conditions import unless_known
-from coordinator.http.inputs import Moment, Reason, faults_of_end, faults_of_reason
-from coordinator.http.polling import a_version, has_it, news
-from coordinator.http.queries import INTEGER, Query, with_query
+from coordinator.http.conditions import IfNoneMatch, unless_known
+from coordinator.http.parameters import Moment, Reason, Text, faults_of_end
+from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
 from coordinator.state import Coordinator, CoordinatorDep
 from protocol.blocks import MAX_BLOCKS, spelt
 from protocol.check import BlockField
-from protocol.messages import Message
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import reply
+from web.openapi import described
+from web.problems import Problem, refused, refused_all
+from web.strict_routes import BodyModel
 
 router = APIRouter(tags=["catalogue"], route_class=IdempotentRoute)
-Writer = Annotated[Caller, Depends(require("quota:write"))]
+Writer = Annotated[Caller, Depends(RequireScope("quota:write"))]
 
 
-class BlockBody(Message, frozen=True):
-    """Without `valid_until`: until it is deleted."""
+class BlockBody(BodyModel):
+    """Without `valid_until` the block is in force until it is deleted."""
 
-    field: BlockField
-    value: Annotated[str, Meta(min_length=1, max_length=256)]
+    field: Annotated[BlockField, Field(strict=False, description="What to block by.", examples=["tenant"])]
+    value: Annotated[Text, Field(description="The blocked value; a network for `ip`.", examples=["acme"])]
     reason: Reason
     valid_until: Moment | None = None
 
 
 async def require_reader(request: Request, coordinator: CoordinatorDep) -> Caller:
-    """Agents, and people who may read limits."""
-    caller = await caller_of(request, coordinator)
+    """Let agents in, and people who may read limits."""
+    caller = await authenticated(request, coordinator)
     if caller.region is None and not caller.may("quota:read"):
-        raise Problem("forbidden", "this needs a token with the scope quota:read, or of one region")
+        raise Problem("forbidden", "The token lacks the scope `quota:read`, and is not one of a single region.")
     return caller
 
 
 Reader = Annotated[Caller, Depends(require_reader)]
-_SINCE = {"since": ("a version: wait until there is another one, or answer 304 after a while", INTEGER)}
 
 
-@router.get("/v1/blocks", **with_query(described(answers={200: Blocks, 304: None}), _SINCE))
-async def list_blocks(request: Request, coordinator: CoordinatorDep, caller: Reader) -> Response:
-    """All that are in force. There are never so many that they would need pages."""
-    query = Query(request)
-    since = query.one("since", a_version, None)
-    query.checked()
+@router.get("/v1/blocks", **described(answers={200: Blocks, 304: None}))
+async def list_blocks(
+    request: Request,
+    coordinator: CoordinatorDep,
+    caller: Reader,
+    query: Annotated[PollQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return all blocks in force, in one page. Requires the scope `quota:read`, or a region's token."""
     with coordinator.hub.subscribe(caller.region or "") as subscription:
         blocks, tag = await _blocks(coordinator)
-        if has_it(request, since, blocks.version, tag):
-            await news(subscription, "blocks")
+        if is_up_to_date(request, query.since, blocks.version, tag):
+            await wait_for_signal(subscription, "blocks")
             blocks, tag = await _blocks(coordinator)
-    if has_it(request, since, blocks.version, tag):
-        return Response(status_code=304)
+    if is_up_to_date(request, query.since, blocks.version, tag):
+        return Response(status_code=304, headers={"ETag": tag})
     return unless_known(request, reply(blocks), tag)
 
 
@@ -70,32 +70,38 @@ async def _blocks(coordinator: Coordinator) -> tuple[Blocks, str]:
     return await coordinator.database.run(lambda c: tagged_blocks(c, now), snapshot=True)
 
 
-@router.post("/v1/blocks", **described(body=BlockBody, answers={201: Block, 200: Block, 409: None}))
-async def put_block_(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
-    """Denied in every region within a second. The same field and value again is the same block: 200."""
-    body, by, now = await read_body(request, BlockBody), actor_of(request, caller), coordinator.clock.now()
-    if faults := [*faults_of_end(now, body.valid_until, now), *faults_of_reason(body.reason)]:
-        raise refused(faults)
-    wanted = Wanted(body.field, _spelt(body.field, body.value), body.reason, body.valid_until)
-    put = await coordinator.database.run(lambda c: put_block(c, wanted, by, now))
+@router.post("/v1/blocks", **described(answers={201: Block, 200: Block, 409: None}))
+async def put_block(request: Request, coordinator: CoordinatorDep, caller: Writer, body: BlockBody) -> Response:
+    """Deny a subject in every region within a second.
+
+    A block of the same field and value is changed, and the answer is 200.
+    """
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    if faults := faults_of_end(now, body.valid_until, now):
+        raise refused_all(faults)
+    wanted = operations.BlockRequest(body.field, _spelt(body.field, body.value), body.reason, body.valid_until)
+    put = await coordinator.database.run(lambda c: operations.put_block(c, wanted, by, now))
     if put.block is None:
-        raise Problem(
-            "full", f"there are {MAX_BLOCKS} blocks, and there can be no more; delete some, or block networks"
-        )
+        raise Problem("full", f"There are {MAX_BLOCKS} blocks, which is the maximum. Delete some, or block networks.")
     return reply(put.block, 201 if put.is_new else 200)
 
 
 @router.delete("/v1/blocks/{field}/{value:path}", **described(answers={204: None, 404: None}))
-async def delete_block_(
-    request: Request, field: str, value: str, coordinator: CoordinatorDep, caller: Writer
+async def delete_block(
+    request: Request,
+    field: Annotated[str, Path(description="What the block is by.", examples=["tenant"])],
+    value: Annotated[str, Path(description="The blocked value.", examples=["acme"])],
+    coordinator: CoordinatorDep,
+    caller: Writer,
 ) -> Response:
+    """Delete a block: its subject is let in again in every region within a second."""
     by, now = actor_of(request, caller), coordinator.clock.now()
     if field not in set(BlockField):
-        raise Problem("not-found", f"nobody can be blocked by {field!r}")
+        raise Problem("not-found", f"There are no blocks by {field!r}.")
     kind = BlockField(field)
     text = _spelt(kind, value)
-    if not await coordinator.database.run(lambda c: delete_block(c, kind, text, by, now)):
-        raise Problem("not-found", "there is no such block")
+    if not await coordinator.database.run(lambda c: operations.delete_block(c, kind, text, by, now)):
+        raise Problem("not-found", "There is no such block.")
     return Response(status_code=204)
 
 
@@ -103,4 +109,4 @@ def _spelt(field: BlockField, value: str) -> str:
     try:
         return spelt(field, value)
     except ValueError as error:
-        raise refused([InvalidParameter("value", "format", str(error))]) from error
+        raise refused("value", "format", str(error)) from error

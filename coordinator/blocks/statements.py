@@ -1,4 +1,4 @@
-"""The block list's version. Its one row is also the list's lock."""
+"""Statements on the version of the block list. Its one row is also the lock of the list."""
 
 from coordinator.database.connection import Connection
 from coordinator.database.notify import notify
@@ -7,18 +7,18 @@ from protocol.messages import Signal
 
 
 async def lock_blocks(connection: Connection) -> None:
-    """Nobody else changes the list until this transaction ends."""
+    """Lock the list: no other transaction changes it until this one ends."""
     await connection.execute("SELECT FROM block_version FOR UPDATE")
 
 
 async def advance_blocks(connection: Connection) -> None:
-    """Every agent hears of it when this transaction commits."""
+    """Advance the version, and notify all agents when this transaction commits."""
     version: int = await connection.fetchval(_ADVANCE)
     await notify(connection, [Notice(Signal(kind="blocks", version=version))])
 
 
 async def blocks_tag(connection: Connection) -> str:
-    """Return what names the list's state: a version number alone comes again after a restore."""
+    """Return a tag of the list's state. After a restore a version number may come again with another state."""
     version, stamp = await connection.fetchrow("SELECT version, stamp FROM block_version") or (0, "")
     return f"{version}-{stamp}"
 

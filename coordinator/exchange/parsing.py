@@ -45,7 +45,7 @@ from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.periods import period_named_outside
 from protocol.units import MAX_UNITS
 from web.bodies import decode, decode_parts
-from web.problems import InvalidParameter, Problem
+from web.problems import InvalidParameter, Problem, refused
 
 LONGEST_REASON = 256
 ALWAYS_SHORT = 6  # so many dimensions of the longest names and values are within MAX_DIMENSIONS_LENGTH
@@ -92,10 +92,6 @@ class ParsedShares(NamedTuple):
     request: SharesRequest
     refused_rates: Sequence[WantRefused]
     refused_slots: Sequence[WantRefused]
-
-
-def refused(faults: Sequence[InvalidParameter]) -> Problem:
-    return Problem("invalid-request", f"{faults[0].field}: {faults[0].reason}", invalid_parameters=faults)
 
 
 # --- exchanges --------------------------------------------------------------------------------------------------------
@@ -214,7 +210,7 @@ def parse_shares(body: bytes) -> ParsedShares:
     """Parse the reports of rates and slots. Raises a Problem if there is no envelope, or nothing in it."""
     envelope = decode_parts(body, _Shares)
     if not envelope.rates and not envelope.slots:
-        raise refused([InvalidParameter("rates", "required", "name a rate, or slots")])
+        raise refused("rates", "required", "Name a rate, or slots.")
     names: set[str] = set()  # of both: a key is a rate or has slots
     rates, refused_rates = _parse_items(envelope.rates, RateReport, "rates", names)
     slots, refused_slots = _parse_items(envelope.slots, SlotReport, "slots", names)

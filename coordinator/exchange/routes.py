@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import structs
 from starlette.routing import Route
@@ -15,13 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from coordinator.access.auth import actor_of, caller_of, require_a_region, require_this_region
 from coordinator.epochs.open import fence_lost, open_epoch
 from coordinator.epochs.rebind import rebind_epoch
-from coordinator.exchange.parsing import parse_call, parse_shares, refused
+from coordinator.exchange.parsing import parse_call, parse_shares
 from coordinator.exchange.rules.budget import Budget
 from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied
-from coordinator.http.conditions import unless_known
-from coordinator.http.polling import a_version, has_it, news
-from coordinator.http.queries import Query, number_of
+from coordinator.http.conditions import IfNoneMatch, unless_known
+from coordinator.http.parameters import EpochNumber
+from coordinator.http.polling import PollQuery, is_up_to_date, wait_for_signal
 from coordinator.limits.policy_bundle import tagged_policy_bundle
 from coordinator.outages import DatabaseUnavailable
 from coordinator.shared_limits.share_rates import share_rates
@@ -38,10 +38,12 @@ from protocol.messages import (
     Signal,
 )
 from protocol.outcomes import EpochRefusal
-from web.bodies import described, read_body, read_json, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import read_body, read_json, reply
+from web.openapi import described
+from web.problems import Problem, refused
+from web.strict_routes import StrictRoute
 
-router = APIRouter(tags=["agents"])
+router = APIRouter(tags=["agents"], route_class=StrictRoute)
 
 PathRegion = Annotated[str, Depends(require_this_region)]
 AuthenticatedRegion = Annotated[str, Depends(require_a_region)]
@@ -70,11 +72,11 @@ _REFUSED_EPOCHS = {
 @router.post(
     "/v1/regions/{region}/epochs", **described(body=OpenEpoch, answers={200: EpochOpened, 409: None, 429: None})
 )
-async def open_epoch_(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
+async def open_region_epoch(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Opening twice with the same nonce and fingerprint gives the same epoch."""
     body = await read_body(request, OpenEpoch)
     if body.cell >= body.cells:
-        raise refused([InvalidParameter("cell", "maximum", f"of {body.cells} cells the last is {body.cells - 1}")])
+        raise refused("cell", "maximum", f"Of {body.cells} cells the last is {body.cells - 1}.")
     _take_an_epoch(coordinator, region, Budget.JOURNAL_EPOCHS if body.journal else Budget.EPOCHS)
     lanes, now = coordinator.settings.lanes, coordinator.clock.now()
     opened = await coordinator.database.run(lambda c: open_epoch(c, region, body, lanes, now))
@@ -93,11 +95,13 @@ def _take_an_epoch(coordinator: Coordinator, region: str, budget: Budget) -> Non
 @router.post(
     "/v1/regions/{region}/epochs/{epoch}:rebind", **described(body=RebindEpoch, answers={200: EpochOpened, 409: None})
 )
-async def rebind_epoch_(request: Request, region: PathRegion, epoch: str, coordinator: CoordinatorDep) -> Response:
+async def rebind_region_epoch(
+    request: Request, region: PathRegion, epoch: EpochNumber, coordinator: CoordinatorDep
+) -> Response:
     """A single store that fsyncs every write goes on in its epoch after a restart. Again: nothing changes."""
-    body, number, now = await read_body(request, RebindEpoch), number_of("epoch", epoch), coordinator.clock.now()
+    body, now = await read_body(request, RebindEpoch), coordinator.clock.now()
     by = actor_of(request, await caller_of(request, coordinator))
-    return reply(_granted(await coordinator.database.run(lambda c: rebind_epoch(c, region, number, body, by, now))))
+    return reply(_granted(await coordinator.database.run(lambda c: rebind_epoch(c, region, epoch, body, by, now))))
 
 
 def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
@@ -108,7 +112,7 @@ def _granted(answer: EpochOpened | EpochRefusal) -> EpochOpened:
 
 
 @router.post("/v1/regions/{region}/exchanges", **described(body=ExchangeRequest, answers={200: ExchangeResponse}))
-async def exchange(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
+async def post_exchanges(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Book what lanes report and grant what they want. The same bytes again are booked once. An exchange or a want that
     is malformed is refused by itself, in its place among the replies.
     """
@@ -142,7 +146,7 @@ class ExchangesAhead:
 
 async def _exchange(request: Request, region: str) -> Response:
     coordinator = await coordinator_of(request)
-    return await exchange(request, await require_this_region(request, region, coordinator), coordinator)
+    return await post_exchanges(request, await require_this_region(request, region, coordinator), coordinator)
 
 
 _EXCHANGES = re.compile("/v1/regions/([^/]+)/exchanges")
@@ -159,7 +163,7 @@ async def _apply(coordinator: Coordinator, call: ExchangeCall) -> Applied:
 
 
 @router.post("/v1/regions/{region}/shares", **described(body=SharesRequest, answers={200: SharesResponse}))
-async def shares(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
+async def post_shares(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """What this region wants of rates and slots that are shared by demand, and what it may use from now on. A rate or
     slot that is malformed is refused by itself.
     """
@@ -180,7 +184,7 @@ _SIGNALS["responses"][200] = {"description": "Hints, as they come", "content": {
 
 
 @router.get("/v1/regions/{region}/signals", **_SIGNALS)
-async def signals(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
+async def stream_signals(request: Request, region: PathRegion, coordinator: CoordinatorDep) -> Response:
     """Server-sent events, each with a Signal as its data. They are hints: what is missed comes with an exchange."""
     events = _events(request, region, coordinator)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -218,17 +222,20 @@ def _event(signal: Signal) -> bytes:
 
 
 @router.get("/v1/policies", **described(answers={200: PolicyBundle, 304: None}))
-async def policies(request: Request, region: AuthenticatedRegion, coordinator: CoordinatorDep) -> Response:
+async def get_policies(
+    request: Request,
+    region: AuthenticatedRegion,
+    coordinator: CoordinatorDep,
+    query: Annotated[PollQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
     """All that an agent needs to decide. With `since`, waits until there is another version than that."""
-    query = Query(request)
-    since = query.one("since", a_version, None)
-    query.checked()
     with coordinator.hub.subscribe(region) as subscription:
         bundle, tag = await _bundle(coordinator, region)
-        if has_it(request, since, bundle.version, tag):
-            await news(subscription, "policies")
+        if is_up_to_date(request, query.since, bundle.version, tag):
+            await wait_for_signal(subscription, "policies")
             bundle, tag = await _bundle(coordinator, region)
-    if has_it(request, since, bundle.version, tag):
+    if is_up_to_date(request, query.since, bundle.version, tag):
         return Response(status_code=304)
     return unless_known(request, reply(bundle), tag)
 

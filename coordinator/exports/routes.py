@@ -1,4 +1,4 @@
-"""For finance: every usage line of a period, as a file that can be proven and whose download can be resumed."""
+"""HTTP: exports of every usage line of a period, as files that can be verified and whose download can be resumed."""
 
 import re
 import zlib
@@ -6,52 +6,59 @@ from collections.abc import AsyncIterator
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
 from fastapi.responses import StreamingResponse
-from msgspec import Meta
+from pydantic import Field
 
-from coordinator.access.auth import require
+from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute, id_for
-from coordinator.exports.requests import (
-    Export,
-    ExportRequest,
-    NoExport,
-    ask_export,
-    cancel_export,
-    read_export,
-    read_from,
-)
+from coordinator.exports import requests
+from coordinator.exports.requests import Export, ExportRequest, NoExport, ask_export, read_export, read_from
 from coordinator.exports.rules import ExportFormat, can_be_written
-from coordinator.http.queries import a_text
+from coordinator.http.conditions import IfNoneMatch
+from coordinator.http.parameters import Text, path_id
 from coordinator.state import Coordinator, CoordinatorDep
-from protocol.messages import Message
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import reply
+from web.openapi import described
+from web.problems import Problem, refused
+from web.strict_routes import BodyModel
 
 router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
-Reader = Annotated[Caller, Depends(require("usage:read"))]
-_NOT_HERE = "it takes pyarrow, which this coordinator has not: install leasehold[parquet]; csv and ndjson take nothing"
+Reader = Annotated[Caller, Depends(RequireScope("usage:read"))]
+_NO_PYARROW = "Parquet takes pyarrow, which this coordinator lacks: install leasehold[parquet], or use csv or ndjson."
 _MEDIA = {
     ExportFormat.CSV: "text/csv; charset=utf-8",
     ExportFormat.NDJSON: "application/x-ndjson",
     ExportFormat.PARQUET: "application/vnd.apache.parquet",
 }
 
+_MISSING = "There is no such export."
+ExportId = Annotated[
+    UUID, Path(description="The id of an export.", examples=["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]), path_id(_MISSING)
+]
 
-class ExportBody(Message, frozen=True):
-    period: str
-    format: Annotated[str, Meta(description="csv, ndjson or parquet")] = "csv"
-    tenant: Annotated[str | None, Meta(description="whose lines; those of all")] = None
+
+class ExportBody(BodyModel):
+    period: Annotated[Text, Field(description="A period.", examples=["2026-11"])]
+    format: Annotated[ExportFormat, Field(strict=False, description="The format of the file.", examples=["csv"])] = (
+        ExportFormat.CSV
+    )
+    tenant: Annotated[Text | None, Field(description="Only this tenant's lines.", examples=["acme"])] = None
 
 
-@router.post("/v1/exports", **described(body=ExportBody, answers={202: Export, 404: None, 409: None}))
-async def add_export(request: Request, coordinator: CoordinatorDep, caller: Reader) -> Response:
-    """Every usage line of a period up to the newest seal. `Location` tells how far it is, and is its manifest then.
+@router.post(
+    "/v1/exports",
+    **described(answers={202: Export, 404: None, 409: None}, headers={202: ["Location"], 409: ["Retry-After"]}),
+)
+async def create_export(request: Request, coordinator: CoordinatorDep, caller: Reader, body: ExportBody) -> Response:
+    """Request a file of every usage line of a period, up to the newest seal.
 
-    Whoever asks for what somebody else has asked for is given the same.
+    `Location` is the path of its progress and manifest. Equal requests of several callers share one export.
     """
-    asked, now = _checked(await read_body(request, ExportBody)), coordinator.clock.now()
+    if not can_be_written(body.format):
+        raise refused("format", "supported", _NO_PYARROW)
+    asked, now = ExportRequest(body.period, body.tenant, body.format), coordinator.clock.now()
     export_id = id_for(request, caller)
     found = await coordinator.database.run(lambda c: ask_export(c, export_id, asked, caller.token_id, now))
     if isinstance(found, NoExport):
@@ -60,53 +67,47 @@ async def add_export(request: Request, coordinator: CoordinatorDep, caller: Read
     return reply(found, 202, {"Location": f"/v1/exports/{found.id}"})
 
 
-def _checked(body: ExportBody) -> ExportRequest:
-    if body.format not in list(ExportFormat):
-        raise _refused(InvalidParameter("format", "known", f"it is one of {', '.join(ExportFormat)}"))
-    format_ = ExportFormat(body.format)
-    if not can_be_written(format_):
-        raise _refused(InvalidParameter("format", "supported", _NOT_HERE))
-    for field in ("period", "tenant"):
-        if (text := getattr(body, field)) is not None:
-            try:
-                a_text(text)
-            except ValueError as error:
-                raise _refused(InvalidParameter(field, "format", str(error))) from None
-    return ExportRequest(body.period, body.tenant, format_)
-
-
-def _refused(fault: InvalidParameter) -> Problem:
-    return Problem("invalid-request", f"{fault.field}: {fault.reason}", invalid_parameters=[fault])
-
-
 @router.get("/v1/exports/{export}", **described(answers={200: Export, 404: None}))
-async def get_export(export: str, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """The manifest: rows, bytes, SHA-256, and the seal that it is of."""
+async def get_export(export: ExportId, coordinator: CoordinatorDep, _: Reader) -> Response:
+    """Return the progress of an export, and its manifest: rows, bytes, SHA-256 and the seal it is of."""
     return reply(await _found(coordinator, export))
 
 
 @router.post("/v1/exports/{export}:cancel", **described(answers={200: Export, 404: None}))
-async def cancel(export: str, coordinator: CoordinatorDep, caller: Reader) -> Response:
-    """It ends, and its bytes go, when nobody who asked for it wants it any more. Of others it changes nothing."""
-    export_id, now = _id(export), coordinator.clock.now()
-    return reply(_there(await coordinator.database.run(lambda c: cancel_export(c, export_id, caller.token_id, now))))
+async def cancel_export(export: ExportId, coordinator: CoordinatorDep, caller: Reader) -> Response:
+    """Withdraw the caller's interest. The export is deleted when no caller remains."""
+    now = coordinator.clock.now()
+    return reply(
+        _there(await coordinator.database.run(lambda c: requests.cancel_export(c, export, caller.token_id, now)))
+    )
 
 
 _DATA = described(
-    answers={200: None, 206: None, 304: None, 404: None, 409: None, 410: None, 416: None}, also=tuple(_MEDIA.values())
+    answers={200: None, 206: None, 304: None, 404: None, 409: None, 410: None, 416: None},
+    also=tuple(_MEDIA.values()),
+    headers={206: ["ETag", "Content-Range"], 409: ["Retry-After"], 416: ["Content-Range"]},
 )
 
 
 @router.get("/v1/exports/{export}/data", **_DATA)
-async def get_data(request: Request, export: str, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """The lines. `Range: bytes=N-` goes on where a download ended; gzip for whoever accepts it and asks for all."""
+async def download_export(
+    request: Request,
+    export: ExportId,
+    coordinator: CoordinatorDep,
+    _: Reader,
+    _range: Annotated[
+        str | None,
+        Header(alias="Range", description="`bytes=N-` resumes a download at byte N.", examples=["bytes=1048576-"]),
+    ] = None,
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return the file of an export. It is compressed for clients that accept gzip and ask for all of it."""
     found = await _found(coordinator, export)
     if not found.is_kept(coordinator.clock.now()):
-        raise Problem(
-            "export-gone", "it was cancelled" if found.cancelled_at else f"it was kept until {found.expires_at}"
-        )
+        ended = "was cancelled" if found.cancelled_at else f"expired at {found.expires_at}"
+        raise Problem("export-gone", f"The export {ended}. Request a new one.")
     if found.finished_at is None:
-        raise Problem("export-not-ready", "it is being made: look at its progress", headers={"Retry-After": "1"})
+        raise Problem("export-not-ready", "The export is not finished. Try again later.", headers={"Retry-After": "1"})
     headers = {
         "ETag": f'"{found.sha256}"',
         "Cache-Control": "private, max-age=31536000, immutable",
@@ -128,13 +129,13 @@ async def get_data(request: Request, export: str, coordinator: CoordinatorDep, _
 
 
 def _start(request: Request, tag: str, size: int) -> int:
-    """Where the one range that is served begins; any other, or one of other bytes, is as if it were not there."""
+    """Return where the requested range begins. Ranges of another form, or of another file, are ignored."""
     wanted = re.fullmatch(r"bytes=(\d{1,18})-", request.headers.get("Range", ""), re.ASCII)
     if wanted is None or request.headers.get("If-Range", tag) != tag:
         return 0
     start = int(wanted[1])
     if start >= size:
-        detail = f"the export has {size} bytes"
+        detail = f"The export has {size} bytes."
         raise Problem("range-not-satisfiable", detail, headers={"Content-Range": f"bytes */{size}"})
     return start
 
@@ -152,19 +153,11 @@ async def _gzipped(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     yield packer.flush()
 
 
-async def _found(coordinator: Coordinator, export: str) -> Export:
-    export_id = _id(export)
-    return _there(await coordinator.database.read(lambda c: read_export(c, export_id)))
-
-
-def _id(export: str) -> UUID:
-    try:
-        return UUID(export)
-    except ValueError:
-        raise Problem("not-found", "there is no such export") from None
+async def _found(coordinator: Coordinator, export: UUID) -> Export:
+    return _there(await coordinator.database.read(lambda c: read_export(c, export)))
 
 
 def _there(found: Export | None) -> Export:
     if found is None:
-        raise Problem("not-found", "there is no such export")
+        raise Problem("not-found", _MISSING)
     return found

@@ -1,23 +1,25 @@
-"""For those who watch: is it alive, can it do its work, what did it count. No token: nothing here names a tenant."""
+"""HTTP: liveness, readiness and metrics. They take no token, for nothing in them names a tenant."""
 
 from fastapi import APIRouter, Response
 
 from coordinator.state import CoordinatorDep
-from web.bodies import described, reply
+from web.bodies import reply
 from web.health import Health, HealthStatus
 from web.metrics import exposition
+from web.openapi import described
 
 router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz")
-async def healthz() -> Response:
+async def get_liveness() -> Response:
+    """Answer as long as the process serves requests."""
     return reply({"status": "ok"})
 
 
 @router.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
-async def readyz(coordinator: CoordinatorDep) -> Response:
-    """Prove a commit, within two seconds, and tell why the coordinator is degraded or not ready: then it is 503."""
+async def get_readiness(coordinator: CoordinatorDep) -> Response:
+    """Prove a commit within two seconds, and return why the coordinator is degraded, or 503 if it is not ready."""
     await coordinator.health.look()
     found = coordinator.health.report()
     if found.status is HealthStatus.NOT_READY:
@@ -26,7 +28,7 @@ async def readyz(coordinator: CoordinatorDep) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(coordinator: CoordinatorDep) -> Response:
-    """What was counted here, and what one coordinator measured for all. The database is not asked."""
+async def get_metrics(coordinator: CoordinatorDep) -> Response:
+    """Return metrics in the format of Prometheus: this coordinator's own, and figures that one measured for all."""
     coordinator.metrics.streams.set(len(coordinator.hub))
     return exposition(coordinator.metrics.registry)

@@ -1,35 +1,43 @@
-"""Long polls: whoever has the newest version waits until there may be another one."""
+"""Long polls: a client that has the newest version waits for the next one."""
 
 import asyncio
+from typing import Annotated
 
 from fastapi import Request
+from pydantic import Field
 
 from coordinator.http.conditions import names_tag
+from coordinator.http.parameters import WholeNumber
 from coordinator.signals import Subscription
+from web.strict_routes import QueryModel
 
-LONGEST_POLL_S = 20.0
-
-
-def a_version(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
-        raise ValueError("it is a version: a whole number")
-    return int(text)
+MAX_POLL_S = 20.0
 
 
-def has_it(request: Request, since: int | None, version: int, tag: str) -> bool:
-    """Whether the client has this version already. A client that sends the ETag as well must have that, too.
+class PollQuery(QueryModel):
+    since: Annotated[
+        WholeNumber | None,
+        Field(
+            description=f"A version. Wait up to {MAX_POLL_S:.0f} seconds for a newer one, then answer 304.",
+            examples=[7],
+        ),
+    ] = None
 
-    After a restore of the database a version number comes again with another content, and the ETag differs.
+
+def is_up_to_date(request: Request, since: int | None, version: int, tag: str) -> bool:
+    """Return whether the client has this version. If it sends an ETag as well, that must be the version's, too.
+
+    After a restore of the database a version number may come again with other content, and then the ETag differs.
     """
     known = request.headers.get("If-None-Match")
     return version == since and (known is None or names_tag(known, tag))
 
 
-async def news(subscription: Subscription, kind: str) -> None:
-    """Until there may be some, the poll has lasted long enough, or the coordinator stops."""
+async def wait_for_signal(subscription: Subscription, kind: str) -> None:
+    """Wait for a signal of this kind, until the poll has lasted long enough, or until the coordinator stops."""
     try:
-        async with asyncio.timeout(LONGEST_POLL_S):
-            while (taken := await subscription.take(LONGEST_POLL_S)) is not None:
+        async with asyncio.timeout(MAX_POLL_S):
+            while (taken := await subscription.take(MAX_POLL_S)) is not None:
                 if any(signal.kind == kind for signal in taken):
                     return
     except TimeoutError:

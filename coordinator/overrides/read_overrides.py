@@ -1,4 +1,4 @@
-"""Overrides: other limits for some of a quota's keys, for a while."""
+"""Read overrides: other limits for some of a quota's keys, for a time."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -16,7 +16,7 @@ from protocol.limits.document import LimitValue
 class Override(Struct, frozen=True):
     id: UUID
     quota: str
-    subject: dict[str, str]  # it reaches every key with these values; without any, all of the quota's keys
+    subject: dict[str, str]  # every key with these values; without any, all keys of the quota
     limit: LimitValue
     valid_from: datetime
     valid_until: datetime | None
@@ -26,13 +26,13 @@ class Override(Struct, frozen=True):
 
 
 class OverrideName(NamedTuple):
-    """Where a list goes on."""
+    """The place of an override in a list."""
 
     key: str = ""
-    id: str = "00000000-0000-0000-0000-000000000000"
+    id: UUID = UUID(int=0)
 
 
-class Named(NamedTuple):
+class KeyedOverride(NamedTuple):
     key: str
     override: Override
 
@@ -44,10 +44,10 @@ async def read_override(connection: Connection, id_: UUID) -> Override | None:
 
 async def read_overrides(
     connection: Connection, quotas: Sequence[str], since: datetime | None, after: OverrideName, count: int
-) -> list[Named]:
-    """At most so many, by subject: of these quotas, or of all. With `since`: only what is or will be in force then."""
-    rows = await connection.fetch(_SOME, list(quotas) or None, since, after.key, UUID(after.id), count)
-    return [Named(row["key"], _override(row)) for row in rows]
+) -> list[KeyedOverride]:
+    """Return up to `count` overrides of these quotas, or of all. With `since`, leave out those that ended before."""
+    rows = await connection.fetch(_SOME, list(quotas) or None, since, after.key, after.id, count)
+    return [KeyedOverride(row["key"], _override(row)) for row in rows]
 
 
 def _override(row: asyncpg.Record) -> Override:

@@ -17,6 +17,7 @@ from sqlalchemy import BigInteger, Integer, select
 from coordinator.database.compiled import compiled, parameter
 from coordinator.database.connection import Connection
 from coordinator.database.tables import transfer
+from coordinator.http.pagination import PageLinks
 from coordinator.proof.rules import TransferRow, billed_row, genesis_head, microseconds, plain
 from coordinator.proof.seal import movement_entries, report_entries, seal_of
 from coordinator.usage.read_statement import NoStatement, Source, read_sources
@@ -69,7 +70,7 @@ class LineProof(Struct, frozen=True):
     reports: list[ProvenReport]
     movements: list[int]  # transfers without a report
     seals: list[ProvenSeal]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
 class ProofPart(NamedTuple):

@@ -1,112 +1,135 @@
-"""For auditors: the seals, and whether the books are what was booked."""
+"""HTTP: seals, verifications of the ledger, and proofs of single statement lines."""
 
-from collections.abc import Sequence
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta, Struct
+from fastapi import APIRouter, Depends, Path, Query, Response
+from msgspec import Struct
+from pydantic import Field
 
-from coordinator.access.auth import require
+from coordinator.access.auth import RequireScope
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
-from coordinator.http.queries import INTEGER, PAGE, Query, a_number, with_query
+from coordinator.http.pagination import PageLinks, PageQuery
+from coordinator.http.parameters import WholeNumber, path_id
 from coordinator.proof.read_proof import BillsNothing, LineProof, NoSuchSeal, TooManySeals, read_proof
 from coordinator.proof.rules import KeptSeal
 from coordinator.proof.seal import ShownSeal, read_seals
 from coordinator.proof.verifications import AskedVerification, ask_verification, read_verification
 from coordinator.state import CoordinatorDep
-from coordinator.usage.statement_routes import AS_OF, asked_line, of_line
-from protocol.messages import Message
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from coordinator.usage.statement_routes import LineNumber, LineQuery, PathStatement, found_line
+from protocol.units import MAX_UNITS
+from web.bodies import reply
+from web.openapi import described
+from web.problems import Problem, refused
+from web.strict_routes import BodyModel
 
 router = APIRouter(tags=["audit"], route_class=IdempotentRoute)
-Auditor = Annotated[Caller, Depends(require("audit:read"))]
+Auditor = Annotated[Caller, Depends(RequireScope("audit:read"))]
 
+MAX_KEPT_SEALS = 1000
+DEFAULT_REPORTS = 100  # a page of reports of a line, each with everything that came in it
 
-MOST_KEPT = 1000
-PARTS = 100  # reports of a line, with all that came in them
+_MISSING = "There is no such verification."
+VerificationId = Annotated[
+    UUID,
+    Path(description="The id of a verification.", examples=["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]),
+    path_id(_MISSING),
+]
 
 
 class SealList(Struct, frozen=True):
-    """The newest first."""
+    """Seals, newest first."""
 
     data: list[ShownSeal]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
-@router.get("/v1/seals", **with_query(described(answers={200: SealList}), PAGE))
-async def list_seals(request: Request, coordinator: CoordinatorDep, _: Auditor) -> Response:
-    """Each vouches for all before it: whoever keeps the newest hash elsewhere can tell if any of it is changed."""
-    query = Query(request)
+@router.get("/v1/seals", **described(answers={200: SealList}))
+async def list_seals(coordinator: CoordinatorDep, _: Auditor, query: Annotated[PageQuery, Query()]) -> Response:
+    """Return seals, newest first.
+
+    Each covers all before it: a copy of the newest hash, kept elsewhere, shows whether any of them is changed later.
+    """
     page = query.page("seals")
-    if page.cursor.after and not page.cursor.after.isdecimal():
-        query.refuse("page_after", "format", "it is not the `next` of a page")
-    query.checked()
-    before = int(page.cursor.after) if page.cursor.after else None
-    rows = await coordinator.database.read(lambda c: read_seals(c, before, page.size + 1))
-    return reply(SealList(rows[: page.size], page.links(rows, lambda row: str(row.number))))
+    rows = await coordinator.database.read(lambda c: read_seals(c, page.after(int), page.size + 1))
+    return reply(SealList(rows[: page.size], page.links(rows, lambda row: row.number)))
 
 
-class VerificationBody(Message, frozen=True):
+class KeptSealBody(BodyModel):
+    """A seal that was written down elsewhere."""
+
+    number: Annotated[int, Field(ge=1, le=MAX_UNITS, description="The number of the seal.", examples=[42])]
+    hash: Annotated[
+        str,
+        Field(pattern="^[0-9a-f]{64}$", description="Its hash, as the list of seals has it.", examples=["0f" * 32]),
+    ]
+
+
+class VerificationBody(BodyModel):
     kept_seals: Annotated[
-        Sequence[KeptSeal], Meta(max_length=MOST_KEPT, description="seals that you kept elsewhere; each must be there")
-    ] = ()
+        list[KeptSealBody],
+        Field(
+            default_factory=list,
+            max_length=MAX_KEPT_SEALS,
+            description="Seals that you kept elsewhere. Each must still be there.",
+        ),
+    ]
 
 
-@router.post("/v1/verifications", **described(body=VerificationBody, answers={202: AskedVerification}))
-async def add_verification(request: Request, coordinator: CoordinatorDep, caller: Auditor) -> Response:
-    """Have the whole ledger proven. It takes a while: ask for the result at `Location`. The body may be left out."""
-    body = await read_body(request, VerificationBody) if await request.body() else VerificationBody()
-    now = coordinator.clock.now()
-    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, body.kept_seals, now))
+@router.post("/v1/verifications", **described(answers={202: AskedVerification}, headers={202: ["Location"]}))
+async def create_verification(
+    coordinator: CoordinatorDep, caller: Auditor, body: VerificationBody | None = None
+) -> Response:
+    """Verify the whole ledger. It takes a while: read the result at `Location`. The body may be left out."""
+    kept, now = (
+        [KeptSeal(each.number, each.hash) for each in (body.kept_seals if body else ())],
+        coordinator.clock.now(),
+    )
+    asked = await coordinator.database.run(lambda c: ask_verification(c, caller.token_id, kept, now))
     return reply(asked, 202, {"Location": f"/v1/verifications/{asked.id}"})
 
 
 @router.get("/v1/verifications/{verification_id}", **described(answers={200: AskedVerification, 404: None}))
-async def get_verification(verification_id: str, coordinator: CoordinatorDep, _: Auditor) -> Response:
-    asked_id = _parsed(verification_id)
-    found = await coordinator.database.read(lambda c: read_verification(c, asked_id)) if asked_id else None
+async def get_verification(verification_id: VerificationId, coordinator: CoordinatorDep, _: Auditor) -> Response:
+    """Return a verification, with its result once it is finished."""
+    found = await coordinator.database.read(lambda c: read_verification(c, verification_id))
     if found is None:
-        raise Problem("not-found", "there is no such verification")
+        raise Problem("not-found", _MISSING)
     return reply(found)
 
 
-def _parsed(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None
+class ProofQuery(LineQuery):
+    seal: Annotated[
+        WholeNumber | None,
+        Field(description="The number of the seal that you kept. Without it, the last one needed.", examples=[42]),
+    ] = None
+    page_size: Annotated[
+        WholeNumber, Field(ge=1, le=10_000, description="How many reports a page has at most.", examples=[100])
+    ] = DEFAULT_REPORTS
 
 
-@router.get(
-    "/v1/statements/{statement}/lines/{n}/proof",
-    **with_query(
-        described(answers={200: LineProof, 404: None}),
-        AS_OF | PAGE | {"seal": ("the number of the seal that you kept; without it, the last one needed", INTEGER)},
-    ),
-)
-async def get_proof(request: Request, statement: str, n: str, coordinator: CoordinatorDep, _: Auditor) -> Response:
-    """Proves a line of a statement, by the reports that it is from, to whoever has kept a seal. A page has few reports.
+@router.get("/v1/statements/{statement}/lines/{n}/proof", **described(answers={200: LineProof, 404: None}))
+async def get_line_proof(
+    coordinator: CoordinatorDep,
+    _: Auditor,
+    statement: PathStatement,
+    n: LineNumber,
+    query: Annotated[ProofQuery, Query()],
+) -> Response:
+    """Return what proves a line of a statement, to a holder of a seal: the reports that it was booked from.
 
-    It has these reports whole, with what others used in them.
+    The reports are whole, with what other tenants used in them.
     """
-    asked = asked_line(request, statement, n, PARTS)
-    last = asked.query.one("seal", a_number, None)
-    asked.query.checked()
-    size = asked.page.size
+    page, after = query.line_page(statement, n)
     found = await coordinator.database.run(
-        lambda c: read_proof(c, asked.of, asked.n, asked.as_of, asked.page.cursor.after, size, last), snapshot=True
+        lambda c: read_proof(c, statement, n, query.as_of, after, page.size, query.seal), snapshot=True
     )
     if isinstance(found, TooManySeals):
-        fault = InvalidParameter("page_size", "bound", f"its reports are {found.seals} seals apart: ask for fewer")
-        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
+        raise refused("page_size", "bound", f"These reports are {found.seals} seals apart. Ask for fewer.")
     if isinstance(found, NoSuchSeal):
-        fault = InvalidParameter("seal", "known", f"there is no seal {last}: {found.reason}")
-        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
+        raise refused("seal", "known", f"There is no seal {query.seal}: {found.reason}.")
     if isinstance(found, BillsNothing):
-        fault = InvalidParameter("n", "billed", f"it bills nothing, so nothing is to be proven: see {found.path}")
-        raise Problem("invalid-request", "the line has no proof", invalid_parameters=[fault])
-    line, reports, movements, seals, numbers = of_line(found)
-    return reply(LineProof(line, reports, movements, seals, asked.page.links(numbers, str)))
+        raise refused("n", "billed", f"The line bills nothing, so there is nothing to prove. See {found.path}.")
+    line, reports, movements, seals, numbers = found_line(found)
+    return reply(LineProof(line, reports, movements, seals, page.links(numbers, str)))

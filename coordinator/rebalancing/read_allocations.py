@@ -69,7 +69,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     regions: list[RegionAllocation]
 
 
-class AllocationQuestion(NamedTuple):
+class AllocationFilter(NamedTuple):
     """Empty: any. Without a period those that run, and those that are over and not all accounted for."""
 
     quotas: Sequence[str] = ()
@@ -79,7 +79,7 @@ class AllocationQuestion(NamedTuple):
 
 
 async def read_allocations(
-    connection: Connection, documents: Documents, question: AllocationQuestion, after: Key, count: int, now: datetime
+    connection: Connection, documents: Documents, question: AllocationFilter, after: Key, count: int, now: datetime
 ) -> list[Allocation]:
     """Return at most `count` allowances by quota and period that come after the given one. It needs a snapshot."""
     given = {name: list(values) for name, values in question._asdict().items() if values}

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET
 
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
@@ -48,15 +47,7 @@ from coordinator.rebalancing.rules.plan import (
     plan_of,
 )
 from coordinator.rebalancing.rules.region_settings import MAX_SETTINGS, NOTHING_SET, Setting, faults_of_settings
-from coordinator.rebalancing.rules.requests import (
-    Drain,
-    EvenOut,
-    MoveUnits,
-    RebalanceBody,
-    RegionSettingPatch,
-    Restore,
-    Weigh,
-)
+from coordinator.rebalancing.schemas import AnyRebalance, Drain, EvenOut, MoveUnits, RegionSettingPatch, Restore, Weigh
 from coordinator.regions.put_region import ACTIVE, DRAINING, put_region
 from coordinator.regions.read_regions import read_region
 from protocol.identifiers import parse_quota_key, subject_key
@@ -106,7 +97,7 @@ class RebalanceRequest:
     """Who asks for what, and what they have seen."""
 
     id: UUID
-    asked: RebalanceBody
+    asked: AnyRebalance
     by: Actor
     is_expected: Callable[[int], bool]  # of the newest version
 
@@ -173,7 +164,7 @@ async def _since(connection: Connection, wish: RebalanceRequest, newest: int) ->
 
 
 async def _draw(
-    connection: Connection, documents: Documents, asked: RebalanceBody, now: datetime, *, is_held: bool
+    connection: Connection, documents: Documents, asked: AnyRebalance, now: datetime, *, is_held: bool
 ) -> PlannedRebalance:
     if isinstance(asked, Drain | Restore):
         return await _draw_region(connection, asked, now)
@@ -237,7 +228,7 @@ async def _draw_settings(
 
 
 def _said(before: Setting, words: RegionSettingPatch) -> Setting:
-    said = msgspec.to_builtins(words)
+    said = words.model_dump()
     if "pin" in said:
         said["floor"] = said["ceiling"] = said.pop("pin")
     return before._replace(**said)
@@ -252,7 +243,7 @@ def _faults_of_words(catalogue: Catalogue, asked: Weigh) -> list[Fault]:
     doubled = [
         Fault(f"settings.{region}.pin", "alone", "a pin is a floor and a ceiling; say either")
         for region, words in asked.settings.items()
-        if words.pin is not UNSET and (words.floor is not UNSET or words.ceiling is not UNSET)
+        if "pin" in words.model_fields_set and words.model_fields_set & {"floor", "ceiling"}
     ]
     return [*unknown, *doubled]
 
@@ -266,7 +257,7 @@ def _faults_of_mode(spec: Quota, asked: Weigh) -> list[Fault]:
         Fault(f"settings.{region}.{word}", "mode", f"{spec.name!r} is {mode}: {_STAYS[mode]}; set a ceiling")
         for region, words in asked.settings.items()
         for word in ("weight", "floor", "pin")
-        if getattr(words, word) not in (UNSET, None)
+        if getattr(words, word) is not None
     ]
 
 
@@ -413,12 +404,12 @@ async def _set(connection: Connection, key: str, settings: Mapping[str, Setting]
     await advance_catalogue(connection)
 
 
-def _mode(asked: RebalanceBody) -> str:
+def _mode(asked: AnyRebalance) -> str:
     return str(_as_asked(asked)["mode"])
 
 
-def _as_asked(asked: RebalanceBody) -> dict[str, Any]:
-    return {name: value for name, value in msgspec.to_builtins(asked).items() if name != "dry_run"}
+def _as_asked(asked: AnyRebalance) -> dict[str, Any]:
+    return asked.model_dump(by_alias=True, exclude={"dry_run"})
 
 
 _WITH_AN_EPOCH = "SELECT region FROM region_epoch WHERE state = 'current'"

@@ -1,21 +1,22 @@
-"""For those who look after regions: who holds what of allowances and rates, and rebalances from plan to end."""
+"""HTTP: how allowances, rates and slots are divided over regions, and rebalances."""
 
 from collections.abc import Awaitable, Callable
 from typing import Annotated, TypeVar
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from msgspec import Struct, structs, to_builtins
+from pydantic import Field
 
-from coordinator.access.auth import actor_of, require
+from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute, id_for
-from coordinator.exchange.parsing import refused
 from coordinator.exchange.rules.balances import Key
-from coordinator.http.conditions import expectation, strong_tag, unless_known
-from coordinator.http.queries import PAGE, TEXT, Query, a_text, several, with_query
-from coordinator.rebalancing.follow import cancel_rebalance
-from coordinator.rebalancing.read_allocations import Allocation, AllocationQuestion, read_allocations
+from coordinator.http.conditions import IfMatch, IfNoneMatch, expectation, strong_tag, unless_known
+from coordinator.http.pagination import PageLinks, PageQuery
+from coordinator.http.parameters import Several, Text, path_id
+from coordinator.rebalancing import follow
+from coordinator.rebalancing.read_allocations import Allocation, AllocationFilter, read_allocations
 from coordinator.rebalancing.read_rebalances import Rebalance, read_rebalance, read_rebalances
 from coordinator.rebalancing.rebalance import (
     Busy,
@@ -27,112 +28,119 @@ from coordinator.rebalancing.rebalance import (
     begin_rebalance,
     plan_rebalance,
 )
-from coordinator.rebalancing.rules.requests import RebalanceBody
+from coordinator.rebalancing.schemas import RebalanceBody
 from coordinator.shared_limits.read_shares import SharedRate, SharedSlots, ShareQuestion, read_rates, read_slots
 from coordinator.state import Coordinator, CoordinatorDep
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import reply
+from web.openapi import described
+from web.problems import InvalidParameter, Problem, refused_all
 
 T = TypeVar("T")
 
 router = APIRouter(tags=["allocations"], route_class=IdempotentRoute)
-Reader = Annotated[Caller, Depends(require("quota:read"))]
-Writer = Annotated[Caller, Depends(require("alloc:write"))]
-Follower = Annotated[Caller, Depends(require("quota:read", "alloc:write"))]  # who begins one sees how far it is
+Reader = Annotated[Caller, Depends(RequireScope("quota:read"))]
+Writer = Annotated[Caller, Depends(RequireScope("alloc:write"))]
+Follower = Annotated[Caller, Depends(RequireScope("quota:read", "alloc:write"))]  # who begins one may follow it
+
+_MISSING = "There is no such rebalance."
+RebalanceId = Annotated[
+    UUID,
+    Path(description="The id of a rebalance.", examples=["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]),
+    path_id(_MISSING),
+]
+
+
+# --- allocations and shares -------------------------------------------------------------------------------------------
 
 
 class AllocationList(Struct, frozen=True):
-    """By quota and period. A list of what is, not of what was: a change between two pages shows in the second."""
+    """Allocations by quota and period, as they are now: a change between two pages shows in the second."""
 
     data: list[Allocation]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
 class RateList(Struct, frozen=True):
-    """By key: those that regions speak of. Of every other each region has its part by weight, and nobody more."""
+    """Shared rates by key: those that regions have reported. Of any other each region has its base share."""
 
     data: list[SharedRate]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
 class SlotList(Struct, frozen=True):
-    """By key: those that regions speak of. Of every other each region has its part by weight, and nobody more."""
+    """Shared slots by key: those that regions have reported. Of any other each region has its base share."""
 
     data: list[SharedSlots]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
 class RebalanceList(Struct, frozen=True):
-    """The newest first."""
+    """Rebalances, newest first."""
 
     data: list[Rebalance]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
-_ALLOCATIONS = {
-    "quota": ("only of this quota, by its name or its key (exports:tenant=acme); repeated, any of them", several(TEXT)),
-    "tenant": ("only of this tenant; repeated, any of them", several(TEXT)),
-    "region": ("only what this region holds; repeated, any of them", several(TEXT)),
-    "period": ("of this one; without it, of all that are not over, or not all accounted for", several(TEXT)),
-    **PAGE,
-}
+class ShareQuery(PageQuery):
+    quota: Annotated[
+        Several[Text],
+        Field(description="Only these quotas, by name or by key.", examples=["exports", "exports:tenant=acme"]),
+    ] = ()
+    tenant: Annotated[
+        Several[Text], Field(description="Only what is counted by these tenants.", examples=["acme"])
+    ] = ()
+    region: Annotated[Several[Text], Field(description="Only what these regions have.", examples=["eu-west"])] = ()
 
 
-@router.get("/v1/allocations", **with_query(described(answers={200: AllocationList, 304: None}), _ALLOCATIONS))
-async def list_allocations(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """Who holds what, as each region last told: idle, wanted, and when it runs dry."""
-    query = Query(request)
-    question = AllocationQuestion(*(query.many(name, a_text) for name in ("quota", "tenant", "region", "period")))
-    page = query.page("allocations", *question)
-    after = query.one("page_after", lambda _: _place(page.cursor.after), Key("", ""))
-    query.checked()
-    now = coordinator.clock.now()
+class AllocationQuery(ShareQuery):
+    period: Annotated[
+        Several[Text],
+        Field(
+            description="Only of these periods. Without any, those that run or are not accounted for.",
+            examples=["2026-11"],
+        ),
+    ] = ()
+
+
+@router.get("/v1/allocations", **described(answers={200: AllocationList, 304: None}))
+async def list_allocations(
+    request: Request,
+    coordinator: CoordinatorDep,
+    _: Reader,
+    query: Annotated[AllocationQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return what each region holds, as it last reported: idle and wanted units, and when it will run dry."""
+    only = AllocationFilter(query.quota, query.tenant, query.region, query.period)
+    page, now = query.page(), coordinator.clock.now()
+    after = page.after(Key) or Key("", "")
     rows = await coordinator.database.run(
-        lambda c: read_allocations(c, coordinator.documents, question, after, page.size + 1, now), snapshot=True
+        lambda c: read_allocations(c, coordinator.documents, only, after, page.size + 1, now), snapshot=True
     )
-    links = page.links(rows, lambda row: f"{row.quota} {row.period}")
+    links = page.links(rows, lambda row: Key(row.quota, row.period))
     answer = reply(AllocationList(rows[: page.size], links))
     return unless_known(request, answer, strong_tag(bytes(answer.body)))
 
 
-def _place(text: str) -> Key:
-    """Neither a quota key nor a period's id holds a space."""
-    quota, space, period = text.partition(" ")
-    if text and not space:
-        raise ValueError("it is not the `next` of a page")
-    return Key(quota, period)
+@router.get("/v1/rates", **described(answers={200: RateList}))
+async def list_rates(coordinator: CoordinatorDep, _: Reader, query: Annotated[ShareQuery, Query()]) -> Response:
+    """Return rates that are shared by demand: each region's share, and the published and the measured worst case."""
+    return reply(RateList(*await _shared("rates", read_rates, query, coordinator)))
 
 
-_SHARES = {
-    "quota": ("only of this quota, by its name or its key; repeated, any of them", several(TEXT)),
-    "tenant": ("only what is counted by this tenant; repeated, any of them", several(TEXT)),
-    "region": ("of each key only this region; repeated, any of them", several(TEXT)),
-    **PAGE,
-}
-
-
-@router.get("/v1/rates", **with_query(described(answers={200: RateList}), _SHARES))
-async def list_rates(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """Of rates shared by demand: what each region may be using, and the worst case: as published, and as it was."""
-    return reply(RateList(*await _shared("rates", read_rates, request, coordinator)))
-
-
-@router.get("/v1/slots", **with_query(described(answers={200: SlotList}), _SHARES))
-async def list_slots(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """Of slots shared by demand: how many may be in use in each region. Together they are never more than the limit."""
-    return reply(SlotList(*await _shared("slots", read_slots, request, coordinator)))
+@router.get("/v1/slots", **described(answers={200: SlotList}))
+async def list_slots(coordinator: CoordinatorDep, _: Reader, query: Annotated[ShareQuery, Query()]) -> Response:
+    """Return slots that are shared by demand: how many each region may use. Together they never exceed the limit."""
+    return reply(SlotList(*await _shared("slots", read_slots, query, coordinator)))
 
 
 async def _shared(
-    name: str, read: Callable[..., Awaitable[dict[str, T | None]]], request: Request, coordinator: Coordinator
-) -> tuple[list[T], dict[str, str | None]]:
-    query = Query(request)
-    question = ShareQuestion(*(query.many(each, a_text) for each in ("quota", "tenant", "region")))
-    page = query.page(name, *question)
-    query.checked()
+    name: str, read: Callable[..., Awaitable[dict[str, T | None]]], query: ShareQuery, coordinator: Coordinator
+) -> tuple[list[T], PageLinks]:
+    only, page = ShareQuestion(query.quota, query.tenant, query.region), query.page(name)
     documents, now = coordinator.documents, coordinator.clock.now()
     rows = await coordinator.database.run(
-        lambda c: read(c, documents, question, page.cursor.after, page.size + 1, now), snapshot=True
+        lambda c: read(c, documents, only, page.after(str) or "", page.size + 1, now), snapshot=True
     )
     shared = [each for each in list(rows.values())[: page.size] if each is not None]
     return shared, page.links(list(rows), str)
@@ -143,24 +151,30 @@ async def _shared(
 
 @router.post(
     "/v1/rebalances",
-    **described(body=RebalanceBody, answers={200: Rebalance, 201: Rebalance, 404: None, 409: None, 412: None}),
+    **described(
+        answers={200: Rebalance, 201: Rebalance, 404: None, 409: None, 412: None},
+        headers={200: ["ETag"], 201: ["ETag", "Location"]},
+    ),
 )
-async def rebalance(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
-    """With `dry_run` 200: what would be done, what cannot be, and why; nothing is changed. Else 201: it has begun.
+async def create_rebalance(
+    request: Request, coordinator: CoordinatorDep, caller: Writer, body: RebalanceBody, if_match: IfMatch = None
+) -> Response:
+    """Begin a rebalance, or plan one.
 
-    `If-Match` with the plan's ETag guards against what others began since: 412 tells what that was.
+    With `dry_run` the answer is 200 with the plan: what would be moved, what cannot be, and why. Otherwise it is 201,
+    and the rebalance has begun. Send the plan's ETag as `If-Match` to begin it only if nobody has begun another one
+    since: if somebody has, the answer is 412 and lists those.
     """
-    asked: RebalanceBody = await read_body(request, RebalanceBody)  # type: ignore[arg-type]  # a union is decoded like a type
     by, now = actor_of(request, caller), coordinator.clock.now()
-    is_expected = expectation(request.headers.get("If-Match"), lambda version: [_tag(version)])
-    wish, documents = RebalanceRequest(id_for(request, caller), asked, by, is_expected), coordinator.documents
-    if asked.dry_run:
-        planned = await coordinator.database.run(lambda c: plan_rebalance(c, documents, wish, now), snapshot=True)
-        return _told(planned, 200)
-    return _told(await coordinator.database.run(lambda c: begin_rebalance(c, documents, wish, now)), 201)
+    is_expected = expectation(if_match, lambda version: [_tag(version)])
+    asked, documents = RebalanceRequest(id_for(request, caller), body, by, is_expected), coordinator.documents
+    if body.dry_run:
+        planned = await coordinator.database.run(lambda c: plan_rebalance(c, documents, asked, now), snapshot=True)
+        return _response(planned, 200)
+    return _response(await coordinator.database.run(lambda c: begin_rebalance(c, documents, asked, now)), 201)
 
 
-def _told(answer: Rebalance | Refusal, status: int) -> Response:
+def _response(answer: Rebalance | Refusal, status: int) -> Response:
     if not isinstance(answer, Rebalance):
         raise _problem_of(answer)
     location = {"Location": f"/v1/rebalances/{answer.id}"} if answer.id else {}
@@ -169,19 +183,19 @@ def _told(answer: Rebalance | Refusal, status: int) -> Response:
 
 def _problem_of(refusal: Refusal) -> Problem:
     if isinstance(refusal, Faulty):
-        return refused([InvalidParameter(*fault) for fault in refusal.faults])
+        return refused_all([InvalidParameter(*fault) for fault in refusal.faults])
     if isinstance(refusal, Changed):
         since = [to_builtins(structs.replace(each, moves=[])) for each in refusal.since]
-        detail = f"others have begun since: {'; '.join(map(_sentence, refusal.since))}"
+        detail = f"Other rebalances have begun since: {'; '.join(map(_sentence, refusal.since))}."
         return Problem("precondition-failed", detail, extra={"changed": since})
     if isinstance(refusal, Busy):
-        detail = "another rebalance moves units of the same allowance; wait for its end, or cancel it"
+        detail = "Another rebalance moves units of the same allowance. Wait for its end, or cancel it."
         return Problem("rebalance-running", detail, extra={"rebalance": str(refusal.other)})
     if isinstance(refusal, Impossible):
         cannot = refusal.plan.cannot
         detail = "; ".join(f"{each.units} of {each.quota}: {each.region}: {each.reason}" for each in cannot)
         return Problem("rebalance-impossible", detail, extra={"cannot": to_builtins(cannot)})
-    return Problem("not-found", f"the books of the period that runs have no {refusal.quota}")
+    return Problem("not-found", f"The ledger of the current period has no {refusal.quota}.")
 
 
 def _sentence(each: Rebalance) -> str:
@@ -193,48 +207,35 @@ def _tag(version: int) -> str:
     return f'"rebalance-{version}"'
 
 
-@router.get("/v1/rebalances", **with_query(described(answers={200: RebalanceList}), PAGE))
-async def list_rebalances(request: Request, coordinator: CoordinatorDep, _: Follower) -> Response:
-    query = Query(request)
+@router.get("/v1/rebalances", **described(answers={200: RebalanceList}))
+async def list_rebalances(coordinator: CoordinatorDep, _: Follower, query: Annotated[PageQuery, Query()]) -> Response:
+    """Return rebalances, newest first."""
     page = query.page("rebalances")
-    before = query.one("page_after", lambda _: _version(page.cursor.after), None)
-    query.checked()
-    rows = await coordinator.database.run(lambda c: read_rebalances(c, before, page.size + 1), snapshot=True)
-    return reply(RebalanceList(rows[: page.size], page.links(rows, lambda row: str(row.version))))
+    rows = await coordinator.database.run(lambda c: read_rebalances(c, page.after(int), page.size + 1), snapshot=True)
+    return reply(RebalanceList(rows[: page.size], page.links(rows, lambda row: row.version)))
 
 
-def _version(text: str) -> int | None:
-    if text and not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise ValueError("it is not the `next` of a page")
-    return int(text) if text else None
+@router.get("/v1/rebalances/{rebalance}", **described(answers={200: Rebalance, 404: None}, headers={200: ["ETag"]}))
+async def get_rebalance(rebalance: RebalanceId, coordinator: CoordinatorDep, _: Follower) -> Response:
+    """Return the progress of a rebalance: units recalled, returned and regranted, and the regions it waits for."""
+    return _found(await coordinator.database.run(lambda c: read_rebalance(c, rebalance), snapshot=True))
 
 
-@router.get("/v1/rebalances/{rebalance}", **described(answers={200: Rebalance, 404: None}))
-async def get_rebalance(rebalance: str, coordinator: CoordinatorDep, _: Follower) -> Response:
-    """How far it has come: recalled, returned, regranted; and whose answer it waits for."""
-    id_ = _id(rebalance)
-    return _found(await coordinator.database.run(lambda c: read_rebalance(c, id_), snapshot=True))
+@router.post(
+    "/v1/rebalances/{rebalance}:cancel", **described(answers={200: Rebalance, 404: None}, headers={200: ["ETag"]})
+)
+async def cancel_rebalance(
+    request: Request, rebalance: RebalanceId, coordinator: CoordinatorDep, caller: Writer
+) -> Response:
+    """Cancel a rebalance. Units that were moved stay where they are, and a region that was drained is restored.
 
-
-@router.post("/v1/rebalances/{rebalance}:cancel", **described(answers={200: Rebalance, 404: None}))
-async def cancel(request: Request, rebalance: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
-    """What is done stays done. A region that is being drained is granted to again. Again: nothing changes."""
-    by, now, id_ = actor_of(request, caller), coordinator.clock.now(), _id(rebalance)
-    return _found(await coordinator.database.run(lambda c: cancel_rebalance(c, id_, by, now)))
-
-
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise _missing() from None
+    Cancelling it again changes nothing.
+    """
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    return _found(await coordinator.database.run(lambda c: follow.cancel_rebalance(c, rebalance, by, now)))
 
 
 def _found(found: Rebalance | None) -> Response:
     if found is None:
-        raise _missing()
+        raise Problem("not-found", _MISSING)
     return reply(found, headers={"ETag": _tag(found.version)})
-
-
-def _missing() -> Problem:
-    return Problem("not-found", "there is no such rebalance")

@@ -1,136 +1,129 @@
-"""For those who run the system: its regions, and who did what."""
+"""HTTP: regions, and the audit."""
 
-import re
-from datetime import UTC
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta, Struct
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from msgspec import Struct
+from pydantic import Field
 
-from coordinator.access.auth import actor_of, require
+from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
-from coordinator.access.read_audit import AuditEntry, AuditQuestion, read_audit
+from coordinator.access.read_audit import AuditEntry, AuditFilter, read_audit
 from coordinator.access.rules.audit import Action
-from coordinator.http.queries import PAGE, TEXT, Query, a_text, choices, one_of, several, with_query
-from coordinator.regions.put_region import put_region
+from coordinator.http.pagination import PageLinks, PageQuery
+from coordinator.http.parameters import Instant, RegionName, Several, Text
+from coordinator.regions import put_region as operations
 from coordinator.regions.read_regions import Region, read_region, read_regions
 from coordinator.state import CoordinatorDep
-from coordinator.usage.rules.usage import parse_instant
-from protocol.identifiers import RegionName, is_region
-from protocol.messages import Message
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import reply
+from web.openapi import described
+from web.problems import Problem
+from web.strict_routes import BodyModel
 
 router = APIRouter(tags=["operations"], route_class=IdempotentRoute)
-Reader = Annotated[Caller, Depends(require("quota:read"))]
-Writer = Annotated[Caller, Depends(require("alloc:write"))]
-Auditor = Annotated[Caller, Depends(require("audit:read"))]
+Reader = Annotated[Caller, Depends(RequireScope("quota:read"))]
+Writer = Annotated[Caller, Depends(RequireScope("alloc:write"))]
+Auditor = Annotated[Caller, Depends(RequireScope("audit:read"))]
 
-Weight = Annotated[int, Meta(ge=0, le=1_000_000, description="its part of every rate, beside the other regions'")]
-Status = Literal["active", "draining", "down"]
-
-
-class RegionBody(Message, frozen=True):
-    """What is left out stays as it is; a new region is active and weighs 1."""
-
-    weight: Weight | None = None
-    status: Status | None = None
+PathRegion = Annotated[RegionName, Path()]
+RegionStatus = Literal["active", "draining", "down"]
 
 
-class NewRegion(RegionBody, frozen=True, kw_only=True):
+class RegionBody(BodyModel):
+    """What is left out stays as it is. A new region is active and has the weight 1."""
+
+    weight: Annotated[
+        int | None,
+        Field(ge=0, le=1_000_000, description="Its base share of every rate, relative to other regions.", examples=[1]),
+    ] = None
+    status: Annotated[
+        RegionStatus | None, Field(description="A draining region is granted nothing.", examples=["active"])
+    ] = None
+
+
+class NewRegionBody(RegionBody):
     name: RegionName
 
 
 class RegionList(Struct, frozen=True):
-    """By name. A list of what is, not of what was: a change between two pages shows in the second."""
+    """Regions by name, as they are now: a change between two pages shows in the second."""
 
     data: list[Region]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
-@router.get("/v1/regions", **with_query(described(answers={200: RegionList}), PAGE))
-async def list_regions(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    query = Query(request)
-    page = query.page("regions")
-    query.checked()
-    now = coordinator.clock.now()
-    rows = await coordinator.database.read(lambda c: read_regions(c, page.cursor.after, page.size + 1, now))
+@router.get("/v1/regions", **described(answers={200: RegionList}))
+async def list_regions(coordinator: CoordinatorDep, _: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+    """Return regions by name, with their weight, status and epoch."""
+    page, now = query.page("regions"), coordinator.clock.now()
+    rows = await coordinator.database.read(lambda c: read_regions(c, page.after(str) or "", page.size + 1, now))
     return reply(RegionList(rows[: page.size], page.links(rows, lambda row: row.name)))
 
 
-@router.post("/v1/regions", **described(body=NewRegion, answers={201: Region, 200: Region}))
-async def add_region(request: Request, coordinator: CoordinatorDep, caller: Writer) -> Response:
-    """Adding a region again is the same as changing it: 200."""
-    body = await read_body(request, NewRegion)
+@router.post("/v1/regions", **described(answers={201: Region, 200: Region}, headers={201: ["Location"]}))
+async def create_region(request: Request, coordinator: CoordinatorDep, caller: Writer, body: NewRegionBody) -> Response:
+    """Add a region. If there is one of this name already it is changed, and the answer is 200."""
     return await _put(request, coordinator, caller, body.name, body)
 
 
 @router.get("/v1/regions/{region}", **described(answers={200: Region, 404: None}))
-async def get_region(region: str, coordinator: CoordinatorDep, _: Reader) -> Response:
+async def get_region(region: PathRegion, coordinator: CoordinatorDep, _: Reader) -> Response:
+    """Return one region."""
     now = coordinator.clock.now()
-    found = await coordinator.database.read(lambda c: read_region(c, _checked(region), now))
+    found = await coordinator.database.read(lambda c: read_region(c, region, now))
     if found is None:
-        raise Problem("not-found", "there is no such region")
+        raise Problem("not-found", "There is no such region.")
     return reply(found)
 
 
-@router.put("/v1/regions/{region}", **described(body=RegionBody, answers={200: Region, 201: Region}))
-async def put_region_(request: Request, region: str, coordinator: CoordinatorDep, caller: Writer) -> Response:
-    return await _put(request, coordinator, caller, region, await read_body(request, RegionBody))
+@router.put("/v1/regions/{region}", **described(answers={200: Region, 201: Region}, headers={201: ["Location"]}))
+async def put_region(
+    request: Request, region: PathRegion, coordinator: CoordinatorDep, caller: Writer, body: RegionBody
+) -> Response:
+    """Change the weight or status of a region, or add it."""
+    return await _put(request, coordinator, caller, region, body)
 
 
 async def _put(request: Request, coordinator: CoordinatorDep, caller: Caller, name: str, body: RegionBody) -> Response:
-    _checked(name)
     by, now = actor_of(request, caller), coordinator.clock.now()
-    put = await coordinator.database.run(lambda c: put_region(c, name, body.weight, body.status, by, now))
+    put = await coordinator.database.run(lambda c: operations.put_region(c, name, body.weight, body.status, by, now))
     headers = {"Location": f"/v1/regions/{name}"} if put.is_new else {}
     return reply(put.region, 201 if put.is_new else 200, headers)
-
-
-def _checked(name: str) -> str:
-    if not is_region(name):
-        fault = InvalidParameter("region", "name", "a region's name has lower case letters, digits and -")
-        raise Problem("invalid-request", "the region's name is not valid", invalid_parameters=[fault])
-    return name
 
 
 # --- the audit -------------------------------------------------------------------------------------------------------
 
 
 class AuditList(Struct, frozen=True):
-    """The newest first. Pages go back in time, so what is done meanwhile is in none of them."""
+    """Entries of the audit, newest first. Pages go back in time: what happens meanwhile is in none of them."""
 
     data: list[AuditEntry]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
-_ID = re.compile(r"[0-9]{1,18}")
-_AUDIT = {
-    "actor": ("only what was done with this token, by its id; repeated, any of them", several(TEXT)),
-    "action": ("only this; repeated, any of them", several(choices(Action))),
-    "object": ("only what was done to this: a token's id, a tenant, a region; repeated, any of them", several(TEXT)),
-    "from": ("an RFC 3339 time or a date, in UTC; all there is", TEXT),
-    "to": ("the first moment after; all there is", TEXT),
-    **PAGE,
-}
+class AuditQuery(PageQuery):
+    actor: Annotated[
+        Several[Text],
+        Field(description="Only what these tokens did, by id.", examples=["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]),
+    ] = ()
+    action: Annotated[Several[Action], Field(description="Only these actions.", examples=["limits.applied"])] = ()
+    object: Annotated[
+        Several[Text],
+        Field(description="Only what was done to these: the id of a token, a tenant, a region.", examples=["acme"]),
+    ] = ()
+    start: Annotated[
+        Instant, Field(alias="from", description="An RFC 3339 time, or a date in UTC.", examples=["2026-11-01"])
+    ] = None
+    end: Annotated[Instant, Field(alias="to", description="The first moment after.", examples=["2026-12-01"])] = None
 
 
-@router.get("/v1/audit", **with_query(described(answers={200: AuditList}), _AUDIT))
-async def get_audit(request: Request, coordinator: CoordinatorDep, _: Auditor) -> Response:
-    query = Query(request)
-    question = AuditQuestion(
-        query.many("actor", a_text),
-        query.many("action", one_of(Action)),
-        query.many("object", a_text),
-        query.one("from", lambda text: parse_instant(text, UTC), None),
-        query.one("to", lambda text: parse_instant(text, UTC), None),
-    )
-    page = query.page("audit", *question)
-    after = page.cursor.after
-    if after and not _ID.fullmatch(after):
-        query.refuse("page_after", "format", "it is not the `next` of a page")
-    query.checked()
-    before = int(after) if after else None
-    rows = await coordinator.database.read(lambda c: read_audit(c, question, before, page.size + 1))
-    return reply(AuditList(rows[: page.size], page.links(rows, lambda row: str(row.id))))
+@router.get("/v1/audit", **described(answers={200: AuditList}))
+async def list_audit_entries(
+    coordinator: CoordinatorDep, _: Auditor, query: Annotated[AuditQuery, Query()]
+) -> Response:
+    """Return who did what, and by which request, newest first."""
+    page = query.page()
+    only = AuditFilter(query.actor, query.action, query.object, query.start, query.end)
+    rows = await coordinator.database.read(lambda c: read_audit(c, only, page.after(int), page.size + 1))
+    return reply(AuditList(rows[: page.size], page.links(rows, lambda row: row.id)))

@@ -1,32 +1,23 @@
-"""For finance: what was used, and whether the books agree."""
+"""HTTP: usage, and periods with their reconciliation, trial balance and close."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta, Struct, to_builtins
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from msgspec import Struct, to_builtins
+from pydantic import BeforeValidator, Field, PlainValidator, ValidationInfo
 
-from coordinator.access.auth import actor_of, require
+from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute
-from coordinator.http.conditions import strong_tag, unless_known
-from coordinator.http.queries import (
-    FLAG,
-    PAGE,
-    TEXT,
-    Page,
-    Query,
-    a_flag,
-    a_text,
-    choices,
-    one_of,
-    several,
-    with_query,
-)
+from coordinator.http.conditions import IfNoneMatch, strong_tag, unless_known
+from coordinator.http.pagination import Page, PageLinks, PageQuery
+from coordinator.http.parameters import Flag, Instant, Several, Text
+from coordinator.periods import close as periods
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose
-from coordinator.periods.close import close as close_period
 from coordinator.periods.read_periods import BookedPeriod, read_period, read_periods
-from coordinator.state import Coordinator, CoordinatorDep
+from coordinator.state import CoordinatorDep
 from coordinator.usage.read_usage import Coverage, UsageRow, read_usage_as_of
 from coordinator.usage.reconcile import balance_period, reconcile_period
 from coordinator.usage.rules.reconciliation import Reconciliation
@@ -39,177 +30,279 @@ from coordinator.usage.rules.usage import (
     month_around,
     parse_instant,
 )
-from coordinator.usage.sheets import OTHER_MEDIA, SHAPE, reconciliation_sheet, shape_of, shaped, trial_balance_sheet
-from protocol.messages import Message
+from coordinator.usage.sheets import (
+    OTHER_MEDIA,
+    Shape,
+    ShapeParameter,
+    reconciliation_sheet,
+    shaped,
+    trial_balance_sheet,
+)
 from protocol.periods import period_of
 from protocol.zones import zone_of
-from web.bodies import described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import reply
+from web.openapi import described
+from web.problems import Problem, refused
+from web.strict_routes import BodyModel, QueryModel
 
 router = APIRouter(tags=["finance"], route_class=IdempotentRoute)
-Reader = Annotated[Caller, Depends(require("usage:read"))]
-Closer = Annotated[Caller, Depends(require("period:close"))]
+Reader = Annotated[Caller, Depends(RequireScope("usage:read"))]
+Closer = Annotated[Caller, Depends(RequireScope("period:close"))]
 T = TypeVar("T")
 
 
+# --- usage ------------------------------------------------------------------------------------------------------------
+
+
 class UsageAnswer(Struct, frozen=True):
-    """Sums over the ledger up to the position `as_of`, which all pages of one answer share."""
+    """Sums over the ledger up to the position `as_of`, which all pages of one list share."""
 
     data: list[UsageRow]
     as_of: int
-    coverage: Coverage | None  # with the first page
-    page: dict[str, str | None]
-
-
-class PeriodList(Struct, frozen=True):
-    data: list[BookedPeriod]
-    page: dict[str, str | None]
-
-
-_USAGE = {
-    "from": ("an RFC 3339 time or a date; the beginning of the month", TEXT),
-    "to": ("the first moment after; the end of the month", TEXT),
-    "granularity": ("how it is cut into pieces; without it there is one", choices(Granularity)),
-    "time_zone": ("whose calendar cuts, and whose midnight a date is; UTC", TEXT),
-    "as_of": ("a sealed position, or a time, which means the newest seal up to it; now", TEXT),
-    "zeros": ("true: also the pieces in which nothing was used, with 0 units; false", FLAG),
-    "group_by": ("what is told apart; repeated, or with commas", several(choices(Dimension))),
-    **{dimension.value: ("only this one; repeated, any of them", several(TEXT)) for dimension in Dimension},
-    **PAGE,
-}
-
-
-@router.get("/v1/usage", **with_query(described(answers={200: UsageAnswer, 304: None}), _USAGE))
-async def get_usage(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """Half-open from `from` to `to`, in pieces of `granularity` by the calendar of `time_zone`."""
-    question, page, as_of = _usage_question(request, coordinator)
-    cursor = page.cursor
-    found = await coordinator.database.run(
-        lambda c: read_usage_as_of(c, question, as_of, cursor.as_of, cursor.skip, page.size + 1), snapshot=True
-    )
-    if found is None:
-        fault = InvalidParameter("as_of", "sealed", "no seal covers it (yet); GET /v1/seals lists what is sealed")
-        raise Problem("invalid-request", "the query is not valid", invalid_parameters=[fault])
-    more = len(found.rows) > page.size
-    following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
-    answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, found.coverage, {"next": following}))
-    return unless_known(request, answer, strong_tag(bytes(answer.body)))
-
-
-def _usage_question(request: Request, coordinator: Coordinator) -> tuple[UsageQuestion, Page, int | datetime | None]:
-    query = Query(request)
-    zone = query.one("time_zone", zone_of, UTC)
-    first, last = month_around(coordinator.clock.now(), zone)
-    start = query.one("from", lambda text: parse_instant(text, zone), first)
-    end = query.one("to", lambda text: parse_instant(text, zone), last)
-    granularity = query.one("granularity", one_of(Granularity), None)
-    groups = [each for part in query.many("group_by", _dimensions) for each in part]
-    filters = {dimension: values for dimension in Dimension if (values := query.many(dimension, a_text))}
-    as_of = query.one("as_of", lambda text: parse_as_of(text, zone), None)
-    zeros = query.one("zeros", a_flag, False)
-    if start >= end:
-        query.refuse("to", "after", "it must be after `from`")
-    page = query.page(start, end, granularity, str(zone), groups, sorted(filters.items()), as_of, zeros)
-    query.checked()
-    try:
-        cuts = boundaries(start, end, granularity, zone)
-    except ValueError as error:
-        query.refuse("granularity", "bound", str(error))
-        query.checked()
-    return UsageQuestion(cuts, list(dict.fromkeys(groups)), filters, zeros), page, as_of
-
-
-def _dimensions(text: str) -> list[Dimension]:
-    return [one_of(Dimension)(part) for part in text.split(",")]
+    coverage: Coverage | None  # on the first page
+    page: PageLinks
 
 
 def parse_as_of(text: str, zone: tzinfo) -> int | datetime:
+    """Return a position of the ledger, or a time. Raise ValueError for anything else."""
     if text.isascii() and text.isdecimal() and len(text) <= 18:
         return int(text)
     return parse_instant(text, zone)
 
 
-@router.get("/v1/periods", **with_query(described(answers={200: PeriodList}), PAGE))
-async def list_periods(request: Request, coordinator: CoordinatorDep, _: Reader) -> Response:
-    query = Query(request)
+def _as_of(text: str, info: ValidationInfo) -> int | datetime:
+    return parse_as_of(text, info.data.get("time_zone") or UTC)
+
+
+AsOf = Annotated[
+    int | datetime | None,
+    PlainValidator(_as_of, json_schema_input_type=str),
+    Field(
+        description="A sealed position of the ledger, or a time: the newest seal up to then.",
+        examples=["2026-12-01T00:00:00Z"],
+    ),
+]
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(part for value in values for part in value.split(",")))
+
+
+class UsageQuery(PageQuery):
+    time_zone: Annotated[
+        tzinfo | None,
+        PlainValidator(zone_of, json_schema_input_type=str),
+        Field(
+            description="The calendar of pieces and dates: an IANA time zone. Without it, UTC.",
+            examples=["Europe/Berlin"],
+        ),
+    ] = None
+    start: Annotated[
+        Instant,
+        Field(
+            alias="from",
+            description="An RFC 3339 time or a date. Without it, the beginning of this month.",
+            examples=["2026-11-01"],
+        ),
+    ] = None
+    end: Annotated[
+        Instant,
+        Field(
+            alias="to",
+            description="The first moment after. Without it, the end of this month.",
+            examples=["2026-12-01"],
+        ),
+    ] = None
+    granularity: Annotated[
+        Granularity | None, Field(description="The length of a piece. Without it there is one.", examples=["P1D"])
+    ] = None
+    as_of: AsOf = None
+    zeros: Annotated[Flag, Field(description="Include pieces in which nothing was used.", examples=[True])] = False
+    group_by: Annotated[
+        tuple[Dimension, ...],
+        BeforeValidator(_split),
+        Field(description="What to tell apart: repeated, or with commas.", examples=["tenant"]),
+    ] = ()
+    tenant: Annotated[Several[Text], Field(description="Only these tenants.", examples=["acme"])] = ()
+    quota: Annotated[Several[Text], Field(description="Only these quotas.", examples=["exports"])] = ()
+    quota_key: Annotated[
+        Several[Text], Field(description="Only these quota keys.", examples=["exports:tenant=acme"])
+    ] = ()
+    region: Annotated[Several[Text], Field(description="Only these regions.", examples=["eu-west"])] = ()
+    policy: Annotated[Several[Text], Field(description="Only these policies.", examples=["exports-per-tenant"])] = ()
+    route_class: Annotated[Several[Text], Field(description="Only these route classes.", examples=["heavy"])] = ()
+    api_key: Annotated[
+        Several[Text], Field(description="Only these API keys, by their hash.", examples=["9f86d081884c7d65"])
+    ] = ()
+    period: Annotated[Several[Text], Field(description="Only what is billed in these.", examples=["2026-11"])] = ()
+    degraded: Annotated[
+        Several[Text], Field(description="Only what these failure modes admitted.", examples=["local"])
+    ] = ()
+    counted_as: Annotated[
+        Several[Text], Field(description="`included` in the limit, or `overage`.", examples=["overage"])
+    ] = ()
+    charge_period: Annotated[
+        Several[Text], Field(description="Only what was used in these.", examples=["2026-10"])
+    ] = ()
+
+
+@router.get("/v1/usage", **described(answers={200: UsageAnswer, 304: None}))
+async def get_usage(
+    request: Request,
+    coordinator: CoordinatorDep,
+    _: Reader,
+    query: Annotated[UsageQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return usage from `from` up to, not including, `to`, in pieces by the calendar of `time_zone`."""
+    question, page = _question_of(query, coordinator.clock.now())
+    cursor = page.cursor
+    found = await coordinator.database.run(
+        lambda c: read_usage_as_of(c, question, query.as_of, cursor.as_of, cursor.skip, page.size + 1), snapshot=True
+    )
+    if found is None:
+        raise refused("as_of", "sealed", "No seal covers it yet. GET /v1/seals lists what is sealed.")
+    more = len(found.rows) > page.size
+    following = page.next(skip=cursor.skip + page.size, as_of=found.as_of) if more else None
+    answer = reply(UsageAnswer(found.rows[: page.size], found.as_of, found.coverage, PageLinks(following)))
+    return unless_known(request, answer, strong_tag(bytes(answer.body)))
+
+
+def _question_of(query: UsageQuery, now: datetime) -> tuple[UsageQuestion, Page]:
+    zone = query.time_zone or UTC
+    first, last = month_around(now, zone)
+    start, end = query.start or first, query.end or last
+    if start >= end:
+        raise refused("to", "after", "`to` must be after `from`.")
+    filters = {dimension: list(values) for dimension in Dimension if (values := getattr(query, dimension))}
+    # The question has the month that is meant: a cursor does not lead from one month into the next.
+    only = sorted(filters.items())
+    groups = list(query.group_by)
+    page = query.page_of(start, end, query.granularity, str(zone), groups, only, query.as_of, query.zeros)
+    try:
+        cuts = boundaries(start, end, query.granularity, zone)
+    except ValueError as error:
+        raise refused("granularity", "bound", str(error)) from None
+    return UsageQuestion(cuts, groups, filters, query.zeros), page
+
+
+# --- periods ----------------------------------------------------------------------------------------------------------
+
+
+def _period(text: str) -> str:
+    try:
+        return period_of(text).id
+    except ValueError:
+        raise Problem("not-found", UNKNOWN_PERIOD) from None
+
+
+UNKNOWN_PERIOD = "Unknown period."
+PathPeriod = Annotated[str, Path(description="A period.", examples=["2026-11"]), BeforeValidator(_period)]
+
+
+class PeriodList(Struct, frozen=True):
+    """Periods that anything is booked in."""
+
+    data: list[BookedPeriod]
+    page: PageLinks
+
+
+class ShapeQuery(QueryModel):
+    shape: ShapeParameter = Shape.JSON
+
+
+@router.get("/v1/periods", **described(answers={200: PeriodList}))
+async def list_periods(coordinator: CoordinatorDep, _: Reader, query: Annotated[PageQuery, Query()]) -> Response:
+    """Return the periods that anything is booked in."""
     page = query.page("periods")
-    query.checked()
-    rows = await coordinator.database.read(lambda c: read_periods(c, page.cursor.after, page.size + 1))
+    rows = await coordinator.database.read(lambda c: read_periods(c, page.after(str) or "", page.size + 1))
     return reply(PeriodList(rows[: page.size], page.links(rows, lambda row: row.id)))
 
 
 @router.get("/v1/periods/{period}", **described(answers={200: BookedPeriod, 404: None}))
-async def get_period(period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
-    return reply(_found(await coordinator.database.read(lambda c: read_period(c, _named(period)))))
+async def get_period(period: PathPeriod, coordinator: CoordinatorDep, _: Reader) -> Response:
+    """Return one period: its bounds, its state and, once it is closed, its root."""
+    return reply(_found(await coordinator.database.read(lambda c: read_period(c, period))))
 
 
 _RECONCILIATION = described(answers={200: Reconciliation, 304: None, 404: None}, also=OTHER_MEDIA)
 
 
-@router.get("/v1/periods/{period}/reconciliation", **with_query(_RECONCILIATION, SHAPE))
-async def get_reconciliation(request: Request, period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """`balanced`, or the word for what is not, with all that was found."""
-    query, now = Query(request), coordinator.clock.now()
-    shape, name = shape_of(query), _named(period)
-    query.checked()
-    found = _found(await coordinator.database.run(lambda c: reconcile_period(c, name, now), snapshot=True))
-    return shaped(request, shape, found, reconciliation_sheet, f"reconciliation-{name}")
+@router.get("/v1/periods/{period}/reconciliation", **_RECONCILIATION)
+async def get_reconciliation(
+    request: Request,
+    period: PathPeriod,
+    coordinator: CoordinatorDep,
+    _: Reader,
+    query: Annotated[ShapeQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Compare the ledger with what the regions report, and return every difference."""
+    now = coordinator.clock.now()
+    found = _found(await coordinator.database.run(lambda c: reconcile_period(c, period, now), snapshot=True))
+    return shaped(request, query.shape, found, reconciliation_sheet, f"reconciliation-{period}")
 
 
 _TRIAL_BALANCE = described(answers={200: TrialBalance, 304: None, 404: None}, also=OTHER_MEDIA)
 
 
-@router.get("/v1/periods/{period}/trial-balance", **with_query(_TRIAL_BALANCE, SHAPE))
-async def get_trial_balance(request: Request, period: str, coordinator: CoordinatorDep, _: Reader) -> Response:
-    """Each account three ways: by the transfers, by pools and leases, by the regions; and one word for all."""
-    query, now = Query(request), coordinator.clock.now()
-    shape, name = shape_of(query), _named(period)
-    query.checked()
-    found = _found(await coordinator.database.run(lambda c: balance_period(c, name, now), snapshot=True))
-    return shaped(request, shape, found, trial_balance_sheet, f"trial-balance-{name}")
+@router.get("/v1/periods/{period}/trial-balance", **_TRIAL_BALANCE)
+async def get_trial_balance(
+    request: Request,
+    period: PathPeriod,
+    coordinator: CoordinatorDep,
+    _: Reader,
+    query: Annotated[ShapeQuery, Query()],
+    _if_none_match: IfNoneMatch = None,
+) -> Response:
+    """Return the balance of each account by transfers, by pools and leases, and by the regions' reports."""
+    now = coordinator.clock.now()
+    found = _found(await coordinator.database.run(lambda c: balance_period(c, period, now), snapshot=True))
+    return shaped(request, query.shape, found, trial_balance_sheet, f"trial-balance-{period}")
 
 
-class CloseBody(Message, frozen=True):
-    dry_run: Annotated[bool, Meta(description="tell what would be, and change nothing")] = False
+class CloseBody(BodyModel):
+    dry_run: Annotated[bool, Field(description="Return what would happen, and change nothing.", examples=[True])] = (
+        False
+    )
     carry_suspense: Annotated[
-        bool, Meta(description="what is in suspense leaves for the open period, and waits there for evidence")
+        bool, Field(description="Move suspense into the open period, where it waits for reports.", examples=[False])
     ] = False
     holds: Annotated[
         Literal["wait", "leave"],
-        Meta(description="leave: close without the units that services hold; committed later, they are late usage"),
+        Field(
+            description="`wait` for the end of open holds, or `leave` their units out: they become late usage.",
+            examples=["wait"],
+        ),
     ] = "wait"
 
 
 @router.post(
-    "/v1/periods/{period}:close",
-    **described(body=CloseBody, answers={200: PeriodClose, 202: PeriodClose, 404: None, 409: None}),
+    "/v1/periods/{period}:close", **described(answers={200: PeriodClose, 202: PeriodClose, 404: None, 409: None})
 )
-async def close(request: Request, period: str, coordinator: CoordinatorDep, caller: Closer) -> Response:
-    """202 while it waits for what ends by itself: nothing is granted in it any more, and it goes on by itself.
+async def close_period(
+    request: Request, period: PathPeriod, coordinator: CoordinatorDep, caller: Closer, body: CloseBody
+) -> Response:
+    """Close a period.
 
-    200 if it is closed, now or since before, and for a dry run. 409 if people have to do something first.
+    The answer is 200 if the period is closed, and for a dry run. It is 202 while the close waits for something that
+    ends by itself; nothing is granted in the period any more, and the close goes on without further requests. It is 409
+    if people have to decide something first.
     """
-    body, now = await read_body(request, CloseBody), coordinator.clock.now()
+    now, settings = coordinator.clock.now(), coordinator.settings
     asked = CloseRequest(actor_of(request, caller), body.carry_suspense, body.dry_run, body.holds == "leave")
-    grace = timedelta(milliseconds=coordinator.settings.close_grace_ms)
-    hold_wait = timedelta(milliseconds=coordinator.settings.close_hold_wait_ms)
-    answer = await close_period(coordinator.database, _named(period), asked, grace, now, hold_wait)
+    grace = timedelta(milliseconds=settings.close_grace_ms)
+    hold_wait = timedelta(milliseconds=settings.close_hold_wait_ms)
+    answer = await periods.close(coordinator.database, period, asked, grace, now, hold_wait)
     if isinstance(answer, CloseRefused):
         missing = [to_builtins(each) for each in answer.missing]
-        raise Problem("period-not-closable", "something has to be ended by people first", extra={"missing": missing})
+        detail = "The period cannot be closed until people have decided what `missing` lists."
+        raise Problem("period-not-closable", detail, extra={"missing": missing})
     found = _found(answer)
     return reply(found, 202 if found.missing and not body.dry_run else 200)
 
 
-def _named(period: str) -> str:
-    """What names no period of any calendar is not looked for."""
-    try:
-        return period_of(period).id
-    except ValueError:
-        return _found(None)
-
-
 def _found(found: T | None) -> T:
     if found is None:
-        raise Problem("not-found", "the books have no such period")
+        raise Problem("not-found", UNKNOWN_PERIOD)
     return found

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from fastapi import Request, Response
+from pydantic import Field
 
 from coordinator.http.conditions import strong_tag, unless_known
-from coordinator.http.queries import Query, choices, one_of
 from coordinator.limits.rules.history import LimitInForce, LimitKind
 from coordinator.usage.rules.reconciliation import Reconciliation
 from coordinator.usage.rules.sheet import Cell, Sheet, csv_of, html_of
@@ -27,19 +27,15 @@ class Shape(StrEnum):
 
 
 MEDIA = {Shape.JSON: "application/json", Shape.CSV: "text/csv", Shape.HTML: "text/html"}
-SHAPE: dict[str, tuple[str, dict[str, Any]]] = {
-    "format": ("json, csv for a spreadsheet, or html to be printed; json", choices(Shape))
-}
+ShapeParameter = Annotated[
+    Shape, Field(alias="format", description="`csv` is for a spreadsheet, `html` for printing.", examples=["csv"])
+]
 OTHER_MEDIA = ("text/csv", "text/html")  # besides JSON
 _NOTHING_FROM_ELSEWHERE = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
 
 
-def shape_of(query: Query) -> Shape:
-    return query.one("format", one_of(Shape), Shape.JSON)
-
-
 def shaped(
-    request: Request, shape: Shape, value: T, sheet_of: Callable[[T], Sheet], name: str, *, for_good: bool = False
+    request: Request, shape: Shape, value: T, sheet_of: Callable[[T], Sheet], name: str, *, is_immutable: bool = False
 ) -> Response:
     body = _body(shape, value, sheet_of)
     answer = Response(body, media_type=MEDIA[shape])
@@ -47,7 +43,7 @@ def shaped(
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
     if shape is Shape.HTML:
         answer.headers["Content-Security-Policy"] = _NOTHING_FROM_ELSEWHERE
-    return unless_known(request, answer, strong_tag(body), for_good=for_good)
+    return unless_known(request, answer, strong_tag(body), is_immutable=is_immutable)
 
 
 def _body(shape: Shape, value: T, sheet_of: Callable[[T], Sheet]) -> bytes:

@@ -1,173 +1,189 @@
-"""For admins: who is told of what happens to the books, and what they have not taken."""
+"""HTTP: webhooks, their deliveries and their secrets."""
 
 from collections.abc import Mapping
 from typing import Annotated
 from uuid import UUID
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
-from msgspec import Meta, Struct, field
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from msgspec import Struct
+from pydantic import Field
 
-from coordinator.access.auth import actor_of, require
+from coordinator.access.auth import RequireScope, actor_of
 from coordinator.access.authenticate import Caller
 from coordinator.access.idempotency import IdempotentRoute, ResponseWithSecret, id_for
-from coordinator.exchange.parsing import refused
-from coordinator.http.queries import FLAG, PAGE, Query, a_flag, with_query
+from coordinator.http.pagination import PageLinks, PageQuery
+from coordinator.http.parameters import Flag, path_id
 from coordinator.state import CoordinatorDep
-from coordinator.webhooks.deliveries import Delivery, read_deliveries, replay
-from coordinator.webhooks.endpoints import (
-    MAX_WEBHOOKS,
-    Webhook,
-    WebhookWithSecret,
-    add_webhook,
-    delete_webhook,
-    pause_webhook,
-    read_webhook,
-    read_webhooks,
-    rotate_secret,
-)
+from coordinator.webhooks import deliveries, endpoints
+from coordinator.webhooks.deliveries import Delivery
+from coordinator.webhooks.endpoints import MAX_WEBHOOKS, Webhook, WebhookWithSecret
 from coordinator.webhooks.rules import EventKind, canonical_url, fault_of_url
-from protocol.messages import Message
-from web.bodies import JSON, described, read_body, reply
-from web.problems import InvalidParameter, Problem
+from web.bodies import JSON, reply
+from web.openapi import described
+from web.problems import Problem, refused
+from web.strict_routes import BodyModel
 
 router = APIRouter(tags=["webhooks"], route_class=IdempotentRoute)
-Admin = Annotated[Caller, Depends(require("admin"))]
+Admin = Annotated[Caller, Depends(RequireScope("admin"))]
+
+_MISSING = "There is no such webhook."
+WebhookId = Annotated[
+    UUID, Path(description="The id of a webhook.", examples=["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]), path_id(_MISSING)
+]
 
 
-class WebhookBody(Message, frozen=True):
-    url: Annotated[str, Meta(min_length=1, max_length=2048, description="https://; http:// on this machine alone")]
-    events: Annotated[list[EventKind], Meta(min_length=1, max_length=100)]
+class WebhookBody(BodyModel):
+    url: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=2048,
+            description="Where events are sent: https, or http to this machine.",
+            examples=["https://finance.example.com/leasehold"],
+        ),
+    ]
+    events: Annotated[
+        list[Annotated[EventKind, Field(strict=False)]],
+        Field(min_length=1, max_length=100, description="Which events are sent.", examples=[["period.closed"]]),
+    ]
 
 
-class ReplayBody(Message, frozen=True):
-    events: Annotated[list[UUID], Meta(max_length=1000, description="only these; without any, all that are dead")] = (
-        field(default_factory=list)
-    )
+class ReplayBody(BodyModel):
+    events: Annotated[
+        list[Annotated[UUID, Field(strict=False)]],
+        Field(
+            default_factory=list,
+            max_length=1000,
+            description="Only these events. Without any, all dead letters.",
+            examples=[["3f2b7c52-52f5-4f3e-8a6c-0d9f5a1f7f10"]],
+        ),
+    ]
 
 
 class Replayed(Struct, frozen=True):
+    """How many deliveries are due again."""
+
     deliveries: int
 
 
 class WebhookList(Struct, frozen=True):
+    """All webhooks, oldest first."""
+
     data: list[Webhook]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
 class DeliveryList(Struct, frozen=True):
-    """By the events' ids."""
+    """Deliveries by the ids of their events."""
 
     data: list[Delivery]
-    page: dict[str, str | None]
+    page: PageLinks
 
 
-@router.post("/v1/webhooks", **described(body=WebhookBody, answers={201: WebhookWithSecret, 409: None}))
-async def add(request: Request, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    """Register a URL. The secret that signs its deliveries is shown in this answer only: a repetition by
-    Idempotency-Key has `null` there.
+class DeliveryQuery(PageQuery):
+    dead: Annotated[Flag, Field(description="Only dead letters.", examples=[True])] = False
+
+
+@router.post("/v1/webhooks", **described(answers={201: WebhookWithSecret, 409: None}, headers={201: ["Location"]}))
+async def create_webhook(request: Request, coordinator: CoordinatorDep, caller: Admin, body: WebhookBody) -> Response:
+    """Register a URL for events.
+
+    Only this response shows the secret that signs the deliveries: when it is repeated for the same `Idempotency-Key`,
+    the secret is null.
     """
-    body, by, now = await read_body(request, WebhookBody), actor_of(request, caller), coordinator.clock.now()
+    by, now = actor_of(request, caller), coordinator.clock.now()
     url = canonical_url(body.url)
     if fault := fault_of_url(url):
-        raise refused([InvalidParameter("url", "format", fault)])
+        raise refused("url", "format", fault)
     id_ = id_for(request, caller)
-    made = await coordinator.database.run(lambda c: add_webhook(c, id_, url, body.events, by, now))
+    made = await coordinator.database.run(lambda c: endpoints.add_webhook(c, id_, url, body.events, by, now))
     if made is None:
-        raise Problem("full", f"there are {MAX_WEBHOOKS} webhooks, and there can be no more; delete some")
-    return _shown_once(made, 201, {"Location": f"/v1/webhooks/{made.id}"})
+        raise Problem("full", f"There are {MAX_WEBHOOKS} webhooks, which is the maximum. Delete some.")
+    return _with_secret(made, 201, {"Location": f"/v1/webhooks/{made.id}"})
 
 
 @router.get("/v1/webhooks", **described(answers={200: WebhookList}))
-async def list_(coordinator: CoordinatorDep, _: Admin) -> Response:
-    """All in one page, the oldest first."""
-    return reply(WebhookList(await coordinator.database.read(read_webhooks), {"next": None}))
+async def list_webhooks(coordinator: CoordinatorDep, _: Admin) -> Response:
+    """Return all webhooks in one page, oldest first."""
+    return reply(WebhookList(await coordinator.database.read(endpoints.read_webhooks), PageLinks(None)))
 
 
 @router.get("/v1/webhooks/{webhook}", **described(answers={200: Webhook, 404: None}))
-async def get(webhook: str, coordinator: CoordinatorDep, _: Admin) -> Response:
-    id_ = _id(webhook)
-    return reply(_found(await coordinator.database.read(lambda c: read_webhook(c, id_))))
+async def get_webhook(webhook: WebhookId, coordinator: CoordinatorDep, _: Admin) -> Response:
+    """Return one webhook, and how many of its deliveries are waiting or dead."""
+    return reply(_found(await coordinator.database.read(lambda c: endpoints.read_webhook(c, webhook))))
 
 
 @router.delete("/v1/webhooks/{webhook}", **described(answers={204: None, 404: None}))
-async def delete(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    """With all that waits for it."""
-    id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
-    if not await coordinator.database.run(lambda c: delete_webhook(c, id_, by, now)):
-        raise _missing()
+async def delete_webhook(request: Request, webhook: WebhookId, coordinator: CoordinatorDep, caller: Admin) -> Response:
+    """Delete a webhook with its waiting deliveries."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    if not await coordinator.database.run(lambda c: endpoints.delete_webhook(c, webhook, by, now)):
+        raise Problem("not-found", _MISSING)
     return Response(status_code=204)
 
 
 @router.post("/v1/webhooks/{webhook}:rotate", **described(answers={200: WebhookWithSecret, 404: None}))
-async def rotate(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    """Make a new secret, shown in this answer only. For a day deliveries are signed with both."""
-    id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
-    rotated = await coordinator.database.run(lambda c: rotate_secret(c, id_, by, now))
+async def rotate_webhook_secret(
+    request: Request, webhook: WebhookId, coordinator: CoordinatorDep, caller: Admin
+) -> Response:
+    """Make a new secret, which only this response shows. For 24 hours deliveries are signed with both secrets."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    rotated = await coordinator.database.run(lambda c: endpoints.rotate_secret(c, webhook, by, now))
     if rotated is None:
-        raise _missing()
-    return _shown_once(rotated)
+        raise Problem("not-found", _MISSING)
+    return _with_secret(rotated)
 
 
 @router.post("/v1/webhooks/{webhook}:pause", **described(answers={200: Webhook, 404: None}))
-async def pause(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    """What happens meanwhile waits for it."""
-    id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
-    return reply(_found(await coordinator.database.run(lambda c: pause_webhook(c, id_, True, by, now))))
+async def pause_webhook(request: Request, webhook: WebhookId, coordinator: CoordinatorDep, caller: Admin) -> Response:
+    """Pause the deliveries of a webhook. Events wait until it is resumed."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    return reply(_found(await coordinator.database.run(lambda c: endpoints.pause_webhook(c, webhook, True, by, now))))
 
 
 @router.post("/v1/webhooks/{webhook}:resume", **described(answers={200: Webhook, 404: None}))
-async def resume(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
-    return reply(_found(await coordinator.database.run(lambda c: pause_webhook(c, id_, False, by, now))))
+async def resume_webhook(request: Request, webhook: WebhookId, coordinator: CoordinatorDep, caller: Admin) -> Response:
+    """Resume the deliveries of a paused webhook."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    return reply(_found(await coordinator.database.run(lambda c: endpoints.pause_webhook(c, webhook, False, by, now))))
 
 
-_DELIVERIES = {"dead": ("true: only those that are not tried again; false", FLAG), **PAGE}
+@router.get("/v1/webhooks/{webhook}/deliveries", **described(answers={200: DeliveryList, 404: None}))
+async def list_webhook_deliveries(
+    webhook: WebhookId, coordinator: CoordinatorDep, _: Admin, query: Annotated[DeliveryQuery, Query()]
+) -> Response:
+    """Return the deliveries of the last 40 days, and those that are waiting."""
+    page = query.page(webhook)
+    after = page.after(UUID) or UUID(int=0)
+    _found(await coordinator.database.read(lambda c: endpoints.read_webhook(c, webhook)))
+    rows = await coordinator.database.read(
+        lambda c: deliveries.read_deliveries(c, webhook, query.dead, after, page.size + 1)
+    )
+    return reply(DeliveryList(rows[: page.size], page.links(rows, lambda row: row.event)))
 
 
-@router.get(
-    "/v1/webhooks/{webhook}/deliveries", **with_query(described(answers={200: DeliveryList, 404: None}), _DELIVERIES)
-)
-async def deliveries(request: Request, webhook: str, coordinator: CoordinatorDep, _: Admin) -> Response:
-    """What it was told in the last 40 days, or is to be told yet."""
-    id_, query = _id(webhook), Query(request)
-    dead = query.one("dead", a_flag, default=False)
-    page = query.page("deliveries", id_, dead)
-    after = query.one("page_after", lambda _: UUID(page.cursor.after or str(UUID(int=0))), UUID(int=0))
-    query.checked()
-    _found(await coordinator.database.read(lambda c: read_webhook(c, id_)))
-    rows = await coordinator.database.read(lambda c: read_deliveries(c, id_, dead, after, page.size + 1))
-    return reply(DeliveryList(rows[: page.size], page.links(rows, lambda row: str(row.event))))
+@router.post("/v1/webhooks/{webhook}:replay", **described(answers={200: Replayed, 404: None}))
+async def replay_webhook_deliveries(
+    request: Request, webhook: WebhookId, coordinator: CoordinatorDep, caller: Admin, body: ReplayBody
+) -> Response:
+    """Redeliver dead letters, with the ids that they had."""
+    by, now = actor_of(request, caller), coordinator.clock.now()
+    _found(await coordinator.database.read(lambda c: endpoints.read_webhook(c, webhook)))
+    return reply(
+        Replayed(await coordinator.database.run(lambda c: deliveries.replay(c, webhook, body.events, by, now)))
+    )
 
 
-@router.post("/v1/webhooks/{webhook}:replay", **described(body=ReplayBody, answers={200: Replayed, 404: None}))
-async def replay_(request: Request, webhook: str, coordinator: CoordinatorDep, caller: Admin) -> Response:
-    """Dead letters are told once more, under the ids that they had."""
-    id_, by, now = _id(webhook), actor_of(request, caller), coordinator.clock.now()
-    body = await read_body(request, ReplayBody)
-    _found(await coordinator.database.read(lambda c: read_webhook(c, id_)))
-    return reply(Replayed(await coordinator.database.run(lambda c: replay(c, id_, body.events, by, now))))
-
-
-def _shown_once(webhook: WebhookWithSecret, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with the secret, and keep one without it for a repeated Idempotency-Key."""
+def _with_secret(webhook: WebhookWithSecret, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with the secret, and store a response without it for a repeated Idempotency-Key."""
     response = ResponseWithSecret(msgspec.json.encode(webhook), status, headers, media_type=JSON)
     response.stored_body = msgspec.json.encode(msgspec.structs.replace(webhook, secret=None))
     return response
 
 
-def _id(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise _missing() from None
-
-
-def _missing() -> Problem:
-    return Problem("not-found", "there is no such webhook")
-
-
 def _found(webhook: Webhook | None) -> Webhook:
     if webhook is None:
-        raise _missing()
+        raise Problem("not-found", _MISSING)
     return webhook

@@ -26,9 +26,10 @@ from regional_agent.http.refusals import REFUSALS, problem_of
 from regional_agent.http.schemas import BatchItems, check_response, hold_response
 from regional_agent.http.workers import Workers
 from regional_agent.status import Status, status_of
-from web.bodies import described, read_body, read_parts, reply
+from web.bodies import read_body, read_parts, reply
 from web.health import Health, HealthStatus
 from web.metrics import shown
+from web.openapi import described
 from web.request_ids import request_id_of
 
 HOT_PATHS = ("/v1/check", "/v1/check:batch")
@@ -96,7 +97,7 @@ async def check_batch(request: Request, region: TheRegion) -> Response:
     "/v1/holds",
     **described(body=Hold, answers={201: HoldAnswer, 429: CheckAnswer, 503: CheckAnswer}),
 )
-async def hold(request: Request, region: TheRegion) -> Response:
+async def create_hold(request: Request, region: TheRegion) -> Response:
     """Reserve units for work whose cost is not known yet."""
     body = await read_body(request, Hold)
     region.holds.require_key()
@@ -143,19 +144,19 @@ async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Res
 
 
 @services.get("/v1/status", **described(answers={200: Status}))
-async def status(region: TheRegion, workers: TheWorkers) -> Response:
+async def get_status(region: TheRegion, workers: TheWorkers) -> Response:
     """Return the state of this region: its epoch, its leases with their totals, the age of unreported usage."""
     return reply(await status_of(region, await workers.health()))
 
 
 @health.get("/healthz")
-async def healthz() -> Response:
+async def get_liveness() -> Response:
     """Report that the process is alive."""
     return reply({"status": "ok"})
 
 
 @health.get("/readyz", **described(answers={200: Health, 503: Health}, plain=(503,)))
-async def readyz(workers: TheWorkers) -> Response:
+async def get_readiness(workers: TheWorkers) -> Response:
     """Report whether to send requests here, and why it is degraded or not ready. 503 while it is not ready."""
     found = await workers.health()
     is_ready = found.status is not HealthStatus.NOT_READY
@@ -163,7 +164,7 @@ async def readyz(workers: TheWorkers) -> Response:
 
 
 @health.get("/metrics", dependencies=[Depends(require_caller)])
-async def metrics(workers: TheWorkers) -> Response:
+async def get_metrics(workers: TheWorkers) -> Response:
     return shown(await workers.metrics())
 
 

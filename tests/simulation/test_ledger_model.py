@@ -53,7 +53,7 @@ from coordinator.exchange.statements.transfers import TRANSFER_COLUMNS
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
-from coordinator.overrides.add_override import add_override
+from coordinator.overrides.operations import add_override
 from coordinator.overrides.read_overrides import Override
 from coordinator.periods.close import CloseRequest, close_period
 from coordinator.periods.rules.closing import HOLD_WAIT
@@ -63,7 +63,7 @@ from coordinator.rebalancing.read_rebalances import Rebalance
 from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
 from coordinator.rebalancing.rules.plan import Planner, plan_division, plan_even_out, plan_move
 from coordinator.rebalancing.rules.region_settings import NOTHING_SET, Setting
-from coordinator.rebalancing.rules.requests import EvenOut, MoveUnits, RebalanceBody, RegionSettingPatch, Weigh
+from coordinator.rebalancing.schemas import AnyRebalance, EvenOut, MoveUnits, RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.suspense.resolve import Proposal, approve_resolution, propose_resolution
 from coordinator.suspense.rules import ResolutionKind, ResolutionRefusal
@@ -443,7 +443,15 @@ class Both:
         """From where most lies idle: most of what is leased here is spent or given back at once."""
         source = max(REGIONS, key=self._idle)
         target = next(region for region in REGIONS if region != source)
-        asked = MoveUnits(quota=QUOTAS[0], source=source, target=target, units=self.hands.choice([1, 10, 60]))
+        asked = MoveUnits.model_validate(
+            {
+                "mode": "move",
+                "quota": QUOTAS[0],
+                "from": source,
+                "to": target,
+                "units": self.hands.choice([1, 10, 60]),
+            }
+        )
         await self._begin(asked, lambda table, now: plan_move(table, source, target, asked.units, now))
 
     def _idle(self, region: str) -> int:
@@ -453,16 +461,16 @@ class Both:
         )
 
     async def _even_out(self) -> None:
-        await self._begin(EvenOut(quota=QUOTAS[0]), plan_even_out)
+        await self._begin(EvenOut(mode="even_out", quota=QUOTAS[0]), plan_even_out)
 
     async def _weigh(self) -> None:
         weight, floor, ceiling = (self.hands.choice(each) for each in ((None, 1, 3), (None, 5, 15), (None, 15, 60)))
         region = self.hands.choice(REGIONS)
         words = RegionSettingPatch(weight=weight, floor=floor, ceiling=ceiling)
-        asked = Weigh(quota="exports", settings={region: words})
+        asked = Weigh(mode="weigh", quota="exports", settings={region: words})
         await self._begin(asked, plan_division, {region: Setting(weight, floor, ceiling)})
 
-    async def _begin(self, asked: RebalanceBody, planner: Planner, settings: dict[str, Setting] | None = None) -> None:
+    async def _begin(self, asked: AnyRebalance, planner: Planner, settings: dict[str, Setting] | None = None) -> None:
         wish = RebalanceRequest(UUID(int=self.hands.getrandbits(128)), asked, Actor("test"), lambda _: True)
         async with self.real.transaction():
             real = await begin_rebalance(self.real, self.documents, wish, self.now)

@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from web.bodies import described, install_schemas, read_body, reply
+from web.bodies import read_body, reply
 from web.metrics import HttpMetrics, exposition
+from web.openapi import described, install_openapi
 from web.problems import InvalidParameter, Problem, install_problems
 from web.requests import install_requests
 
@@ -81,7 +82,7 @@ def make_app(registry: CollectorRegistry | None = None) -> FastAPI:
         return exposition(registry)
 
     install_problems(app)
-    install_schemas(app)
+    install_openapi(app)
     install_requests(app, max_body_bytes=MAX_BODY_BYTES, metrics=HttpMetrics(registry))
     return app
 

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from msgspec import Struct, defstruct
 
 from tests.unit.web.conftest import make_app
-from web.bodies import described, install_schemas, reply
+from web.bodies import reply
+from web.openapi import described, install_openapi
 
 
 def _document() -> dict[str, Any]:
@@ -28,10 +29,10 @@ def _references(value: object) -> set[str]:
 def test_every_reference_leads_somewhere() -> None:
     document = _document()
     names = {reference.rpartition("/")[2] for reference in _references(document["paths"]["/orders"])}
-    assert names == {"Order", "Placed", "Problem"}
+    assert names == {"Order", "Placed", "Problem", "Allow", "Retry-After", "WWW-Authenticate", "X-Request-Id"}
     assert {reference.rpartition("/")[2] for reference in _references(document)} <= document["components"][
         "schemas"
-    ].keys()
+    ].keys() | document["components"]["headers"].keys()
 
 
 def test_bodies_and_refusals_are_described() -> None:
@@ -89,6 +90,6 @@ def test_two_types_of_one_name_are_refused() -> None:
     app = FastAPI()
     app.get("/one", **described(answers={200: one}))(lambda: reply(None))
     app.get("/other", **described(answers={200: other}))(lambda: reply(None))
-    install_schemas(app)
+    install_openapi(app)
     with pytest.raises(ValueError, match="Same"):
         app.openapi()

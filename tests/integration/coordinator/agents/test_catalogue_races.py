@@ -20,17 +20,15 @@ from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.statements import balances, lanes, leases, pools
 from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits import in_force
-from coordinator.limits.delete_subscription import delete_subscription
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import put_limits
-from coordinator.limits.put_subscription import put_subscription
 from coordinator.limits.read_catalogue import CATALOGUE, read_catalogue
-from coordinator.overrides.add_override import add_override
-from coordinator.overrides.delete_override import delete_override
+from coordinator.limits.subscriptions import delete_subscription, put_subscription
+from coordinator.overrides.operations import add_override, delete_override
 from coordinator.overrides.read_overrides import Override
 from coordinator.rebalancing.read_rebalances import Rebalance
 from coordinator.rebalancing.rebalance import RebalanceRequest, begin_rebalance
-from coordinator.rebalancing.rules.requests import RegionSettingPatch, Weigh
+from coordinator.rebalancing.schemas import RegionSettingPatch, Weigh
 from coordinator.regions.put_region import put_region
 from coordinator.shared_limits import statements as shared_limits_statements
 from coordinator.shared_limits.share_rates import share_rates
@@ -97,7 +95,7 @@ def override_of(tenant: str, limit: int) -> Override:
 
 
 def sets_ceiling(scene: Scene) -> Step[Any]:
-    asked = Weigh(quota=scene.quota, settings={scene.agent.region: RegionSettingPatch(ceiling=LOWERED)})
+    asked = Weigh(mode="weigh", quota=scene.quota, settings={scene.agent.region: RegionSettingPatch(ceiling=LOWERED)})
     wish = RebalanceRequest(uuid4(), asked, somebody(), lambda _: True)
 
     async def step(connection: Connection) -> None:

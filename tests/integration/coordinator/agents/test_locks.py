@@ -14,7 +14,7 @@ import pytest
 from coordinator.access.idempotency_records import Attempt, claim, delete_expired
 from coordinator.adjustments.adjust import ProposedAdjustment, approve_adjustment, propose_adjustment
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Terms
-from coordinator.blocks.put_block import Wanted, put_block
+from coordinator.blocks.operations import BlockRequest, put_block
 from coordinator.epochs.open import fence_lost
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.exchange.expire_leases import Expired, expire_leases
@@ -246,7 +246,7 @@ async def test_what_is_booked_while_a_seal_is_read_is_above_it(stand: Stand, age
 
 async def test_who_blocks_what_is_just_being_blocked_changes_nothing(stand: Stand) -> None:
     """No agent is told twice, and the audit names who was first."""
-    wanted = Wanted(BlockField.TENANT, "acme", "leaked", None)
+    wanted = BlockRequest(BlockField.TENANT, "acme", "leaked", None)
 
     def blocks(connection: Any) -> Any:
         return put_block(connection, wanted, somebody(), stand.clock.now())

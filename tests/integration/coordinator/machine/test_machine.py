@@ -45,8 +45,7 @@ from coordinator.exchange.rules.submissions import ExchangeCall
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
 from coordinator.limits.put_limits import LimitsOutcome, put_limits
-from coordinator.overrides.add_override import add_override
-from coordinator.overrides.delete_override import delete_override
+from coordinator.overrides.operations import add_override, delete_override
 from coordinator.overrides.read_overrides import Override
 from coordinator.periods.close import CloseRefused, CloseRequest, PeriodClose, close_period
 from coordinator.periods.rules.closing import Missing, Obstacle

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.blocks import put_block
+from coordinator.blocks import operations
 from tests.integration.coordinator.people.conftest import Stand, open_region, problem
 from tests.integration.coordinator.standing import NOON
 
@@ -76,7 +76,7 @@ async def test_what_makes_no_sense_is_refused_by_name(
 async def test_what_is_over_is_in_no_list_and_makes_room(
     stand: Stand, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(put_block, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(operations, "MAX_BLOCKS", 1)
     await admin.post("/v1/blocks", json=KEY | {"valid_until": (NOON + timedelta(minutes=1)).isoformat()})
     other = {"field": "tenant", "value": "acme", "reason": "x"}
     assert (await admin.post("/v1/blocks", json=other)).json()["type"] == "/problems/full"

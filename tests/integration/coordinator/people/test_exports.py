@@ -122,8 +122,8 @@ async def test_a_download_goes_on_where_it_ended(finance: httpx.AsyncClient) -> 
 @pytest.mark.usefixtures("region")
 async def test_what_cannot_be_exported_is_refused(stand: Stand, finance: httpx.AsyncClient) -> None:
     for body, expected in (
-        ({"period": DAY, "format": "xls"}, (422, [("format", "known")])),
-        ({"period": DAY, "tenant": "a\nb"}, (422, [("tenant", "format")])),
+        ({"period": DAY, "format": "xls"}, (422, [("format", "enum")])),
+        ({"period": DAY, "tenant": "a\nb"}, (422, [("tenant", "text")])),
         ({"period": "2020-01"}, (404, [])),
         ({"period": DAY, "columns": "all"}, (422, [("columns", "unknown")])),
     ):

@@ -91,7 +91,7 @@ async def test_an_export_is_the_file_that_its_manifest_says(typed: Typed, tmp_pa
     assert f"{columns}: 2 lines" in await said(typed, "export", DAY, "-o", str(columns), "--format", "parquet")
     assert columns.read_bytes()[-4:] == b"PAR1"
     refused = await typed("export", DAY, "-o", str(tmp_path / "usage.xls"), "--format", "xls")
-    assert (refused.exit_code, "it is one of csv, ndjson, parquet" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "should be 'csv', 'ndjson' or 'parquet'" in refused.stderr) == (1, True)
     assert not (tmp_path / "usage.xls").exists()
 
 

@@ -113,7 +113,7 @@ async def test_a_seal_that_does_not_exist_is_refused_by_name(
     for seal in (0, number + 1, 9999):
         answer = await auditor.get(proof_path(line, seal=seal))
         assert problem(answer) == (422, [("seal", "known")])
-        assert f"there is no seal {seal}: they are numbered from 1 to {number}" in answer.text
+        assert f"There is no seal {seal}: they are numbered from 1 to {number}" in answer.text
 
 
 def _is_proven_text(check: Check, kept: str, text: bytes) -> bool:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from coordinator.limits.policy_bundle import policy_bundle
-from coordinator.overrides import add_override
+from coordinator.overrides import operations
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 from tests.integration.coordinator.standing import NOON
 
@@ -160,6 +160,6 @@ async def test_a_document_does_not_break_what_is_promised(stand: Stand, admin: h
 
 
 async def test_there_can_be_only_so_many(admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(add_override, "MAX_OVERRIDES", 1)
+    monkeypatch.setattr(operations, "MAX_OVERRIDES", 1)
     await added(admin)
     assert (await admin.post("/v1/overrides", json=override())).json()["type"] == "/problems/full"

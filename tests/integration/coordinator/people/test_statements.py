@@ -247,7 +247,7 @@ async def test_what_is_no_statement_is_refused(finance: httpx.AsyncClient) -> No
     acme = StatementId(DAY, "acme")
     for path, expected in {
         f"periods/{DAY}/statement": (422, [("tenant", "required")]),
-        f"periods/{DAY}/statement?tenant=acme&format=pdf": (422, [("format", "format")]),
+        f"periods/{DAY}/statement?tenant=acme&format=pdf": (422, [("format", "enum")]),
         f"periods/{DAY}/statement?tenant=acme&as_of=99": (422, [("as_of", "sealed")]),
         f"periods/{DAY}/statement?tenant=nobody": (404, []),
         "periods/2020-01/statement?tenant=acme": (404, []),

@@ -1,60 +1,99 @@
-"""Query strings and cursors: nothing is guessed, everything that is wrong is said."""
+"""Query strings and cursors: nothing is guessed, and every fault is named at once."""
 
+from typing import Annotated
+
+import httpx
 import pytest
-from fastapi import Request
+from fastapi import APIRouter, FastAPI, Query
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.http.queries import Cursor, Query, a_flag, a_page_size, a_text, read_cursor, write_cursor
-from web.problems import Problem
+from coordinator.http.pagination import Cursor, PageQuery, read_cursor, write_cursor
+from coordinator.http.parameters import Flag, Several, Text
+from web.bodies import reply
+from web.problems import Problem, install_problems
+from web.strict_routes import StrictRoute
 
 
-def query(text: str) -> Query:
-    return Query(Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": text.encode()}))
+class ThingQuery(PageQuery):
+    dry_run: Flag = False
+    tenant: Several[Text] = ()
 
 
-def faults(asked: Query) -> list[tuple[str, str]]:
-    with pytest.raises(Problem) as refused:
-        asked.checked()
-    assert refused.value.kind == "invalid-request"
-    return [(fault.field, fault.rule) for fault in refused.value.invalid_parameters]
+def make_app() -> FastAPI:
+    app, router = FastAPI(), APIRouter(route_class=StrictRoute)
+
+    @router.get("/things")
+    async def list_things(query: Annotated[ThingQuery, Query()]) -> object:
+        return reply({"dry_run": query.dry_run, "size": query.page_size, "tenant": query.tenant})
+
+    @router.get("/nothing")
+    async def get_nothing() -> object:
+        return reply({})
+
+    app.include_router(router)
+    install_problems(app)
+    return app
 
 
-def test_what_is_given_is_read_and_what_is_not_is_the_default() -> None:
-    asked = query("dry_run=true&tenant=b&tenant=a&tenant=b")
-    assert asked.one("dry_run", a_flag, default=False) is True
-    assert asked.one("page_size", a_page_size, 7) == 7
-    assert asked.many("tenant", a_text) == ["b", "a"]
-    asked.checked()
+def following(cursor: str) -> PageQuery:
+    return PageQuery.model_validate({"page_after": cursor})
 
 
-def test_every_fault_is_named_at_once() -> None:
-    asked = query("dry_run=yes&page_size=1&page_size=2&limit=5&tenant=%00&Tenant=x")
-    asked.one("dry_run", a_flag, default=False)
-    asked.one("page_size", a_page_size, 7)
-    asked.many("tenant", a_text)
-    assert faults(asked) == [
+async def get(path: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://test") as client:
+        return await client.get(path)
+
+
+async def faults(path: str) -> list[tuple[str, str]]:
+    answer = await get(path)
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-request")
+    return [(fault["field"], fault["rule"]) for fault in answer.json()["invalid_parameters"]]
+
+
+@pytest.mark.anyio
+async def test_what_is_given_is_read_and_what_is_not_is_the_default() -> None:
+    answer = await get("/things?dry_run=true&tenant=b&tenant=a&tenant=b")
+    assert answer.json() == {"dry_run": True, "size": 1000, "tenant": ["b", "a"]}
+
+
+@pytest.mark.anyio
+async def test_every_fault_is_named_at_once() -> None:
+    assert await faults("/things?dry_run=yes&page_size=1&page_size=2&limit=5&tenant=%00&Tenant=x") == [
         ("Tenant", "unknown"),
         ("dry_run", "format"),
         ("limit", "unknown"),
         ("page_size", "once"),
-        ("tenant", "format"),
+        ("tenant", "text"),
     ]
 
 
-def test_so_many_values_are_refused() -> None:
-    asked = query("&".join(f"tenant=t{number}" for number in range(101)))
-    asked.many("tenant", a_text)
-    assert faults(asked) == [("tenant", "length")]
+@pytest.mark.anyio
+async def test_an_operation_without_parameters_refuses_any() -> None:
+    assert await faults("/nothing?b=1&a=1") == [("a", "unknown"), ("b", "unknown")]
+    assert (await get("/nothing")).status_code == 200
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "10001", "1.0", "1e3", " 1", "٣", "9" * 5000])
-def test_page_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="whole number"):
-        a_page_size(text)
+@pytest.mark.anyio
+async def test_so_many_values_are_refused() -> None:
+    assert await faults("/things?" + "&".join(f"tenant=t{number}" for number in range(101))) == [
+        ("tenant", "max_length")
+    ]
 
 
-@given(st.builds(Cursor, question=st.text(), after=st.text("abc/é \u4e2d"), skip=st.integers(0, 2**53 - 1)))
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "1e3", " 1", "1_0", "٣", "9" * 5000])
+@pytest.mark.anyio
+async def test_page_sizes_that_are_no_number(text: str) -> None:
+    assert await faults(f"/things?page_size={text}") == [("page_size", "format")]
+
+
+@pytest.mark.parametrize(("text", "rule"), [("0", "minimum"), ("10001", "maximum")])
+@pytest.mark.anyio
+async def test_page_sizes_out_of_bounds(text: str, rule: str) -> None:
+    assert await faults(f"/things?page_size={text}") == [("page_size", rule)]
+
+
+@given(st.builds(Cursor, question=st.text("abc"), after=st.text("abc/é \u4e2d"), skip=st.integers(0, 2**53 - 1)))
 def test_a_cursor_is_read_as_it_was_written(cursor: Cursor) -> None:
     assert read_cursor(write_cursor(cursor)) == cursor
 
@@ -73,11 +112,17 @@ def test_a_forged_cursor_reaches_no_database(cursor: Cursor) -> None:
         read_cursor(write_cursor(cursor))
 
 
+@pytest.mark.parametrize("forged", ["x", 2**63, -1, None])
+def test_a_cursor_of_another_type_is_refused(forged: object) -> None:
+    page = following(PageQuery().page("seals").next(after=[forged])).page("seals")
+    with pytest.raises(Problem, match="page_after"):
+        page.after(int)
+
+
 def test_a_cursor_leads_on_in_its_own_list_only() -> None:
-    cursor = query("").page("regions").next(after="eu-west")
-    following = query(f"page_after={cursor}")
-    assert following.page("regions").cursor.after == "eu-west"
-    following.checked()
-    elsewhere = query(f"page_after={cursor}")
-    elsewhere.page("subscriptions")
-    assert faults(elsewhere) == [("page_after", "question")]
+    cursor = PageQuery().page("regions").next(after="eu-west")
+    assert following(cursor).page("regions").after(str) == "eu-west"
+    for elsewhere in (following(cursor), ThingQuery.model_validate({"page_after": cursor})):
+        with pytest.raises(Problem) as caught:
+            elsewhere.page("subscriptions")
+        assert [(each.field, each.rule) for each in caught.value.invalid_parameters] == [("page_after", "question")]
