@@ -1,22 +1,23 @@
--- Begin a new incarnation of the store, or find that this incarnation has begun already.
+-- Begin a new incarnation of the store, or find that it has begun already.
 --
--- KEYS  1 the fence
--- ARGV  1 fingerprint of the connection, read again just before   2 a fresh nonce
---       3 the nonce of an incarnation that is over though its fingerprint is the same, or ''
---       4 the epoch until now, if the store has certainly kept all of it, or ''
--- Gives {fingerprint, nonce, epoch, lanes, whole, exempt} of this incarnation: the fresh nonce if it is new, else what
---       it has. `whole` is the epoch before, where that is certain.
+-- KEYS[1]  fence
+-- ARGV[1]  fingerprint of the connection, read just before
+-- ARGV[2]  a fresh nonce
+-- ARGV[3]  the nonce of an incarnation that is over although its fingerprint is the same; else ''
+-- ARGV[4]  the epoch until now, if the store has certainly kept all of its data; else ''
+-- Returns  {fingerprint, nonce, epoch, lanes, kept_epoch, exempt}: the fresh nonce if the incarnation is new, else what
+--          the fence has. `kept_epoch` is the epoch before, where all data of it was certainly kept
 --
 -- A new incarnation clears the epoch: nothing is admitted until the coordinator has issued another. The clock stays. An
--- agent that found an incarnation to be over names the nonce to replace; of several that did, one replaces it.
+-- agent that found an incarnation to be over names the nonce to be replaced; if several did, one of them replaces it.
 
 local function fence()
-  return redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'lanes', 'whole', 'exempt')
+  return redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'lanes', 'kept_epoch', 'exempt')
 end
 
-local was = fence()
-if was[1] == ARGV[1] and was[2] ~= ARGV[3] then return was end
+local before = fence()
+if before[1] == ARGV[1] and before[2] ~= ARGV[3] then return before end
 redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1], 'nonce', ARGV[2])
-redis.call('HDEL', KEYS[1], 'epoch', 'lanes', 'whole', 'exempt')
-if ARGV[4] ~= '' and was[3] == ARGV[4] then redis.call('HSET', KEYS[1], 'whole', ARGV[4]) end
+redis.call('HDEL', KEYS[1], 'epoch', 'lanes', 'kept_epoch', 'exempt')
+if ARGV[4] ~= '' and before[3] == ARGV[4] then redis.call('HSET', KEYS[1], 'kept_epoch', ARGV[4]) end
 return fence()

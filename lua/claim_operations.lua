@@ -1,12 +1,18 @@
 -- Claim operations that were admitted without the store: from now on no script charges them.
 --
--- KEYS  1 the fence   then the record of each operation in turn
--- ARGV  1 fingerprint   2 who claims them   then, for each operation in turn: hash of its body, its time, ms
--- Gives {'fenced'} | {'told', for each operation: claimed | charged | another_body …}
+-- KEYS[1]  fence
+-- then, for each operation:
+-- KEYS     its record
+-- ARGV[1]  fingerprint
+-- ARGV[2]  claimant
+-- then, for each operation:
+-- ARGV     digest of its body
+-- ARGV     how long it is remembered, ms
+-- Returns  {'fenced'} | {'claims', for each operation: claimed | charged | another_body …}
 --
--- An operation is claimed once, and the same claimant gets the same answer again. It is `charged` if a script has
+-- An operation is claimed once, and the same claimant gets the same reply again. It is `charged` if a script has
 -- executed it, or if another claimant has it. A script that finds a claim charges nothing, as if it had executed the
--- operation before; so it makes no difference whether a call that was given up is executed before or after this.
+-- operation before, so it makes no difference whether a call that timed out is executed before or after this one.
 
 if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
 
@@ -20,6 +26,6 @@ local function claim(record, body, remembered_ms)
   return 'claimed'
 end
 
-local answer = {'told'}
+local answer = {'claims'}
 for i = 2, #KEYS do answer[i] = claim(KEYS[i], ARGV[2 * i - 1], ARGV[2 * i]) end
 return answer

@@ -1,9 +1,11 @@
--- Find what is known of an operation over several cells, in the cell that remembers it. Nothing is changed.
+-- Find the record of an operation over several cells, in the cell that remembers it. Nothing changes.
 --
--- KEYS  1 the fence   2 the operation's record
--- ARGV  1 fingerprint   2 hash of the operation's body
--- Gives {'fenced'} | {'unknown'} | {'another_body'} | {'known', 1 if all that was set aside for it has been spent or 0,
---       ms until what was set aside runs out, the id of its hold}
+-- KEYS[1]  fence
+-- KEYS[2]  the operation's record
+-- ARGV[1]  fingerprint
+-- ARGV[2]  digest of the operation's body
+-- Returns  {'fenced'} | {'unknown'} | {'another_body'} | {'known', 1 if all that was set aside is spent, else 0, ms
+--          until what was set aside runs out, the id of its hold}
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last')
 if fence[1] ~= ARGV[1] then return {'fenced'} end

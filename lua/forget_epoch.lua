@@ -1,10 +1,14 @@
 -- Forget an older epoch: all of it is booked.
 --
--- KEYS  1 the fence   2 the epochs that this store has ever had   then the dirty sets of all its lanes
--- ARGV  1 fingerprint   2 epoch
--- Gives 1, or 0 if there is something to report of it after all, or {'fenced'}
+-- KEYS[1]  fence
+-- KEYS[2]  epochs of this store
+-- then, for each lane of the epoch:
+-- KEYS     its dirty set
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch
+-- Returns  {'fenced'} | 1 | 0 if the epoch has something to report after all
 --
--- Work may be committed late to a hold of it: then it is known again, and has a dirty set. Here both are looked at in
+-- Work may be committed late to a hold of the epoch; then its dirty set exists again. This script looks at all sets at
 -- one moment.
 
 if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end

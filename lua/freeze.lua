@@ -1,32 +1,44 @@
--- Freeze what is to be reported of a lane, as the exact bytes that are sent until they are acknowledged.
+-- Freeze what a lane has to report, as the exact bytes that are sent until they are acknowledged.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then, for each quota in turn: its lease, its usage lines,
---         its holds, when each of them is due
--- ARGV  1 fingerprint   2 epoch   3 lane   4 the most lines of a batch   then, for each quota in turn: its key
--- Gives {'fenced'} | {'lost', quota key} | {'frozen', bytes, seq, mono, held, more}; mono is the store's clock before
---       anything is sent, held for each quota the units that are set aside of its current lease, as it is now; more is
---       1 if another batch is to follow at once
+-- KEYS[1]  fence
+-- KEYS[2]  lane
+-- KEYS[3]  dirty set of the lane
+-- then, for each quota:
+-- KEYS     lease
+-- KEYS     usage lines
+-- KEYS     holds
+-- KEYS     deadlines of the holds
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch
+-- ARGV[3]  lane's number
+-- ARGV[4]  maximum number of lines in a batch
+-- then, for each quota:
+-- ARGV     quota key
+-- Returns  {'fenced'} | {'lost', quota key} | {'frozen', bytes, seq, mono, held, more}: `mono` is the store's clock
+--          before anything is sent, `held` the units that each quota's current lease has set aside now, `more` is 1 if
+--          another batch follows at once
 --
--- While a batch waits for its receipt it is given again, unchanged: there is never a second one in flight. An older
--- epoch's evidence may be frozen too, so only the fingerprint is compared; the epoch is in the keys' names. In such a
--- one no period gives way to the next any more.
--- `lost`: a quota has something to report or units that are held, and its lease is gone. The store has forgotten data,
--- and so its epoch is over. Nothing was changed then.
+-- While a batch waits for its receipt, the same bytes are returned, so there is never a second one in flight. An older
+-- epoch's usage may be frozen, too: only the fingerprint is compared, and the epoch is in the keys' names. In an older
+-- epoch no period changes any more.
 --
--- A batch is bounded in leases, lines and bytes, and so is the time that this script takes. The lines of a quota that
--- do not fit stay for the next batch, and the quota stays dirty. Then `consumed` is told only as far as lines of this
--- batch and of those before cover it (parts/pieces). With the last piece, and in every batch of a quota whose lines
--- fit, it is the lease's own count, which is kept apart from the lines on purpose: the coordinator compares the two.
+-- `lost`: a quota has something to report, or units that are held, and its lease is gone. The store has lost data, so
+-- its epoch is over. Nothing has changed then.
+--
+-- A batch is bounded in leases, lines and bytes, and so is the time that this script takes. Lines that do not fit stay
+-- for the next batch, and the quota stays dirty. Then `consumed` is reported only as far as the lines of this batch and
+-- of those before cover it (parts/pieces). With the last piece, and for quotas whose lines fit, it is the lease's own
+-- count. That is kept apart from the lines on purpose: the coordinator compares the two.
 
-local MOST_LEASES = 100
-local MOST_BYTES = 256 * 1024 -- a batch may be longer by one quota's totals
+local MAX_LEASES = 100
+local MAX_BYTES = 256 * 1024 -- a batch may exceed it by one quota's totals
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'mono', 'last', 'epoch')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[2], fence[3])
-local holds, over = require('parts/holds')(mono, now), require('parts/ended_period')
+local holds, ended_periods = require('parts/holds')(mono, now), require('parts/ended_period')
 
--- The keys of a quota begin here.
+-- The index of a quota's first key.
 local function key_of(i) return 4 + (i - 5) * 4 end
 
 local function held()
@@ -58,8 +70,8 @@ if lane[2] then return answer(lane[2], lane[3], true) end
 
 local seq = tonumber(lane[1] or 0) + 1
 local pieces = require('parts/pieces')(seq, lane[4], lane[5])
-local leases, dropped, cleaned, told, counted = {}, {}, {}, {}, {}
-local lines_left, bytes_left = tonumber(ARGV[4]), MOST_BYTES
+local leases, dropped, cleaned, reported, counted = {}, {}, {}, {}, {}
+local lines_left, bytes_left = tonumber(ARGV[4]), MAX_BYTES
 
 local function json_of(lines)
   local texts = {}
@@ -67,16 +79,16 @@ local function json_of(lines)
   return table.concat(texts, ',')
 end
 
--- The periods of a lease that are to be reported, the oldest first: those that are over here, the current and the next.
+-- The periods of a lease to report, the oldest first: those that have ended here, the current one and the next.
 local function periods_of(lease)
-  local all, fields, ended, found = redis.call('HGETALL', lease), {}, {}, {}
+  local all, fields, ended_names, found = redis.call('HGETALL', lease), {}, {}, {}
   for i = 1, #all, 2 do fields[all[i]] = all[i + 1] end
-  for name in pairs(fields) do ended[#ended + 1] = string.match(name, '^was:(.*)$') end
-  table.sort(ended)
-  for _, period in ipairs(ended) do
-    local was = over.read(lease, period)
-    found[#found + 1] = {period = period, granted = whole(was.granted), overage = whole(was.overage),
-      consumed = was.consumed, returned = whole(was.returned), overdrawn = whole(was.overdrawn), was = was}
+  for name in pairs(fields) do ended_names[#ended_names + 1] = string.match(name, '^ended:(.*)$') end
+  table.sort(ended_names)
+  for _, period in ipairs(ended_names) do
+    local ended = ended_periods.read(lease, period)
+    found[#found + 1] = {period = period, granted = whole(ended.granted), overage = whole(ended.overage),
+      consumed = ended.consumed, returned = whole(ended.returned), overdrawn = whole(ended.overdrawn), ended = ended}
   end
   if fields['period'] then
     found[#found + 1] = {period = fields['period'], granted = fields['granted'], overage = fields['overage'],
@@ -100,32 +112,32 @@ local function report(quota, each, consumed, lines)
   bytes_left = bytes_left - #text
 end
 
--- Gives false, and nothing has happened, if the quota's periods do not fit into the batch any more.
+-- Add a quota to the batch. Return false, with nothing changed, if its periods do not fit in any more.
 local function freeze(quota, key, is_last)
   local lease, lines = KEYS[key], KEYS[key + 1]
   if fence[4] == ARGV[2] then require('parts/period_change').take_over(lease, quota, KEYS[3], mono) end
   holds.sweep({lease = lease, lines = lines, dirty = KEYS[3], holds = KEYS[key + 2], due = KEYS[key + 3],
     quota = quota})
   local periods, fields = periods_of(lease)
-  if #leases > 0 and #leases + #periods > MOST_LEASES then return false end
-  local is_whole = #periods <= MOST_LEASES
-  -- Of what is left a quota takes half, so that one with very many lines does not keep out those behind it.
+  if #leases > 0 and #leases + #periods > MAX_LEASES then return false end
+  local is_whole = #periods <= MAX_LEASES
+  -- A quota takes half of the room that is left, so one with very many lines does not crowd out those behind it.
   local room = is_last and lines_left or math.ceil(lines_left / 2)
-  local by_period, taken, has_all = pieces.take(lines, periods, room, bytes_left)
-  for i = 1, math.min(#periods, MOST_LEASES) do
+  local by_period, taken, is_complete = pieces.take(lines, periods, room, bytes_left)
+  for i = 1, math.min(#periods, MAX_LEASES) do
     local each = periods[i]
-    local own = by_period[each.period]
-    local consumed = pieces.covered(lines, fields, each, own.units, has_all)
-    report(quota, each, consumed, own)
+    local own_lines = by_period[each.period]
+    local consumed = pieces.covered(lines, fields, each, own_lines.units, is_complete)
+    report(quota, each, consumed, own_lines)
     counted[#counted + 1] = {lease, each.period, consumed}
-    for _, line in ipairs(own) do dropped[#dropped + 1] = {lines, line.field} end
-    if each.was then
-      each.was.told = has_all and seq or 0
-      told[#told + 1] = {lease, each.period, each.was}
+    for _, line in ipairs(own_lines) do dropped[#dropped + 1] = {lines, line.field} end
+    if each.ended then
+      each.ended.reported_seq = is_complete and seq or 0
+      reported[#reported + 1] = {lease, each.period, each.ended}
     end
   end
   lines_left = lines_left - taken
-  if is_whole and has_all then cleaned[#cleaned + 1] = quota end
+  if is_whole and is_complete then cleaned[#cleaned + 1] = quota end
   return true
 end
 
@@ -140,7 +152,7 @@ local bytes = '{"epoch":' .. ARGV[2] .. ',"lane":' .. ARGV[3] .. ',"seq":' .. wh
 redis.call('HSET', KEYS[2], 'frozen', bytes, 'frozen_seq', whole(seq), 'pieces_from', whole(pieces.from),
   'pieces_to', whole(seq))
 for _, line in ipairs(dropped) do redis.call('HDEL', line[1], line[2]) end
-for _, ended in ipairs(told) do over.write(ended[1], ended[2], ended[3]) end
+for _, each in ipairs(reported) do ended_periods.write(each[1], each[2], each[3]) end
 for _, each in ipairs(counted) do pieces.write(each[1], each[2], each[3]) end
 for _, quota in ipairs(cleaned) do redis.call('SREM', KEYS[3], quota) end
 return answer(bytes, seq, #dropped > 0 or #cleaned > 0)

@@ -1,19 +1,28 @@
--- Tell a hold what became of the work: commit, spend, release or extend it; or look at it.
+-- Apply an action to a hold: commit, spend, release, extend, or look.
 --
--- KEYS  1 the fence   2 the epochs that this store has ever had   then, for each part in turn: its algorithm's
--- ARGV  1 fingerprint   2 epoch   3 lanes   4 the hold's name   5 commit | spend | release | extend | look
---       6 units to commit, or ms to extend by   7 number of parts
---       then, for each part in turn, what check takes for a policy: its algorithm's name, cost, the algorithm's own
---         arguments
--- Gives {'fenced'} | {'unknown'} | {done | ended | too_many | not_extended, state, units, committed, expires_in_ms}
+-- KEYS[1]  fence
+-- KEYS[2]  epochs of this store
+-- then, for each part of the hold:
+-- KEYS     the keys of its algorithm
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch of the hold
+-- ARGV[3]  lanes of that epoch
+-- ARGV[4]  the hold's name
+-- ARGV[5]  commit | spend | release | extend | look
+-- ARGV[6]  units to commit, or ms to extend by
+-- ARGV[7]  number of parts
+-- then, for each part:
+-- ARGV     name of the algorithm
+-- ARGV     cost (not used)
+-- ARGV     the arguments of the algorithm
+-- Returns  {'fenced'} | {'unknown'} | {done | ended | too_many | not_extended, state, units, committed, expires_in_ms}
 --
--- The epoch is the hold's own: work that was done is booked on the lease that it was set aside of, whichever epoch is
--- the store's now. So only the fingerprint is compared; and an older epoch is known again, for it has evidence again.
--- All parts of a hold end together. What may follow what is one table; what is not in it is refused. A part that is no
--- accounting (`is_passing`) is no evidence, and may be forgotten while others are known. To spend is to commit to each
--- part what it has set aside, for a check whose policies lie in several cells: what has run out cannot be spent any
--- more, for nobody was told yet that it was admitted.
--- One that is in shadow follows where it can, and has no say; a hold of nothing else is `nothing_held`.
+-- Work is booked on the lease that it was set aside of, whichever epoch the store has now. So only the fingerprint is
+-- compared, and an older epoch becomes known again, for it has something to report. All parts of a hold end together.
+-- MAY_BECOME is the transition table; a transition that is not in it is refused. A part that is no accounting
+-- (`is_passing`) may be forgotten while others are known. `spend` commits to each part what it has set aside, for a
+-- check over several cells: a part that ran out cannot be spent any more, for the check has not been answered yet. A
+-- shadow part follows where it can, and decides nothing; a hold of shadow parts only is `nothing_held`.
 
 local MAY_BECOME = {
   open = {commit = 'committed', spend = 'committed', release = 'released', extend = 'open', look = 'open'},
@@ -23,17 +32,17 @@ local MAY_BECOME = {
   released = {release = 'released', look = 'released'},
 }
 
-local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'lost_at')
+local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last', 'data_lost_at')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 local mono, now = require('parts/clock')(fence[3], fence[4])
 
 local action, amount = ARGV[5], tonumber(ARGV[6])
-local named = require('parts/algorithms')(mono, now, fence[5])
+local algorithm_named = require('parts/algorithms')(mono, now, fence[5])
 local parts, shadows, is_evidence, is_missing = {}, {}, false, false
 local key, at = 3, 8
 
 for i = 1, tonumber(ARGV[7]) do
-  local algorithm = named(ARGV[at])
+  local algorithm = algorithm_named(ARGV[at])
   local part = algorithm.find(key, at + 2, ARGV[4] .. '/' .. i)
   local among = algorithm.is_shadow and shadows or parts
   if part then
@@ -45,9 +54,8 @@ for i = 1, tonumber(ARGV[7]) do
 end
 if #parts == 0 and is_missing then return {'unknown'} end
 
--- Of parts that ran out some may have been charged: then the hold was. Accounting is told before what is none, and of
--- several the first.
-local function told(outcome)
+-- Reply with the state of one part: a charged one if there is any, else the first allowance, else the first part.
+local function reply(outcome)
   local first = parts[1]
   if not first then return {outcome, 'nothing_held', 0, 0, 0} end
   for _, part in ipairs(parts) do
@@ -63,10 +71,10 @@ end
 
 for _, part in ipairs(parts) do
   local is_another = part.state == 'committed' and action == 'commit' and part.committed ~= amount
-  if not MAY_BECOME[part.state][action] or is_another then return told('ended') end
-  if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return told('too_many') end
+  if not MAY_BECOME[part.state][action] or is_another then return reply('ended') end
+  if action == 'commit' and part.state ~= 'committed' and amount * #parts > part.most then return reply('too_many') end
   local may_extend = action ~= 'extend' or not part.algorithm.may_extend or part.algorithm.may_extend(part)
-  if not may_extend then return told('not_extended') end
+  if not may_extend then return reply('not_extended') end
 end
 
 local due = mono + amount * 1000
@@ -82,4 +90,4 @@ end
 for _, part in ipairs(parts) do follow(part) end
 for _, part in ipairs(shadows) do follow(part) end
 if is_evidence and fence[2] ~= ARGV[2] then redis.call('HSET', KEYS[2], ARGV[2], ARGV[3]) end
-return told('done')
+return reply('done')

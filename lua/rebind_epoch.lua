@@ -1,8 +1,11 @@
--- Let the epoch go on in another incarnation of a store that has certainly kept all of it.
+-- Continue the epoch in another incarnation of a store that has certainly kept all of its data.
 --
--- KEYS  1 the fence
--- ARGV  1 fingerprint of the incarnation before   2 nonce   3 epoch   4 fingerprint of this incarnation
--- Gives 1, also if it was done already; or 0 if the fence is another by now, or the store was not exempt.
+-- KEYS[1]  fence
+-- ARGV[1]  fingerprint of the incarnation before
+-- ARGV[2]  nonce
+-- ARGV[3]  epoch
+-- ARGV[4]  fingerprint of this incarnation
+-- Returns  1, also if it was done before; 0 if the fence has changed, or the store was not exempt
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'nonce', 'epoch', 'exempt')
 if fence[1] ~= ARGV[1] and fence[1] ~= ARGV[4] then return 0 end

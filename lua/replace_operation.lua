@@ -1,11 +1,15 @@
--- Write down that all of an operation over several cells is spent, or that something was set aside for it anew.
+-- Record that all of an operation over several cells is spent, or that something was set aside for it anew.
 --
--- KEYS  1 the fence   2 the operation's record
--- ARGV  1 fingerprint   2 hash of the operation's body   3 id of its hold as it was read   4 id of its hold from now on
---       5 1 if all that was set aside has been spent, or 0
--- Gives 1, or 0 if the record is another by now, or {'fenced'}
+-- KEYS[1]  fence
+-- KEYS[2]  the operation's record
+-- ARGV[1]  fingerprint
+-- ARGV[2]  digest of the operation's body
+-- ARGV[3]  id of its hold as it was read
+-- ARGV[4]  id of its hold from now on
+-- ARGV[5]  1 if all that was set aside is spent, else 0
+-- Returns  {'fenced'} | 1 | 0 if the record has changed
 --
--- A record whose hold runs out at the moment 0 is that of an operation of which all is spent.
+-- A record whose hold runs out at moment 0 is that of an operation that is spent completely.
 
 if redis.call('HGET', KEYS[1], 'fingerprint') ~= ARGV[1] then return {'fenced'} end
 local known, body = redis.call('GET', KEYS[2]), ARGV[2]

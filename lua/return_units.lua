@@ -1,13 +1,22 @@
--- Stop first, then tell: what is given back is out of reach here before anyone hears of it.
+-- Return idle units of a lease: they are out of reach here before the return is reported.
 --
--- KEYS  1 the fence   2 the lease   3 its lane's dirty set   4 its usage lines   5 its holds   6 when each is due
--- ARGV  1 fingerprint   2 epoch   3 quota key   4 how much to keep of the current period
---       5 what of the lease that waits for the next one: 'keep' or 'return'
---       6 the period that must be the current one, or '' for any   7 at most so many units of it, or '' for all
--- Gives {'fenced'} | {'returned', units}
+-- KEYS[1]  fence
+-- KEYS[2]  lease
+-- KEYS[3]  dirty set of its lane
+-- KEYS[4]  usage lines
+-- KEYS[5]  holds
+-- KEYS[6]  deadlines of the holds
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch
+-- ARGV[3]  quota key
+-- ARGV[4]  units to keep of the current period
+-- ARGV[5]  the waiting lease of the next period: 'keep' or 'return'
+-- ARGV[6]  the period that must be the current one; '' for any
+-- ARGV[7]  maximum number of units to return; '' for all
+-- Returns  {'fenced'} | {'returned', units}
 --
--- An older epoch admits nothing any more, so what is read here of it is final, but for what is held: it is told even if
--- nothing is left.
+-- An older epoch admits nothing any more, so what is read here of it is final, except what is held: its lease is
+-- reported even if nothing is left.
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] or not fence[2] then return {'fenced'} end
@@ -19,7 +28,7 @@ holds.sweep({lease = KEYS[2], dirty = KEYS[3], lines = KEYS[4], holds = KEYS[5],
 
 local function number(text) return tonumber(text or 0) end
 
-local function give_back(prefix, keep, most)
+local function return_idle(prefix, keep, most)
   local f = redis.call('HMGET', KEYS[2], prefix .. 'granted', prefix .. 'overage', prefix .. 'consumed',
     prefix .. 'returned', prefix .. 'held')
   local units = number(f[1]) + number(f[2]) - number(f[3]) - number(f[4]) - number(f[5]) - keep
@@ -30,12 +39,12 @@ local function give_back(prefix, keep, most)
   return units
 end
 
-local function give_back_current()
+local function return_current()
   if ARGV[6] ~= '' and redis.call('HGET', KEYS[2], 'period') ~= ARGV[6] then return 0 end
-  return give_back('', tonumber(ARGV[4]), tonumber(ARGV[7]))
+  return return_idle('', tonumber(ARGV[4]), tonumber(ARGV[7]))
 end
 
-local units = give_back_current()
-if ARGV[5] == 'return' then units = units + give_back('next:', 0) end
+local units = return_current()
+if ARGV[5] == 'return' then units = units + return_idle('next:', 0) end
 if fence[2] ~= ARGV[2] and redis.call('EXISTS', KEYS[2]) == 1 then redis.call('SADD', KEYS[3], ARGV[3]) end
 return {'returned', units}

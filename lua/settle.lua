@@ -1,33 +1,54 @@
--- Take in the coordinator's reply to an exchange: drop the batch that it acknowledges, install what it grants.
+-- Install the coordinator's reply to an exchange: drop the batch that it acknowledges, and install what it grants.
 --
--- KEYS  1 the fence   2 the lane   3 its dirty set   then for each lease itself and its holds
--- ARGV  1 fingerprint   2 epoch   3 seq that was acknowledged, or 0   4 mono when the request was made
---       5 number of leases
---       then, for each lease, oldest period first, fourteen: quota key, period, granted, overage, unallocated,
---         expires_in_ms, ends_in_ms, first_minute, last_minute, starts_in_ms, overdraft, consumed and returned as the
---         region last reported them, 1 if the quota is in this period now or 0
--- Gives {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that may
---       newly be spent …}
+-- KEYS[1]  fence
+-- KEYS[2]  lane
+-- KEYS[3]  dirty set of the lane
+-- then, for each lease:
+-- KEYS     lease
+-- KEYS     holds
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch
+-- ARGV[3]  seq of the batch that is acknowledged; 0 for none
+-- ARGV[4]  mono when the request was made
+-- ARGV[5]  number of leases
+-- then, for each lease, the oldest period first:
+-- ARGV     +0 quota key
+-- ARGV     +1 period
+-- ARGV     +2 granted
+-- ARGV     +3 overage
+-- ARGV     +4 unallocated
+-- ARGV     +5 expires_in_ms
+-- ARGV     +6 ends_in_ms
+-- ARGV     +7 first_minute
+-- ARGV     +8 last_minute
+-- ARGV     +9 starts_in_ms
+-- ARGV     +10 overdraft
+-- ARGV     +11 consumed, as the region last reported it
+-- ARGV     +12 returned, as the region last reported it
+-- ARGV     +13 1 if the quota is in this period now, else 0
+-- Returns  {'fenced'} | {'lost', quota key} | {'settled', 1 if a batch was dropped, for each lease the units that it
+--          gained …}
 --
--- Totals only move forward, so a late or doubled reply does no harm. Durations count from before the request was
--- sent. A reply to an older epoch acknowledges evidence and admits nothing: of it only the totals that were given are
--- heard, so that all of it can be given back.
+-- Totals only move forward, so a late or duplicate reply does no harm. Durations count from before the request was
+-- sent. A reply to an older epoch acknowledges its usage and admits nothing: only the granted totals are installed, so
+-- that all of them can be returned.
 --
--- Which period a quota is in is for the coordinator to say: its period may have become another, which began earlier.
--- `lost`: the store has no lease although one was used or reported here. It has forgotten data, and so its epoch is
--- over; installed anew, the lease would admit the same units again. Nothing was changed then.
+-- The coordinator decides which period a quota is in: it may be another one, which began earlier.
+--
+-- `lost`: the store has no lease although one was used or reported here. It has lost data, so its epoch is over;
+-- installed anew, the lease would admit the same units again. Nothing has changed then.
 
-local VALUES = 14 -- for each lease
+local VALUES = 14 -- arguments of a lease
 
 local fence = redis.call('HMGET', KEYS[1], 'fingerprint', 'epoch', 'mono', 'last')
 if fence[1] ~= ARGV[1] then return {'fenced'} end
 
-local function at_of(i) return 6 + (i - 1) * VALUES end
+local function argument_of(i) return 6 + (i - 1) * VALUES end
 
--- A lease is never deleted. What shows that there was one: a report that the coordinator booked, something that is yet
--- to be reported, units that are held.
+-- A lease is never deleted. That there was one is shown by a report that the coordinator booked, by something that is
+-- yet to be reported, or by units that are held.
 local function is_lost(i)
-  local at, key = at_of(i), 2 * i + 2
+  local at, key = argument_of(i), 2 * i + 2
   if redis.call('EXISTS', KEYS[key]) == 1 then return false end
   return tonumber(ARGV[at + 11]) + tonumber(ARGV[at + 12]) > 0 or redis.call('SISMEMBER', KEYS[3], ARGV[at]) == 1
     or redis.call('EXISTS', KEYS[key + 1]) == 1
@@ -35,7 +56,7 @@ end
 
 if fence[2] == ARGV[2] then
   for i = 1, tonumber(ARGV[5]) do
-    if is_lost(i) then return {'lost', ARGV[at_of(i)]} end
+    if is_lost(i) then return {'lost', ARGV[argument_of(i)]} end
   end
 end
 
@@ -49,52 +70,52 @@ local answer = {'settled', dropped}
 local function whole(number) return string.format('%.0f', number) end
 
 if fence[2] ~= ARGV[2] then
-  local function hear(key, prefix, at)
+  local function raise_totals(key, prefix, at)
     local f = redis.call('HMGET', key, prefix .. 'period', prefix .. 'granted', prefix .. 'overage')
     if f[1] ~= ARGV[at + 1] then return end
     redis.call('HSET', key, prefix .. 'granted', whole(math.max(tonumber(f[2]), tonumber(ARGV[at + 2]))),
       prefix .. 'overage', whole(math.max(tonumber(f[3] or 0), tonumber(ARGV[at + 3]))))
   end
   for i = 1, tonumber(ARGV[5]) do
-    hear(KEYS[2 * i + 2], '', at_of(i))
-    hear(KEYS[2 * i + 2], 'next:', at_of(i))
+    raise_totals(KEYS[2 * i + 2], '', argument_of(i))
+    raise_totals(KEYS[2 * i + 2], 'next:', argument_of(i))
   end
   return answer
 end
 
 local sent = tonumber(ARGV[4])
 local mono = require('parts/clock')(fence[3], fence[4])
-local cut_off = require('parts/partition')
-cut_off.forget()
-local periods, over = require('parts/period_change'), require('parts/ended_period')
+local partition = require('parts/partition')
+partition.forget()
+local periods, ended_periods = require('parts/period_change'), require('parts/ended_period')
 
--- Another reply came in between. This one may still raise totals, but begins no lease: what it says was used is out of
--- date.
+-- A late reply, which another one has overtaken, may still raise totals, but begins no lease: what it says was used is
+-- out of date.
 local is_late = tonumber(ARGV[3]) < tonumber(redis.call('HGET', KEYS[2], 'seq') or 0)
 
--- Of a period that is over here nothing is spent: what is granted to it late goes back as well. It is forgotten when
--- the coordinator has booked it as it is, and says itself that the period has ended, so it grants no more of it; and no
--- hold of it can be told of any more.
-local function settle_over(key, quota, period, granted, overage, has_ended)
-  local was = over.read(key, period)
-  local was_given, spent = was.granted + was.overage, was.consumed + was.returned + was.held
-  granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)
-  if granted + overage == was_given then
-    local is_booked = dropped == 1 and was.told == tonumber(ARGV[3])
-    if is_booked and has_ended and was.holds == 0 then
-      redis.call('HDEL', key, 'was:' .. period, 'told:' .. period)
+-- Settle a period that has ended here. Nothing of it is spent, so a late grant is returned as well. It is forgotten
+-- when the coordinator has booked it as it is, and says that the period has ended, so it grants no more of it; and
+-- when no hold of it can be committed any more.
+local function settle_ended(key, quota, period, granted, overage, has_ended)
+  local ended = ended_periods.read(key, period)
+  local given_before, spent = ended.granted + ended.overage, ended.consumed + ended.returned + ended.held
+  granted, overage = math.max(granted, ended.granted), math.max(overage, ended.overage)
+  if granted + overage == given_before then
+    local is_booked = dropped == 1 and ended.reported_seq == tonumber(ARGV[3])
+    if is_booked and has_ended and ended.holds == 0 then
+      redis.call('HDEL', key, 'ended:' .. period, 'reported:' .. period)
     end
     return
   end
-  was.returned = was.returned + math.max(0, granted + overage - spent) - math.max(0, was_given - spent)
-  was.granted, was.overage, was.told = granted, overage, 0
-  over.write(key, period, was)
+  ended.returned = ended.returned + math.max(0, granted + overage - spent) - math.max(0, given_before - spent)
+  ended.granted, ended.overage, ended.reported_seq = granted, overage, 0
+  ended_periods.write(key, period, ended)
   redis.call('SADD', KEYS[3], quota)
 end
 
--- Of what was overdrawn, only what no total covers is still owed: the rest was granted since, or had been, or is
--- overage. What is set aside counts as well, until it is known what becomes of it.
-local function pay_back(key)
+-- Of the overdrawn units, only those that no total covers are still owed: the rest was granted, or is overage. Held
+-- units count as used until their hold ends.
+local function reduce_owed(key)
   local f = redis.call('HMGET', key, 'owed', 'granted', 'overage', 'consumed', 'returned', 'held')
   local owed = tonumber(f[1] or 0)
   if owed == 0 then return end
@@ -102,13 +123,13 @@ local function pay_back(key)
   redis.call('HSET', key, 'owed', whole(math.max(0, math.min(owed, uncovered))))
 end
 
--- What is newly granted to the fields of a lease: the current one's, or those of the one that waits.
+-- Write a lease, the current one or the waiting one, and return the units that are newly granted.
 local function write(key, prefix, at)
   local f = redis.call('HMGET', key, prefix .. 'granted', prefix .. 'overage', prefix .. 'expires')
   local granted, overage = tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
   local more = math.max(0, granted - tonumber(f[1] or 0))
-  if not f[1] and redis.call('HEXISTS', key, 'told:' .. ARGV[at + 1]) == 0 then
-    redis.call('HSET', key, 'told:' .. ARGV[at + 1], '0 ' .. ARGV[3])
+  if not f[1] and redis.call('HEXISTS', key, 'reported:' .. ARGV[at + 1]) == 0 then
+    redis.call('HSET', key, 'reported:' .. ARGV[at + 1], '0 ' .. ARGV[3])
   end
   redis.call('HSET', key, prefix .. 'period', ARGV[at + 1],
     prefix .. 'granted', whole(math.max(granted, tonumber(f[1] or 0))),
@@ -117,12 +138,12 @@ local function write(key, prefix, at)
     prefix .. 'ends', whole(sent + ARGV[at + 6] * 1000),
     prefix .. 'first_minute', ARGV[at + 7], prefix .. 'last_minute', ARGV[at + 8],
     prefix .. 'overdraft', ARGV[at + 10])
-  if prefix == '' then pay_back(key) end
+  if prefix == '' then reduce_owed(key) end
   if more > 0 then redis.call('HSET', key, prefix .. 'last_grant', whole(more)) end
   return more
 end
 
--- A lease of a newer period waits beside the current one until it starts; that may be at once.
+-- Install the lease of a newer period. It waits beside the current one until it starts, which may be at once.
 local function install_next(key, quota, at, waiting, waiting_first)
   local period = ARGV[at + 1]
   if waiting and waiting ~= period then
@@ -130,7 +151,7 @@ local function install_next(key, quota, at, waiting, waiting_first)
     else periods.displace(key, quota, KEYS[3]) end
   end
   local more = write(key, 'next:', at)
-  -- Each estimate is too early by what its request took on the way: so the latest is the nearest.
+  -- Each estimate is too early by the time that its request took, so the latest one is the best.
   local starts = ARGV[at + 9] == '0' and sent
     or math.max(sent + ARGV[at + 9] * 1000, tonumber(redis.call('HGET', key, 'next:starts') or 0))
   redis.call('HSET', key, 'next:starts', whole(starts))
@@ -138,18 +159,18 @@ local function install_next(key, quota, at, waiting, waiting_first)
   return redis.call('HGET', key, 'period') == period and more or 0
 end
 
--- A grant that cannot be spent here, of a period that this store has no record of: all that is left of it goes back.
-local function give_back_unknown(key, quota, at)
-  local was = {granted = tonumber(ARGV[at + 2]), overage = tonumber(ARGV[at + 3]), consumed = tonumber(ARGV[at + 11]),
-    returned = tonumber(ARGV[at + 12]), told = 0, held = 0, holds = 0, overdrawn = 0}
-  local left = was.granted + was.overage - was.consumed - was.returned
+-- Return a grant that cannot be spent here: all that is left of a period of which this store has no record.
+local function return_unknown_grant(key, quota, at)
+  local ended = {granted = tonumber(ARGV[at + 2]), overage = tonumber(ARGV[at + 3]), consumed = tonumber(ARGV[at + 11]),
+    returned = tonumber(ARGV[at + 12]), reported_seq = 0, held = 0, holds = 0, overdrawn = 0}
+  local left = ended.granted + ended.overage - ended.consumed - ended.returned
   if left <= 0 then return end
-  was.returned = was.returned + left
-  over.write(key, ARGV[at + 1], was)
+  ended.returned = ended.returned + left
+  ended_periods.write(key, ARGV[at + 1], ended)
   redis.call('SADD', KEYS[3], quota)
 end
 
--- Gives all that may be spent of it: none of it could be before.
+-- Make a lease's period the current one, and return all that may be spent of it: none of it could be before.
 local function make_current(key, quota, at)
   local used = {consumed = tonumber(ARGV[at + 11]), returned = tonumber(ARGV[at + 12])}
   periods.switch_to(key, quota, KEYS[3], ARGV[at + 1], used)
@@ -158,8 +179,8 @@ local function make_current(key, quota, at)
   return math.max(0, f[1] + f[2] - f[3] - f[4] - f[5])
 end
 
--- What waits begins with totals of zero. So a lease must not wait that is unknown here and was used: its totals are
--- booked and forgotten by now, although this reply may be from before its period ended.
+-- A waiting lease begins with totals of zero. So a lease that is unknown here and was used must not wait: its totals
+-- are booked and forgotten by now, although this reply may be from before its period ended.
 local function may_wait(at, f, is_known)
   if is_known then return true end
   local has_ended, was_used = ARGV[at + 6] == '0', tonumber(ARGV[at + 11]) + tonumber(ARGV[at + 12]) > 0
@@ -170,16 +191,16 @@ end
 local function install(key, quota, at)
   periods.take_over(key, quota, KEYS[3], mono)
   local period, is_current = ARGV[at + 1], ARGV[at + 13] == '1'
-  local f = redis.call('HMGET', key, 'period', 'first_minute', 'next:period', 'next:first_minute', 'was:' .. period)
+  local f = redis.call('HMGET', key, 'period', 'first_minute', 'next:period', 'next:first_minute', 'ended:' .. period)
   if f[1] == period then return write(key, '', at) end
   if is_current and not is_late then return make_current(key, quota, at) end
   if f[5] then
-    settle_over(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 6] == '0')
+    settle_ended(key, quota, period, tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 6] == '0')
   elseif may_wait(at, f, f[3] == period) then
     return install_next(key, quota, at, f[3], f[4])
-  elseif not is_late then give_back_unknown(key, quota, at) end
+  elseif not is_late then return_unknown_grant(key, quota, at) end
   return 0
 end
 
-for i = 1, tonumber(ARGV[5]) do answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[at_of(i)], at_of(i)) end
+for i = 1, tonumber(ARGV[5]) do answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[argument_of(i)], argument_of(i)) end
 return answer

@@ -1,13 +1,22 @@
--- Take in the shares of rates that the coordinator gave.
+-- Install shares of rates that the coordinator gave.
 --
--- KEYS  1 the fence   then the states of the rates
--- ARGV  1 fingerprint   2 epoch   3 mono when they were asked for
---       then, for each rate in turn: rate_micro and burst of the safe share, the share's number, rate_micro,
---         after_micro, expires_in_ms
--- Gives {'fenced'} | {'shared', how many were new}
+-- KEYS[1]  fence
+-- then, for each rate:
+-- KEYS     its state
+-- ARGV[1]  fingerprint
+-- ARGV[2]  epoch
+-- ARGV[3]  mono when the shares were requested
+-- then, for each rate:
+-- ARGV     rate_micro of the safe share
+-- ARGV     burst of the safe share
+-- ARGV     the share's number
+-- ARGV     rate_micro
+-- ARGV     after_micro
+-- ARGV     expires_in_ms
+-- Returns  {'fenced'} | {'shared', how many were new}
 --
--- Only a newer share is heard, so a doubled or reordered reply does no harm; and none of a reply that took longer than
--- five seconds, for the coordinator counts on it that a share is forgotten forty seconds after it was asked for.
+-- Only a newer share is installed, so a duplicate or reordered reply does no harm. A reply that took longer than five
+-- seconds is dropped: the coordinator relies on a share being forgotten forty seconds after it was requested.
 
 local LATEST_US, KEPT_US = 5000000, 40000000
 
@@ -23,7 +32,7 @@ for i = 2, #KEYS do
   local state = shares.read(KEYS[i], tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
   local number = tonumber(ARGV[at + 2])
   if number > (state.share and state.share.number or 0) then
-    shares.give(KEYS[i], state, {number = number, rate_micro = tonumber(ARGV[at + 3]),
+    shares.install(KEYS[i], state, {number = number, rate_micro = tonumber(ARGV[at + 3]),
       ends = sent + ARGV[at + 5] * 1000, after_micro = tonumber(ARGV[at + 4]), kept = sent + KEPT_US})
     new = new + 1
   end

@@ -1,16 +1,23 @@
 -- A leased allowance: what the region may spend of a period's units, to the unit.
 --
--- Keeps  the lease's totals, and usage lines by minute and dimensions, apart from the total on purpose: the coordinator
---        compares the two counts; and what is set aside of it (parts/holds). None of it is ever forgotten by itself.
--- KEYS  1 the lease   2 its usage lines   3 its lane's dirty set   4 its holds   5 when each of them is due
--- ARGV  1 limit   2 quota key   3 dimensions (JSON)   4 what becomes of a hold that runs out: release | charge
--- Gives the algorithm. It admits what is available on a lease that has not expired, and goes over to the next period's
---       when that begins. `remaining` counts what no region holds as well; a denial may be asked again when enough of
---       what is held here is free, or the period ends, for what comes before that nobody here knows.
+-- State    the lease's totals, its usage lines by minute and dimensions, and its holds (parts/holds). The lines are
+--          kept apart from the total on purpose: the coordinator compares the two. Nothing of it expires by itself.
+-- KEYS[1]  lease
+-- KEYS[2]  usage lines
+-- KEYS[3]  dirty set of its lane
+-- KEYS[4]  holds
+-- KEYS[5]  deadlines of the holds
+-- ARGV[1]  limit
+-- ARGV[2]  quota key
+-- ARGV[3]  dimensions (JSON)
+-- ARGV[4]  what becomes of a hold that runs out: release | charge
+-- Returns  the algorithm. It admits what is available on a lease that has not expired, and moves on to the next period
+--          when that begins. `remaining` includes what no region holds. A denied request may be retried when enough of
+--          what is held here is free, or when the period ends; the store cannot know what comes earlier.
 --
--- Where that is not enough, and the region is cut off, it may go on for as much as the lease's `overdraft` says: less
--- the overage that is booked already, and less what it `owes`, which was overdrawn and nothing covers yet. Only what
--- would be denied looks there.
+-- Where the lease is not enough and the region is partitioned, it may go on for as much as the lease's `overdraft`
+-- says: less the overage that is booked already, and less what it `owes`, which was overdrawn and is not covered yet.
+-- Only a request that would be denied looks there.
 
 local mono, now = ...
 local MAX_UNITS = 9007199254740991
@@ -19,7 +26,7 @@ local function number(text) return tonumber(text or 0) end
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
 
 local holds
-local function the_holds()
+local function holds_part()
   holds = holds or require('parts/holds')(mono, now)
   return holds
 end
@@ -31,7 +38,7 @@ end
 
 local function read(key)
   return redis.call('HMGET', KEYS[key], 'period', 'granted', 'overage', 'consumed', 'returned', 'held', 'expires',
-    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts', 'due')
+    'ends', 'unallocated', 'first_minute', 'last_minute', 'last_grant', 'next:starts', 'hold_deadline')
 end
 
 local function look(key, at)
@@ -41,7 +48,7 @@ local function look(key, at)
     f = read(key)
   end
   if f[14] and mono >= tonumber(f[14]) then
-    the_holds().sweep(place(key, at))
+    holds_part().sweep(place(key, at))
     f = read(key)
   end
   local consumed = number(f[4])
@@ -54,36 +61,36 @@ local function look(key, at)
   }
 end
 
--- So much may be overdrawn: read when it is asked for, and then once for a request.
+-- The units that may be overdrawn. They are read when they are needed, once for a request.
 local function overdraft(state)
   if not state.overdraft then
     local f = redis.call('HMGET', state.lease, 'overdraft', 'overage', 'owed')
     local left = number(f[1]) - number(f[2]) - number(f[3])
-    local may = left > 0 and mono < state.ends and require('parts/partition').is_so(mono)
+    local may = left > 0 and mono < state.ends and require('parts/partition').is_partitioned(mono)
     state.overdraft = may and left or 0
   end
   return state.overdraft
 end
 
--- Of so many units, what the lease does not have. One that has expired has nothing.
-local function beyond(state, units)
+-- How many of these units the lease lacks. An expired lease has none.
+local function shortfall(state, units)
   if mono >= state.expires then return units end
   return math.max(0, units - math.max(0, state.available))
 end
 
--- What the request takes that is overdrawn; nothing unless it was looked for.
-local function drawn(state) return state.overdraft and beyond(state, state.taken) or 0 end
+-- The units of the request that are overdrawn; 0 unless `overdraft` was called.
+local function overdrawn_by(state) return state.overdraft and shortfall(state, state.taken) or 0 end
 
-local function book_drawn(state, units)
+local function book_overdraft(state, units)
   local text = string.format('%.0f', units)
   redis.call('HINCRBY', state.lease, 'overdrawn', text)
   redis.call('HINCRBY', state.lease, 'owed', text)
   redis.call('HINCRBY', KEYS[1], 'overdrawn', text)
 end
 
--- When so many units that holds have set aside are free again, but at the period's end at the latest.
+-- Time until so many held units are free again, at most until the period's end.
 local function ms_to_free(state, units)
-  local free_at = units <= state.held and the_holds().free_at(state.place, state.period, units)
+  local free_at = units <= state.held and holds_part().free_at(state.place, state.period, units)
   return ms_until(free_at and math.min(free_at, state.ends) or state.ends)
 end
 
@@ -96,20 +103,20 @@ local function refuse(state, cost, is_enforced)
   elseif cost > state.available - state.taken and is_enforced then reason = 'lease_spent'
   end
   local is_short = reason == 'lease_expired' or reason == 'lease_spent'
-  if is_short and beyond(state, state.taken + cost) <= overdraft(state) then reason = nil end
+  if is_short and shortfall(state, state.taken + cost) <= overdraft(state) then reason = nil end
   if reason == 'lease_spent' then return reason, ms_to_free(state, state.taken + cost - state.available) end
   return reason, reason and ms_until(state.ends)
 end
 
 local function take(state)
-  local units = drawn(state)
-  if units > 0 then state.drawn, state.overdraft = (state.drawn or 0) + units, state.overdraft - units end
+  local units = overdrawn_by(state)
+  if units > 0 then state.overdrawn, state.overdraft = (state.overdrawn or 0) + units, state.overdraft - units end
   state.available, state.used = state.available - state.taken, state.used + state.taken
 end
 
 local function keep(state, key, at, units)
-  if state.drawn then book_drawn(state, state.drawn) end
-  state.drawn = nil
+  if state.overdrawn then book_overdraft(state, state.overdrawn) end
+  state.overdrawn = nil
   local minute = math.min(math.max(math.floor(now / 60000000), state.first_minute), state.last_minute)
   local line = state.period .. '|' .. string.format('%.0f', minute) .. '|' .. ARGV[at + 2]
   local text = string.format('%.0f', units)
@@ -117,22 +124,22 @@ local function keep(state, key, at, units)
   if redis.call('HINCRBY', KEYS[key + 1], line, text) == units then redis.call('SADD', KEYS[key + 2], ARGV[at + 1]) end
 end
 
--- Instead of `keep`, for a hold: nothing is used yet.
+-- For a hold, instead of `keep`: the units are set aside, and not consumed.
 local function hold(state, key, at, cost, name, due)
-  local units = drawn(state)
-  if units > 0 then book_drawn(state, units) end
-  state.overdraft = nil -- two parts of one lease are drawn together
-  the_holds().set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
+  local units = overdrawn_by(state)
+  if units > 0 then book_overdraft(state, units) end
+  state.overdraft = nil -- two parts of one hold on this lease are overdrawn together
+  holds_part().set_aside(place(key, at), {name = name, units = cost, due = due, last_minute = state.last_minute,
     on_expiry = ARGV[at + 3], period = state.period, dimensions = ARGV[at + 2]})
 end
 
-local function find(key, at, name) return the_holds().find(place(key, at), name) end
-local function finish(part, state, units) return the_holds().finish(part, state, units) end
-local function extend(part, due) return the_holds().extend(part, due) end
+local function find(key, at, name) return holds_part().find(place(key, at), name) end
+local function finish(part, state, units) return holds_part().finish(part, state, units) end
+local function extend(part, due) return holds_part().extend(part, due) end
 
 local function tell(state, taken)
   local available = state.available - taken
-  -- Under a soft cap a part of what is available is beyond the limit: then `unallocated` is less than zero.
+  -- Under a soft cap, part of what is available is beyond the limit: then `unallocated` is below zero.
   local remaining = math.max(0, math.max(0, available) + state.unallocated)
   return state.limit, remaining, ms_until(state.ends), available, state.last_grant
 end

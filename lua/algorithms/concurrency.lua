@@ -1,31 +1,35 @@
--- Slots: so many units at once. Each is taken by a hold, and comes back with it; a hold that nobody ends loses its own.
+-- Slots of a concurrency: so many units at once. A hold takes them and releases them; a hold that is not ended loses
+-- them.
 --
--- Keeps  `used`, the units that are taken, and by the name of its holder each slot: its state, units, what was said to
---        be committed, when it runs out, and how far ahead that may be. A slot that ended or ran out is remembered for
---        ten minutes, so that the holder may say so twice; all is forgotten with the last of them. Of slots that
---        regions share by demand also `share`, the part that the coordinator gave, and `safe`, the part by weight.
--- KEYS  1 the slots, a hash   2 when each that is taken runs out   3 when each may be forgotten
--- ARGV  1 limit: the region's part of it; of all regions where they share it   2 slot_ttl: how long one is held at most
---       unless it is extended, ms   3 the region's safe share, or -1: its part is not shared
--- Gives the algorithm, which can `hold` and cannot `keep`: what comes back needs somebody to bring it. The units that
---       are taken are never above the limit that was in force when the last of them was taken; a limit that is lowered
---       takes nothing away. Whatever has run out is free at that microsecond, though nobody looks at it. A denial says
---       when enough has run out if nobody gives back or extends: mostly it comes sooner.
+-- State    `used`, the units that are taken, and each slot by the name of its hold: state, units, committed units, when
+--          it runs out, and how far ahead that may be. A slot that ended or ran out is remembered for ten minutes, so
+--          that its action may be repeated; the keys expire with the last one. Of slots that regions share by demand
+--          also `share`, which the coordinator gave, and `safe`, the share by weight.
+-- KEYS[1]  slots, a hash
+-- KEYS[2]  deadlines of the slots that are taken
+-- KEYS[3]  when each slot may be forgotten
+-- ARGV[1]  limit: the region's part of it; where regions share the slots, the limit of all
+-- ARGV[2]  slot_ttl: how long a slot is held at most unless it is extended, ms
+-- ARGV[3]  the region's safe share; -1: its part is not shared
+-- Returns  the algorithm, which can `hold` and cannot `keep`, for slots must be released. The units that are taken
+--          never exceed the limit that was in force when the last of them was taken; lowering a limit takes nothing
+--          away. A slot that has run out is free at that microsecond, before any script removes it. A denial says when
+--          enough slots will have run out; mostly they are released earlier.
 --
--- A share is in force until it ends, then what is left of it until `kept`: so long that all that another region took by
--- what was lent to it has run out. Then the region has its safe share again. A store that lost its data has none before
--- as much time is over, for others may count on the share that it has forgotten, and its slots may be in use yet. Who
--- extends a shared slot takes it anew: not while more are in use than the region may have by now.
+-- A share is in force until it ends, then what is left of it until `kept`: so long that everything another region took
+-- by what was lent to it has run out. Then the region has its safe share again. A store that has lost its data has no
+-- share for as long, for others may count on the share that it has forgotten, and its slots may still be in use.
+-- Extending a shared slot takes it anew: it is refused while more slots are in use than the region may have by now.
 
-local mono, _, lost_at = ...
-lost_at = lost_at and tonumber(lost_at)
-local MAX_UNITS, REMEMBERED_US, AT_ONCE = 9007199254740991, 600000000, 64
+local mono, _, data_lost_at = ...
+data_lost_at = data_lost_at and tonumber(data_lost_at)
+local MAX_UNITS, REMEMBERED_US, CHUNK = 9007199254740991, 600000000, 64
 local SLOT = '^(%a+) (%d+) (%d+) (%d+) (%d+)$'
 local SHARE, KEPT_US, SOON_MS = '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$', 40000000, 1000
 
 local function whole(number) return string.format('%.0f', number) end
 local function ms_until(moment) return math.max(0, math.ceil((moment - mono) / 1000)) end
-local function place(key) return {slots = KEYS[key], due = KEYS[key + 1], over = KEYS[key + 2]} end
+local function place(key) return {slots = KEYS[key], deadlines = KEYS[key + 1], retention = KEYS[key + 2]} end
 
 local function read(text)
   local state, units, committed, due, longest_us = string.match(text, SLOT)
@@ -33,9 +37,9 @@ local function read(text)
     longest_us = tonumber(longest_us)}
 end
 
--- The slots that are taken, the first to run out before all others: {name, when, …}, so many of them.
-local function taken(at, from, most)
-  return redis.call('ZRANGE', at.due, from, from + most - 1, 'WITHSCORES')
+-- Slots that are taken, those that run out first before others: {name, deadline, …}, at most `most` of them.
+local function taken_slots(at, from, most)
+  return redis.call('ZRANGE', at.deadlines, from, from + most - 1, 'WITHSCORES')
 end
 
 local function units_of(at, names)
@@ -46,47 +50,46 @@ local function units_of(at, names)
   return units
 end
 
--- There are never more of them than the largest limit there was. Where nobody looked until the last had run out, there
--- is nothing to add up.
+-- Free the slots that have run out: never more than the largest limit so far. If all have, there is nothing to add up.
 local function run_out(at)
-  local last = redis.call('ZRANGE', at.due, -1, -1, 'WITHSCORES')[2]
+  local last = redis.call('ZRANGE', at.deadlines, -1, -1, 'WITHSCORES')[2]
   if last and tonumber(last) <= mono then
     redis.call('HSET', at.slots, 'used', 0)
-    redis.call('DEL', at.due)
+    redis.call('DEL', at.deadlines)
     return
   end
   while true do
-    local names = redis.call('ZRANGEBYSCORE', at.due, '-inf', whole(mono), 'LIMIT', 0, AT_ONCE)
+    local names = redis.call('ZRANGEBYSCORE', at.deadlines, '-inf', whole(mono), 'LIMIT', 0, CHUNK)
     if #names == 0 then return end
     redis.call('HINCRBY', at.slots, 'used', whole(-units_of(at, names)))
-    redis.call('ZREMRANGEBYRANK', at.due, 0, #names - 1)
+    redis.call('ZREMRANGEBYRANK', at.deadlines, 0, #names - 1)
   end
 end
 
 local function forget(at)
-  local names = redis.call('ZRANGEBYSCORE', at.over, '-inf', whole(mono), 'LIMIT', 0, AT_ONCE)
+  local names = redis.call('ZRANGEBYSCORE', at.retention, '-inf', whole(mono), 'LIMIT', 0, CHUNK)
   if #names == 0 then return end
   redis.call('HDEL', at.slots, unpack(names))
-  redis.call('ZREMRANGEBYRANK', at.over, 0, #names - 1)
+  redis.call('ZREMRANGEBYRANK', at.retention, 0, #names - 1)
 end
 
--- Of slots that are shared: what the coordinator gave, unless that is over, or from before the store lost its data.
+-- The share that the coordinator gave, unless it is over, or from before the store lost its data.
 local function share_of(at)
   local text = redis.call('HGET', at.slots, 'share')
   if not text then return nil end
   local number, units, ends, after, longest_us, sent = string.match(text, SHARE)
   local share = {number = tonumber(number), units = tonumber(units), ends = tonumber(ends), after = tonumber(after),
     longest_us = tonumber(longest_us), kept = sent + KEPT_US + longest_us}
-  if mono < share.kept and not (lost_at and tonumber(sent) <= lost_at) then return share end
+  if mono < share.kept and not (data_lost_at and tonumber(sent) <= data_lost_at) then return share end
 end
 
 local function in_force(share, safe, longest_us)
   if share then return mono < share.ends and share.units or share.after end
-  if lost_at and mono < lost_at + KEPT_US + longest_us then return 0 end
+  if data_lost_at and mono < data_lost_at + KEPT_US + longest_us then return 0 end
   return safe
 end
 
-local function live_until(at, moment)
+local function expire_after(at, moment)
   local share = share_of(at)
   local ttl_ms = whole(ms_until(math.max(moment, share and share.kept or 0)) + 1)
   for _, key in pairs(at) do
@@ -98,13 +101,13 @@ local function write(at, name, slot, remembered_until)
   local text = table.concat({slot.state, whole(slot.units), whole(slot.committed), whole(slot.due),
     whole(slot.longest_us)}, ' ')
   redis.call('HSET', at.slots, name, text)
-  redis.call('ZADD', at.over, whole(remembered_until), name)
-  local last = redis.call('ZRANGE', at.over, -1, -1, 'WITHSCORES')[2]
-  live_until(at, tonumber(last))
+  redis.call('ZADD', at.retention, whole(remembered_until), name)
+  local last = redis.call('ZRANGE', at.retention, -1, -1, 'WITHSCORES')[2]
+  expire_after(at, tonumber(last))
 end
 
 local function write_taken(at, name, slot)
-  redis.call('ZADD', at.due, whole(slot.due), name)
+  redis.call('ZADD', at.deadlines, whole(slot.due), name)
   write(at, name, slot, slot.due + REMEMBERED_US)
 end
 
@@ -112,7 +115,7 @@ local function look(key, at)
   local here = place(key)
   run_out(here)
   forget(here)
-  local last = redis.call('ZRANGE', here.due, -1, -1, 'WITHSCORES')[2]
+  local last = redis.call('ZRANGE', here.deadlines, -1, -1, 'WITHSCORES')[2]
   local state = {here = here, limit = tonumber(ARGV[at]), longest_us = ARGV[at + 1] * 1000, last = tonumber(last or 0),
     used = tonumber(redis.call('HGET', here.slots, 'used') or 0), safe = tonumber(ARGV[at + 2])}
   state.most = state.limit
@@ -123,16 +126,16 @@ local function look(key, at)
   return state
 end
 
--- When so many units have run out.
+-- Time until so many units have run out.
 local function ms_to_free(at, units)
   local passed = 0
   while true do
-    local slots = taken(at, passed, AT_ONCE)
+    local slots = taken_slots(at, passed, CHUNK)
     for i = 1, #slots, 2 do
       units = units - units_of(at, {slots[i]})
       if units <= 0 then return ms_until(tonumber(slots[i + 1])) end
     end
-    passed = passed + AT_ONCE
+    passed = passed + CHUNK
   end
 end
 
@@ -176,7 +179,7 @@ end
 local function finish(slot, state, units)
   if slot.state == 'open' then
     redis.call('HINCRBY', slot.here.slots, 'used', whole(-slot.units))
-    redis.call('ZREM', slot.here.due, slot.name)
+    redis.call('ZREM', slot.here.deadlines, slot.name)
   end
   slot.state, slot.committed = state, units
   write(slot.here, slot.name, slot, mono + REMEMBERED_US)
@@ -192,20 +195,20 @@ local function may_extend(slot)
   return not safe or tonumber(used) <= in_force(share_of(slot.here), tonumber(safe), slot.longest_us)
 end
 
--- For how long yet slots may be in use that this store has forgotten.
-local function lost_ms(longest_us) return lost_at and ms_until(lost_at + longest_us) or 0 end
+-- For how much longer slots may be in use that this store has forgotten.
+local function forgotten_ms(longest_us) return data_lost_at and ms_until(data_lost_at + longest_us) or 0 end
 
--- Another share from now on, if it is a newer one.
-local function give(key, share, sent)
+-- Install a share if it is newer than the one before.
+local function install(key, share, sent)
   local here = place(key)
   local known = share_of(here)
   if known and known.number >= share.number then return false end
   redis.call('HSET', here.slots, 'share', table.concat({whole(share.number), whole(share.units), whole(share.ends),
     whole(share.after), whole(share.longest_us), whole(sent)}, ' '))
-  local last = redis.call('ZRANGE', here.over, -1, -1, 'WITHSCORES')[2]
-  live_until(here, tonumber(last or 0))
+  local last = redis.call('ZRANGE', here.retention, -1, -1, 'WITHSCORES')[2]
+  expire_after(here, tonumber(last or 0))
   return true
 end
 
 return {keys = 3, arguments = 3, is_passing = true, look = look, refuse = refuse, tell = tell, hold = hold, find = find,
-  finish = finish, extend = extend, may_extend = may_extend, lost_ms = lost_ms, give = give}
+  finish = finish, extend = extend, may_extend = may_extend, forgotten_ms = forgotten_ms, install = install}

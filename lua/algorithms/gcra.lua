@@ -1,9 +1,10 @@
--- The generic cell rate algorithm: a rate and a burst, remembered as a time instead of a fill.
+-- The generic cell rate algorithm: a rate and a burst, kept as a time instead of a level.
 --
--- Keeps  the theoretical arrival time (parts/arrival). Forgotten when it has passed.
--- KEYS  1 the packed state (parts/share)
--- ARGV  1 rate_micro   2 burst: the safe share
--- Gives the algorithm. It admits what a token bucket of the same rate and burst does; nobody is told to wait.
+-- State    the theoretical arrival time (parts/arrival). It expires when it has passed.
+-- KEYS[1]  the packed state (parts/share)
+-- ARGV[1]  rate_micro of the safe share
+-- ARGV[2]  burst of the safe share
+-- Returns  the algorithm. It admits what a token bucket of the same rate and burst admits, without any delay.
 
 local mono = ...
 local algorithm = require('parts/arrival')(mono)

@@ -1,10 +1,11 @@
--- A leaky bucket that shapes: who is admitted is told how long to wait, so that work leaves evenly at the rate.
+-- A leaky bucket that shapes: an admitted request gets a delay, so that work leaves evenly at the rate.
 --
--- Keeps  the theoretical arrival time (parts/arrival). Forgotten when it has passed.
--- KEYS  1 the packed state (parts/share)
--- ARGV  1 rate_micro   2 burst: how many units may wait at once; the safe share
--- Gives the algorithm. `delay_ms` is the time until the request's turn; who would have to wait behind more than the
---       burst is denied.
+-- State    the theoretical arrival time (parts/arrival). It expires when it has passed.
+-- KEYS[1]  the packed state (parts/share)
+-- ARGV[1]  rate_micro of the safe share
+-- ARGV[2]  burst of the safe share: how many units may wait at once
+-- Returns  the algorithm. `delay_ms` is the time until the request's turn; a request that would wait behind more than
+--          the burst is denied.
 
 local mono = ...
 return require('parts/arrival')(mono)

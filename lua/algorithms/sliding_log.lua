@@ -1,17 +1,20 @@
--- A sliding window that remembers: in no window whatever, wherever it begins, more than the limit.
+-- A sliding log: no window, wherever it begins, has more than the limit.
 --
--- Keeps  a log of what was admitted, the oldest first, each entry its moment and its units; and beside the share
---        `used`, the units in the log, and `newest`, its last moment. Forgotten when that is out of the window.
--- KEYS  1 the packed state (parts/share)   2 the log, a list
--- ARGV  1 rate_micro   2 units in a window: the safe share   3 the window, ms
--- Gives the algorithm. Exact, and the dearest: an entry for each request, or for a run of equal ones, so its limit is
---       bounded where it is declared.
+-- State    a log of admissions, the oldest first, each entry its moment and its units; and beside the share `used`, the
+--          units in the log, and `newest`, its last moment. It expires when that is out of the window.
+-- KEYS[1]  the packed state (parts/share)
+-- KEYS[2]  the log, a list
+-- ARGV[1]  rate_micro
+-- ARGV[2]  units in a window: the safe share
+-- ARGV[3]  the window, ms
+-- Returns  the algorithm. It is exact and the most expensive: one entry for each request, or for a run of equal ones,
+--          so its limit is bounded where it is declared.
 
 local mono = ...
 local share = require('parts/share')
 local MAX_UNITS, CHUNK = 9007199254740991, 64
 
--- Walk through the log from entry `from` on, until `is_enough(at, units)`; gives how many entries were passed.
+-- Walk through the log from entry `from` on until `is_enough(moment, units)`, and return how many entries were passed.
 local function walk(log, from, is_enough)
   local passed = from
   while true do
@@ -38,13 +41,13 @@ local function look(key, at)
       used = used - units
     end)
   end
-  if is_over then used = 0 end -- and the log is forgotten, or about to be
+  if is_over then used = 0 end -- and the log has expired, or is about to
   state.log, state.window, state.used, state.newest = KEYS[key + 1], window, used, newest
   state.over, state.is_over = over, is_over
   return state
 end
 
--- When so many units are out of the window. What is not in the log yet was taken now.
+-- Time until so many units are out of the window. Units that are not in the log yet were taken now.
 local function ms_to_free(state, units)
   local free_at = mono + state.window
   if not state.is_over then

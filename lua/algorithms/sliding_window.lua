@@ -1,16 +1,18 @@
--- A sliding window that counts: this window's units, and of the one before the part that is still in sight.
+-- A sliding window counter: the units of this window, and the part of the previous window's that is still in sight.
 --
--- Keeps  `started`, when this window began; `current` and `previous`, the units of the two. Forgotten when both are
---        over.
--- KEYS  1 the packed state (parts/share)
--- ARGV  1 rate_micro   2 units in a window: the safe share   3 the window, ms
--- Gives the algorithm. It admits while current + previous × (1 − part of this window that is over) is at most the
---       limit, in whole numbers. So it takes the previous window's units for evenly spread, and three numbers stand for
---       any traffic. Who needs every window exact takes sliding_log.
+-- State    `started`, when this window began; `current` and `previous`, the units of the two. It expires when both
+--          windows are over.
+-- KEYS[1]  the packed state (parts/share)
+-- ARGV[1]  rate_micro
+-- ARGV[2]  units in a window: the safe share
+-- ARGV[3]  the window, ms
+-- Returns  the algorithm. It admits while current + previous × (1 − elapsed part of this window) is at most the limit,
+--          in integers. It assumes that the previous window's units are evenly spread, so three numbers stand for any
+--          traffic. Where every window must be exact, use sliding_log.
 
 local mono = ...
 local share = require('parts/share')
-local MOST_USED = 1000000000 -- an adjustment beyond is forgotten: times the longest window it still counts exactly
+local MAX_USED = 1000000000 -- beyond it adjustments are dropped: times the longest window it is still exact
 
 local function look(key, at)
   local state = share.look(KEYS[key], 'sliding', tonumber(ARGV[at]), tonumber(ARGV[at + 1]), mono)
@@ -28,7 +30,7 @@ local function look(key, at)
   return state
 end
 
--- When the previous window is so far out of sight that there is room: so many ms before its end.
+-- How many ms before its end the previous window has left this much room.
 local function ms_before_end(room, previous, window)
   return previous > 0 and math.min(window, math.floor(room * window / previous)) or window
 end
@@ -39,7 +41,7 @@ local function retry_ms(state, units)
   return state.left_ms + state.window - ms_before_end(state.burst - units, state.current, state.window)
 end
 
--- Room in unit-milliseconds, with so many units taken.
+-- The room in unit-milliseconds with so many units taken.
 local function room_ms(state, units)
   return (state.burst - state.current - units) * state.window - state.previous * state.left_ms
 end
@@ -51,7 +53,7 @@ local function refuse(state, cost, is_enforced)
 end
 
 local function take(state)
-  state.current = math.min(state.current + state.taken, MOST_USED)
+  state.current = math.min(state.current + state.taken, MAX_USED)
   share.take(state)
 end
 

@@ -1,16 +1,17 @@
--- When the next unit is due if all came evenly: what GCRA and the leaky bucket remember, and how they decide by it.
+-- The theoretical arrival time: the state of GCRA and of the leaky bucket, and how they decide by it.
 --
--- KEYS  1 the packed state (parts/share)
--- ARGV  1 rate_micro   2 burst: the safe share
--- Gives the algorithm (lua/README.md), as a function of the store's clock
+-- KEYS[1]  the packed state (parts/share)
+-- ARGV[1]  rate_micro of the safe share
+-- ARGV[2]  burst of the safe share
+-- Returns  the algorithm (lua/README.md), as a function of the store's clock
 --
--- The theoretical arrival time is kept as `due`, in microseconds, and `rest`, thousand-millionths of a unit (parts)
--- that take less than a millisecond. A millisecond brings `rate_micro` parts, so no arrival is ever rounded. In any
--- time t at most burst + rate × t units are admitted. A key keeps its time when its limit changes, and what is in it
--- when its share does. A cost below zero gives units back, up to the burst.
+-- The state is `due`, in microseconds, and `rest`, the nano-units that take less than a millisecond. A millisecond
+-- brings `rate_micro` nano-units, so no arrival is ever rounded. In any time t at most burst + rate × t units are
+-- admitted. A key keeps its time when its limit changes, and its level when its share does. A negative cost returns
+-- units, up to the burst.
 
 local share = require('parts/share')
-local MAX_UNITS, PARTS = 9007199254740991, 1000000000
+local MAX_UNITS, NANO_UNITS = 9007199254740991, 1000000000
 
 return function(mono)
   local function look(key, at)
@@ -28,25 +29,25 @@ return function(mono)
   local function refuse(state, cost, is_enforced)
     local units = state.taken + cost
     if units > state.burst and is_enforced then return 'cost_above_limit' end
-    local over = state.ahead - (state.burst - units) * PARTS
+    local over = state.ahead - (state.burst - units) * NANO_UNITS
     if over > 0 and is_enforced then
       return 'rate_exceeded', share.gain_ms(state, math.ceil(over / state.rate_micro), over)
     end
   end
 
-  -- How far ahead with so much of it taken; less than nothing where units come back.
+  -- How far ahead the arrival time is with so many units taken; `taken` is negative where units are returned.
   local function ahead_with(state, taken)
-    return math.min(math.max(0, state.ahead + taken * PARTS), MAX_UNITS)
+    return math.min(math.max(0, state.ahead + taken * NANO_UNITS), MAX_UNITS)
   end
 
   local function reset_ms(state, taken) return math.ceil(ahead_with(state, taken) / state.rate_micro) end
 
   local function take(state)
-    local parts = state.rest + math.min(state.taken * PARTS, MAX_UNITS) -- an adjustment beyond is forgotten
-    local rest = math.fmod(parts, state.rate_micro)
+    local nano_units = state.rest + math.min(state.taken * NANO_UNITS, MAX_UNITS) -- beyond it an adjustment is dropped
+    local rest = math.fmod(nano_units, state.rate_micro)
     if rest < 0 then rest = rest + state.rate_micro end
     local latest = mono + math.floor(MAX_UNITS / state.rate_micro) * 1000
-    state.due = math.min(state.due + (parts - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
+    state.due = math.min(state.due + (nano_units - rest) / state.rate_micro * 1000, latest, MAX_UNITS)
     state.rest, state.ahead = rest, ahead_with(state, state.taken)
     share.take(state)
   end
@@ -57,8 +58,8 @@ return function(mono)
   end
 
   local function tell(state, taken)
-    local left = state.burst * PARTS - ahead_with(state, taken)
-    local remaining, delay_ms = math.max(0, math.floor(left / PARTS)), math.ceil(state.ahead / state.rate_micro)
+    local left = state.burst * NANO_UNITS - ahead_with(state, taken)
+    local remaining, delay_ms = math.max(0, math.floor(left / NANO_UNITS)), math.ceil(state.ahead / state.rate_micro)
     return state.burst, remaining, reset_ms(state, taken), left, state.rate_micro, delay_ms
   end
 

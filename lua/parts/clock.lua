@@ -1,12 +1,12 @@
--- The store's clock, which never goes back: a jump back stands still, and a jump forward counts.
+-- The store's clock, which never goes back: it stands still when TIME jumps back, and counts a jump forward.
 --
--- KEYS  1 the fence
--- ARGV  none
--- Gives a function of the fence's `mono` and `last`: the clock now and the store's TIME, both in microseconds
+-- KEYS[1]  fence
+-- ARGV     none
+-- Returns  a function of the fence's `mono` and `last`, which returns the clock and the store's TIME in microseconds
 --
--- The fence is written when a millisecond has passed, or when TIME has gone back: a write in each call would cost as
--- much as a decision. So after a jump back the clock may repeat what is left of a millisecond. It never gains, and who
--- computes with it takes an elapsed time below zero for zero.
+-- The fence is written when a millisecond has passed, or when TIME went back: a write in each call would cost as much
+-- as a decision. So after a jump back the clock may repeat what is left of a millisecond. It never gains time, and
+-- scripts take a negative elapsed time for zero.
 
 return function(mono, last)
   local time = redis.call('TIME')

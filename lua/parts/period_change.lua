@@ -1,42 +1,41 @@
--- One period gives way to the next, in the store alone: no agent and no coordinator has to be there.
+-- The change of a lease's period. The store does it alone: no agent and no coordinator has to take part.
 --
--- KEYS  none: the names of a lease and of its lane's dirty set are given
--- ARGV  none
--- Gives {take_over, displace, switch_to}, functions of a lease, its quota and the dirty set; the first also of the
---       store's clock, the last of a period and what was used of it
+-- KEYS     none: the names of a lease and of its lane's dirty set are arguments
+-- ARGV     none
+-- Returns  {take_over, displace, switch_to}, functions of a lease, its quota and the dirty set; the first also of the
+--          store's clock, the last of a period and what was used of it
 --
 -- The lease of the next period waits beside the current one, in fields `next:*`. From the moment when it starts, on the
--- store's clock, it is the current one: whichever script touches the lease next sees to it before anything else.
+-- store's clock, it is the current one: the script that touches the lease next makes it so before anything else.
 --
--- `switch_to` makes any period the current one, also one that began before the current period did, and one that was
--- current before: a quota's `period` may change, and be changed back. The totals of the period that is replaced are
--- kept until they are reported, as at the end of a period.
+-- `switch_to` makes any period the current one, also one that began before the current period, and one that was current
+-- before: a quota's `period` may change, and change back. The totals of the period that is replaced are kept until they
+-- are reported, as at the end of a period.
 
 local NEXT = {'next:period', 'next:granted', 'next:overage', 'next:returned', 'next:unallocated', 'next:expires',
   'next:ends', 'next:first_minute', 'next:last_minute', 'next:last_grant', 'next:overdraft', 'next:starts'}
 
--- Fields that mean nothing without their period.
+-- Fields that belong to a period.
 local OF_PERIOD = {'granted', 'overage', 'unallocated', 'expires', 'ends', 'first_minute', 'last_minute', 'last_grant',
   'overdraft', 'overdrawn', 'owed'}
 
-local over = require('parts/ended_period')
+local ended_periods = require('parts/ended_period')
 
 local function number(text) return tonumber(text or 0) end
 
--- A period is over here: what is left of its lease goes back, but for what is held, and its totals wait for their last
--- report.
+-- End a period here: return what its lease has left, except what is held, and keep its totals for their last report.
 local function retire(lease, quota, dirty, prefix)
   local f = redis.call('HMGET', lease, prefix .. 'period', prefix .. 'granted', prefix .. 'overage',
     prefix .. 'consumed', prefix .. 'returned', prefix .. 'held', prefix .. 'holds', prefix .. 'overdrawn')
   if not f[1] then return end
-  local was = {granted = number(f[2]), overage = number(f[3]), consumed = number(f[4]), returned = number(f[5]),
-    told = 0, held = number(f[6]), holds = number(f[7]), overdrawn = number(f[8])}
-  was.returned = math.max(was.returned, was.granted + was.overage - was.consumed - was.held)
-  over.write(lease, f[1], was)
+  local ended = {granted = number(f[2]), overage = number(f[3]), consumed = number(f[4]), returned = number(f[5]),
+    reported_seq = 0, held = number(f[6]), holds = number(f[7]), overdrawn = number(f[8])}
+  ended.returned = math.max(ended.returned, ended.granted + ended.overage - ended.consumed - ended.held)
+  ended_periods.write(lease, f[1], ended)
   redis.call('SADD', dirty, quota)
 end
 
--- Nothing, unless a lease waits whose period has begun.
+-- Make the waiting lease the current one if its period has begun.
 local function take_over(lease, quota, dirty, mono)
   local f = redis.call('HMGET', lease, unpack(NEXT))
   local starts = f[#NEXT]
@@ -50,26 +49,26 @@ local function take_over(lease, quota, dirty, mono)
   redis.call('HDEL', lease, unpack(NEXT))
 end
 
--- The lease that waits gives way to one that comes before it: the quota's periods are others now.
+-- Drop the waiting lease, because the quota's periods have changed: one that comes before it replaces it.
 local function displace(lease, quota, dirty)
   retire(lease, quota, dirty, 'next:')
   redis.call('HDEL', lease, unpack(NEXT))
 end
 
--- `used`: what the region consumed and returned of a period that this store has no record of.
+-- Make a period the current one. `used`: what the region consumed and returned of it, if this store has no record.
 local function switch_to(lease, quota, dirty, period, used)
   if redis.call('HGET', lease, 'next:period') == period then return take_over(lease, quota, dirty, math.huge) end
   displace(lease, quota, dirty)
   retire(lease, quota, dirty, '')
   redis.call('HDEL', lease, unpack(OF_PERIOD))
-  local kept = over.read(lease, period) or {granted = 0, overage = 0, consumed = used.consumed,
+  local kept = ended_periods.read(lease, period) or {granted = 0, overage = 0, consumed = used.consumed,
     returned = used.returned, held = 0, holds = 0, overdrawn = 0}
-  redis.call('HDEL', lease, 'was:' .. period)
+  redis.call('HDEL', lease, 'ended:' .. period)
   redis.call('HSET', lease, 'period', period)
   for _, name in ipairs({'granted', 'overage', 'consumed', 'returned', 'held', 'holds'}) do
     redis.call('HSET', lease, name, string.format('%.0f', kept[name]))
   end
-  if kept.overdrawn > 0 then -- how much of it is still owed, `settle` finds out
+  if kept.overdrawn > 0 then -- `settle` computes how much of it is still owed
     redis.call('HSET', lease, 'overdrawn', string.format('%.0f', kept.overdrawn), 'owed',
       string.format('%.0f', kept.overdrawn))
   end

@@ -1,21 +1,21 @@
--- The usage lines of a quota, as many at a time as a batch has room for, and how much of `consumed` they cover.
+-- Pieces of a quota's usage lines: as many as a batch has room for, and how much of `consumed` they cover.
 --
--- KEYS  none: the names of a quota's usage lines and lease are given
--- ARGV  none
--- Gives a function of the seq of the batch that is made, and of the lane's `pieces_from` and `pieces_to`. It gives
---       {from, take, covered, write}
+-- KEYS     none: the names of a quota's usage lines and lease are arguments
+-- ARGV     none
+-- Returns  a function of the seq of the batch that is made, and of the lane's `pieces_from` and `pieces_to`, which
+--          returns {from, take, covered, write}
 --
--- `told:PERIOD` of a lease has two numbers: the consumed total that the last batch told of the period, and that batch's
--- seq. It holds if every batch of the lane since then was made by a script that writes it: those from `pieces_from`
--- to `pieces_to`. A release before wrote none; then the lines themselves are added up, all of them, once.
+-- `reported:PERIOD` of a lease has two numbers: the consumed total that the last batch reported of the period, and that
+-- batch's seq. It is valid if every batch of the lane since then was made by a script that writes it: those from
+-- `pieces_from` to `pieces_to`. A release before did not write it; then all lines are added up, once.
 
-local MOST_SCANNED = 5000 -- lines looked at for one batch: those of a period without a lease are never taken
+local MAX_SCANNED = 5000 -- lines read for one batch: those of a period without a lease are never taken
 local PAGE = 100
 local LINE = '^([^|]*)|(%d+)|(.*)$'
 
 local function whole(number) return string.format('%.0f', number) end
 
--- Each page of a hash, until a function of its fields and values gives false, or all were looked at, which it gives.
+-- Visit the fields of a hash until `look` returns false. Return whether all were visited.
 local function scan(key, look)
   local cursor = '0'
   repeat
@@ -28,27 +28,27 @@ local function scan(key, look)
   return true
 end
 
--- Lines of these periods: at most so many, and about so many bytes. Gives them by period, each with their sum in
+-- Take at most so many lines of some periods, of about so many bytes. Return them by period, each with their sum in
 -- `units`; their number; and whether there are no more.
 local function take(key, periods, most, most_bytes)
   local by_period, seen, taken, scanned, bytes = {}, {}, 0, 0, 0
   for _, each in ipairs(periods) do by_period[each.period] = {units = 0} end
-  local has_all = scan(key, function(field, value)
+  local is_complete = scan(key, function(field, value)
     local period, minute, dimensions = string.match(field, LINE)
     local lines = by_period[period]
     scanned = scanned + 1
-    if not lines or seen[field] then return scanned < MOST_SCANNED end
+    if not lines or seen[field] then return scanned < MAX_SCANNED end
     if taken >= most or bytes >= most_bytes then return false end
     local units = tonumber(value)
     local text = '{"minute":' .. minute .. ',"dimensions":' .. dimensions .. ',"units":' .. whole(units) .. '}'
     lines[#lines + 1] = {field = field, text = text}
     lines.units, seen[field], taken, bytes = lines.units + units, true, taken + 1, bytes + #text
-    return scanned < MOST_SCANNED
+    return scanned < MAX_SCANNED
   end)
   for _, lines in pairs(by_period) do
     table.sort(lines, function(one, other) return one.field < other.field end)
   end
-  return by_period, taken, has_all
+  return by_period, taken, is_complete
 end
 
 local function sum_of(key, period)
@@ -64,20 +64,20 @@ end
 return function(seq, from, to)
   local first = from and to == whole(seq - 1) and tonumber(from) or seq
 
-  local function told_before(key, fields, each)
-    local units, at = string.match(fields['told:' .. each.period] or '', '^(%d+) (%d+)$')
+  local function reported_before(key, fields, each)
+    local units, at = string.match(fields['reported:' .. each.period] or '', '^(%d+) (%d+)$')
     if at and tonumber(at) >= first then return tonumber(units) end
     return each.consumed - sum_of(key, each.period)
   end
 
-  -- What is told of a period's consumed total, with lines of so many units in this batch.
-  local function covered(key, fields, each, units, has_all)
-    if has_all then return each.consumed end
-    return math.min(each.consumed, told_before(key, fields, each) + units)
+  -- The consumed total to report of a period whose lines in this batch have so many units.
+  local function covered(key, fields, each, units, is_complete)
+    if is_complete then return each.consumed end
+    return math.min(each.consumed, reported_before(key, fields, each) + units)
   end
 
   local function write(lease, period, consumed)
-    redis.call('HSET', lease, 'told:' .. period, whole(consumed) .. ' ' .. whole(seq))
+    redis.call('HSET', lease, 'reported:' .. period, whole(consumed) .. ' ' .. whole(seq))
   end
 
   return {from = first, take = take, covered = covered, write = write}

@@ -1,8 +1,8 @@
--- Why a policy refuses, as numbers: protocol/outcomes.py has the same words in the same order.
+-- The reasons of denials as numbers: protocol/outcomes.py has the same words in the same order.
 --
--- KEYS  none
--- ARGV  none
--- Gives {word = number}
+-- KEYS     none
+-- ARGV     none
+-- Returns  {reason = number}
 
 return {
   no_lease = 1,

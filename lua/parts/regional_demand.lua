@@ -1,15 +1,16 @@
--- What all agents of the region want of a quota that is shared, as each said it last.
+-- The demand of a region for a shared quota: the sum of what its agents reported last.
 --
--- KEYS  none
--- ARGV  none
--- Gives a function of the key of its demands, the agent, what it wants (a number as text) and the clock: the sum
+-- KEYS     none
+-- ARGV     none
+-- Returns  a function of the demands' key, the agent, its demand (a number as text) and the clock, which returns the
+--          sum
 --
--- What an agent wanted ten seconds ago does not count any more.
+-- A report that is ten seconds old does not count any more.
 
 local FRESH_US, FORGOTTEN_MS = 10000000, 20000
 
-return function(key, agent, wanted, mono)
-  redis.call('HSET', key, agent, string.format('%.0f', mono) .. ' ' .. wanted)
+return function(key, agent, demand, mono)
+  redis.call('HSET', key, agent, string.format('%.0f', mono) .. ' ' .. demand)
   redis.call('PEXPIRE', key, FORGOTTEN_MS)
   local sum, all = 0, redis.call('HGETALL', key)
   for i = 1, #all, 2 do

@@ -1,53 +1,56 @@
--- How the state of a rate is packed: one short string, read and written in half the time that a hash takes.
+-- The packed state of a rate: one short string, read and written in half the time that a hash takes.
 --
--- KEYS  none
--- ARGV  none
--- Gives {look, take, keep, read, level, give, filled, ahead, gain_ms}, functions of a key's name, a state or of numbers
+-- KEYS     none
+-- ARGV     none
+-- Returns  {look, take, keep, read, level, install, filled, ahead, gain_ms}, functions of a key's name, a state or
+--          numbers
 --
--- The string is a layout's number (a byte, see LAYOUTS), then, where the region was given a share, doubles: the share's
--- `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`; then what
--- the algorithm remembers. A share is in force until it ends, then `after_micro` until `kept`, and then nothing is left
--- of it. What is in a bucket came at the rate that was in force then, and is neither more nor less when it changes.
--- Who finds another layout than its own begins anew. It is forgotten when no part says more than an absent key does.
+-- The string is the number of a layout (a byte, see LAYOUTS), then, where the region was given a share, doubles: the
+-- share's `number`, `rate_micro`, `ends` on the store's clock, `after_micro` (-1: the safe one), `kept` and `spent`;
+-- then the state of the algorithm. A share is in force until it ends, then `after_micro` until `kept`, and then it is
+-- over. The units in a bucket came at the rate that was in force then, and do not change when the rate does. An
+-- algorithm that finds another layout than its own begins anew. The key expires when its state says no more than an
+-- absent key.
 
-local LAYOUTS = {none = 0, parts = 6, arrival = 7, fixed = 8, sliding = 9, log = 10}
+local LAYOUTS = {none = 0, level = 6, arrival = 7, fixed = 8, sliding = 9, log = 10}
 local SHARED, SHARE, SHARE_BYTES, SAFE = 128, '<dddddd', 48, -1
 local MAX_UNITS, LONG_MS = 9007199254740991, 2147483648
 
--- What is in a bucket later: whole milliseconds' parts, what the microseconds beyond bring, and when those begin.
-local function filled(parts, since, at, rate_micro, full)
-  parts = math.min(full, parts)
+-- Refill a bucket up to a moment: the level after whole milliseconds, what the microseconds after them bring, and when
+-- those begin.
+local function filled(level, since, at, rate_micro, full)
+  level = math.min(full, level)
   local elapsed_us = math.max(0, at - since)
   local beyond = elapsed_us % 1000 * rate_micro
   local extra, gained = (beyond - math.fmod(beyond, 1000)) / 1000, math.floor(elapsed_us / 1000) * rate_micro
-  if gained + extra >= full - parts then return full, 0, at end
-  return parts + gained, extra, since + elapsed_us - elapsed_us % 1000
+  if gained + extra >= full - level then return full, 0, at end
+  return level + gained, extra, since + elapsed_us - elapsed_us % 1000
 end
 
--- How far ahead of a moment an arrival time is, in parts; 0 if it has passed.
+-- How far ahead of a moment an arrival time is, in nano-units; 0 if it has passed.
 local function ahead(due, rest, at, rate_micro)
   if due + 1000 <= at then return 0 end
   local ahead_us = (due - at) % 1000
-  local parts = ahead_us * rate_micro + 999
+  local nano_units = ahead_us * rate_micro + 999
   local whole_ms = (due - at - ahead_us) / 1000
-  local arrived = whole_ms * rate_micro + (parts - math.fmod(parts, 1000)) / 1000 + rest
+  local arrived = whole_ms * rate_micro + (nano_units - math.fmod(nano_units, 1000)) / 1000 + rest
   return math.min(math.max(0, arrived), MAX_UNITS)
 end
 
--- What is remembered, brought to the moment at which another rate begins.
+-- The state of an algorithm, carried to the moment at which another rate begins.
 local carry = {
-  [LAYOUTS.parts] = function(remembered, at, old_micro, _, burst)
-    local parts, since = struct.unpack('<dd', remembered)
-    local whole, extra = filled(parts, since, at, old_micro, burst * 1000000000)
+  [LAYOUTS.level] = function(remembered, at, old_micro, _, burst)
+    local level_then, since = struct.unpack('<dd', remembered)
+    local whole, extra = filled(level_then, since, at, old_micro, burst * 1000000000)
     return struct.pack('<dd', whole + extra, at)
   end,
   [LAYOUTS.arrival] = function(remembered, at, old_micro, new_micro)
     local due, rest = struct.unpack('<dd', remembered)
     old_micro, new_micro = math.max(1, old_micro), math.max(1, new_micro)
-    local parts = ahead(due, math.min(rest, old_micro - 1), at, old_micro)
-    if parts == 0 then return '' end
-    rest = math.fmod(parts, new_micro)
-    return struct.pack('<dd', math.min(at + (parts - rest) / new_micro * 1000, MAX_UNITS), rest)
+    local nano_units = ahead(due, math.min(rest, old_micro - 1), at, old_micro)
+    if nano_units == 0 then return '' end
+    rest = math.fmod(nano_units, new_micro)
+    return struct.pack('<dd', math.min(at + (nano_units - rest) / new_micro * 1000, MAX_UNITS), rest)
   end,
 }
 
@@ -58,7 +61,7 @@ local function change(state, at, old_micro, new_micro)
   end
 end
 
--- The rate in force; what of a share is over by now is passed through, in its order.
+-- Return the rate in force, after the steps of the share that are over by now.
 local function pass(state, safe_micro)
   local share = state.share
   while share and state.mono >= share.ends do
@@ -103,9 +106,9 @@ local function write(key, state, ttl_ms)
 end
 
 local levels = {
-  [LAYOUTS.parts] = function(remembered, state, full)
-    local parts, since = struct.unpack('<dd', remembered)
-    local whole, extra = filled(parts, since, state.mono, state.rate_micro, full)
+  [LAYOUTS.level] = function(remembered, state, full)
+    local level_then, since = struct.unpack('<dd', remembered)
+    local whole, extra = filled(level_then, since, state.mono, state.rate_micro, full)
     return whole + extra
   end,
   [LAYOUTS.arrival] = function(remembered, state, full)
@@ -115,39 +118,39 @@ local levels = {
   end,
 }
 
--- What is in a bucket now, in parts.
+-- The level of a bucket now, in nano-units.
 local function level(state)
   local full, of = state.burst * 1000000000, levels[state.layout]
   return of and state.remembered ~= '' and of(state.remembered, state, full) or full
 end
 
--- A new state: the share as long as it holds, else the safe share of the arguments, and what was remembered.
+-- Read a state: the share as long as it lasts, else the safe share of the arguments, and the algorithm's state.
 local function look(key, layout_name, safe_micro, burst, mono)
   local state = read(key, safe_micro, burst, mono)
   if state.layout ~= LAYOUTS[layout_name] then state.layout, state.remembered = LAYOUTS[layout_name], '' end
   return state
 end
 
--- When so many parts have come at the latest, if they would take `ms` at the rate in force: it may be nothing, but once
--- the share is over it is the safe one.
-local function gain_ms(state, ms, parts)
+-- The latest time until so many nano-units have come, if they take `ms` at the rate in force: that may be 0, but once
+-- the share is over the rate is the safe one.
+local function gain_ms(state, ms, nano_units)
   if not state.share then return ms end
   local over_ms = math.ceil((state.share.kept - state.mono) / 1000)
-  return math.min(ms, LONG_MS, over_ms + math.ceil(parts / math.max(1, state.safe_micro)))
+  return math.min(ms, LONG_MS, over_ms + math.ceil(nano_units / math.max(1, state.safe_micro)))
 end
 
 local function take(state)
   if state.share then state.share.spent = state.share.spent + state.taken end
 end
 
--- Called again for another policy of the same request, it does the same.
+-- Write a state. A call for another policy of the same request writes the same.
 local function keep(key, state, remembered, state_ms)
   state.remembered = remembered
   write(key, state, state_ms + 1)
 end
 
--- Another share from now on.
-local function give(key, state, share)
+-- Install a share, in force from now on.
+local function install(key, state, share)
   if share.ends <= state.mono then
     share.rate_micro, share.ends, share.after_micro = share.after_micro, share.kept, SAFE
   end
@@ -157,5 +160,5 @@ local function give(key, state, share)
   write(key, state, redis.call('PTTL', key))
 end
 
-return {look = look, take = take, keep = keep, read = read, level = level, give = give, filled = filled,
+return {look = look, take = take, keep = keep, read = read, level = level, install = install, filled = filled,
   ahead = ahead, gain_ms = gain_ms}

@@ -33,16 +33,16 @@ def lease(lane: int, epoch: int, quota: str) -> bytes:
     return b"lh:{%d}:lease:%d:%s" % (lane, epoch, quota.encode())
 
 
-def lines(lane: int, epoch: int, quota: str) -> bytes:
-    return b"lh:{%d}:lines:%d:%s" % (lane, epoch, quota.encode())
+def usage_lines(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:usage:%d:%s" % (lane, epoch, quota.encode())
 
 
 def holds(lane: int, epoch: int, quota: str) -> bytes:
     return b"lh:{%d}:holds:%d:%s" % (lane, epoch, quota.encode())
 
 
-def due(lane: int, epoch: int, quota: str) -> bytes:
-    return b"lh:{%d}:due:%d:%s" % (lane, epoch, quota.encode())
+def hold_deadlines(lane: int, epoch: int, quota: str) -> bytes:
+    return b"lh:{%d}:hold_deadlines:%d:%s" % (lane, epoch, quota.encode())
 
 
 def rate(lane: int, quota: str) -> bytes:
@@ -53,20 +53,20 @@ def demands(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:demands:%s" % (lane, quota.encode())
 
 
-def log(lane: int, quota: str) -> bytes:
-    return b"lh:{%d}:log:%s" % (lane, quota.encode())
+def rate_log(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:rate_log:%s" % (lane, quota.encode())
 
 
 def slots(lane: int, quota: str) -> bytes:
     return b"lh:{%d}:slots:%s" % (lane, quota.encode())
 
 
-def slots_due(lane: int, quota: str) -> bytes:
-    return b"lh:{%d}:slots_due:%s" % (lane, quota.encode())
+def slot_deadlines(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:slot_deadlines:%s" % (lane, quota.encode())
 
 
-def slots_over(lane: int, quota: str) -> bytes:
-    return b"lh:{%d}:slots_over:%s" % (lane, quota.encode())
+def slot_retention(lane: int, quota: str) -> bytes:
+    return b"lh:{%d}:slot_retention:%s" % (lane, quota.encode())
 
 
 def operation(lane: int, digest: str) -> bytes:
@@ -86,10 +86,10 @@ def of_allowance(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[
     tag = hash_tag(quota, lanes, cell)
     return (
         lease(tag, epoch, quota),
-        lines(tag, epoch, quota),
+        usage_lines(tag, epoch, quota),
         dirty(tag, epoch),
         holds(tag, epoch, quota),
-        due(tag, epoch, quota),
+        hold_deadlines(tag, epoch, quota),
     )
 
 
@@ -97,10 +97,10 @@ def of_allowance(quota: str, lanes: int, epoch: int, cell: int | None) -> tuple[
 def of_rate(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
     """Return the key of a rate's state, and the key of its log, for algorithms that keep one."""
     tag = hash_tag(quota, lanes, cell)
-    return rate(tag, quota), log(tag, quota)
+    return rate(tag, quota), rate_log(tag, quota)
 
 
 @lru_cache(MAX_CACHED)
 def of_slots(quota: str, lanes: int, cell: int | None) -> tuple[bytes, ...]:
     tag = hash_tag(quota, lanes, cell)
-    return slots(tag, quota), slots_due(tag, quota), slots_over(tag, quota)
+    return slots(tag, quota), slot_deadlines(tag, quota), slot_retention(tag, quota)

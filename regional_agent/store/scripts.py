@@ -53,7 +53,7 @@ _HOLDING: dict[str, Callable[[str], Charge]] = {
     "concurrency": lambda quota: SlotCharge(quota, 0, 0, 0),
     f"{SHADOW}concurrency": lambda quota: SlotCharge(quota, 0, 0, 0, is_shadow=True),
 }
-_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "whole", "exempt")
+_FENCE_FIELDS = ("fingerprint", "nonce", "epoch", "lanes", "kept_epoch", "exempt")
 
 
 class Scripts:

@@ -1,10 +1,10 @@
 """The scripts of lua/ as they are sent to a store: each joined with the parts that it requires.
 
 A store runs one text and knows no modules, so `require('parts/clock')` in a script is replaced by that file, as a
-function that is called on the spot: what a part ends with (`return …`) is what requiring it gives, and its local names
-stay its own. `require('algorithms/*')` is a function of a name and arguments that runs the file of that name in the
-directory, with `...` as its arguments. A part costs nothing until it is reached. For the linter, and for a reader,
-every file is Lua as it stands.
+function that is called at once: its result is what the part returns, and its local names stay its own.
+`require('algorithms/*')` is a function of a name and arguments that runs the file of that name in the directory, with
+`...` as its arguments. A part costs nothing until it is reached. For the linter, and for a reader, every file is valid
+Lua.
 """
 
 import functools
@@ -25,18 +25,18 @@ def read_file(path: Path) -> str:
 
 @functools.cache
 def sources() -> Mapping[str, bytes]:
-    """Every script by its name. Read once: a process runs what it began with, in all of its cells."""
+    """Return every script by name. They are read once: a process uses the same texts in all of its cells."""
     return assemble_scripts(read_file)
 
 
 @functools.cache
 def digests() -> Mapping[str, str]:
-    """What a store calls each of them."""
+    """Return the SHA-1 digests by which a store knows the scripts."""
     return MappingProxyType({name: hashlib.sha1(source).hexdigest() for name, source in sources().items()})  # noqa: S324
 
 
 def assemble_scripts(read: ReadFile) -> Mapping[str, bytes]:
-    """Assemble every script from files as `read` gives them: tests give some of them changed."""
+    """Assemble every script from files as `read` returns them: tests change some of them."""
     return MappingProxyType({path.stem: join_parts(read(path), read).encode() for path in sorted(LUA.glob("*.lua"))})
 
 

@@ -336,7 +336,7 @@ def test_another_algorithm_begins_anew(clocked: Clocked, algorithm: str) -> None
 
 def test_a_state_is_forgotten_when_it_says_nothing_more_and_not_before(clocked: Clocked, algorithm: str) -> None:
     decision = clocked.take(10, limit_of(algorithm))
-    names = [name for name in clocked.wire.ask("KEYS", "*") if b":rate:" in name or b":log:" in name]
+    names = [name for name in clocked.wire.ask("KEYS", "*") if b":rate:" in name or b":rate_log:" in name]
     assert len(names) == (2 if algorithm == RateAlgorithm.SLIDING_LOG else 1)
     assert {clocked.wire.forgets_in_ms(name) for name in names} == {decision.reset_ms + 1}
     clocked.advance((decision.reset_ms + 1) * 1000)
@@ -419,5 +419,7 @@ async def test_a_key_takes_less_than_300_bytes(
 ) -> None:
     await scripts.check(incarnation, "enforce", [RateCharge(RATE, 1, 1_000, 120, name, 3_600_000)])
     lane = lane_of(RATE, incarnation.lanes)
-    sizes = [await connection.call("MEMORY", "USAGE", key) for key in (keys.rate(lane, RATE), keys.log(lane, RATE))]
+    sizes = [
+        await connection.call("MEMORY", "USAGE", key) for key in (keys.rate(lane, RATE), keys.rate_log(lane, RATE))
+    ]
     assert sum(size or 0 for size in sizes) < 300

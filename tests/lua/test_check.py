@@ -27,7 +27,9 @@ ONCE = Operation("digest-of-id", "digest-of-body", 60_000)
 
 
 async def lines(connection: StoreConnection, incarnation: StoreIncarnation) -> dict[str, int]:
-    pairs = await connection.call("HGETALL", keys.lines(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA))
+    pairs = await connection.call(
+        "HGETALL", keys.usage_lines(lane_of(QUOTA, incarnation.lanes), incarnation.epoch, QUOTA)
+    )
     return {pairs[i].decode(): int(pairs[i + 1]) for i in range(0, len(pairs), 2)}
 
 

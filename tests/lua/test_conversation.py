@@ -57,7 +57,7 @@ async def plant(connection: StoreConnection, incarnation: StoreIncarnation, line
     lane = lane_of(QUOTA, incarnation.lanes)
     pairs: list[bytes | int] = [part for pair in lines.items() for part in pair]
     for at in range(0, len(pairs), 10_000):
-        await connection.call("HSET", keys.lines(lane, incarnation.epoch, QUOTA), *pairs[at : at + 10_000])
+        await connection.call("HSET", keys.usage_lines(lane, incarnation.epoch, QUOTA), *pairs[at : at + 10_000])
     await connection.call("HINCRBY", keys.lease(lane, incarnation.epoch, QUOTA), "consumed", sum(lines.values()))
     await connection.call("SADD", keys.dirty(lane, incarnation.epoch), QUOTA)
 

@@ -333,10 +333,10 @@ async def test_what_has_ended_is_forgotten_after_a_while(
     await take(scripts, incarnation, 1, mode="peek")
     assert (await tell(scripts, incarnation, hold, "commit", 2)).outcome is HoldOutcome.UNKNOWN
     lane = lane_of(QUOTA, incarnation.lanes)
-    for key in (keys.holds(lane, incarnation.epoch, QUOTA), keys.due(lane, incarnation.epoch, QUOTA)):
+    for key in (keys.holds(lane, incarnation.epoch, QUOTA), keys.hold_deadlines(lane, incarnation.epoch, QUOTA)):
         assert await connection.call("EXISTS", key) == 0
     fields = await scripts.lease_fields(incarnation, QUOTA)
-    assert (fields["held"], fields["holds"], "due" in fields) == ("0", "0", False)
+    assert (fields["held"], fields["holds"], "hold_deadline" in fields) == ("0", "0", False)
 
 
 # --- the end of a period, and of an epoch -----------------------------------------------------------------------------
@@ -357,12 +357,12 @@ async def test_a_hold_outlives_its_period_and_is_booked_in_it(
     assert [(each.consumed, each.returned) for each in second.values()] == [(15, 65), (10, 0)]
     assert [line.units for line in second["2026-11"].lines] == [15]
     await install(scripts, incarnation, OVER, seq=2)
-    assert "was:2026-11" in await scripts.lease_fields(incarnation, QUOTA), "one hold of it is open yet"
+    assert "ended:2026-11" in await scripts.lease_fields(incarnation, QUOTA), "one hold of it is open yet"
     await tell(scripts, incarnation, other, "release")
     third = (await reported(scripts, incarnation))["2026-11"]
     assert (third.consumed, third.returned) == (15, 85)
     await install(scripts, incarnation, OVER, seq=3)
-    assert "was:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
+    assert "ended:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
     assert (await tell(scripts, incarnation, hold, "commit", 15)).outcome is HoldOutcome.DONE, (
         "a repetition needs no lease"
     )

@@ -68,7 +68,7 @@ async def test_whichever_script_comes_first_takes_over(
     else:
         await scripts.return_units(incarnation, QUOTA, 8)
     fields = await scripts.lease_fields(incarnation, QUOTA)
-    assert (fields["period"], fields["granted"], fields["was:2026-11"][:12]) == ("2026-12", "10", "100 0 30 70 ")
+    assert (fields["period"], fields["granted"], fields["ended:2026-11"][:12]) == ("2026-12", "10", "100 0 30 70 ")
     assert not [name for name in fields if name.startswith("next:")]
     assert QUOTA in await dirty(scripts, incarnation) or touch == "freeze"
 
@@ -168,7 +168,7 @@ async def test_a_period_is_forgotten_with_the_batch_that_told_of_it_and_by_no_co
     await reported(scripts, incarnation)
     for reply in (NOW, OVER):  # the first drops the batch, and the period has not ended for the coordinator yet
         await install(scripts, incarnation, reply, BEGUN, seq=1)
-    assert "was:2026-11" in await scripts.lease_fields(incarnation, QUOTA)
+    assert "ended:2026-11" in await scripts.lease_fields(incarnation, QUOTA)
 
 
 async def test_a_lease_ahead_is_reported_and_only_who_leaves_gives_it_back(
@@ -282,7 +282,7 @@ async def test_a_period_that_was_forgotten_goes_on_with_what_its_region_reported
     later = lease_reply(period="2027-01", granted=5, first_minute=100_000, current=True)
     await settled(scripts, incarnation, over, later)
     await settled(scripts, incarnation, over, later)
-    assert "was:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
+    assert "ended:2026-11" not in await scripts.lease_fields(incarnation, QUOTA)
     assert await settled(scripts, incarnation, structs.replace(MONTH, granted=110, consumed=60, returned=40)) == {
         QUOTA: 10
     }
@@ -344,7 +344,7 @@ async def test_a_lease_that_is_gone_is_not_installed_anew(
         await freeze(scripts, incarnation)
     with pytest.raises(LeaseLost):
         await install(scripts, incarnation, MONTH)
-    await connection.call("DEL", keys.lines(lane, incarnation.epoch, QUOTA), keys.dirty(lane, incarnation.epoch))
+    await connection.call("DEL", keys.usage_lines(lane, incarnation.epoch, QUOTA), keys.dirty(lane, incarnation.epoch))
     for used in ({"consumed": 60}, {"returned": 1}):
         with pytest.raises(LeaseLost):
             await install(scripts, incarnation, structs.replace(MONTH, **used))
@@ -376,7 +376,7 @@ async def test_a_batch_never_holds_more_leases_than_a_message_may(
 ) -> None:
     quotas = [quota for i in range(1_200) if lane_of(quota := f"exports:tenant=t{i}", incarnation.lanes) == 0][:200]
     for quota in quotas:
-        fields = {"period": "2026-12", "granted": "1", "overage": "0", "was:2026-11": "1 0 0 1 0"}
+        fields = {"period": "2026-12", "granted": "1", "overage": "0", "ended:2026-11": "1 0 0 1 0"}
         fields |= {"next:period": "2027-01", "next:granted": "1", "next:overage": "0"}
         pairs = [each for pair in fields.items() for each in pair]
         await connection.call("HSET", keys.lease(0, incarnation.epoch, quota), *pairs)

@@ -79,7 +79,7 @@ class Slots(Clocked):
         return at_once(self.scripts.check(LIFE, "peek", [charge])).policies[0]
 
     def names(self) -> list[bytes]:
-        found: list[bytes] = self.wire.ask("KEYS", "*:slots*")
+        found: list[bytes] = self.wire.ask("KEYS", "*:slot*")
         return found
 
 
@@ -346,7 +346,7 @@ async def test_a_slot_that_is_forgotten_keeps_no_work_from_being_booked(
     decision = await ask_for_hold(scripts, incarnation, slots(), charge_of(4), name="first")
     assert decision.hold is not None
     lane = lane_of(REPORTS, incarnation.lanes)
-    for name in (keys.slots(lane, REPORTS), keys.slots_due(lane, REPORTS), keys.slots_over(lane, REPORTS)):
+    for name in (keys.slots(lane, REPORTS), keys.slot_deadlines(lane, REPORTS), keys.slot_retention(lane, REPORTS)):
         await connection.call("DEL", name)
     told = await scripts.update_hold(incarnation.fingerprint, decision.hold.id, "commit", 3)
     assert (told.outcome, told.state, told.committed) == (HoldOutcome.DONE, "committed", 3)

@@ -378,7 +378,7 @@ def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterato
             kept = store.hash(name)
             ahead = next_period(period).id
             # One that was given ahead, and went back when the quota's period changed, is given when it is current.
-            if ahead not in (kept.get("period"), kept.get("next:period")) and f"was:{ahead}" not in kept:
+            if ahead not in (kept.get("period"), kept.get("next:period")) and f"ended:{ahead}" not in kept:
                 yield f"{name} of {region} at {begins_at}: {kept}"
 
 

@@ -133,8 +133,8 @@ def tell_before_stop(world: World) -> Iterator[Any]:
         ),
         (
             "settle",
-            "answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[at_of(i)], at_of(i))",
-            "local key = KEYS[2 * i + 2]\nanswer[#answer + 1] = install(key, ARGV[at_of(i)], at_of(i))\n"
+            "answer[#answer + 1] = install(KEYS[2 * i + 2], ARGV[argument_of(i)], argument_of(i))",
+            "local key = KEYS[2 * i + 2]\nanswer[#answer + 1] = install(key, ARGV[argument_of(i)], argument_of(i))\n"
             "redis.call('HSET', key, 'stopped', redis.call('HGET', key, 'returned') or 0)",
         ),
     )
@@ -179,17 +179,17 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
         world,
         (
             "freeze",
-            "local by_period, taken, has_all",
+            "local by_period, taken, is_complete",
             "local read = redis.call('HGET', lease, 'consumed')\n"
             "if read then redis.call('HSET', lease, 'read', read) end\n"
-            "local by_period, taken, has_all",
+            "local by_period, taken, is_complete",
         ),
         (
             "return_units",
-            "local function give_back(prefix, keep, most)",
+            "local function return_idle(prefix, keep, most)",
             "local read = fence[2] ~= ARGV[2] and redis.call('HGET', KEYS[2], 'read')\n"
             "if read then redis.call('HSET', KEYS[2], 'consumed', read) redis.call('DEL', KEYS[4]) end\n"
-            "local function give_back(prefix, keep, most)",
+            "local function return_idle(prefix, keep, most)",
         ),
     )
 
@@ -225,8 +225,8 @@ def fingerprint_not_checked(world: World) -> Iterator[Any]:
         world,
         (
             "begin_incarnation",
-            "local was = fence()",
-            "if fence()[3] then redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1]) end\nlocal was = fence()",
+            "local before = fence()",
+            "if fence()[3] then redis.call('HSET', KEYS[1], 'fingerprint', ARGV[1]) end\nlocal before = fence()",
         ),
     )
     yield patch.object(
@@ -244,7 +244,7 @@ def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
         world.ledger.epochs[number] = epoch._replace(fingerprint=request.fingerprint)
         return EpochOpened(epoch=number, lanes=epoch.lanes)
 
-    yield edit_lua(world, ("begin_incarnation", "'nonce', ARGV[2])", "'nonce', was[2] or ARGV[2])"))
+    yield edit_lua(world, ("begin_incarnation", "'nonce', ARGV[2])", "'nonce', before[2] or ARGV[2])"))
     yield patch.object(LedgerModel, "again", staticmethod(again))
 
 
@@ -346,7 +346,7 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
 @mutant
 def expiry_counted_from_the_reply(world: World) -> Iterator[Any]:
     """The region counts from when it heard, not from when it asked."""
-    yield edit_lua(world, ("settle", "cut_off.forget()", "cut_off.forget()\nsent = mono"))
+    yield edit_lua(world, ("settle", "partition.forget()", "partition.forget()\nsent = mono"))
 
 
 @mutant
@@ -495,7 +495,7 @@ def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
         (
             "settle",
             "if f[5] then",
-            "if f[5] and dropped == 1 then redis.call('HDEL', key, 'was:' .. period)\nelseif f[5] then",
+            "if f[5] and dropped == 1 then redis.call('HDEL', key, 'ended:' .. period)\nelseif f[5] then",
         ),
     )
 
@@ -510,11 +510,11 @@ def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
     """
     yield edit_lua(
         world,
-        ("settle", "elseif not is_late then give_back_unknown(key, quota, at) end", "end"),
+        ("settle", "elseif not is_late then return_unknown_grant(key, quota, at) end", "end"),
         (
             "settle",
-            "granted, overage = math.max(granted, was.granted), math.max(overage, was.overage)",
-            "granted, overage = was.granted, was.overage",
+            "granted, overage = math.max(granted, ended.granted), math.max(overage, ended.overage)",
+            "granted, overage = ended.granted, ended.overage",
         ),
     )
 
@@ -667,7 +667,7 @@ def held_units_are_given_back(world: World) -> Iterator[Any]:
     yield edit_lua(
         world,
         ("return_units", "- number(f[5]) - keep", "- keep"),
-        ("parts/period_change", "- was.consumed - was.held)", "- was.consumed)"),
+        ("parts/period_change", "- ended.consumed - ended.held)", "- ended.consumed)"),
     )
 
 
@@ -728,7 +728,7 @@ def a_hold_never_runs_out(world: World) -> Iterator[Any]:
 def a_period_is_forgotten_with_its_holds(world: World) -> Iterator[Any]:
     """Once its totals are booked nothing of it is kept, though a commit to a hold of it may come."""
     yield edit_lua(
-        world, ("settle", "if is_booked and has_ended and was.holds == 0 then", "if is_booked and has_ended then")
+        world, ("settle", "if is_booked and has_ended and ended.holds == 0 then", "if is_booked and has_ended then")
     )
 
 
@@ -973,7 +973,11 @@ def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
     """Cut off or not."""
     yield edit_lua(
         world,
-        ("parts/partition", "return not is_old(f[2], mono) and mono - tonumber(f[1]) >= CUT_OFF_US", "return true"),
+        (
+            "parts/partition",
+            "return not is_old(f[2], mono) and mono - tonumber(f[1]) >= PARTITIONED_AFTER_US",
+            "return true",
+        ),
     )
 
 

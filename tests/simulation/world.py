@@ -250,7 +250,7 @@ class World:
             all(told is None or told == name for told, name in zip(about, each, strict=True)) for each in self.unseen
         )
 
-    def note_unseen(self, region: str, *kept: tuple[str, Any], kinds: Sequence[str] = (":lease:", ":lines:")) -> None:
+    def note_unseen(self, region: str, *kept: tuple[str, Any], kinds: Sequence[str] = (":lease:", ":usage:")) -> None:
         """Note that a store forgets these keys, with what they hold: all periods that are told of there."""
         self.unseen |= {
             (region, key.split(":", 4)[4], period)
@@ -602,9 +602,9 @@ def _kill(world: World, event: Event) -> None:
 
 def _periods_in(key: str, value: dict[str, str]) -> set[str]:
     """Give the periods that a lease, or its usage lines, tell of."""
-    if ":lines:" in key:
+    if ":usage:" in key:
         return {line.split("|", 1)[0] for line in value}
-    ended = {name.removeprefix("was:") for name in value if name.startswith("was:")}
+    ended = {name.removeprefix("ended:") for name in value if name.startswith("ended:")}
     return ended | {value[name] for name in ("period", "next:period") if name in value}
 
 
@@ -729,7 +729,7 @@ def _forget(part: str) -> Any:
         if keys := sorted(key for key in machine.store.data if part in key):
             key = keys[event.number % len(keys)]
             world.lossy_regions.add(event.region)
-            world.note_unseen(event.region, (key, machine.store.data[key]), kinds=[":lines:"])  # a lease is missed
+            world.note_unseen(event.region, (key, machine.store.data[key]), kinds=[":usage:"])  # a lease is missed
             machine.restarts += 1  # its totals are none of those before
             machine.store.delete(key)
 
@@ -829,7 +829,7 @@ _HAPPENS: dict[str, Any] = {
     "store_usurped": _usurp,
     "store_slow": _slow,
     "store_hangs_up": lambda world, event: world.machines[event.region].hang_up(),
-    "store_forgets_lines": _forget(":lines:"),
+    "store_forgets_lines": _forget(":usage:"),
     "store_forgets_a_lease": _forget(":lease:"),
     "clock_jumps_ahead": _jump,
     "clock_jumps_back": _jump,

@@ -48,7 +48,7 @@ REFUSED_LINES = {
     "a promise in place of a check": (r"\.py$", r"#\s*type:\s*ignor[e](?!\[)|#\s*noq[a](?!: [A-Z]+\d+)"),
 }
 REFUSED_NAMES = r"(^|/)(utils?|helpers?|manager|service|common|misc)\.py$"
-LUA_HEADER = ("-- KEYS ", "-- ARGV ", "-- Gives ")
+LUA_HEADER = ("-- KEYS", "-- ARGV", "-- Returns ")
 
 
 def findings(path: PurePath, text: str) -> Iterator[str]:
@@ -158,7 +158,7 @@ def test_the_whole_house_is_looked_at() -> None:
         ("a.py", "x = 1", "a module without a docstring"),
         ("a.py", '"""."""\n\n\ndef f():\n' + "    x = 1\n" * 61, "f has 61 lines"),
         ("a.lua", "return 1", "a script that does not begin with what it does"),
-        ("a.lua", "-- Adds.\n-- KEYS  1 a\n-- Gives 1\n", "a header without 'ARGV'"),
+        ("a.lua", "-- Adds.\n-- KEYS[1]  a\n-- Returns  1\n", "a header without 'ARGV'"),
     ],
 )
 def test_an_untidy_file_is_found(path: str, text: str, what: str) -> None:
@@ -170,7 +170,7 @@ def test_an_untidy_file_is_found(path: str, text: str, what: str) -> None:
     [
         ("a/__init__.py", ""),
         ("a.py", '"""Adds."""\n\nx = 1  # noqa: S101 - because\n'),
-        ("a.lua", "-- Adds.\n--\n-- KEYS  none\n-- ARGV  1 a\n-- Gives a\n\nlocal a = ARGV[1]\n"),
+        ("a.lua", "-- Adds.\n--\n-- KEYS     none\n-- ARGV[1]  a\n-- Returns  a\n\nlocal a = ARGV[1]\n"),
         ("tests/a.py", '"""Spawns."""\n\nSLEEP = "time.sleep(1)"\n'),
         ("a.md", "`/v1/work/` and ==== and helpers.py in a sentence"),
     ],

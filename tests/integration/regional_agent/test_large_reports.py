@@ -33,7 +33,7 @@ async def plant(agent: Agent, tenant: str, lines: int, policy: str = "export") -
     ]
     for at in range(0, lines, 5_000):
         pairs = [part for field in fields[at : at + 5_000] for part in (field, b"1")]
-        await call("HSET", keys.lines(lane, incarnation.epoch, quota), *pairs)
+        await call("HSET", keys.usage_lines(lane, incarnation.epoch, quota), *pairs)
     await call("HINCRBY", keys.lease(lane, incarnation.epoch, quota), "consumed", lines)
     await call("SADD", keys.dirty(lane, incarnation.epoch), quota)
 

@@ -31,7 +31,7 @@ async def lose_lease(agent: Agent, *more: str) -> None:
     incarnation = agent.region.epochs.current
     assert incarnation is not None
     lane = lane_of(QUOTA, incarnation.lanes)
-    names = {"lease": keys.lease, "lines": keys.lines}
+    names = {"lease": keys.lease, "lines": keys.usage_lines}
     for kind in ("lease", *more):
         await agent.region.store.call("DEL", names[kind](lane, incarnation.epoch, QUOTA))
 

@@ -265,7 +265,7 @@ async def test_what_a_cell_has_lost_of_an_operation_is_taken_there_again(limited
     """That nothing is known of it there is no proof that it was spent."""
     await ready(agent, subject("/all"), units=40)
     last = await dies_before_the_last_cell_spends(agent)
-    lost = [name for name in await names_of(last) if b":holds:" in name or b":due:" in name]
+    lost = [name for name in await names_of(last) if b":holds:" in name or b":hold_deadlines:" in name]
     assert lost
     await last.store.call("DEL", *lost)
     for _ in range(3):
