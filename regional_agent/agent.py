@@ -142,8 +142,8 @@ class Region:
             cell.journal.belong_to(owner_of(self.settings.region, bundle.hold_key))
             cell.admission.policies = cell.share_loop.policies = policies
             cell.slices.return_all()
-            cell.leasing.follow(policies.central)
-            cell.leasing.hint(None)  # a limit may have been raised
+            cell.quotas.set_central(policies.central)
+            cell.quotas.retry_all()  # a limit may have been raised
         self._note_versions()
 
     def _put_blocks_in_force(self, listed: BlockList, age_ms: int) -> None:
@@ -176,7 +176,7 @@ class Region:
         return max((cell.breaker.state for cell in self.cells), key=_WORST.index)
 
     def hottest(self, most: int) -> list[HotKey]:
-        found = [key for cell in self.cells for key in cell.leasing.hottest(most)]
+        found = [key for cell in self.cells for key in cell.quotas.hottest(most)]
         return nlargest(most, found, key=attrgetter("demand_milli"))
 
     def measure(self) -> None:
@@ -185,7 +185,7 @@ class Region:
         self.metrics.epochs.current.set(max((each.current.epoch for each in managers if each.current), default=0))
         self.metrics.epochs.refused(next((each.refused for each in managers if each.refused), ""))
         self.metrics.stopped_lanes.set(sum(len(cell.exchange_loop.stopped_lanes) for cell in self.cells))
-        self.metrics.refusals.turned_away.set(sum(cell.leasing.turned_away for cell in self.cells))
+        self.metrics.refusals.turned_away.set(sum(cell.quotas.turned_away for cell in self.cells))
         self.metrics.refusals.set_aside.set(sum(cell.count_set_aside() for cell in self.cells))
         self.metrics.policy_version.set(policies.version if policies else 0)
         self.metrics.block_version.set(self.admission.blocks.version if self.admission.blocks is not None else 0)

@@ -122,7 +122,7 @@ class HealthWatch:
             yield Finding("no_blocks", "no block list has been heard yet")
 
     def _coordinator_findings(self, cell: Cell) -> Iterator[Finding]:
-        contact, now_ms = cell.leasing.contact, self._clock.monotonic_ms()
+        contact, now_ms = cell.quotas.contact, self._clock.monotonic_ms()
         if contact.is_draining:
             yield Finding("region_drained", "the region is drained or down: its leases have been returned")
         if cell.count_set_aside():
@@ -143,7 +143,7 @@ class HealthWatch:
 
     async def _look_at_leases(self, cell: Cell) -> None:
         """While the region is cut off: how many of the leases that services ask for can still admit anything."""
-        if not cell.leasing.contact.is_lost(self._clock.monotonic_ms()):
+        if not cell.quotas.contact.is_lost(self._clock.monotonic_ms()):
             self._headroom.pop(cell.number, None)
             return
         with suppress(StoreUnavailable, StoreError):
@@ -175,7 +175,7 @@ async def _headroom(cell: Cell) -> Headroom:
     incarnation = cell.epochs.current
     if incarnation is None:
         return Headroom()
-    quotas = cell.leasing.in_demand(MOST_LEASES)
+    quotas = cell.quotas.in_demand(MOST_LEASES)
     mono_us = await cell.scripts.read_mono_us()
     leases = await asyncio.gather(*(cell.scripts.lease_fields(incarnation, quota) for quota in quotas))
     return headroom_of((fields, mono_us) for fields in leases)

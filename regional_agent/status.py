@@ -295,5 +295,5 @@ def _lease_of(cell: Cell, quota: str, fields: dict[str, str], mono_us: int) -> L
         overdrawn=overdrawn,
         owed=owed,
         expires_in_ms=max(0, (expires - mono_us) // 1000),
-        demand_milli=cell.leasing.demand_milli(quota),
+        demand_milli=cell.quotas.demand_milli(quota),
     )

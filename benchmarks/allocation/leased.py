@@ -1,6 +1,6 @@
 """Leasehold's own allocation on virtual time: what decides here is the code that ships.
 
-A region's `Leasing` says when to ask, for what, and who may wait; the coordinator's `domain.exchange` decides, whole:
+A region's `Quotas` says when to ask, for what, and who may wait; the coordinator's `domain.exchange` decides, whole:
 judge, sort, settle, grant, recall, push, reply. Here is only what is around them: totals instead of a store with its
 scripts, a dict instead of Postgres, a network that loses, delays and doubles, and the turns of the conversation.
 """
@@ -45,7 +45,7 @@ from protocol.messages import (
 )
 from protocol.outcomes import ExchangeOutcome
 from protocol.units import MAX_UNITS
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.reply_timeout import exchange_backoff, reply_timeout_ms
 from regional_agent.leasing.settlement import ACKNOWLEDGED, answered_quotas, next_renewal_ms
 from regional_agent.store.types import PolicyDecision
@@ -181,7 +181,7 @@ class Region:
     ) -> None:
         self.number, self.epoch = number, number + 1
         self._network, self._score, self._ask = network, score, ask
-        self.store, self.leasing, self._queue = Store(), Leasing(network), Queue()
+        self.store, self.quotas, self._queue = Store(), Quotas(network), Queue()
         self._news: asyncio.Event | None = None
         self._call = 0  # the one that is under way; 0: none
         self._calls = 0
@@ -195,11 +195,11 @@ class Region:
         taken = self.store.spend(units, self._network.now_ms)
         self._score.admit(self.number, taken)
         decision = PolicyDecision(0, MAX_UNITS, 0, 0, 0, self.store.available, self.store.last_grant, 0)
-        self.leasing.note(QUOTA, units, decision)
+        self.quotas.record_demand(QUOTA, units, decision)
         if taken < units:
-            if self.leasing.may_wait(QUOTA):
+            if self.quotas.may_wait(QUOTA):
                 self._queue.put(units - taken, tick, self._network.now_ms)
-                self._news = self.leasing.waits(QUOTA, units - taken)
+                self._news = self.quotas.start_waiting(QUOTA, units - taken)
             else:
                 self._score.deny(self.number, units - taken, tick)
 
@@ -208,22 +208,22 @@ class Region:
         if self._news is None or not self._news.is_set():
             return
         waiting = self._queue.units
-        self.leasing.waits_no_more(QUOTA, waiting)
+        self.quotas.stop_waiting(QUOTA, waiting)
         taken = self.store.spend(waiting, self._network.now_ms)
         self._score.admit(self.number, self._queue.take(taken))
         self._news = None
         if not self._queue.cohorts:
             return
-        if self.leasing.may_wait(QUOTA):
-            self._news = self.leasing.waits(QUOTA, self._queue.units)
+        if self.quotas.may_wait(QUOTA):
+            self._news = self.quotas.start_waiting(QUOTA, self._queue.units)
         else:
             for cohort in self._queue.overdue(self._network.now_ms + 10**9):
                 self._score.deny(self.number, cohort.units, cohort.tick)
 
     def _give_up(self) -> None:
         for cohort in self._queue.overdue(self._network.now_ms):
-            self.leasing.waited_in_vain(QUOTA)
-            self.leasing.waits_no_more(QUOTA, cohort.units)
+            self.quotas.on_wait_timeout(QUOTA)
+            self.quotas.stop_waiting(QUOTA, cohort.units)
             self._score.deny(self.number, cohort.units, cohort.tick)
 
     # --- conversation ------------------------------------------------------------------------------------------------
@@ -231,33 +231,33 @@ class Region:
     def turn(self) -> None:
         """Says what is due, unless a call is under way."""
         self._give_up()
-        now_ms, wake = self._network.now_ms, self.leasing.wake
+        now_ms, wake = self._network.now_ms, self.quotas.wake
         if self._call or now_ms < self._backoff.until or not (wake.is_set() or now_ms >= self._next_ms):
             return
         wake.clear()
-        asked, reports = self.leasing.due(), now_ms >= self._report_at_ms
+        asked, reports = self.quotas.due(), now_ms >= self._report_at_ms
         if reports:
             self._report_at_ms = now_ms + REPORT_EVERY_MS
         if asked or self.store.frozen or (reports and self.store.is_dirty):
             self._speak(asked)
-        due_in_ms = self.leasing.next_due_in_ms()
+        due_in_ms = self.quotas.next_due_in_ms()
         self._next_ms = self._report_at_ms if due_in_ms is None else min(self._report_at_ms, now_ms + due_in_ms)
 
     def _speak(self, asked: list[str]) -> None:
         batch = self.store.freeze(self.epoch)
-        live = LiveState(wants=[self.leasing.want_of(quota) for quota in asked])
+        live = LiveState(wants=[self.quotas.grant_request(quota) for quota in asked])
         self._calls += 1
         self._call, self._asked, self._sent_ms = self._calls, asked, self._network.now_ms
         name, number = name_of(self.number), self._call
         self._ask(self, ExchangeCall(name, name, [Submission(batch, repr(batch).encode(), live.wants)]), number)
-        reply_within_ms = reply_timeout_ms(self._backoff, self.leasing.round_trip_ms)
+        reply_within_ms = reply_timeout_ms(self._backoff, self.quotas.round_trip_ms)
         self._network.later(int(reply_within_ms), lambda: self._fail(number))
 
     def _fail(self, number: int) -> None:
         if number == self._call:
             self._call = 0
             if self._backoff.pause:  # one message may get lost
-                self.leasing.cut_off()
+                self.quotas.on_coordinator_lost()
             self._backoff.failed(self._sent_ms)
 
     def hear(self, response: ExchangeResponse, number: int) -> None:
@@ -265,8 +265,8 @@ class Region:
             return
         self._call = 0
         self._backoff.succeeded()
-        self.leasing.reached()
-        self.leasing.round_trip_ms = self._network.now_ms - self._sent_ms
+        self.quotas.on_coordinator_reached()
+        self.quotas.round_trip_ms = self._network.now_ms - self._sent_ms
         for reply in response.replies:
             self._settle(reply)
         self._heed_news()
@@ -277,9 +277,9 @@ class Region:
             assert reply.outcome is ExchangeOutcome.STALE, reply.outcome
             return
         gained = self.store.settle(reply, self._sent_ms)
-        self.leasing.answered(answered_quotas(reply, self._asked, gained), reply, gained)
+        self.quotas.apply_reply(answered_quotas(reply, self._asked, gained), reply, gained)
         renewal_in_ms = next_renewal_ms(reply.leases)
-        self.leasing.leased(QUOTA, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
+        self.quotas.schedule_renewal(QUOTA, None if renewal_in_ms is None else self._sent_ms + renewal_in_ms)
         for lease in reply.leases:
             if lease.recall_keep is not None and self.store.give_back(lease.recall_keep):
                 self._report_now()
@@ -288,12 +288,12 @@ class Region:
         if signal.kind == "recall":
             self.give_back(signal.keep)
         elif signal.kind == "grant":
-            self.leasing.hint(signal.quota)
+            self.quotas.retry(QUOTA)
         self.turn()
 
     def _report_now(self) -> None:
         self._report_at_ms = 0
-        self.leasing.wake.set()
+        self.quotas.wake.set()
 
     def give_back(self, keep: int) -> None:
         self.store.give_back(keep)

@@ -13,7 +13,7 @@ from protocol.periods import calendar_of, period_at
 from regional_agent.admission.policies import PolicyCharge
 from regional_agent.admission.rules.denial_causes import RETRY_MS, LeaseOutlook, cause_of, retry_after_ms
 from regional_agent.admission.rules.hold_ids import HoldId, HoldTerms
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.store.types import AllowanceCharge, PolicyDecision, RateCharge, SlotCharge
 
 
@@ -70,8 +70,8 @@ NO_POLICY_MATCHES = Verdict(answer_of(True, None, []), [])
 class PolicyAnswers:
     """Puts a policy's decision by the store into the words of the API."""
 
-    def __init__(self, leasing: Leasing, clock: Clock) -> None:
-        self._leasing = leasing
+    def __init__(self, quotas: Quotas, clock: Clock) -> None:
+        self._quotas = quotas
         self._clock = clock
 
     def answer(self, each: PolicyCharge, decision: PolicyDecision) -> PolicyAnswer:
@@ -94,7 +94,7 @@ class PolicyAnswers:
     def _denial(self, each: PolicyCharge, decision: PolicyDecision) -> PolicyAnswer:
         policy, charge = each.policy, each.charge
         is_allowance = isinstance(charge, AllowanceCharge)
-        cause = cause_of(decision.reason, self._leasing.outlook(charge.quota) if is_allowance else LeaseOutlook())
+        cause = cause_of(decision.reason, self._quotas.outlook(charge.quota) if is_allowance else LeaseOutlook())
         certain_ms, reset_ms = decision.retry_after_ms, decision.reset_ms
         if is_allowance and not reset_ms:  # no lease says when the period ends
             reset_ms = self._period_ends_in_ms(each)

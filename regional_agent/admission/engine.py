@@ -27,7 +27,7 @@ from regional_agent.admission.rules.modes import BEYOND_LIMITS, LOOKS
 from regional_agent.admission.token_slices import TokenSlices
 from regional_agent.admission.waiting import CoordinatorNotReached, WaitForUnits
 from regional_agent.leasing.epoch import EpochManager
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher, for_each_outcome
@@ -84,7 +84,7 @@ class AdmissionEngine:
         self,
         batcher: CheckBatcher,
         epochs: EpochManager,
-        leasing: Leasing,
+        quotas: Quotas,
         slices: TokenSlices,
         share_loop: ShareLoop,
         fallback: OutageFallback,
@@ -97,13 +97,13 @@ class AdmissionEngine:
         self._batcher = batcher
         self._slices = slices
         self._epochs = epochs
-        self._leasing = leasing
+        self._quotas = quotas
         self._share_loop = share_loop
         self._metrics = metrics
         self._clock = clock
         self._fallback = fallback
-        self._answers = PolicyAnswers(leasing, clock)
-        self._waiting = WaitForUnits(leasing, metrics, clock, self._decide_once)
+        self._answers = PolicyAnswers(quotas, clock)
+        self._waiting = WaitForUnits(quotas, metrics, clock, self._decide_once)
         self._last: PendingCheck | None = None
         self.denials = DenialCache(epochs, share_loop, clock)
         self.policies: Policies | None = None
@@ -295,9 +295,9 @@ class AdmissionEngine:
                 self._share_loop.look(charge, policy.available, policy.last_grant)
             elif is_grantable and isinstance(charge, AllowanceCharge):
                 if not plan.demand_already_counted:
-                    self._leasing.note(charge.quota, charge.cost * times, policy)
+                    self._quotas.record_demand(charge.quota, charge.cost * times, policy)
                 if decision.hold is not None:
-                    self._leasing.note_held(charge.quota, charge.cost)
+                    self._quotas.add_held(charge.quota, charge.cost)
             elif is_grantable and isinstance(charge, SlotCharge) and not plan.demand_already_counted:
                 self._share_loop.note_slots(charge, policy)
         self._fallback.note(plan.policy_charges, decision)

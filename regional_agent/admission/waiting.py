@@ -8,8 +8,8 @@ from protocol.outcomes import DenialReason
 from regional_agent.admission.pending_check import PendingCheck
 from regional_agent.admission.plan import CheckPlan
 from regional_agent.admission.policies import PolicyCharge
-from regional_agent.leasing.central import MAY_LOOK, Answer
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quota import MAY_RETRY, GrantAnswer
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import Metrics
 from regional_agent.store.types import Decision, Outcome
 
@@ -26,12 +26,12 @@ class WaitForUnits:
 
     def __init__(
         self,
-        leasing: Leasing,
+        quotas: Quotas,
         metrics: Metrics,
         clock: Clock,
         decide_in_store: Callable[[CheckPlan], Awaitable[Outcome]],
     ) -> None:
-        self._leasing = leasing
+        self._quotas = quotas
         self._metrics = metrics
         self._clock = clock
         self._decide_in_store = decide_in_store
@@ -66,7 +66,7 @@ class WaitForUnits:
         denials = [(each, policy) for each, policy in pairs if not (policy.allowed or each.is_shadow)]
         if any(policy.reason not in WORTH_WAITING for _, policy in denials):
             return []
-        may_wait = self._leasing.may_wait
+        may_wait = self._quotas.may_wait
         return [each for each, _ in denials if each.policy.is_central or may_wait(each.charge.quota)]
 
     async def _wait(
@@ -83,7 +83,7 @@ class WaitForUnits:
             if now_ms >= deadline_ms:
                 break
             self._metrics.waits.inc()
-            await self._leasing.wait(missing.charge.quota, missing.charge.cost, deadline_ms - now_ms)
+            await self._quotas.wait(missing.charge.quota, missing.charge.cost, deadline_ms - now_ms)
             outcome = await self._decide_in_store(pending.plan)
         on_outcome(pending, outcome)
 
@@ -93,21 +93,22 @@ class WaitForUnits:
         while missing := self._central(self._all_missing(plan, outcome)):
             left_ms = began_ms + min(each.wait_ms for each in missing) - self._clock.monotonic_ms()
             asks = (
-                self._leasing.ask(each.charge.quota, each.charge.cost, left_ms, again=was_answered) for each in missing
+                self._quotas.request_units(each.charge.quota, each.charge.cost, left_ms, again=was_answered)
+                for each in missing
             )
             answers = await asyncio.gather(*asks)
-            granted = [each for each, answer in zip(missing, answers, strict=True) if answer in MAY_LOOK]
+            granted = [each for each, answer in zip(missing, answers, strict=True) if answer in MAY_RETRY]
             try:
                 if len(granted) < len(missing):
                     return outcome if was_answered else CoordinatorNotReached()
                 if pending.is_cancelled():
                     return outcome
                 was_answered, outcome = True, await self._decide_in_store(plan)
-                if Answer.LAST_LOOK in answers:
+                if GrantAnswer.LAST_RETRY in answers:
                     return outcome
             finally:
                 for each in granted:
-                    self._leasing.looked(each.charge.quota)
+                    self._quotas.finish_attempt(each.charge.quota)
         return outcome
 
     def _central(self, missing: Sequence[PolicyCharge]) -> list[PolicyCharge]:

@@ -17,7 +17,7 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import LaneExchange
 from regional_agent.leasing.exchange_loop import ExchangeLoop
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.shutdown import Shutdown
 from regional_agent.metrics import Metrics
 from regional_agent.settings import AgentSettings
@@ -53,15 +53,15 @@ class Cell:
         breaker = CircuitBreaker(settings.breaker_failures, settings.breaker_pause_ms)
         self.breaker = StoreCircuitBreaker(breaker, clock, metrics, self.scripts.probe, settings.breaker_pause_ms)
         self.epochs = EpochManager(store, self.scripts, coordinator, on_established=self.breaker.record_success)
-        self.leasing = Leasing(clock)
+        self.quotas = Quotas(clock)
         batcher = CheckBatcher(self.scripts, self.breaker)
-        self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.leasing, coordinator, metrics, clock)
+        self.share_loop = ShareLoop(settings.name, self.scripts, self.epochs, self.quotas, coordinator, metrics, clock)
         self.slices = TokenSlices(batcher, self.epochs, self.share_loop, clock)
         without_store = OutageFallback(journal, metrics, clock, settings.workers)
         self.admission = AdmissionEngine(
             batcher,
             self.epochs,
-            self.leasing,
+            self.quotas,
             self.slices,
             self.share_loop,
             without_store,
@@ -70,11 +70,11 @@ class Cell:
             settings.adjust_ceiling,
         )
         booking = JournalBooking(journal, without_store.allowances, coordinator, self.scripts, self.breaker, clock)
-        pacing = Pacing(self.leasing.wake, clock, settings.report_interval_ms)
+        pacing = Pacing(self.quotas.wake, clock, settings.report_interval_ms)
         self.exchange = LaneExchange(
             scripts=self.scripts,
             coordinator=coordinator,
-            leasing=self.leasing,
+            quotas=self.quotas,
             epochs=self.epochs,
             pacing=pacing,
             metrics=metrics,
@@ -83,7 +83,7 @@ class Cell:
         self.exchange_loop = ExchangeLoop(
             scripts=self.scripts,
             exchange=self.exchange,
-            leasing=self.leasing,
+            quotas=self.quotas,
             epochs=self.epochs,
             journal=booking,
             pacing=pacing,
@@ -93,7 +93,7 @@ class Cell:
         self.shutdown = Shutdown(
             scripts=self.scripts,
             exchange=self.exchange,
-            leasing=self.leasing,
+            quotas=self.quotas,
             epochs=self.epochs,
             journal=booking,
             pacing=pacing,
@@ -101,7 +101,7 @@ class Cell:
 
     def count_set_aside(self) -> int:
         now_ms = self._clock.monotonic_ms()
-        return len(self.leasing.set_aside.items(now_ms)) + len(self.share_loop.set_aside.items(now_ms))
+        return len(self.quotas.set_aside.items(now_ms)) + len(self.share_loop.set_aside.items(now_ms))
 
     def refusals(self) -> list[str]:
         """Describe what the coordinator refused and is not offered to it for now, the newest first."""
@@ -114,7 +114,7 @@ class Cell:
         shares = [
             f"the share of {each.name} is refused: {each.reason}" for each in self.share_loop.set_aside.items(now_ms)
         ]
-        wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.leasing.set_aside.items(now_ms)]
+        wants = [f"leases of {each.name} are refused: {each.reason}" for each in self.quotas.set_aside.items(now_ms)]
         return [*lanes, *reversed(wants), *reversed(shares)]
 
     async def update_hold(self, hold: HoldId, action: str, amount: int = 0) -> HoldState:
@@ -126,7 +126,7 @@ class Cell:
             self.exchange_loop.report_older_epochs()
         for part in hold.parts:
             if part.algorithm == "allowance" and action in ("commit", "release"):
-                self.leasing.gives_back_later(part.quota)  # what was set aside and not used, of what is central
+                self.quotas.return_surplus_later(part.quota)  # what was set aside and not used, of what is central
         return told
 
     async def find_operation(self, operation: Operation) -> KnownOperation | None:

@@ -1,84 +1,105 @@
-"""Requests of a quota of which nothing is leased ahead: each asks the coordinator for its own units, and waits.
+"""A central quota: nothing is granted ahead, so each request asks the coordinator for its own units, and waits.
 
-Whoever asks while an exchange is under way asks together in the next one. A request is told only by an exchange that
-asked for its units; then it looks into the store, where they are. What nobody took by the time that all have looked
-goes back at once: who hung up, or was not patient enough, leaves units behind.
+Requests that ask while an exchange is under way form a batch, which the next exchange asks for. A request is answered
+only by an exchange that asked for its units. Then it tries the store, where the units are. What the batch did not take
+goes back at once: a caller that hung up, or stopped waiting, leaves units behind.
 """
 
 import asyncio
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-
-class Answer(StrEnum):
-    LOOK = "look"  # there may be units; who finds none may ask again
-    LAST_LOOK = "last_look"  # this is all that there was
-    CUT_OFF = "cut_off"  # the coordinator cannot be asked
-    TIMED_OUT = "timed_out"
-
-
-MAY_LOOK = (Answer.LOOK, Answer.LAST_LOOK)
+from regional_agent.leasing.quota import MAY_RETRY, GrantAnswer, Quota
+from regional_agent.store.types import PolicyDecision
 
 
 @dataclass(slots=True)
-class Round:
-    """Those who ask in one exchange."""
+class Batch:
+    """The requests that one exchange asks for."""
 
     members: int = 0
-    answer: Answer = Answer.TIMED_OUT
-    told: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: GrantAnswer = GrantAnswer.TIMED_OUT
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, answer: Answer) -> None:
+    def reply(self, answer: GrantAnswer) -> None:
         self.answer = answer
-        self.told.set()
+        self.answered.set()
 
 
 @dataclass(slots=True)
-class Asking:
-    """All that is asked of one quota."""
+class CentralQueue:
+    """All requests that wait for units of one quota."""
 
-    gathering: Round = field(default_factory=Round)
-    sent: list[Round] = field(default_factory=list)  # of an exchange that is under way, or was not answered
-    taking: int = 0  # requests that were told that they may look, and have not done so yet
-    leaves_some: bool = False  # what they do not take is to go back
+    gathering: Batch = field(default_factory=Batch)
+    sent: list[Batch] = field(default_factory=list)  # in an exchange that is under way, or was not answered
+    retrying: int = 0  # requests that may try the store, and have not done so yet
+    has_surplus: bool = False  # units that nobody takes are to go back
 
     @property
-    def waits(self) -> bool:
-        """Somebody asks whom no exchange has asked for yet."""
+    def has_unsent(self) -> bool:
+        """Return whether a request waits that no exchange has asked for yet."""
         return self.gathering.members > 0
 
     @property
-    def returns(self) -> bool:
-        return self.leaves_some and not self.taking
+    def may_return(self) -> bool:
+        return self.has_surplus and not self.retrying
 
     def send(self) -> None:
-        """An exchange asks for all who wait, and no later one."""
+        """Close the batch: an exchange asks for all requests that wait, and no later one does."""
         if self.gathering.members:
             self.sent.append(self.gathering)
-            self.gathering = Round()
+            self.gathering = Batch()
 
-    def tell(self, answer: Answer) -> None:
-        """Those whom the exchange asked for."""
+    def reply(self, answer: GrantAnswer) -> None:
+        """Answer the requests that the exchange asked for."""
         for each in self.sent:
-            self.taking += each.members if answer in MAY_LOOK else 0
-            each.tell(answer)
+            self.retrying += each.members if answer in MAY_RETRY else 0
+            each.reply(answer)
         self.sent = []
 
-    def tell_all(self, answer: Answer) -> None:
+    def reply_to_all(self, answer: GrantAnswer) -> None:
         self.send()
-        self.tell(answer)
+        self.reply(answer)
 
-    async def ask(self, timeout_ms: int) -> Answer:
-        """What the exchange says that asks for it. Whoever may look says `looked` afterwards."""
-        of = self.gathering
-        of.members += 1
+    async def wait(self, timeout_ms: int) -> GrantAnswer:
+        """Wait for the exchange that asks for this request. A caller that may retry reports `finish_attempt`."""
+        batch = self.gathering
+        batch.members += 1
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                await of.told.wait()
+                await batch.answered.wait()
         except TimeoutError:
-            if not of.told.is_set():
-                of.members -= 1
-        return of.answer
+            if not batch.answered.is_set():
+                batch.members -= 1
+        return batch.answer
 
-    def looked(self) -> None:
-        self.taking -= 1
+    def finish_attempt(self) -> None:
+        self.retrying -= 1
+
+
+@dataclass(slots=True, eq=False)
+class CentralQuota(Quota):
+    """Nothing is granted ahead. The queue has the requests that wait."""
+
+    queue: CentralQueue = field(default_factory=CentralQueue)
+
+    @property
+    def is_central(self) -> bool:
+        return True
+
+    def is_low(self, _decision: PolicyDecision, _now_ms: int, _round_trip_ms: int) -> bool:
+        return False
+
+    def begin_request(self) -> None:
+        self.queue.send()
+
+    def notify(self, answer: GrantAnswer) -> None:
+        super(CentralQuota, self).notify(answer)
+        self.queue.reply(answer)
+        self.is_requested = self.queue.has_unsent
+        self.retry_at_ms = 0 if self.is_requested else self.retry_at_ms
+
+    def on_coordinator_lost(self, *, is_outage: bool) -> None:  # noqa: ARG002 - a leased quota uses it
+        self.queue.reply_to_all(GrantAnswer.COORDINATOR_LOST)
+
+    def on_mode_changed(self) -> None:
+        self.queue.reply_to_all(GrantAnswer.RETRY)

@@ -19,7 +19,7 @@ from regional_agent.leasing.coordinator_client import (
 )
 from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.reply_timeout import reply_timeout_ms
 from regional_agent.leasing.settlement import Settlement
 from regional_agent.metrics import Metrics
@@ -43,7 +43,7 @@ class Delivery:
         self,
         coordinator: CoordinatorClient,
         settlement: Settlement,
-        leasing: Leasing,
+        quotas: Quotas,
         faults: LaneFaults,
         pacing: Pacing,
         metrics: Metrics,
@@ -51,7 +51,7 @@ class Delivery:
     ) -> None:
         self._coordinator = coordinator
         self._settlement = settlement
-        self._leasing = leasing
+        self._quotas = quotas
         self._faults = faults
         self._pacing = pacing
         self._metrics = metrics
@@ -111,19 +111,19 @@ class Delivery:
         exchanges = [
             Exchange(
                 frozen=frozen.batch.bytes,
-                live=LiveState(wants=[self._leasing.want_of(quota) for quota in frozen.requested]),
+                live=LiveState(wants=[self._quotas.grant_request(quota) for quota in frozen.requested]),
             )
             for frozen in frozen_lanes
         ]
         request = ExchangeRequest(fingerprint=incarnation.fingerprint, versions=self.versions, exchanges=exchanges)
         sent_ms = self._clock.monotonic_ms()
         response = await self._reply_in_time(request)
-        self._leasing.round_trip_ms = self._clock.monotonic_ms() - sent_ms
-        self._metrics.exchange_seconds.observe(self._leasing.round_trip_ms / 1000)
+        self._quotas.round_trip_ms = self._clock.monotonic_ms() - sent_ms
+        self._metrics.exchange_seconds.observe(self._quotas.round_trip_ms / 1000)
         return response, sent_ms
 
     async def _reply_in_time(self, request: ExchangeRequest) -> ExchangeResponse:
-        timeout_ms = reply_timeout_ms(self._pacing.backoff, self._leasing.round_trip_ms)
+        timeout_ms = reply_timeout_ms(self._pacing.backoff, self._quotas.round_trip_ms)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._coordinator.exchange(request)

@@ -13,7 +13,7 @@ from regional_agent.leasing.delivery import Delivery, split_into_calls
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
 from regional_agent.leasing.settlement import Settlement
 from regional_agent.metrics import Metrics
@@ -30,21 +30,21 @@ class LaneExchange:
         *,
         scripts: Scripts,
         coordinator: CoordinatorClient,
-        leasing: Leasing,
+        quotas: Quotas,
         epochs: EpochManager,
         pacing: Pacing,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._scripts = scripts
-        self._leasing = leasing
+        self._quotas = quotas
         self._epochs = epochs
         self._pacing = pacing
         self._clock = clock
         self.lanes = Lanes()
-        self.faults = LaneFaults(self.lanes, leasing, epochs, metrics, clock)
-        self.settlement = Settlement(scripts, leasing, epochs, self.lanes, self.faults, pacing, metrics)
-        self.delivery = Delivery(coordinator, self.settlement, leasing, self.faults, pacing, metrics, clock)
+        self.faults = LaneFaults(self.lanes, quotas, epochs, metrics, clock)
+        self.settlement = Settlement(scripts, quotas, epochs, self.lanes, self.faults, pacing, metrics)
+        self.delivery = Delivery(coordinator, self.settlement, quotas, self.faults, pacing, metrics, clock)
 
     async def run(self, incarnation: StoreIncarnation, requested: dict[int, list[str]], *, reports: bool) -> bool:
         """Exchange for all lanes that have something to send. Return False if there was nothing.
@@ -92,16 +92,16 @@ class LaneExchange:
         batch = await self._scripts.freeze(incarnation, lane, quotas)
         if incarnation == self._epochs.current:
             for quota, units in batch.held.items():
-                self._leasing.held(quota, units)
+                self._quotas.set_held(quota, units)
         return FrozenLane(lane, batch, requested)
 
     def _refuse_requests(self, requested: list[str], paused_for_ms: int) -> None:
         """Answer the grant requests of a lane that pauses, or has stopped."""
         for quota in requested:
             if paused_for_ms:
-                self._leasing.postpone(quota, paused_for_ms)
+                self._quotas.postpone(quota, paused_for_ms)
             else:
-                self._leasing.cannot_ask(quota)
+                self._quotas.on_lane_stopped(quota)
 
     async def _awaits_receipt(self, incarnation: StoreIncarnation, lane: int) -> bool:
         awaits = lane in self.lanes.unacknowledged and await self._scripts.frozen_seq(incarnation, lane) is not None

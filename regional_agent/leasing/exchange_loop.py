@@ -16,7 +16,7 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import MOST_QUOTAS, LaneExchange
 from regional_agent.leasing.older_epochs import OlderEpochs
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import Metrics
 from regional_agent.store.connection import StoreError, StoreUnavailable
 from regional_agent.store.scripts import Scripts
@@ -35,7 +35,7 @@ class ExchangeLoop:
         *,
         scripts: Scripts,
         exchange: LaneExchange,
-        leasing: Leasing,
+        quotas: Quotas,
         epochs: EpochManager,
         journal: JournalBooking,
         pacing: Pacing,
@@ -45,7 +45,7 @@ class ExchangeLoop:
         self._scripts = scripts
         self._exchange = exchange
         self._older_epochs = OlderEpochs(scripts, exchange)
-        self._leasing = leasing
+        self._quotas = quotas
         self._epochs = epochs
         self._journal = journal
         self._pacing = pacing
@@ -58,7 +58,7 @@ class ExchangeLoop:
 
     async def run(self) -> None:
         while True:
-            await self._pacing.wait(self._leasing.next_due_in_ms())
+            await self._pacing.wait(self._quotas.next_due_in_ms())
             await self._turn()
 
     @property
@@ -95,7 +95,7 @@ class ExchangeLoop:
                 await self._exchange_due(incarnation)
             self._pacing.backoff.succeeded()
             self._metrics.partition.reached_coordinator()
-            self._leasing.reached()
+            self._quotas.on_coordinator_reached()
             self._log_recovery()
         except LeaseLost as error:
             self._close_epoch(incarnation, str(error))
@@ -108,16 +108,16 @@ class ExchangeLoop:
 
     def _back_off(self, error: Exception, began_ms: int) -> None:
         if self.is_pausing or not isinstance(error, NoReply):  # one message may get lost
-            self._leasing.cut_off()
+            self._quotas.on_coordinator_lost()
         self._pacing.backoff.failed(began_ms)
         self._metrics.exchange_failures.inc()
         if isinstance(error, (CoordinatorUnavailable, CoordinatorRefused)):
             is_refused = isinstance(error, CoordinatorRefused)
-            self._leasing.contact.failed(self._clock.monotonic_ms(), str(error), is_refused=is_refused)
+            self._quotas.contact.failed(self._clock.monotonic_ms(), str(error), is_refused=is_refused)
         log.warning("exchange failed", reason=str(error), next_pause_ms=self._pacing.backoff.pause)
 
     def _log_recovery(self) -> None:
-        failed_ms = self._leasing.contact.reached(self._clock.monotonic_ms())
+        failed_ms = self._quotas.contact.reached(self._clock.monotonic_ms())
         if failed_ms is not None:
             log.info("coordinator reached again", failed_ms=failed_ms)
 
@@ -142,11 +142,11 @@ class ExchangeLoop:
         """Report older epochs first, for their usage is evidence. In a new incarnation, then take over its leases."""
         self._offer_again(incarnation)
         if self._older_epochs.is_report_requested or self._resumed != incarnation:
-            await self._older_epochs.report(incarnation, is_draining=self._leasing.contact.is_draining)
+            await self._older_epochs.report(incarnation, is_draining=self._quotas.contact.is_draining)
         if self._resumed == incarnation:
             return
         for quota in await self._scripts.leased_quotas(incarnation):
-            self._leasing.leased(quota, renew_at_ms=0)  # left by an agent that is gone: renewed at once
+            self._quotas.schedule_renewal(quota, renew_at_ms=0)  # left by an agent that is gone: renewed at once
         self._exchange.resend_all(incarnation)
         self._resumed = incarnation
 
@@ -165,14 +165,14 @@ class ExchangeLoop:
         reports = self._pacing.begin_report(now_ms)
         if reports:
             await self._exchange.resume_resolved_lanes(incarnation)
-        requested = _by_lane(incarnation, self._leasing.due(MOST_QUOTAS))
+        requested = _by_lane(incarnation, self._quotas.due(MOST_QUOTAS))
         await self._exchange.run(incarnation, requested, reports=reports)
         if reports:
             self.reported_at_ms = now_ms
 
     async def _return_untaken(self, incarnation: StoreIncarnation) -> None:
         """Return units of central quotas that no request took: a caller that hung up leaves some."""
-        for quota in self._leasing.to_give_back():
+        for quota in self._quotas.take_surplus():
             if await self._scripts.return_units(incarnation, quota, 0):
                 self._pacing.report_with_next_exchange()
 

@@ -11,7 +11,7 @@ from protocol.clock import Clock
 from protocol.messages import ExchangeFault
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.epoch import EpochManager
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
 from regional_agent.metrics import Metrics
 from regional_agent.store.types import FrozenBytes, StoreIncarnation
@@ -35,9 +35,9 @@ class FrozenLane:
 
 
 class LaneFaults:
-    def __init__(self, lanes: Lanes, leasing: Leasing, epochs: EpochManager, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, lanes: Lanes, quotas: Quotas, epochs: EpochManager, metrics: Metrics, clock: Clock) -> None:
         self._lanes = lanes
-        self._leasing = leasing
+        self._quotas = quotas
         self._epochs = epochs
         self._metrics = metrics
         self._clock = clock
@@ -83,7 +83,7 @@ class LaneFaults:
         """Send the same bytes again after a while: something else stood in the way."""
         self._lanes.pause((incarnation.epoch, frozen.lane), self._clock.monotonic_ms(), for_ms)
         for quota in frozen.requested:
-            self._leasing.postpone(quota, for_ms)
+            self._quotas.postpone(quota, for_ms)
         log.warning(
             "lane paused",
             epoch=incarnation.epoch,
@@ -96,10 +96,10 @@ class LaneFaults:
     def resume(self, incarnation: StoreIncarnation, lane: int) -> None:
         if self._lanes.resume((incarnation.epoch, lane)):
             log.info("lane resumed", epoch=incarnation.epoch, lane=lane)
-            self._leasing.hint(None)
+            self._quotas.retry_all()
 
     def set_quota_aside(self, quota: str, reason: str) -> None:
         """Stop requesting grants of a quota that the coordinator refused as it is."""
         self._metrics.refusals.items.labels("want").inc()
         log.error("grant request refused: the quota is set aside", quota=quota, reason=reason)
-        self._leasing.refuse(quota, reason)
+        self._quotas.set_quota_aside(quota, reason)

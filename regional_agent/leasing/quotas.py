@@ -1,13 +1,13 @@
-"""What this agent wants of each allowance, and the requests that wait for it.
+"""All allowances that this agent follows: what it requests of each, and the requests that wait for units.
 
-A check that leaves little sets a flag here; the conversation (reporting.py) takes the flags along in its next
-exchange. A request waits only when the lease is spent and its policy lets it: then its cost is part of what is asked.
-Of what is central no lease is there to be spent, and each request asks (asking.py).
+A check that leaves little marks its quota as due, and the exchange loop takes it along in the next exchange. A request
+waits only when the lease is spent and its policy allows it: then its cost is part of what is requested.
 """
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from heapq import nlargest
 from itertools import islice
 from operator import attrgetter
@@ -18,28 +18,27 @@ import structlog
 from protocol.clock import Clock
 from protocol.messages import ExchangeReply, LeaseReply, LeaseWant
 from protocol.outcomes import GrantRefusal
-from protocol.units import MAX_UNITS
 from regional_agent.admission.rules.denial_causes import LeaseOutlook
-from regional_agent.leasing.central import Answer, Asking
-from regional_agent.leasing.demands import MOST_FOLLOWED, MOST_RECENT, Want, Wants
+from regional_agent.leasing.central import CentralQuota
+from regional_agent.leasing.quota import GrantAnswer, LeasedQuota, Quota
 from regional_agent.leasing.rules.contact import CoordinatorContact
 from regional_agent.leasing.rules.demand import Demand
-from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS, RETRY_MS, low_water
+from regional_agent.leasing.rules.refill import LONGEST_PAUSE_MS
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
+from regional_agent.leasing.schedule import MOST_FOLLOWED, MOST_RECENT, QuotaSchedule
 from regional_agent.store.types import PolicyDecision
 
 log = structlog.get_logger()
 
-MOST_KEYS = 10_000  # of rates
-MOST_DUE = 100  # that are asked for in one exchange
-SAY_AGAIN_MS = 60_000
-# A lease that had expired is good again once it has returned what was left, and after an epoch that is over there is
-# another: who waits goes on waiting.
-HOPEFUL = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
-# Nothing will be granted before the period ends, unless a limit is raised.
+MOST_RATES = 10_000
+MOST_DUE = 100  # quotas in one exchange
+LOG_AGAIN_MS = 60_000
+# An expired lease is good again once its rest was returned, and a closed epoch is replaced: requests go on waiting.
+TEMPORARY = (None, GrantRefusal.LEASE_EXPIRED, GrantRefusal.EPOCH_FENCED)
+# Nothing is granted before the period ends, unless a limit is raised.
 USED_UP = (GrantRefusal.EXHAUSTED, GrantRefusal.NO_LIMIT, GrantRefusal.TOTAL_TOO_LARGE)
-UNANSWERED_MS = 1_000  # until nobody waits any more: for so long, a message that was lost is said again
-LOOK_AT_HELD_MS = 10_000  # no script of a lease that nobody asks for would see that a hold has run out
+UNANSWERED_MS = 1_000  # a request without an answer may have been lost: for so long it does not begin a back-off
+CHECK_HELD_MS = 10_000  # no script of an idle lease would notice that a hold has expired
 
 
 class HotKey(NamedTuple):
@@ -47,393 +46,368 @@ class HotKey(NamedTuple):
     demand_milli: int
 
 
-class Leasing:
+class Quotas:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._wants = Wants()
-        self._hints = 0  # that concern all quotas
-        self._to_give_back: set[str] = set()  # central ones, of which some may lie idle
+        self._schedule = QuotaSchedule()
+        self._retries = 0  # calls to retry all quotas
+        self._surplus: set[str] = set()  # central quotas of which units may lie idle
         self.turned_away = 0  # times that an allowance was not followed, for there are too many
-        self._turned_away_again_ms = 0
+        self._turned_away_log_ms = 0
         self._rates: OrderedDict[str, Demand] = OrderedDict()
         self._central: frozenset[str] = frozenset()
-        self._is_cut_off = False
+        self._is_coordinator_lost = False
         self.contact = CoordinatorContact()
-        self.set_aside = SetAside()  # wants that the coordinator refused as they are
+        self.set_aside = SetAside()  # quotas whose grant request the coordinator refused as it is
         self.round_trip_ms = 0
-        self.look_at_held_ms = LOOK_AT_HELD_MS
+        self.check_held_ms = CHECK_HELD_MS
         self.wake = asyncio.Event()
 
-    # --- told by admission --------------------------------------------------------------------------------------------
+    # --- called for each decision ------------------------------------------------------------------------------------
 
-    def note(self, quota: str, units: int, decision: PolicyDecision) -> None:
-        """A request asked for so many units: count the demand, and ask for more below the low water mark."""
-        want = self._want(quota)
-        self._wants.touch(want)
-        want.demand.note(units, decision.limit)
+    def record_demand(self, name: str, units: int, decision: PolicyDecision) -> None:
+        """Count the demand of a decided request, and request more units below the low water mark."""
+        quota = self._quota(name)
+        self._schedule.touch(quota)
+        quota.demand.note(units, decision.limit)
         now_ms = self._clock.monotonic_ms()
-        if want.backoff.is_pausing(now_ms) or want.wanted or want.asking is not None:
-            return
-        if self._is_set_aside(quota, now_ms):
-            return
-        demand_milli = want.demand.per_second_milli(now_ms)
-        if decision.available <= low_water(decision.last_grant, demand_milli, self.round_trip_ms):
-            self._ask(want)
+        if quota.is_low(decision, now_ms, self.round_trip_ms) and not self._is_set_aside(name, now_ms):
+            self._request(quota)
 
-    def note_rate(self, quota: str, units: int) -> None:
-        """Of a rate nothing is leased: it is measured for whoever asks what is hot."""
-        demand = self._rates.get(quota)
+    def record_rate_demand(self, name: str, units: int) -> None:
+        """Count the demand of a rate. Nothing is leased of it: it is measured to find hot keys."""
+        demand = self._rates.get(name)
         if demand is None:
-            demand = self._rates[quota] = Demand(self._clock.monotonic_ms())
-            if len(self._rates) > MOST_KEYS:
+            demand = self._rates[name] = Demand(self._clock.monotonic_ms())
+            if len(self._rates) > MOST_RATES:
                 self._rates.popitem(last=False)
         else:
-            self._rates.move_to_end(quota)
+            self._rates.move_to_end(name)
         demand.note(units)
 
-    def note_held(self, quota: str, units: int) -> None:
-        want = self._want(quota)
-        if not want.held:
-            want.look_at_ms = self._clock.monotonic_ms() + self.look_at_held_ms
-        want.held += units
-        self._wants.changed(want)
+    def add_held(self, name: str, units: int) -> None:
+        quota = self._quota(name)
+        if not quota.held:
+            quota.check_held_at_ms = self._clock.monotonic_ms() + self.check_held_ms
+        quota.held += units
+        self._schedule.update(quota)
 
-    def may_wait(self, quota: str) -> bool:
+    # --- requests that wait ------------------------------------------------------------------------------------------
+
+    def may_wait(self, name: str) -> bool:
         """Return whether more units may come.
 
-        Not while the region is cut off, was told that nothing is left, or has set the quota aside, nor if the quota is
-        not followed.
+        None come while the region is cut off, was told that nothing is left, or has set the quota aside, nor if the
+        quota is not followed.
         """
         now_ms = self._clock.monotonic_ms()
-        want = self._want(quota)
-        is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(quota, now_ms) or not want.is_followed
-        return not (is_hopeless or want.backoff.is_pausing(now_ms))
+        quota = self._quota(name)
+        is_hopeless = self.contact.is_lost(now_ms) or self._is_set_aside(name, now_ms) or not quota.is_followed
+        return not (is_hopeless or quota.backoff.is_pausing(now_ms))
 
-    async def wait(self, quota: str, units: int, timeout_ms: int) -> bool:
-        """Wait for the next news of a quota with these units asked for. False if none came in time."""
-        news, in_time = self.waits(quota, units), False
+    async def wait(self, name: str, units: int, timeout_ms: int) -> bool:
+        """Wait for the next answer about a quota with these units requested. Return False if none came in time."""
+        news, in_time = self.start_waiting(name, units), False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 in_time = await news.wait()
         except TimeoutError:
-            self.waited_in_vain(quota)
+            self.on_wait_timeout(name)
         finally:
-            self.waits_no_more(quota, units)
+            self.stop_waiting(name, units)
         return in_time
 
-    def waits(self, quota: str, units: int) -> asyncio.Event:
-        """A request does, until there is news."""
-        want = self._want(quota)
-        want.waiting += units
-        want.changed = want.changed or asyncio.Event()
-        self._ask(want)
-        return want.changed
+    def start_waiting(self, name: str, units: int) -> asyncio.Event:
+        """Request units that a request waits for. Return the event that the next answer sets."""
+        quota = self._quota(name)
+        quota.waiting += units
+        quota.news = quota.news or asyncio.Event()
+        self._request(quota)
+        return quota.news
 
-    def waited_in_vain(self, quota: str) -> None:
-        """Nothing came in time. Who was not even answered hopes on for a while: what was lost is said again."""
-        want, now_ms = self._want(quota), self._clock.monotonic_ms()
-        if want.asked_at_ms is None or now_ms >= want.asked_at_ms + UNANSWERED_MS:
-            want.back_off(now_ms)
+    def on_wait_timeout(self, name: str) -> None:
+        """Back off, unless the request is so young that it may have been lost: then it is sent again."""
+        quota, now_ms = self._quota(name), self._clock.monotonic_ms()
+        if quota.requested_at_ms is None or now_ms >= quota.requested_at_ms + UNANSWERED_MS:
+            quota.back_off(now_ms)
 
-    def waits_no_more(self, quota: str, units: int) -> None:
-        want = self._want(quota)
-        want.waiting = max(0, want.waiting - units)
-        self._wants.changed(want)
+    def stop_waiting(self, name: str, units: int) -> None:
+        quota = self._quota(name)
+        quota.waiting = max(0, quota.waiting - units)
+        self._schedule.update(quota)
 
-    # --- of what is central -------------------------------------------------------------------------------------------
+    # --- central quotas ----------------------------------------------------------------------------------------------
 
-    def follow(self, central: frozenset[str]) -> None:
-        """Of these quotas nothing is leased ahead, from now on: what lies here of them goes back."""
+    def set_central(self, central: frozenset[str]) -> None:
+        """Make the quotas of these names central, and all others leased."""
         if central == self._central:
             return
         self._central = central
-        for want in list(self._wants):
-            if (want.asking is not None) != self._is_central(want.quota):
-                self._change_mode(want)
-                self._wants.changed(want)
+        for quota in list(self._schedule):
+            if quota.is_central != self._is_central(quota.name):
+                self._change_mode(quota)
 
-    def _change_mode(self, want: Want) -> None:
-        if want.asking is not None:
-            want.asking.tell_all(Answer.LOOK)
-            want.asking = None
-            return
-        want.asking = Asking()
-        self._tell(want)
-        if want.renew_at_ms is not None:
-            self._ask(want)
+    def _change_mode(self, before: Quota) -> None:
+        before.on_mode_changed()
+        quota = self._new(before.name)
+        for each in fields(Quota):
+            setattr(quota, each.name, getattr(before, each.name))
+        quota.ticket, quota.scheduled_ms = 0, None
+        self._schedule.replace(before, quota)
+        if quota.is_central and quota.renew_at_ms is not None:
+            self._request(quota)  # what was granted ahead goes back
+        self._schedule.update(quota)
 
-    def _is_central(self, quota: str) -> bool:
-        return quota.partition(":")[0] in self._central
+    def _is_central(self, name: str) -> bool:
+        return name.partition(":")[0] in self._central
 
-    async def ask(self, quota: str, units: int, timeout_ms: int, *, again: bool) -> Answer:
-        """Have the coordinator asked for the units of one request. Whoever may look says `looked` when it has."""
-        want = self._want(quota)
-        if want.asking is None:
-            return Answer.LOOK if await self.wait(quota, units, timeout_ms) else Answer.TIMED_OUT
-        is_asked_for = want.is_followed and not self._is_set_aside(quota, self._clock.monotonic_ms())
-        if self._is_cut_off or not is_asked_for:
-            return Answer.CUT_OFF
+    async def request_units(self, name: str, units: int, timeout_ms: int, *, again: bool) -> GrantAnswer:
+        """Request the units of one check of a central quota. A caller that may retry then calls `finish_attempt`."""
+        quota = self._quota(name)
+        if not isinstance(quota, CentralQuota):  # the mode has changed since the check was planned
+            return GrantAnswer.RETRY if await self.wait(name, units, timeout_ms) else GrantAnswer.TIMED_OUT
+        may_request = quota.is_followed and not self._is_set_aside(name, self._clock.monotonic_ms())
+        if self._is_coordinator_lost or not may_request:
+            return GrantAnswer.COORDINATOR_LOST
         if not again:
-            want.retry_at_ms = 0
-        want.waiting += units
-        self._ask(want)
+            quota.retry_at_ms = 0
+        quota.waiting += units
+        self._request(quota)
         try:
-            return await want.asking.ask(timeout_ms)
+            return await quota.queue.wait(timeout_ms)
         finally:
-            want.waiting -= units
-            self._wants.changed(want)
+            self.stop_waiting(name, units)
 
-    def looked(self, quota: str) -> None:
-        asking = self._want(quota).asking
-        if asking is not None and asking.taking:
-            asking.looked()
-            if asking.returns:
-                self._to_give_back.add(quota)
-                self.wake.set()
+    def finish_attempt(self, name: str) -> None:
+        """Note that a request which may retry has tried the store."""
+        quota = self._quota(name)
+        if isinstance(quota, CentralQuota) and quota.queue.retrying:
+            quota.queue.finish_attempt()
+            self._return_if_possible(quota)
 
-    def gives_back_later(self, quota: str) -> bool:
-        """What lies idle of it goes back in the conversation's next turn, for there are requests that may take it."""
-        asking = self._want(quota).asking if self._is_central(quota) else None
-        if asking is None:
+    def return_surplus_later(self, name: str) -> bool:
+        """Return what lies idle of a central quota with the next exchange. Return False if the quota is leased.
+
+        Requests that may still retry come first.
+        """
+        quota = self._quota(name) if self._is_central(name) else None
+        if not isinstance(quota, CentralQuota):
             return False
-        asking.leaves_some = True
-        self._to_give_back.add(quota)
-        if asking.returns:
-            self.wake.set()
+        quota.queue.has_surplus = True
+        self._surplus.add(name)
+        self._return_if_possible(quota)
         return True
 
-    def to_give_back(self) -> list[str]:
-        """Of these quotas nobody takes anything now. Told once."""
+    def _return_if_possible(self, quota: CentralQuota) -> None:
+        if quota.queue.may_return:
+            self._surplus.add(quota.name)
+            self.wake.set()
+
+    def take_surplus(self) -> list[str]:
+        """Return, once, the quotas whose surplus no request will take."""
         found = []
-        for quota in list(self._to_give_back):
-            want = self._wants.find(quota)
-            if want is None or want.asking is None or not want.asking.leaves_some:
-                self._to_give_back.discard(quota)
-            elif want.asking.returns:
-                want.asking.leaves_some = False
-                found.append(quota)
-                self._to_give_back.discard(quota)
+        for name in list(self._surplus):
+            quota = self._schedule.find(name)
+            if not isinstance(quota, CentralQuota) or not quota.queue.has_surplus:
+                self._surplus.discard(name)
+            elif quota.queue.may_return:
+                quota.queue.has_surplus = False
+                found.append(name)
+                self._surplus.discard(name)
         return found
 
-    def central(self) -> list[str]:
+    def central_quotas(self) -> list[str]:
         """Return quotas to give back in full at shutdown."""
-        return list(self._wants.central)
+        return list(self._schedule.central)
 
-    def cut_off(self) -> None:
-        """The coordinator does not answer: nobody waits for it until it does."""
-        self._is_cut_off = True
-        is_lost = self.contact.is_lost(self._clock.monotonic_ms())
-        for want in list(self._wants.waiting.values()):
-            if want.asking is not None:
-                want.asking.tell_all(Answer.CUT_OFF)
-            elif is_lost:
-                self._tell(want)
+    # --- the coordinator is lost, or reached again -------------------------------------------------------------------
 
-    def reached(self) -> None:
-        """Again: who lost hope for want of an answer asks at once, and not when its pause is over."""
-        if self._is_cut_off:
-            self._is_cut_off = False
-            self.hint(None)
+    def on_coordinator_lost(self) -> None:
+        """Answer requests that wait for an exchange that failed."""
+        self._is_coordinator_lost = True
+        is_outage = self.contact.is_lost(self._clock.monotonic_ms())
+        for quota in list(self._schedule.waiting.values()):
+            quota.on_coordinator_lost(is_outage=is_outage)
+            self._schedule.update(quota)
 
-    # --- asked and told by the conversation ---------------------------------------------------------------------------
+    def on_coordinator_reached(self) -> None:
+        """Retry all quotas after an outage, though their back-off is not over."""
+        if self._is_coordinator_lost:
+            self._is_coordinator_lost = False
+            self.retry_all()
+
+    # --- called by the exchange loop ---------------------------------------------------------------------------------
 
     def due(self, most: int = MOST_DUE) -> list[str]:
-        """Quotas to ask for now, those that have been due for longest first."""
-        return [want.quota for want in self._wants.due(self._clock.monotonic_ms(), most)]
+        """Return quotas to exchange for now, the longest due first."""
+        return [quota.name for quota in self._schedule.due(self._clock.monotonic_ms(), most)]
 
     def next_due_in_ms(self) -> int | None:
-        first_ms = self._wants.first_due_ms()
+        first_ms = self._schedule.first_due_ms()
         return None if first_ms is None else max(0, first_ms - self._clock.monotonic_ms())
 
-    def want_of(self, quota: str) -> LeaseWant:
-        want = self._want(quota)
-        if want.asking is not None:
-            want.asking.send()
-        demand_milli = want.demand.per_second_milli(self._clock.monotonic_ms())
-        return LeaseWant(
-            quota=quota,
-            demand_milli=demand_milli,
-            waiting=min(want.waiting, MAX_UNITS),
-            held=min(want.held, MAX_UNITS),
-        )
+    def grant_request(self, name: str) -> LeaseWant:
+        return self._quota(name).grant_request(self._clock.monotonic_ms())
 
-    def held(self, quota: str, units: int) -> None:
-        """So many are, as the store says: it is looked at again after a while, for what runs out is to be reported."""
-        want = self._want(quota)
-        want.held, want.look_at_ms = units, self._clock.monotonic_ms() + self.look_at_held_ms
-        self._wants.changed(want)
+    def set_held(self, name: str, units: int) -> None:
+        """Note what the store says is held, and check again after a while: an expired hold is to be reported."""
+        quota = self._quota(name)
+        quota.held, quota.check_held_at_ms = units, self._clock.monotonic_ms() + self.check_held_ms
+        self._schedule.update(quota)
 
-    def leased(self, quota: str, renew_at_ms: int | None) -> None:
-        """There is a lease: it is renewed in time even if nobody uses it, for an expired one could not be spent."""
-        want = self._want(quota)
-        want.renew_at_ms = renew_at_ms
-        self._wants.changed(want)
+    def schedule_renewal(self, name: str, renew_at_ms: int | None) -> None:
+        """Renew a lease in time even if it is idle: an expired lease cannot be spent."""
+        quota = self._quota(name)
+        quota.renew_at_ms = renew_at_ms
+        self._schedule.update(quota)
 
-    def answered(self, asked: Iterable[str], reply: ExchangeReply, gained: Mapping[str, int]) -> None:
-        """To what was asked for now, this is what may newly be spent, and what is said of the rest."""
-        refused = {each.quota: LONGEST_PAUSE_MS for each in reply.refused if each.refusal not in HOPEFUL}
+    def apply_reply(self, answered: Iterable[str], reply: ExchangeReply, gained: Mapping[str, int]) -> None:
+        """Grant or refuse each quota that a reply answers. `gained` has the units that may newly be spent."""
+        refused = {each.quota: LONGEST_PAUSE_MS for each in reply.refused if each.refusal not in TEMPORARY}
         current = current_leases(reply.leases)
-        refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in HOPEFUL}
-        why = {each.quota: each.refusal for each in current}
-        why |= {each.quota: each.refusal for each in reply.refused}
-        for quota in asked:
-            if gained.get(quota, 0) == 0 and quota in refused:
-                self.refused(quota, refused[quota], why[quota])
+        refused |= {lease.quota: lease.ends_in_ms for lease in current if lease.refusal not in TEMPORARY}
+        refusals = {each.quota: each.refusal for each in current}
+        refusals |= {each.quota: each.refusal for each in reply.refused}
+        for name in answered:
+            if gained.get(name, 0) == 0 and name in refused:
+                self.on_refusal(name, refused[name], refusals[name])
             else:
-                self.granted(quota, gained.get(quota, 0))
+                self.on_grant(name, gained.get(name, 0))
 
-    def keeps(self, quota: str) -> bool:
-        """This agent renews the lease of it in time."""
-        want = self._wants.find(quota)
-        return want is not None and want.renew_at_ms is not None
+    def on_grant(self, name: str, units: int) -> None:
+        """Let requests that wait try again: the lease is good, with so many units more."""
+        quota = self._quota(name)
+        quota.on_grant(units, self._clock.monotonic_ms())
+        self._schedule.update(quota)
 
-    def granted(self, quota: str, units: int) -> None:
-        """The lease is good again, with so many units more: whoever waits tries again."""
-        want = self._want(quota)
-        want.asked_at_ms = None
-        if units > 0:
-            want.backoff.succeeded()
-            want.wanted, want.exhausted_until_ms, want.retry_at_ms = False, 0, 0
-        else:
-            # Nothing yet, but others hold some and are asked for it. Who waits goes on waiting, up to its own limit.
-            want.wanted, want.exhausted_until_ms = want.waiting > 0, 0
-            want.retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-        self._tell(want, Answer.LOOK)
-
-    def refused(
-        self, quota: str, ends_in_ms: int = LONGEST_PAUSE_MS, why: GrantRefusal | None = GrantRefusal.EXHAUSTED
+    def on_refusal(
+        self, name: str, ends_in_ms: int = LONGEST_PAUSE_MS, refusal: GrantRefusal | None = GrantRefusal.EXHAUSTED
     ) -> None:
-        """Nothing is left, and nothing will come back before the period ends: whoever waits is denied."""
-        want, now_ms = self._want(quota), self._clock.monotonic_ms()
-        want.wanted, want.exhausted_until_ms, want.renew_at_ms = False, now_ms + ends_in_ms, None
-        want.look_at_ms, want.refusal = now_ms + self.look_at_held_ms, why
-        want.back_off(now_ms, ends_in_ms)
-        self._tell(want, Answer.LAST_LOOK)
+        """Deny requests that wait: nothing is left, and nothing comes back before the period ends."""
+        quota = self._quota(name)
+        quota.on_refusal(self._clock.monotonic_ms(), ends_in_ms, refusal, self.check_held_ms)
+        self._schedule.update(quota)
 
-    def refuse(self, quota: str, reason: str) -> None:
-        """The coordinator refused it as it is: it is not asked for again for a while, and who waits is denied."""
+    def set_quota_aside(self, name: str, reason: str) -> None:
+        """Request nothing of a quota for a while: the coordinator refused its grant request as it is."""
         now_ms = self._clock.monotonic_ms()
-        self.set_aside.add(quota, reason, now_ms)
-        want = self._wants.find(quota)
-        if want is not None:
-            want.postponed_until_ms = now_ms + SET_ASIDE_MS
-            self.refused(quota, SET_ASIDE_MS)
+        self.set_aside.add(name, reason, now_ms)
+        quota = self._schedule.find(name)
+        if quota is not None:
+            quota.postponed_until_ms = now_ms + SET_ASIDE_MS
+            self.on_refusal(name, SET_ASIDE_MS)
 
-    def postpone(self, quota: str, for_ms: int) -> None:
-        """Its lane pauses: it is asked for afterwards, and who waits goes on waiting."""
-        want = self._want(quota)
-        want.postponed_until_ms = self._clock.monotonic_ms() + for_ms
-        self._wants.changed(want)
+    def postpone(self, name: str, for_ms: int) -> None:
+        """Request units after a while, for the lane pauses. Requests go on waiting."""
+        quota = self._quota(name)
+        quota.postponed_until_ms = self._clock.monotonic_ms() + for_ms
+        self._schedule.update(quota)
 
-    def _is_set_aside(self, quota: str, now_ms: int) -> bool:
-        return bool(self.set_aside) and self.set_aside.has(quota, now_ms)
+    def _is_set_aside(self, name: str, now_ms: int) -> bool:
+        return bool(self.set_aside) and self.set_aside.has(name, now_ms)
 
-    def cannot_ask(self, quota: str) -> None:
-        """Its lane has stopped, so no exchange will ask for those who wait, either."""
-        asking = self._want(quota).asking
-        if asking is not None:
-            asking.send()
-        self.refused(quota, why=None)
+    def on_lane_stopped(self, name: str) -> None:
+        """Deny requests that wait: no exchange will ask for them."""
+        self._quota(name).begin_request()
+        self.on_refusal(name, refusal=None)
 
-    def hint(self, quota: str | None) -> None:
-        """The coordinator says that units came free (or, without a quota, that limits changed): ask again at once."""
-        if quota is None:
-            self._hints += 1  # each want hears of it when it is looked at next
-            for want in list(self._wants.waiting.values()):
-                self._hear_hint(want)
-                want.wanted = True
-                self._wants.changed(want)
-        elif (known := self._wants.find(quota)) is not None:
-            self._hear_hint(known)
-            # What has come for requests that wait no more is to go back.
-            known.wanted = known.wanted or known.waiting > 0 or known.asking is not None
-            self._wants.changed(known)
+    # --- signals -----------------------------------------------------------------------------------------------------
+
+    def retry(self, name: str) -> None:
+        """Request units at once: some became available."""
+        quota = self._schedule.find(name)
+        if quota is not None:
+            self._end_back_off(quota)
+            # Units that arrived for requests which do not wait any more are to go back.
+            quota.is_requested = quota.is_requested or quota.waiting > 0 or quota.is_central
+            self._schedule.update(quota)
         self.wake.set()
 
-    def _hear_hint(self, want: Want) -> None:
-        want.hints = self._hints
-        want.backoff.succeeded()
-        want.exhausted_until_ms, want.retry_at_ms = 0, 0
+    def retry_all(self) -> None:
+        """Request units of all quotas at once: a limit may have been raised, or the coordinator is back."""
+        self._retries += 1  # each quota takes part when it is looked at next
+        for quota in list(self._schedule.waiting.values()):
+            self._end_back_off(quota)
+            quota.is_requested = True
+            self._schedule.update(quota)
+        self.wake.set()
 
-    def fetch(self, quota: str) -> None:
-        """People had units brought here: they are asked for, though nobody here has asked for any yet."""
-        if self._is_set_aside(quota, self._clock.monotonic_ms()):
+    def _end_back_off(self, quota: Quota) -> None:
+        quota.retries_seen = self._retries
+        quota.end_back_off()
+
+    def fetch(self, name: str) -> None:
+        """Request units that were moved to this region, though there is no demand here yet."""
+        if self._is_set_aside(name, self._clock.monotonic_ms()):
             return
-        self._want(quota).wanted = True
-        self.hint(quota)
+        self._quota(name).is_requested = True
+        self.retry(name)
 
-    def outlook(self, quota: str) -> LeaseOutlook:
+    # --- what is known -----------------------------------------------------------------------------------------------
+
+    def outlook(self, name: str) -> LeaseOutlook:
         """Return why there may be no units of a quota here."""
-        want, now_ms = self._want(quota), self._clock.monotonic_ms()
+        quota, now_ms = self._quota(name), self._clock.monotonic_ms()
         return LeaseOutlook(
-            is_exhausted=want.refusal in USED_UP and now_ms < want.exhausted_until_ms,
+            is_exhausted=quota.refusal in USED_UP and now_ms < quota.exhausted_until_ms,
             is_cut_off=self.contact.is_lost(now_ms),
             is_draining=self.contact.is_draining,
         )
 
-    def demand_milli(self, quota: str) -> int:
-        return self._want(quota).demand.per_second_milli(self._clock.monotonic_ms())
+    def demand_milli(self, name: str) -> int:
+        return self._quota(name).demand.per_second_milli(self._clock.monotonic_ms())
 
     def in_demand(self, most: int) -> list[str]:
-        """Return allowances that have a lease here or lack one, those that are asked for most first."""
-        found = [want for want in self._wants.recent() if want.wanted or want.renew_at_ms is not None]
+        """Return leased quotas that have a lease here or lack one, the highest demand first."""
+        found = [quota for quota in self._schedule.recent() if quota.is_requested or quota.renew_at_ms is not None]
         now_ms = self._clock.monotonic_ms()
-        hottest = nlargest(most, found, key=lambda want: want.demand.per_second_milli(now_ms))
-        return [want.quota for want in hottest if want.asking is None]
+        hottest = nlargest(most, found, key=lambda quota: quota.demand.per_second_milli(now_ms))
+        return [quota.name for quota in hottest if not quota.is_central]
 
     def hottest(self, most: int) -> list[HotKey]:
-        """What is asked for most, the most first, of rates and allowances alike."""
+        """Return the rates and allowances with the highest demand, the hottest first."""
         now_ms = self._clock.monotonic_ms()
-        demands = [(want.quota, want.demand) for want in self._wants.recent()]
+        demands = [(quota.name, quota.demand) for quota in self._schedule.recent()]
         demands += islice(reversed(self._rates.items()), MOST_RECENT)
-        measured = (HotKey(quota, demand.per_second_milli(now_ms)) for quota, demand in demands)
+        measured = (HotKey(name, demand.per_second_milli(now_ms)) for name, demand in demands)
         return nlargest(most, (key for key in measured if key.demand_milli), key=attrgetter("demand_milli"))
 
-    # --- within -------------------------------------------------------------------------------------------------------
+    # --- within ------------------------------------------------------------------------------------------------------
 
-    def _want(self, quota: str) -> Want:
-        """Return what is followed of a quota. A new one is followed from now on, unless there are too many."""
-        want = self._wants.find(quota)
-        if want is not None:
-            if want.hints != self._hints:
-                self._hear_hint(want)
-            return want
-        want = Want(quota, Demand(self._clock.monotonic_ms()), hints=self._hints)
-        want.asking = Asking() if self._is_central(quota) else None
-        want.postponed_until_ms = self.set_aside.until_ms(quota)
-        if self._wants.is_full:
-            self._turn_away(quota)
+    def _quota(self, name: str) -> Quota:
+        """Return the state of a quota. A new one is followed from now on, unless there are too many."""
+        quota = self._schedule.find(name)
+        if quota is not None:
+            if quota.retries_seen != self._retries:
+                self._end_back_off(quota)
+            return quota
+        quota = self._new(name)
+        quota.postponed_until_ms = self.set_aside.until_ms(name)
+        if self._schedule.is_full:
+            self._turn_away(name)
         else:
-            self._wants.follow(want)
-        return want
+            self._schedule.follow(quota)
+        return quota
 
-    def _turn_away(self, quota: str) -> None:
+    def _new(self, name: str) -> Quota:
+        kind = CentralQuota if self._is_central(name) else LeasedQuota
+        return kind(name, Demand(self._clock.monotonic_ms()), retries_seen=self._retries)
+
+    def _turn_away(self, name: str) -> None:
         self.turned_away += 1
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._turned_away_again_ms:
-            self._turned_away_again_ms = now_ms + SAY_AGAIN_MS
-            log.error("too many allowances are in use; no lease is asked for new ones", quota=quota, most=MOST_FOLLOWED)
+        if now_ms >= self._turned_away_log_ms:
+            self._turned_away_log_ms = now_ms + LOG_AGAIN_MS
+            log.error("too many allowances are in use: new ones get no lease", quota=name, most=MOST_FOLLOWED)
 
-    def _ask(self, want: Want) -> None:
-        if not want.wanted:
-            want.asked_at_ms = self._clock.monotonic_ms()
-        want.wanted = True
-        self._wants.changed(want)
+    def _request(self, quota: Quota) -> None:
+        quota.request(self._clock.monotonic_ms())
+        self._schedule.update(quota)
         self.wake.set()
-
-    def _tell(self, want: Want, answer: Answer = Answer.LOOK) -> None:
-        event, want.changed = want.changed, None
-        if event is not None:
-            event.set()
-        if want.asking is not None:
-            want.asking.tell(answer)
-            want.wanted = want.asking.waits
-            want.retry_at_ms = 0 if want.wanted else want.retry_at_ms
-        self._wants.changed(want)
 
 
 def current_leases(leases: Iterable[LeaseReply]) -> list[LeaseReply]:
-    """Return each quota's lease of its current period; of a quota that was not asked for, all that have begun."""
+    """Return each quota's lease of its current period; of a quota that was not requested, all that have begun."""
     leases = list(leases)
     known = {lease.quota for lease in leases if lease.current}
     return [lease for lease in leases if lease.current or (lease.quota not in known and not lease.starts_in_ms)]

@@ -8,7 +8,7 @@ from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.lane_faults import FrozenLane, LaneFaults
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.lanes import Lanes
 from regional_agent.metrics import Metrics
 from regional_agent.store.scripts import Scripts
@@ -26,7 +26,7 @@ class Settlement:
     def __init__(
         self,
         scripts: Scripts,
-        leasing: Leasing,
+        quotas: Quotas,
         epochs: EpochManager,
         lanes: Lanes,
         faults: LaneFaults,
@@ -34,7 +34,7 @@ class Settlement:
         metrics: Metrics,
     ) -> None:
         self._scripts = scripts
-        self._leasing = leasing
+        self._quotas = quotas
         self._epochs = epochs
         self._lanes = lanes
         self._faults = faults
@@ -52,7 +52,7 @@ class Settlement:
         for frozen, reply in zip(frozen_lanes, response.replies, strict=False):  # in the order of the request
             await self._settle(incarnation, frozen, reply, sent_ms)
         self.on_versions(response.versions)
-        self._leasing.contact.is_draining = response.drain
+        self._quotas.contact.is_draining = response.drain
         self._pacing.check_region_in(DRAINED_CHECK_MS if response.drain else None)
         if response.drain:
             await self.return_everything(incarnation)
@@ -87,13 +87,13 @@ class Settlement:
         self._apply_grants(answered_quotas(reply, frozen.requested, gained), reply, gained)
         for quota, leases in _by_quota(reply.leases).items():
             in_ms = next_renewal_ms(leases)
-            self._leasing.leased(quota, None if in_ms is None else sent_ms + in_ms)
+            self._quotas.schedule_renewal(quota, None if in_ms is None else sent_ms + in_ms)
         for lease in reply.leases:
             if lease.recall_keep is not None and not lease.starts_in_ms:
                 await self.answer_recall(incarnation, lease.quota, lease.recall_keep, lease.period)
 
     def _apply_grants(self, answered: Sequence[str], reply: ExchangeReply, gained: dict[str, int]) -> None:
-        self._leasing.answered(answered, reply, gained)
+        self._quotas.apply_reply(answered, reply, gained)
         for each in reply.refused:
             if each.refusal is GrantRefusal.INVALID:
                 self._faults.set_quota_aside(each.quota, each.reason or each.refusal.value)
@@ -102,7 +102,7 @@ class Settlement:
         self, incarnation: StoreIncarnation, quota: str, keep: int, period: str | None = None
     ) -> None:
         """Return idle units of a lease that a signal or a reply recalled. The next exchange reports them at once."""
-        if self._leasing.gives_back_later(quota):
+        if self._quotas.return_surplus_later(quota):
             return
         if await self._scripts.return_units(incarnation, quota, keep, period=period):
             self._pacing.report_now()

@@ -9,7 +9,7 @@ from regional_agent.leasing.epoch import EpochManager
 from regional_agent.leasing.exchange import LaneExchange
 from regional_agent.leasing.exchange_loop import FAILURES
 from regional_agent.leasing.pacing import Pacing
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.store.scripts import Scripts
 from regional_agent.store.types import Fenced
 from regional_agent.store_outage.booking import JournalBooking
@@ -27,14 +27,14 @@ class Shutdown:
         *,
         scripts: Scripts,
         exchange: LaneExchange,
-        leasing: Leasing,
+        quotas: Quotas,
         epochs: EpochManager,
         journal: JournalBooking,
         pacing: Pacing,
     ) -> None:
         self._scripts = scripts
         self._exchange = exchange
-        self._leasing = leasing
+        self._quotas = quotas
         self._epochs = epochs
         self._journal = journal
         self._pacing = pacing
@@ -72,7 +72,7 @@ class Shutdown:
             return 0
         if return_unspent:
             await self._exchange.settlement.return_everything(incarnation)
-        for quota in self._leasing.central():
+        for quota in self._quotas.central_quotas():
             await self._scripts.return_units(incarnation, quota, 0)
         await self._exchange.report_everything(incarnation)
         return await self._scripts.held_units(incarnation) if return_unspent else 0

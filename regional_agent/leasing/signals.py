@@ -57,9 +57,9 @@ class SignalListener:
         if signal.kind == "recall" and signal.quota is not None:
             await self._give_back(self._cell_of(signal.quota), signal.quota, signal.keep)
         elif signal.kind == "grant" and signal.quota is not None:
-            self._cell_of(signal.quota).leasing.hint(signal.quota)
+            self._cell_of(signal.quota).quotas.retry(signal.quota)
         elif signal.kind == "fetch" and signal.quota is not None:
-            self._cell_of(signal.quota).leasing.fetch(signal.quota)
+            self._cell_of(signal.quota).quotas.fetch(signal.quota)
         elif signal.kind == "rate" and signal.quota is not None:
             self._cell_of(signal.quota).share_loop.asked(signal.quota)
         elif signal.kind == "drain":
@@ -67,7 +67,7 @@ class SignalListener:
                 cell.exchange_loop.check_region()
         elif signal.kind in ("grant", "policies"):
             for cell in self._cells:
-                cell.leasing.hint(None)  # a limit may have been raised
+                cell.quotas.retry_all()  # a limit may have been raised
 
     async def _give_back(self, cell: Cell, quota: str, keep: int) -> None:
         """A recall is always answered, even where there is nothing to give: what was spent is booked at once."""

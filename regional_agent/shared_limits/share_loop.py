@@ -28,7 +28,7 @@ from protocol.outcomes import DenialReason, GrantRefusal
 from regional_agent.admission.policies import Policies
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused, CoordinatorUnavailable
 from regional_agent.leasing.epoch import EpochManager
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.leasing.rules.set_aside import SET_ASIDE_MS, SetAside
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.rules import (
@@ -114,7 +114,7 @@ class ShareLoop:
         agent: str,
         scripts: Scripts,
         epochs: EpochManager,
-        leasing: Leasing,
+        quotas: Quotas,
         coordinator: CoordinatorClient,
         metrics: Metrics,
         clock: Clock,
@@ -122,7 +122,7 @@ class ShareLoop:
         self._agent = agent
         self._scripts = scripts
         self._epochs = epochs
-        self._leasing = leasing
+        self._quotas = quotas
         self._coordinator = coordinator
         self._metrics = metrics
         self._clock = clock
@@ -142,7 +142,7 @@ class ShareLoop:
         """
         if size > charge.burst > 0:
             units, size = units // size * charge.burst, charge.burst
-        self._leasing.note_rate(charge.quota, units)
+        self._quotas.record_rate_demand(charge.quota, units)
         if not charge.is_shared:
             return
         now_ms = self._clock.monotonic_ms()

@@ -361,6 +361,12 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
     return None if is_wrong else (*changes, coordinators.deaths, *modes, *calendars, *(agent.name for agent in agents))
 
 
+def _renews(cell: Any, quota: str) -> bool:
+    """Return whether this agent renews its lease of the quota in time."""
+    followed = cell.quotas._schedule.find(quota)
+    return followed is not None and followed.renew_at_ms is not None
+
+
 def _cells(world: World, region: str) -> list[Any]:
     return [cell for agent in world.alive(region) if agent.real is not None for cell in agent.real.cells]
 
@@ -370,7 +376,7 @@ def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterato
     for (number, key), lease in world.ledger.leases.items():
         is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
         period = period_of(key.period)
-        is_kept = any(cell.leasing.keeps(key.quota) for cell in _cells(world, region))  # or who did is gone
+        is_kept = any(_renews(cell, key.quota) for cell in _cells(world, region))  # or who did is gone
         found = entitlement(world.ledger.catalogue([key.quota], begins_at), key.quota)
         is_held = is_held and isinstance(found, Entitlement) and found.calendar == period.calendar
         if is_held and is_kept and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):

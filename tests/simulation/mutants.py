@@ -1039,7 +1039,7 @@ def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
     """The agent hears that it is, and leaves it where it is."""
 
     async def keep(self: ExchangeLoop, incarnation: Any) -> None:
-        self._leasing.to_give_back()
+        self._quotas.take_surplus()
 
     yield patch.object(ExchangeLoop, "_return_untaken", keep)
 

@@ -22,7 +22,7 @@ from regional_agent.admission.engine import AdmissionEngine
 from regional_agent.admission.policies import Policies
 from regional_agent.admission.rules.slices import HOT, LIFETIME_MS, MAX_SHARE
 from regional_agent.admission.token_slices import TokenSlices
-from regional_agent.leasing.quotas import Leasing
+from regional_agent.leasing.quotas import Quotas
 from regional_agent.metrics import Metrics
 from regional_agent.shared_limits.share_loop import ShareLoop
 from regional_agent.store.batcher import CheckBatcher
@@ -123,12 +123,12 @@ class Agent:
         self._clock = clock
         breaker = StoreCircuitBreaker(CircuitBreaker(5, 1000), clock, metrics, _nobody_probes, 1000)
         self.batcher = batcher = CheckBatcher(Scripts(connection), breaker)
-        self.metrics, self.leasing, nobody = metrics, Leasing(clock), cast(Any, None)
+        self.metrics, self.quotas, nobody = metrics, Quotas(clock), cast(Any, None)
         keeper: Any = self.epochs
-        sharing = ShareLoop("agent", nobody, keeper, self.leasing, nobody, metrics, clock)
+        sharing = ShareLoop("agent", nobody, keeper, self.quotas, nobody, metrics, clock)
         self.slices = TokenSlices(batcher, keeper, sharing, clock)
         fallback = OutageFallback(Journal(None, clock, metrics.journal, most_bytes=1, most_ms=1), metrics, clock)
-        self.admission = AdmissionEngine(batcher, keeper, self.leasing, self.slices, sharing, fallback, metrics, clock)
+        self.admission = AdmissionEngine(batcher, keeper, self.quotas, self.slices, sharing, fallback, metrics, clock)
         self.admission.policies = Policies(region.bundle)
 
     async def rest(self, seconds: float) -> None:

@@ -309,9 +309,9 @@ async def test_a_request_may_come_byte_by_byte(raw: Raw) -> None:
 
 async def under_way(doors: Doors, raw: Raw) -> None:
     """Send what waits for a lease that does not come yet."""
-    before = doors.agent.region.leasing.want_of("exports:tenant=acme").waiting
+    before = doors.agent.region.quotas.grant_request("exports:tenant=acme").waiting
     await raw.send(request({"subject": EXPORT, "cost": 7}))
-    await until(lambda: doors.agent.region.leasing.want_of("exports:tenant=acme").waiting > before)
+    await until(lambda: doors.agent.region.quotas.grant_request("exports:tenant=acme").waiting > before)
 
 
 async def test_a_client_that_hangs_up_harms_nobody(doors: Doors, world: World) -> None:

@@ -159,7 +159,7 @@ async def test_a_reason_that_begins_while_another_lasts_is_logged(world: World) 
     with capture_logs() as logs:
         region.exchange.lanes.stop((incarnation.epoch, 0), 1, ExchangeOutcome.GAP, "", now_ms=now_ms)
         await until(lambda: [*reasons_logged(logs)] == [["lanes_stopped"]])
-        region.leasing.set_aside.add("exports:tenant=a", "too long", now_ms)
+        region.quotas.set_aside.add("exports:tenant=a", "too long", now_ms)
         await until(lambda: [*reasons_logged(logs)][1:] == [["items_set_aside", "lanes_stopped"]])
         region.exchange.lanes.stopped.clear()
         await until(lambda: [*reasons_logged(logs)][2:] == [["items_set_aside"]])

@@ -75,7 +75,7 @@ async def test_all_levels_are_one_call_of_the_store(world: World) -> None:
     agent = await world.agent(report_interval_ms=60_000)  # nothing else speaks to the store meanwhile
     ann = {"tenant": "acme", "user": "ann"}
     assert (await agent.check(ann, cost=1_000, mode="peek")).status_code == 200  # every level has its lease
-    await until(lambda: not agent.region.leasing.due())
+    await until(lambda: not agent.region.quotas.due())
     before = agent.region.store.calls
     answer = await agent.check(ann)
     assert [each["quota"] for each in answer.json()["policies"]] == list(LEVELS)

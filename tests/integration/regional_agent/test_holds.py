@@ -226,7 +226,7 @@ async def test_where_nothing_is_limited_nothing_is_held_and_the_id_says_so(agent
 
 
 async def test_what_runs_out_is_free_again_or_charged_though_nobody_asks(world: World, agent: Agent) -> None:
-    agent.region.leasing.look_at_held_ms = 20
+    agent.region.quotas.check_held_ms = 20
     await held(agent, 30)
     charged = await held(agent, 20, subject=RENDER, operation_id="charged")
     await pass_ms(agent, 60_000)

@@ -53,7 +53,7 @@ async def test_what_was_reported_of_a_lost_lease_is_not_admitted_again(world: Wo
     assert await spend(agent, 60) == 60
     await eventually(world.usage, 60)
     await lose_lease(agent)
-    agent.region.leasing.fetch(QUOTA)
+    agent.region.quotas.fetch(QUOTA)
     await eventually(partial(epochs, world), [("fenced", True), ("current", False)])
     assert await spend(agent, 10) == 0, "the rest is in suspense: it may have been spent"
     await eventually(partial(totals, world), (60, 40))
@@ -68,7 +68,7 @@ async def test_what_was_never_reported_of_a_lost_lease_is_not_admitted_again(
     await agent.lease(LIMIT)
     assert await spend(agent, 60) == 60
     await lose_lease(agent, *more)
-    agent.region.leasing.fetch(QUOTA)
+    agent.region.quotas.fetch(QUOTA)
     await eventually(partial(epochs, world), [("fenced", True), ("current", False)])
     assert await spend(agent, 10) == 0
 

@@ -105,7 +105,7 @@ async def test_what_is_funded_follows_the_regions_that_take_part(world: World) -
     assert await spend(south, LIMIT) == {200: LIMIT - 1, 429: 1}
     await until_books(world, funded=3 * LIMIT + 5)
     assert (await world.admin.post("/v1/rebalances", json={"mode": "restore", "region": "us-east"})).is_success
-    await until(lambda: east.region.leasing.may_wait(PRINTS))
+    await until(lambda: east.region.quotas.may_wait(PRINTS))
     answers = Counter[int]()
     while answers[200] < LIMIT - 5 and sum(answers.values()) < 3_000:
         answers += await spend(east, 1)
@@ -302,7 +302,7 @@ async def test_changing_the_mode_in_the_middle_of_a_period_loses_nothing_and_adm
     await put(world, agents, in_mode("leased", limit=limit))
     assert await spend(east, 2) == {429: 2}
     await put(world, agents, in_mode("leased", limit=4 * limit))
-    await until(lambda: east.region.leasing.may_wait(PRINTS))
+    await until(lambda: east.region.quotas.may_wait(PRINTS))
     answers = await asyncio.gather(*(spend(agent, limit) for agent in agents))
     assert sum(answers, Counter())[200] == limit
     await until_books(world, consumed=4 * limit, overage=0, outstanding=0)

@@ -184,7 +184,7 @@ async def test_a_coordinator_whose_clock_was_ahead_stops_no_quota(world: World, 
             return (await lease_fields(misled))["period"] == later
 
         agent.region.exchange_loop.offer_again_ms = 10**9
-        agent.region.leasing.leased("exports:tenant=acme", None)
+        agent.region.quotas.schedule_renewal("exports:tenant=acme", None)
         await eventually(installed, True)
         await world.agents.aclose()
     agent, other_region = await world.agent(), await world.agent("eu-west")
@@ -205,7 +205,7 @@ async def renewed(agent: Agent, period: str) -> None:
     length = {"month": 7, "day": 10}[period]
 
     async def is_installed() -> bool:
-        agent.region.leasing.fetch("exports:tenant=acme")
+        agent.region.quotas.fetch("exports:tenant=acme")
         return len((await lease_fields(agent))["period"]) == length
 
     await eventually(is_installed, True)

@@ -73,7 +73,7 @@ async def test_units_are_moved_under_load_and_nobody_is_denied(wide: World) -> N
     assert found["progress"] == {"recalled": 300, "returned": 300, "regranted": 300}
     assert found["plan"]["moves"] == planned["plan"]["moves"]
     assert set(answers) == {200}
-    await until(lambda: not south.region.leasing.due())
+    await until(lambda: not south.region.quotas.due())
     assert (await south.check(cost=300)).status_code == 200
     quota = await wide.quota()
     assert quota["overage"] == 0
@@ -116,7 +116,7 @@ async def test_a_region_is_drained_under_load_and_others_serve(wide: World) -> N
     used = answers[200]
     assert (await south.check(cost=1000 - used)).status_code == 200
     assert (await begun(wide, {"mode": "restore", "region": "us-east"}))["state"] == "done"
-    await until(lambda: east.region.leasing.may_wait(EXPORTS))
+    await until(lambda: east.region.quotas.may_wait(EXPORTS))
     assert (await south.check()).status_code == 429
 
 

@@ -82,7 +82,7 @@ async def test_what_is_set_aside_is_not_offered_again(world: World) -> None:
     world.weather.answers_for_it = answer
     assert await check(agent, "culprit") == 429
     offers = len(offered)
-    agent.region.leasing.hint(None)
+    agent.region.quotas.retry_all()
     for number in range(5):
         assert await check(agent, "culprit") == 429
         assert await check(agent, f"other-{number}") == 200

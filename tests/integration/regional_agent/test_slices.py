@@ -189,7 +189,7 @@ async def test_hot_keys_are_listed_with_what_lies_here_of_them(doors: Doors) -> 
     for _ in range(8):
         await asyncio.gather(*(ask("hot", 1) for _ in range(40)))
     await ask("cold", 1)
-    await until(lambda: bool(doors.agent.region.leasing.hottest(1)))
+    await until(lambda: bool(doors.agent.region.quotas.hottest(1)))
     status = (await doors.slow.get("/v1/status")).json()["hot_keys"]
     assert [key["quota"] for key in status] == ["api:tenant=hot", "api:tenant=cold"]
     assert status[0]["demand_milli"] > status[1]["demand_milli"] > 0

@@ -78,7 +78,7 @@ def test_each_of_a_crowd_counts() -> None:
     async def crowd(agent: Agent) -> None:
         told = await ask_at_once(agent)
         assert [each.answer.allowed for each in told] == [True] * TIMES
-        (hot,) = agent.leasing.hottest(1)
+        (hot,) = agent.quotas.hottest(1)
         assert hot.demand_milli > 5_000, "units a second, as an average of a second has it"
         assert agent.metrics.registry.get_sample_value("leasehold_check_duration_seconds_count") == TIMES
         assert agent.slices.taken == 1, "ten requests within 100 ms are hot"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.units import MAX_UNITS
-from regional_agent.leasing.demands import Want
+from regional_agent.leasing.quota import LeasedQuota
 from regional_agent.leasing.rules.demand import Demand
 from regional_agent.leasing.rules.refill import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, low_water
 
@@ -32,21 +32,21 @@ def test_the_low_water_mark(grant: int, demand_milli: int, round_trip_ms: int, e
 
 
 def test_pauses_between_requests_for_more_double_to_a_bound_until_something_comes() -> None:
-    want, now_ms, pauses = Want("exports:tenant=acme", Demand(since_ms=0)), 0, []
+    quota, now_ms, pauses = LeasedQuota("exports:tenant=acme", Demand(since_ms=0)), 0, []
     for _ in range(10):
-        want.back_off(now_ms)
-        pauses.append(want.backoff.pause)
-        now_ms = int(want.backoff.until)
+        quota.back_off(now_ms)
+        pauses.append(quota.backoff.pause)
+        now_ms = int(quota.backoff.until)
     assert pauses == [500, 1000, 2000, 4000, 8000, 16000, *[LONGEST_PAUSE_MS] * 4]
-    want.backoff.succeeded()
-    assert not want.backoff.is_pausing(now_ms)
+    quota.backoff.succeeded()
+    assert not quota.backoff.is_pausing(now_ms)
 
 
 def test_a_second_failure_during_a_pause_does_not_prolong_it() -> None:
-    want = Want("exports:tenant=acme", Demand(since_ms=0))
-    want.back_off(0)
-    want.back_off(100)
-    assert (want.backoff.pause, want.backoff.until) == (FIRST_PAUSE_MS, FIRST_PAUSE_MS)
+    quota = LeasedQuota("exports:tenant=acme", Demand(since_ms=0))
+    quota.back_off(0)
+    quota.back_off(100)
+    assert (quota.backoff.pause, quota.backoff.until) == (FIRST_PAUSE_MS, FIRST_PAUSE_MS)
 
 
 def test_a_steady_demand_is_measured_as_it_is() -> None:
