@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from leasehold import Client
 from leasehold.local_stack.processes import wait_until
 from tests.end_to_end.launching import PATIENCE_S, Launcher, running
 
@@ -95,6 +96,8 @@ def test_the_examples_of_the_python_client_work(stack: Launcher) -> None:
     for block in blocks[:4]:
         exec(block.replace("http://127.0.0.1:8411", stack.stack["agents"]["us-east"]), names)
     assert len(blocks) == 5
+    assert isinstance(names["client"], Client)
+    names["client"].close()
 
 
 def test_the_pages_have_examples() -> None:
