@@ -23,12 +23,12 @@ class Books(NamedTuple):
     consumed: int
     suspense: int
     outstanding: int
-    word: str  # of the whole period's reconciliation
+    status: str  # of the whole period's reconciliation
 
     @property
     def is_exact(self) -> bool:
         missing = self.admitted - self.consumed - self.suspense
-        return -self.no_answer <= missing <= 0 and self.consumed <= self.limit and self.word == "balanced"
+        return -self.no_answer <= missing <= 0 and self.consumed <= self.limit and self.status == "balanced"
 
 
 R = TypeVar("R")
@@ -111,7 +111,7 @@ def _booked(name: str, books: Sequence[Books]) -> Case:
     }
     missing = sum(each.admitted - each.consumed - each.suspense for each in books)
     is_exact = all(each.is_exact for each in books)
-    return Case(name, columns | {"difference": f"{missing:,}", "reconciled": books[-1].word, "exact": _yes(is_exact)})
+    return Case(name, columns | {"difference": f"{missing:,}", "reconciled": books[-1].status, "exact": _yes(is_exact)})
 
 
 def _sent(name: str, played: Sequence[Played]) -> Case:

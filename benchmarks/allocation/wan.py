@@ -240,8 +240,8 @@ async def _books(coordinator: httpx.AsyncClient, limit: int, played: Played, sub
     consumed, suspense, outstanding = (
         sum(each[name] for each in its) for name in ("consumed", "suspense", "outstanding")
     )
-    word = next((one["word"] for one in found if one["word"] != "balanced"), "balanced")
-    return Books(limit, played.admitted, played.others, consumed, suspense, outstanding, word)
+    status = next((one["status"] for one in found if one["status"] != "balanced"), "balanced")
+    return Books(limit, played.admitted, played.others, consumed, suspense, outstanding, status)
 
 
 async def _read(coordinator: httpx.AsyncClient, path: str) -> Any:

@@ -10,7 +10,7 @@ from coordinator.database.connection import Connection
 from coordinator.periods.close import period_root
 from coordinator.proof.rules import Fault, FaultKind
 from coordinator.usage.reconcile import read_books
-from coordinator.usage.rules.reconciliation import Misrolled, Word, reconcile
+from coordinator.usage.rules.reconciliation import BalanceStatus, Misrolled, reconcile
 from protocol.counting import counted
 from protocol.identifiers import parse_quota_key
 from protocol.periods import period_of
@@ -102,7 +102,7 @@ async def _fault_of_sums(connection: Connection, now: datetime) -> Fault | None:
         if books.misrolled:
             return _fault_of_rollup(row["id"], books.misrolled[0])
         for finding in reconcile(row["id"], books, now).findings:
-            if finding.word is Word.PROJECTION:
+            if finding.kind is BalanceStatus.PROJECTION:
                 reason = f"{finding.quota_key}: {finding.reason}"
                 return Fault(FaultKind.BALANCE, reason, period=row["id"], key=finding.quota_key)
     return None

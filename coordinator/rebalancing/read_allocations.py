@@ -44,7 +44,7 @@ class RegionAllocation(Struct, frozen=True, kw_only=True):
     suspense: int
     demand_milli: int  # thousandths of a unit a second, as it last said
     waiting: int  # units of requests that waited for more then
-    coming: int  # on its way here from other regions
+    incoming: int  # on its way here from other regions
     dry_at: datetime | None  # when it has spent what it holds, if it goes on so; None: it does not spend
     reported_at: datetime
     expires_at: datetime  # after that nothing of it is spent; with the margin
@@ -61,7 +61,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     mode: str  # of the quota: leased, regional (the limit is each region's) or central
     funded: int  # what all regions together may spend
     unallocated: int  # what no region holds
-    kept: int  # of that, what is on its way to a region
+    in_transit: int  # of that, what is on its way to a region
     outstanding: int
     consumed: int
     suspense: int
@@ -110,7 +110,7 @@ def _allocation(
     return Allocation(
         **{name: row[name] for name in plain},
         mode=division.mode.value,
-        kept=sum(move.travelling for move in moves),
+        in_transit=sum(move.travelling for move in moves),
         regions=[
             _region(region, [lease for lease in leases if lease.region == region], moves, catalogue, division)
             for region in wanted
@@ -133,7 +133,7 @@ def _region(
         idle=newest.outstanding if is_active else 0,
         demand_milli=newest.demand_milli,
         waiting=newest.waiting,
-        coming=sum(move.travelling for move in moves if move.target == region),
+        incoming=sum(move.travelling for move in moves if move.target == region),
         dry_at=_dry_at(newest) if is_active else None,
         reported_at=newest.reported_at,
         expires_at=newest.expires_at,

@@ -113,7 +113,7 @@ def _of_adjustment(adjustment: LineAdjustment | None) -> tuple[Cell, ...]:
 
 
 def trial_balance_sheet(balance: TrialBalance) -> Sheet:
-    facts: dict[str, Cell] = {"word": balance.word.value, "sources": balance.sources, "places": balance.places}
+    facts: dict[str, Cell] = {"status": balance.status.value, "sources": balance.sources, "uses": balance.uses}
     columns = ("account", "transfers", "pools", "leases", "regions")
     rows = [(each.account, each.transfers, each.pools, each.leases, each.regions) for each in balance.accounts]
     return Sheet(f"Trial balance {balance.period}", facts, columns, rows)
@@ -123,12 +123,12 @@ _OF_REGION = ("granted", "consumed", "returned", "outstanding", "suspense", "wri
 
 
 def reconciliation_sheet(found: Reconciliation) -> Sheet:
-    faults = {f"fault {n}": f"{each.word}: {each.quota_key}: {each.reason}" for n, each in enumerate(found.findings, 1)}
+    faults = {f"fault {n}": f"{each.kind}: {each.quota_key}: {each.reason}" for n, each in enumerate(found.findings, 1)}
     anomalies = {
         f"anomaly {n}": f"{each.kind}: {each.quota_key}: {each.units} units: {each.reason}"
         for n, each in enumerate(found.anomalies, 1)
     }
-    facts: dict[str, Cell] = {"word": found.word.value, "state": found.state, "drift": found.drift}
+    facts: dict[str, Cell] = {"status": found.status.value, "state": found.state, "drift": found.drift}
     facts |= faults | anomalies
     columns = ("quota", "region", *_OF_REGION, "region's own total", "drift", "gaps", "chain")
     rows = [

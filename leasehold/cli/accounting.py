@@ -39,9 +39,9 @@ def show_period(cli: Cli, name: Period) -> None:
         cli.print_json({"period": found, "reconciliation": books})
         return
     cli.render(found, PERIOD)
-    typer.echo(f"its accounts: {books['word']}")
+    typer.echo(f"its accounts: {books['status']}")
     for fault in books["findings"]:
-        typer.echo(f"  {fault['word']}: {fault['quota_key']} {fault['region'] or ''}: {fault['reason']}")
+        typer.echo(f"  {fault['kind']}: {fault['quota_key']} {fault['region'] or ''}: {fault['reason']}")
     for anomaly in books.get("anomalies", ()):
         where = f"{anomaly['quota_key']} {anomaly['region'] or ''}"
         typer.echo(f"  {anomaly['kind']}: {where}: {anomaly['units']} units: {anomaly['reason']}")

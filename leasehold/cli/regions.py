@@ -61,8 +61,8 @@ REGION: dict[str, Column] = {
 # --- allowances -------------------------------------------------------------------------------------------------------
 
 ALLOCATION_COLUMNS = Columns(
-    ("region", "state", "holds", "used", "demand/s", "dry in", "coming", "suspense", "set"),
-    left_out_first=("state", "used", "set", "suspense", "coming", "demand/s"),
+    ("region", "state", "holds", "used", "demand/s", "dry in", "incoming", "suspense", "set"),
+    left_out_first=("state", "used", "set", "suspense", "incoming", "demand/s"),
 )
 NO_ALLOCATIONS = "no region holds any"
 
@@ -109,7 +109,7 @@ def _unallocated(pool: dict[str, Any]) -> Row:
         "state": pool["state"],
         "holds": str(pool["unallocated"]),
         "used": str(pool["consumed"]),
-        "coming": _unless_0(pool["kept"]),
+        "incoming": _unless_0(pool["in_transit"]),
         "suspense": _unless_0(pool["suspense"]),
     }
 
@@ -122,7 +122,7 @@ def _allocation(region: dict[str, Any], now: datetime) -> Row:
         "used": str(region["consumed"]),
         "demand/s": f"{region['demand_milli'] / 1000:g}" if region["demand_milli"] else "",
         "dry in": _time_left(region["dry_at"], now),
-        "coming": _unless_0(region["coming"]),
+        "incoming": _unless_0(region["incoming"]),
         "suspense": _unless_0(region["suspense"]),
         "set": _settings(region),
     }

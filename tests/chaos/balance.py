@@ -64,7 +64,7 @@ def _quotas(stack: Stack) -> dict[str, dict[str, Any]]:
     periods: Any = stack.read("/v1/periods")
     [period] = periods["data"]
     reconciliation: Any = stack.read(f"/v1/periods/{period['id']}/reconciliation")
-    assert (reconciliation["word"], reconciliation["drift"]) == ("balanced", 0), reconciliation
+    assert (reconciliation["status"], reconciliation["drift"]) == ("balanced", 0), reconciliation
     return {quota["tenant"]: quota for quota in reconciliation["quotas"]}
 
 

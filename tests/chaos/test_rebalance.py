@@ -82,6 +82,6 @@ def test_another_coordinator_goes_on_with_a_rebalance_whose_own_was_killed(tmp_p
         assert held(stack)["eu-west"] >= 400, "and what its own demand asks for"
         [period] = stack.read("/v1/periods")["data"]
         found = stack.read(f"/v1/periods/{period['id']}/reconciliation")
-        assert (found["word"], found["drift"]) == ("balanced", 0)
+        assert (found["status"], found["drift"]) == ("balanced", 0)
     finally:
         stack.end()

@@ -61,7 +61,7 @@ def held(launcher: Launcher) -> dict[str, int]:
 def word(launcher: Launcher) -> tuple[str, int]:
     [period] = launcher.read("/v1/periods")["data"]
     found = launcher.read(f"/v1/periods/{period['id']}/reconciliation")
-    return found["word"], found["drift"]
+    return found["status"], found["drift"]
 
 
 def lease(launcher: Launcher, region: str, units: int) -> None:

@@ -76,7 +76,7 @@ async def _finance_sees_it_all(launcher: Launcher) -> None:
     assert set(by_region()) == set(launcher.stack["agents"])
     [period] = launcher.read("/v1/periods")["data"]
     reconciliation = launcher.read(f"/v1/periods/{period['id']}/reconciliation")
-    assert (reconciliation["word"], reconciliation["drift"], reconciliation["findings"]) == ("balanced", 0, [])
+    assert (reconciliation["status"], reconciliation["drift"], reconciliation["findings"]) == ("balanced", 0, [])
     [quota] = reconciliation["quotas"]
     assert (quota["funded"], quota["consumed"], quota["outstanding"], quota["overage"]) == (1000, 1000, 0, 0)
     assert sum(region["consumed"] for region in quota["regions"]) == 1000

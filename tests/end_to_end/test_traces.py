@@ -24,7 +24,7 @@ async def test_no_unit_is_sold_twice_or_lost_however_far_the_regions_are_and_tho
         for name, shape in shapes.items():
             real = await wan.play_allowance(stack, trace(name, shape, 1), wan.Subject(name, "acme"))
             assert real.measured.over == 0
-            assert (real.books.word, real.played.others) == ("balanced", 0)
+            assert (real.books.status, real.played.others) == ("balanced", 0)
             assert real.books.consumed + real.books.suspense == real.books.admitted == real.played.admitted
             assert real.books.is_exact
         of_rate = await wan.play_rate(stack, trace("rate", RATE, 1), wan.Subject("rate", "acme"))

@@ -174,7 +174,7 @@ _HELD = "these units are in open holds; wait for the holds to end, or close with
 
 
 def _missing_balance(finding: Finding) -> Missing:
-    reason = f"{finding.word.value}: {finding.reason}"
+    reason = f"{finding.kind.value}: {finding.reason}"
     return Missing(
         what=Obstacle.UNBALANCED, reason=reason, quota=finding.quota_key, region=finding.region, epoch=finding.epoch
     )

@@ -22,8 +22,8 @@ from protocol.identifiers import lane_of
 from protocol.lease import RETURNS_COUNT, LeaseState
 
 
-class Word(StrEnum):
-    """What a period is called. Of several, the first of these."""
+class BalanceStatus(StrEnum):
+    """Whether a period balances. If several kinds of findings exist, the first of these is its status."""
 
     DRIFT = "drift"  # a region consumed more or less than the ledger has booked
     RETURNS = "returns"  # a region returned more or less than the ledger has booked
@@ -230,7 +230,7 @@ class QuotaAccount(Struct, frozen=True, kw_only=True):
 class Finding(Struct, frozen=True):
     """One thing that does not balance."""
 
-    word: Word
+    kind: BalanceStatus
     quota_key: str
     region: str | None
     reason: str
@@ -259,7 +259,7 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     state: str = "open"
     closed_at: datetime | None = None
     closed_by: str | None = None
-    word: Word
+    status: BalanceStatus
     drift: int  # sum of the absolute drifts, so that two never cancel out
     findings: list[Finding]
     anomalies: list[Anomaly] = []  # they do not change the status
@@ -284,12 +284,12 @@ def reconcile(period: str, books: Books, now: datetime) -> Reconciliation:
         *(finding for quota in quotas for finding in _faults_of_regions(quota)),
         *(_fault_of_rollup(each) for each in books.misrolled),
     ]
-    found = {finding.word for finding in findings}
+    found = {finding.kind for finding in findings}
     return Reconciliation(
         period=period,
-        word=next((word for word in Word if word in found), Word.BALANCED),
+        status=next((status for status in BalanceStatus if status in found), BalanceStatus.BALANCED),
         drift=sum(abs(region.drift) for quota in quotas for region in quota.regions),
-        findings=sorted(findings, key=lambda each: list(Word).index(each.word)),
+        findings=sorted(findings, key=lambda each: list(BalanceStatus).index(each.kind)),
         quotas=quotas,
     )
 
@@ -354,14 +354,14 @@ def _faults_of_pool(
         booked, kept = sums.of_pool[pool.quota][account], pool.accounts[account]
         if booked != kept:
             reason = f"the pool's {account} is {kept}, its transfers make {booked}"
-            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+            yield Finding(BalanceStatus.PROJECTION, pool.quota, None, reason)
     parts = [*(each.accounts for each in leases[pool.quota]), *(each.accounts for each in corrections[pool.quota])]
     parts.append({"written_off": adjusted[pool.quota].written_off})
     for account in dict.fromkeys((*SHARED, *CORRECTION)):
         held, kept = sum(part.get(account, 0) for part in parts), pool.accounts[account]
         if held != kept:
             reason = f"the pool's {account} is {kept}, its leases make {held}"
-            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+            yield Finding(BalanceStatus.PROJECTION, pool.quota, None, reason)
 
 
 def _faults_of_missing_rows(books: Books, sums: Sums) -> Iterable[Finding]:
@@ -370,14 +370,14 @@ def _faults_of_missing_rows(books: Books, sums: Sums) -> Iterable[Finding]:
     leases = {(lease.quota, lease.epoch) for lease in books.leases}
     corrections = {(each.quota, each.epoch, each.charge_period) for each in books.corrections}
     for quota in sorted(sums.of_pool.keys() - pools):
-        yield Finding(Word.PROJECTION, quota, None, "the pool of these transfers is missing")
+        yield Finding(BalanceStatus.PROJECTION, quota, None, "the pool of these transfers is missing")
     for quota, epoch in sorted(sums.of_lease.keys() - leases):
         if any(sums.of_lease[quota, epoch].values()):
-            yield Finding(Word.PROJECTION, quota, None, f"the lease of epoch {epoch} is missing", epoch)
+            yield Finding(BalanceStatus.PROJECTION, quota, None, f"the lease of epoch {epoch} is missing", epoch)
     for quota, epoch, charge_period in sorted(sums.of_correction.keys() - corrections):
         if any(sums.of_correction[quota, epoch, charge_period].values()):
             reason = f"the correction of epoch {epoch} for {charge_period} is missing"
-            yield Finding(Word.PROJECTION, quota, None, reason, epoch)
+            yield Finding(BalanceStatus.PROJECTION, quota, None, reason, epoch)
 
 
 def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
@@ -387,7 +387,7 @@ def _faults_of_adjustments(pool: PoolRow, made: Adjusted) -> Iterable[Finding]:
     ):
         if approved != kept:
             reason = f"the pool's {account} is {kept}, what was approved makes {approved}"
-            yield Finding(Word.PROJECTION, pool.quota, None, reason)
+            yield Finding(BalanceStatus.PROJECTION, pool.quota, None, reason)
 
 
 def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
@@ -400,7 +400,7 @@ def _faults_of_overage(period: str, books: Books) -> Iterable[Finding]:
         booked, beyond = told.get((quota, charge_period), 0), kept[quota, charge_period]
         if booked != beyond:
             reason = f"`overage_used` is {beyond} units of {charge_period}, and {booked} are booked as overage"
-            yield Finding(Word.PROJECTION, quota, None, reason)
+            yield Finding(BalanceStatus.PROJECTION, quota, None, reason)
 
 
 def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Finding]:
@@ -411,10 +411,10 @@ def _faults_of_correction(correction: CorrectionRow, sums: Sums) -> Iterable[Fin
         booked = made[account]
         if booked != kept:
             reason = f"the correction {about} has {kept} as {account}, its transfers make {booked}"
-            yield Finding(Word.PROJECTION, correction.quota, correction.region, reason, correction.epoch)
+            yield Finding(BalanceStatus.PROJECTION, correction.quota, correction.region, reason, correction.epoch)
     if correction.drift:
         reason = f"{about} it consumed {correction.drift:+} beside the ledger"
-        yield Finding(Word.DRIFT, correction.quota, correction.region, reason, correction.epoch)
+        yield Finding(BalanceStatus.DRIFT, correction.quota, correction.region, reason, correction.epoch)
 
 
 _UNBOOKED_RETURNS = frozenset(LeaseState) - RETURNS_COUNT
@@ -425,31 +425,31 @@ def _faults_of_lease(lease: LeaseRow, sums: Sums) -> Iterable[Finding]:
         booked, kept = sums.of_lease[lease.quota, lease.epoch][account], lease.accounts[account]
         if booked != kept:
             reason = f"in epoch {lease.epoch} {account} is {kept}, its transfers make {booked}"
-            yield Finding(Word.PROJECTION, lease.quota, lease.region, reason, lease.epoch)
+            yield Finding(BalanceStatus.PROJECTION, lease.quota, lease.region, reason, lease.epoch)
     # Returns of a store that lost data are not booked: the units may have been spent as well.
     unbooked = lease.region_returned - lease.accounts["returned"]
     if unbooked < 0 or (unbooked > 0 and lease.state not in _UNBOOKED_RETURNS):
         reason = f"in epoch {lease.epoch} it returned {lease.region_returned}, booked is {lease.accounts['returned']}"
-        yield Finding(Word.RETURNS, lease.quota, lease.region, reason, lease.epoch)
+        yield Finding(BalanceStatus.RETURNS, lease.quota, lease.region, reason, lease.epoch)
     if drift := _drift(lease, sums):
         reason = f"in epoch {lease.epoch} it consumed {lease.region_consumed}, which is {drift:+} beside the ledger"
-        yield Finding(Word.DRIFT, lease.quota, lease.region, reason, lease.epoch)
+        yield Finding(BalanceStatus.DRIFT, lease.quota, lease.region, reason, lease.epoch)
 
 
 def _faults_of_regions(quota: QuotaAccount) -> Iterable[Finding]:
     for region in quota.regions:
         if region.gaps:
             reason = f"the lane lacks {counted(region.gaps, 'report')}"
-            yield Finding(Word.GAPS, quota.quota_key, region.region, reason)
+            yield Finding(BalanceStatus.GAPS, quota.quota_key, region.region, reason)
         elif region.chain is Chain.BROKEN:
             reason = "the lane's last report does not lead to its head"
-            yield Finding(Word.CHAIN, quota.quota_key, region.region, reason)
+            yield Finding(BalanceStatus.CHAIN, quota.quota_key, region.region, reason)
 
 
 def _fault_of_rollup(each: Misrolled) -> Finding:
     rows, units = counted(each.rows, "row"), counted(each.units, "unit")
     reason = f"{rows} by the {each.rollup} not as the transfers are, by {units} in all"
-    return Finding(Word.ROLLUP, each.quota, each.region, reason)
+    return Finding(BalanceStatus.ROLLUP, each.quota, each.region, reason)
 
 
 def _drift(lease: LeaseRow, sums: Sums) -> int:

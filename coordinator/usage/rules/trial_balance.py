@@ -13,7 +13,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from coordinator.usage.rules.reconciliation import LEASE, POOL, Books, Sums, Word, reconcile
+from coordinator.usage.rules.reconciliation import LEASE, POOL, BalanceStatus, Books, Sums, reconcile
 
 SOURCES = (
     "funded",
@@ -23,8 +23,8 @@ SOURCES = (
     "suspense_carried_in",
     "correction",
     "adjustment",
-)  # the sources of units; all other accounts are places
-_IN_A_TRIAL_BALANCE = (Word.DRIFT, Word.RETURNS, Word.PROJECTION)
+)  # the sources of units; all other accounts are uses
+_IN_A_TRIAL_BALANCE = (BalanceStatus.DRIFT, BalanceStatus.RETURNS, BalanceStatus.PROJECTION)
 
 
 class AccountBalance(Struct, frozen=True):
@@ -37,14 +37,14 @@ class AccountBalance(Struct, frozen=True):
 
 class TrialBalance(Struct, frozen=True):
     period: str
-    word: Word
-    sources: int  # by the transfers; equal to `places` if the ledger balances
-    places: int
+    status: BalanceStatus
+    sources: int  # by the transfers; equal to `uses` if the ledger balances
+    uses: int
     accounts: list[AccountBalance]
 
 
 def trial_balance(period: str, books: Books, now: datetime) -> TrialBalance:
-    found = {finding.word for finding in reconcile(period, books, now).findings}
+    found = {finding.kind for finding in reconcile(period, books, now).findings}
     sums = Sums(period, books.moved)
     of_pools = _added_up(sums.of_pool.values(), POOL)
     of_leases = _added_up([*sums.of_lease.values(), *sums.of_correction.values()], LEASE)
@@ -60,9 +60,9 @@ def trial_balance(period: str, books: Books, now: datetime) -> TrialBalance:
     transfers = of_leases | of_pools
     return TrialBalance(
         period,
-        next((word for word in _IN_A_TRIAL_BALANCE if word in found), Word.BALANCED),
+        next((status for status in _IN_A_TRIAL_BALANCE if status in found), BalanceStatus.BALANCED),
         sources=sum(transfers[account] for account in SOURCES),
-        places=sum(transfers[account] for account in POOL if account not in SOURCES),
+        uses=sum(transfers[account] for account in POOL if account not in SOURCES),
         accounts=[
             AccountBalance(account, transfers[account], pools.get(account), leases.get(account), regions.get(account))
             for account in dict.fromkeys((*POOL, *LEASE))

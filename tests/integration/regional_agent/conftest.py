@@ -236,7 +236,7 @@ class World:
         """One quota of the reconciliation of the only period."""
         [period] = (await self.admin.get("/v1/periods")).json()["data"]
         reconciliation = (await self.admin.get(f"/v1/periods/{period['id']}/reconciliation")).json()
-        assert (reconciliation["word"], reconciliation["drift"]) == ("balanced", 0)
+        assert (reconciliation["status"], reconciliation["drift"]) == ("balanced", 0)
         return next(quota for quota in reconciliation["quotas"] if quota["quota_key"] == key)
 
 

@@ -98,7 +98,7 @@ async def test_each_period_has_exactly_its_limit_and_its_statement(world: World,
     began = "2027-01-30T18:30:00Z"
     assert told == {"from": began, "to": "2027-02-27T18:30:00Z", "is_final": True, "billed": LIMIT, "unaccounted": 0}
     assert {line["kind"] for line in statement["lines"]} == {"usage"}
-    assert (balanced["word"], balanced["drift"]) == ("balanced", 0)
+    assert (balanced["status"], balanced["drift"]) == ("balanced", 0)
 
 
 async def consumed(database: str) -> dict[str, int]:

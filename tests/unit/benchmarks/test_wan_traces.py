@@ -136,14 +136,14 @@ def _asked(made: Trace) -> int:
 
 
 def test_the_ledger_is_exact_to_the_unit_but_for_what_nobody_was_told_of() -> None:
-    exact = Books(100, admitted=60, no_answer=0, consumed=50, suspense=10, outstanding=3, word="balanced")
+    exact = Books(100, admitted=60, no_answer=0, consumed=50, suspense=10, outstanding=3, status="balanced")
     assert exact.is_exact
     assert not exact._replace(consumed=51).is_exact, "a unit that nobody was admitted for"
     assert exact._replace(consumed=51, no_answer=1).is_exact
     assert not exact._replace(consumed=49).is_exact, "a unit that is not booked"
     assert not exact._replace(consumed=49, no_answer=1).is_exact, "likewise: who was admitted was told so"
     assert not exact._replace(admitted=101, consumed=101, suspense=0).is_exact, "above the limit"
-    assert not exact._replace(word="drift").is_exact
+    assert not exact._replace(status="drift").is_exact
 
 
 def test_points_are_between_medians() -> None:

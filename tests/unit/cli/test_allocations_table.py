@@ -14,7 +14,7 @@ REGION: dict[str, Any] = {
     "consumed": 1_234_567,
     "demand_milli": 123_456,
     "dry_at": "2026-11-18T09:00:00Z",
-    "coming": 1000,
+    "incoming": 1000,
     "suspense": 1000,
     "weight": 1,
     "floor": 100_000,
@@ -29,11 +29,11 @@ POOL: dict[str, Any] = {
     "funded": 50_000_000,
     "unallocated": 40_000_000,
     "consumed": 2_469_134,
-    "kept": 0,
+    "in_transit": 0,
     "suspense": 2000,
     "regions": [REGION | {"region": "us-east"}, REGION | {"region": "ap-southeast"}],
 }
-QUIET = {"coming": 0, "suspense": 0, "demand_milli": 0, "dry_at": None}
+QUIET = {"incoming": 0, "suspense": 0, "demand_milli": 0, "dry_at": None}
 IDLE = POOL | {"suspense": 0, "regions": [REGION | QUIET | {"region": "us-east", "floor": None, "ceiling": None}]}
 
 
@@ -85,5 +85,5 @@ def test_columns_are_left_out_in_their_order() -> None:
     assert ALLOCATION_COLUMNS.fitting(rows, 9 * 22 - 1)[1] == ["state"]
     assert ALLOCATION_COLUMNS.fitting(rows, 3 * 22) == (
         ["region", "holds", "dry in"],
-        ["state", "used", "set", "suspense", "coming", "demand/s"],
+        ["state", "used", "set", "suspense", "incoming", "demand/s"],
     )

@@ -66,8 +66,8 @@ async def word(stand: Stand, period: str) -> tuple[str, list[Any]]:
     client = await stand.client("usage:read")
     found = (await client.get(f"/v1/periods/{period}/reconciliation")).json()
     balance = (await client.get(f"/v1/periods/{period}/trial-balance")).json()
-    assert found["word"] == balance["word"]
-    return found["word"], found["findings"]
+    assert found["status"] == balance["status"]
+    return found["status"], found["findings"]
 
 
 async def is_proven(stand: Stand) -> None:
@@ -112,7 +112,7 @@ async def test_a_month_is_closed_and_says_so(stand: Stand, agent: Agent) -> None
     client = await stand.client("usage:read")
     assert (await client.get(f"/v1/periods/{PERIOD}")).json() == body["period"]
     reconciled = (await client.get(f"/v1/periods/{PERIOD}/reconciliation")).json()
-    assert (reconciled["word"], reconciled["state"]) == ("balanced", "closed")
+    assert (reconciled["status"], reconciled["state"]) == ("balanced", "closed")
     assert reconciled["closed_by"] == body["period"]["closed_by"]
     assert (await stand.lease(agent))["state"] == "closed"
     assert (await closed(stand)).json() == body

@@ -75,7 +75,7 @@ async def all_is_proven(stand: Stand) -> None:
         verification = await verify(connection, stand.clock.now())
     assert verification.intact, verification.fault
     report = await (await stand.client("usage:read")).get(f"/v1/periods/{PERIOD}/reconciliation")
-    assert report.json()["word"] == "balanced", report.json()["findings"]
+    assert report.json()["status"] == "balanced", report.json()["findings"]
 
 
 async def worked(agent: Agent) -> None:

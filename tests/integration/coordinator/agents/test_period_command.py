@@ -71,7 +71,7 @@ async def test_periods_are_listed(stand: Stand, agent: Agent, typed: Typed) -> N
     assert [line.split()[:2] for line in listed.stdout.splitlines()[1:]] == [[PERIOD, "open"]]
     assert [each["id"] for each in json.loads((await typed("list", "--json")).stdout)] == [PERIOD]
     shown = json.loads((await typed("show", PERIOD, "--json")).stdout)
-    assert (shown["period"]["id"], shown["reconciliation"]["word"]) == (PERIOD, "balanced")
+    assert (shown["period"]["id"], shown["reconciliation"]["status"]) == (PERIOD, "balanced")
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ async def test_units_go_from_one_region_to_another_and_nobody_else_gets_them(
     assert (await stand.lease(west))["granted"] == 490  # all but what is on its way
     refused = leased(await west.say(2, lease(granted=490, consumed=490), wants=[want(waiting=5)]))
     assert (refused.granted, refused.refusal) == (490, None)  # others hold idle ones, which are asked for
-    assert (await ops.allocation())["kept"] == 290
+    assert (await ops.allocation())["in_transit"] == 290
     assert leased(await south.say(2, wants=[want()])).granted == 300
     found = await ops.follows(begun["id"])
     assert progress(found) == ("running", 300, 290, 290)

@@ -124,7 +124,7 @@ async def test_a_quarantine_ends_with_the_difference_as_one_line_that_names_no_p
     told = leased(await agent.say(3, lease(granted=10, consumed=8, returned=2, units=1), wants=[want(waiting=5)]))
     assert (told.granted, told.refusal) == (15, None)
     report = await (await stand.client("usage:read")).get(f"/v1/periods/{PERIOD}/reconciliation")
-    assert report.json()["word"] == "balanced"
+    assert report.json()["status"] == "balanced"
 
 
 async def test_more_returned_than_there_was_ends_without_anything_to_grant(stand: Stand, agent: Agent) -> None:

@@ -80,9 +80,9 @@ async def all_agree(stand: Stand, finance: httpx.AsyncClient) -> None:
     assert proven.fault is None
     for period in (await finance.get("/v1/periods")).json()["data"]:
         found = (await finance.get(f"/v1/periods/{period['id']}/reconciliation")).json()
-        assert (found["word"], found["findings"]) == ("balanced", [])
+        assert (found["status"], found["findings"]) == ("balanced", [])
         balance = (await finance.get(f"/v1/periods/{period['id']}/trial-balance")).json()
-        assert (balance["word"], balance["sources"]) == ("balanced", balance["places"])
+        assert (balance["status"], balance["sources"]) == ("balanced", balance["uses"])
 
 
 async def closed(stand: Stand, admin: httpx.AsyncClient, period: str) -> None:
@@ -393,7 +393,7 @@ async def test_books_that_somebody_changed_do_not_agree(
         await stand.owner.execute("SET LOCAL session_replication_role = replica")
         assert (await stand.owner.execute(statement)).split()[-1] == "1"
     found = (await finance.get(f"/v1/periods/{NOVEMBER}/reconciliation")).json()
-    assert found["word"] == "projection"
+    assert found["status"] == "projection"
 
 
 @pytest.mark.usefixtures("region")

@@ -162,7 +162,7 @@ async def test_a_limit_that_was_changed_is_what_the_next_exchange_funds(stand: S
         await admin.put("/v1/limits", json=with_limit(limit))
         await region.use(quota, "2026-11", [Used(at, units)])
         found = (await admin.get("/v1/periods/2026-11/reconciliation")).json()
-        assert found["word"] == "balanced"
+        assert found["status"] == "balanced"
         funded.append(found["quotas"][0]["funded"])
     # 1,500 were spent when the limit fell to 500; what was used beyond is overage.
     assert funded == [1000, 2000, 1500, 1600]

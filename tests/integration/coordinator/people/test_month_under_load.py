@@ -160,7 +160,7 @@ async def test_what_it_has_at_its_close_it_has_for_ever_and_each_later_report_is
     async with stand.owner.transaction(isolation="repeatable_read", readonly=True):
         assert (await verify(stand.owner, stand.clock.now())).fault is None
     for period in (NOVEMBER, DECEMBER):
-        assert (await finance.get(f"/v1/periods/{period}/reconciliation")).json()["word"] == "balanced"
+        assert (await finance.get(f"/v1/periods/{period}/reconciliation")).json()["status"] == "balanced"
 
 
 TRANSFERS = "SELECT count(*) FROM transfer WHERE period = $1"

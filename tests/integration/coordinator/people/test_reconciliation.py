@@ -50,7 +50,7 @@ async def tampered(stand: Stand, *statements: str) -> None:
 async def test_books_that_agree_are_balanced(stand: Stand, finance: httpx.AsyncClient) -> None:
     stand.clock.time += timedelta(seconds=90)
     found = await reconciled(finance)
-    assert (found["period"], found["word"], found["drift"], found["findings"]) == ("2026-11", "balanced", 0, [])
+    assert (found["period"], found["status"], found["drift"], found["findings"]) == ("2026-11", "balanced", 0, [])
     (quota,) = found["quotas"]
     assert (quota["quota"], quota["quota_key"], quota["tenant"]) == ("exports", ACME, "acme")
     assert (quota["funded"], quota["consumed"], quota["suspense"], quota["overage"]) == (1000, 60, 0, 0)
@@ -72,7 +72,7 @@ async def test_books_that_agree_are_balanced(stand: Stand, finance: httpx.AsyncC
 @pytest.mark.usefixtures("regions")
 async def test_each_account_is_balanced_three_ways(finance: httpx.AsyncClient) -> None:
     balance = (await finance.get("/v1/periods/2026-11/trial-balance")).json()
-    assert (balance["word"], balance["sources"], balance["places"]) == ("balanced", 1000, 1000)
+    assert (balance["status"], balance["sources"], balance["uses"]) == ("balanced", 1000, 1000)
     accounts = {account.pop("account"): list(account.values()) for account in balance["accounts"]}
     assert accounts["consumed"] == [60, 60, 60, 60]
     assert accounts["outstanding"] == [25, 25, 25, None]
@@ -89,7 +89,7 @@ async def test_a_quarantined_lease_is_seen(stand: Stand, finance: httpx.AsyncCli
     found = await reconciled(finance)
     eu = found["quotas"][0]["regions"][0]
     assert (eu["suspense"], eu["outstanding"], eu["region_total"]) == (25, 0, 45)
-    assert (found["word"], found["drift"]) == ("drift", 5)
+    assert (found["status"], found["drift"]) == ("drift", 5)
 
 
 async def test_what_a_life_that_is_over_returned_stays_outstanding_and_is_no_fault(
@@ -99,7 +99,7 @@ async def test_what_a_life_that_is_over_returned_stays_outstanding_and_is_no_fau
     await open_region(stand, admin, "eu-west")
     await regions[0].exchange(ACME, frozen=[regions[0].leases[ACME, "2026-11"] | {"returned": 20, "lines": []}])
     found = await reconciled(finance)
-    assert (found["word"], found["quotas"][0]["regions"][0]["outstanding"]) == ("balanced", 25)
+    assert (found["status"], found["quotas"][0]["regions"][0]["outstanding"]) == ("balanced", 25)
 
 
 IN_EU = "epoch = (SELECT epoch FROM region_epoch WHERE region = 'eu-west')"
@@ -151,9 +151,9 @@ async def test_whatever_is_changed_behind_the_ledgers_back_is_found(
     await tampered(stand, *statements)
     found = await reconciled(finance)
     balance = (await finance.get("/v1/periods/2026-11/trial-balance")).json()
-    assert balance["word"] == (word if word in ("drift", "returns", "projection") else "balanced")
-    assert (found["word"], found["drift"]) == (word, drift), found["findings"]
-    assert found["findings"][0]["word"] == word
+    assert balance["status"] == (word if word in ("drift", "returns", "projection") else "balanced")
+    assert (found["status"], found["drift"]) == (word, drift), found["findings"]
+    assert found["findings"][0]["kind"] == word
     assert all(finding["reason"] and finding["quota_key"] == ACME for finding in found["findings"])
 
 
@@ -165,11 +165,11 @@ async def test_a_lane_that_went_back_is_found(stand: Stand, finance: httpx.Async
         f"DELETE FROM report WHERE {LAST}",
         f"UPDATE lane SET last_seq = last_seq - 1 WHERE last_seq > 0 AND {IN_EU}",
     )
-    assert (await reconciled(finance))["word"] == "chain"
+    assert (await reconciled(finance))["status"] == "chain"
     await stand.owner.execute("SET session_replication_role = replica")
     await stand.owner.execute(f"DELETE FROM report WHERE {IN_EU}")
     await stand.owner.execute(f"UPDATE lane SET last_seq = 0 WHERE {IN_EU}")
-    assert (await reconciled(finance))["word"] == "chain"
+    assert (await reconciled(finance))["status"] == "chain"
 
 
 @pytest.mark.usefixtures("regions")

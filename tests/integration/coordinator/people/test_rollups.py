@@ -198,7 +198,7 @@ async def test_every_question_is_answered_as_the_transfers_would(connection: Con
     for period in PERIODS:
         found_wrong = await reconcile_period(connection, period, NOON)
         assert found_wrong is not None
-        assert not [finding for finding in found_wrong.findings if finding.word == "rollup"]
+        assert not [finding for finding in found_wrong.findings if finding.kind == "rollup"]
 
 
 def utc(*parts: str) -> list[datetime]:
@@ -247,8 +247,8 @@ async def booked(stand: Stand, admin: httpx.AsyncClient) -> None:
 async def test_a_rollup_that_differs_is_found(stand: Stand, finance: httpx.AsyncClient, kept: Kept, sql: str) -> None:
     await stand.owner.execute(sql.format(kept.value, kept.value))
     found = (await finance.get("/v1/periods/2026-11/reconciliation")).json()
-    assert found["word"] == "rollup"
-    assert [finding["word"] for finding in found["findings"]] == ["rollup"] * len(found["findings"])
+    assert found["status"] == "rollup"
+    assert [finding["kind"] for finding in found["findings"]] == ["rollup"] * len(found["findings"])
     assert all(f"by the {kept.value} " in finding["reason"] for finding in found["findings"])
 
 

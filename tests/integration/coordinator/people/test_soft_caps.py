@@ -65,9 +65,9 @@ async def used(finance: httpx.AsyncClient, query: str = "") -> dict[str, int]:
 
 async def agrees(finance: httpx.AsyncClient, period: str = NOVEMBER) -> None:
     reconciled = (await finance.get(f"/v1/periods/{period}/reconciliation")).json()
-    assert (reconciled["word"], reconciled["findings"]) == ("balanced", [])
+    assert (reconciled["status"], reconciled["findings"]) == ("balanced", [])
     balance = (await finance.get(f"/v1/periods/{period}/trial-balance")).json()
-    assert (balance["word"], balance["sources"]) == ("balanced", balance["places"])
+    assert (balance["status"], balance["sources"]) == ("balanced", balance["uses"])
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3)))[::2])

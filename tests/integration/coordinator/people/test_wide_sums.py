@@ -106,4 +106,4 @@ async def test_the_period_is_exported_and_closed(
         stand.clock.move(minutes=20)
     await sealed(stand)
     period = await finance.get(f"/v1/periods/{DAY}/reconciliation")
-    assert (period.json()["state"], period.json()["word"]) == ("closed", "balanced")
+    assert (period.json()["state"], period.json()["status"]) == ("closed", "balanced")

@@ -11,13 +11,13 @@ from coordinator.proof.rules import genesis_head
 from coordinator.usage.rules.reconciliation import (
     LEASE,
     POOL,
+    BalanceStatus,
     Books,
     LaneRow,
     LeaseRow,
     Moved,
     PoolRow,
     Reconciliation,
-    Word,
     reconcile,
 )
 from protocol.lease import LeaseState
@@ -97,14 +97,14 @@ def kept(draw: st.DrawFn) -> Books:
 @given(kept())
 def test_books_that_were_kept_by_the_rules_are_balanced(books: Books) -> None:
     found = judged(books)
-    assert (found.word, found.drift, found.findings) == (Word.BALANCED, 0, [])
+    assert (found.status, found.drift, found.findings) == (BalanceStatus.BALANCED, 0, [])
 
 
 @given(kept(), st.sampled_from(POOL), st.sampled_from((-1, 1)))
 def test_no_account_of_a_pool_can_be_changed_unseen(books: Books, account: str, change: int) -> None:
     (pool,) = books.pools
     changed = pool._replace(accounts={**pool.accounts, account: pool.accounts[account] + change})
-    assert judged(books._replace(pools=[changed])).word is Word.PROJECTION
+    assert judged(books._replace(pools=[changed])).status is BalanceStatus.PROJECTION
 
 
 @given(kept(), st.sampled_from(LEASE), st.integers(0, 1), st.sampled_from((-1, 1)))
@@ -113,7 +113,7 @@ def test_no_account_of_a_lease_can_be_changed_unseen(books: Books, account: str,
     accounts = leases[which].accounts
     leases[which] = leases[which]._replace(accounts={**accounts, account: accounts[account] + change})
     found = judged(books._replace(leases=leases))
-    assert Word.PROJECTION in {finding.word for finding in found.findings}
+    assert BalanceStatus.PROJECTION in {finding.kind for finding in found.findings}
 
 
 @given(kept(), st.data())
@@ -121,7 +121,7 @@ def test_no_movement_can_be_left_out_or_changed_unseen(books: Books, data: st.Da
     place = data.draw(st.integers(0, len(books.moved) - 1))
     before, (moved, *after) = books.moved[:place], books.moved[place:]
     forged = data.draw(st.sampled_from(([], [moved._replace(units=moved.units + 1)])))
-    assert judged(books._replace(moved=[*before, *forged, *after])).word is not Word.BALANCED
+    assert judged(books._replace(moved=[*before, *forged, *after])).status is not BalanceStatus.BALANCED
 
 
 @given(kept(), st.integers(0, 1), st.sampled_from((-1, 1)))
@@ -129,7 +129,7 @@ def test_a_region_that_counts_otherwise_drifts(books: Books, which: int, change:
     leases = list(books.leases)
     leases[which] = leases[which]._replace(region_consumed=leases[which].region_consumed + change)
     found = judged(books._replace(leases=leases))
-    assert (found.word, found.drift) == (Word.DRIFT, 1)
+    assert (found.status, found.drift) == (BalanceStatus.DRIFT, 1)
     assert found.findings[0].region == leases[which].region
 
 
