@@ -200,7 +200,7 @@ def _methods_of_path(request: Request) -> str:
 
 def _of_unforeseen(error: Exception, request: Request) -> Response:
     _log.error(
-        "unforeseen error",
+        "unexpected error",
         request_id=request_id_of(request.scope),
         method=request.method,
         path=request.url.path,

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from leasehold.local_stack.plan import REGIONS
 from leasehold.local_stack.processes import Identity
 
-FORMAT = "leasehold local stack, format 1"
+FORMAT = "leasehold local stack, format 2"
 SCOPES = (
     *(f"region:{region}" for region in REGIONS),
     *("quota:read", "quota:write", "alloc:write", "usage:read"),
@@ -97,11 +97,7 @@ class DataDirectory:
             if self.postgres.exists():
                 raise CannotStart(f"{self._secrets_file} with the passwords is missing: start with --fresh")
             write_private(self._secrets_file, _new_secrets()._asdict())
-        known = json.loads(self._secrets_file.read_text())
-        if "coordinator" not in known:  # made by a version whose coordinator logged in as the owner
-            known["coordinator"] = secrets.token_urlsafe(24)
-            write_private(self._secrets_file, known)
-        return Secrets(**known)
+        return Secrets(**json.loads(self._secrets_file.read_text()))
 
     def record_running(self, running: Mapping[str, Identity]) -> None:
         write_private(self._running_file, running)

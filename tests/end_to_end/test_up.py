@@ -175,7 +175,7 @@ def test_data_of_another_version(tmp_path: Path) -> None:
 
 
 def test_data_of_another_postgres(tmp_path: Path) -> None:
-    (tmp_path / "format").write_text("leasehold local stack, format 1\n")
+    (tmp_path / "format").write_text("leasehold local stack, format 2\n")
     (tmp_path / "secrets.json").write_text(
         json.dumps(
             {

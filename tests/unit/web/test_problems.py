@@ -72,13 +72,13 @@ async def test_a_status_of_its_own_is_a_blank_problem(client: httpx.AsyncClient)
     assert answer.json()["status"] == 418
 
 
-async def test_the_unforeseen_is_logged_and_not_told(client: httpx.AsyncClient) -> None:
+async def test_an_unexpected_error_is_logged_and_not_revealed(client: httpx.AsyncClient) -> None:
     with capture_logs() as logs:
         answer = await client.get("/breaks?token=" + SECRET)
     document = assert_problem(answer, 500, "internal-error")
     assert "hunter2" not in answer.text
     assert "RuntimeError" not in answer.text
-    (logged,) = [entry for entry in logs if entry["event"] == "unforeseen error"]
+    (logged,) = [entry for entry in logs if entry["event"] == "unexpected error"]
     assert logged["request_id"] == document["request_id"]
     assert isinstance(logged["exc_info"], RuntimeError)
     assert SECRET not in logged["path"]
