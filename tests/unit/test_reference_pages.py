@@ -1,15 +1,17 @@
 """The reference pages, which are written from the code, contain everything that they are about."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from docs.reference_pages import SERVICES, pages
+from docs.reference_pages import OPENAPI, SERVICES, pages
 from protocol.problems import PROBLEMS
 from web.settings import Settings, variable_of
 
-GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
+DOCUMENTS = sorted((Path(__file__).parents[2] / "docs").rglob("*.md"))
+GUIDES = [page for page in DOCUMENTS if page.parent.name == "guides"]
 NO_SERIES_OF_A_PROCESS = {
     "leasehold_worker_up",
     "leasehold_coordinator",
@@ -50,6 +52,35 @@ def test_every_command_has_a_section(written: dict[str, str]) -> None:
     assert {"## `leasehold up`", "## `leasehold verify`", "### `leasehold period close`"} <= set(
         written["cli"].splitlines()
     )
+
+
+def test_every_command_and_option_that_the_documentation_names_exists(written: dict[str, str]) -> None:
+    help_of = dict(re.findall(r"^#{2,3} `leasehold ([\w -]+)`\n(.*?)(?=^#{2,3} `|\Z)", written["cli"], re.M | re.S))
+    for page in DOCUMENTS:
+        for words, rest in re.findall(r"(?<=[`$ (])leasehold ((?:[a-z-]+ ?){1,3})([^\n`|]*)", page.read_text("utf-8")):
+            first, *others = words.split()
+            command = next(
+                (name for name in (f"{first} {others[0]}" if others else "", first) if name in help_of), None
+            )
+            if command is not None:
+                assert not {each for each in re.findall(r"(?<!\w)--[a-z-]+", rest) if each not in help_of[command]}, (
+                    page
+                )
+            else:
+                assert first not in {name.split()[0] for name in help_of}, f"{page}: leasehold {words}"
+
+
+def test_every_path_of_the_api_that_the_documentation_names_exists() -> None:
+    templates = [
+        (method.upper(), re.compile(re.sub(r"\\{.*?\\}", "[^/:]+", re.escape(path))))
+        for service in SERVICES
+        for path, methods in json.loads((OPENAPI / f"{service}.json").read_text("utf-8"))["paths"].items()
+        for method in methods
+    ]
+    named = re.compile(r"(GET|POST|PUT|DELETE|PATCH) (/v1/[\w/:.{}-]*[\w}])")
+    for page in DOCUMENTS:
+        for method, path in named.findall(page.read_text("utf-8")):
+            assert any(method == each and template.fullmatch(path) for each, template in templates), f"{page}: {path}"
 
 
 def test_every_operation_of_the_api_has_a_section(written: dict[str, str]) -> None:
