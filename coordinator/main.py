@@ -3,52 +3,38 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
 
 import uvloop
 from fastapi import FastAPI, Request, Response
 
-from coordinator.access.idempotency_records import delete_expired
 from coordinator.adjustments import routes as adjustments_routes
+from coordinator.background import background_jobs
 from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.database.notify import listen
 from coordinator.exchange import routes as exchange_routes
-from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
-from coordinator.exchange.recall import recall_suspense
 from coordinator.exports import routes as exports_routes
-from coordinator.exports.job import EXPORTS_WAITING, do_exports, forget_exports
 from coordinator.health import routes as health_routes
 from coordinator.health.monitor import HealthWatch
-from coordinator.health.readiness import measure
 from coordinator.installation import routes as installation_routes
 from coordinator.installation.rules import addresses_of
 from coordinator.job_failures import JobFailures
-from coordinator.jobs import Job, running
+from coordinator.jobs import running
 from coordinator.limits import routes as limits_routes
-from coordinator.limits.in_force import Documents
 from coordinator.metrics import Metrics
 from coordinator.outages import ClockNotTrusted, DatabaseUnavailable
 from coordinator.overrides import routes as overrides_routes
-from coordinator.periods.close import PERIODS_CLOSING, go_on_closing
 from coordinator.proof import routes as proof_routes
-from coordinator.proof.seal import seal
-from coordinator.proof.verifications import VERIFICATIONS_WAITING, do_verifications
 from coordinator.rebalancing import routes as rebalancing_routes
-from coordinator.rebalancing.follow import REBALANCES_RUNNING, follow_rebalances
 from coordinator.regions import routes as regions_routes
 from coordinator.settings import CoordinatorSettings
-from coordinator.shared_limits.share_rates import forget_quiet_rates
 from coordinator.signals import SignalHub
 from coordinator.state import Coordinator
 from coordinator.suspense import routes as suspense_routes
 from coordinator.usage import routes as usage_routes
 from coordinator.usage import statement_routes
-from coordinator.usage.find_drift import find_drift
 from coordinator.webhooks import routes as webhooks_routes
-from coordinator.webhooks.deliveries import DELIVERIES_DUE, forget_events
-from coordinator.webhooks.delivery import tell_webhooks
 from protocol.clock import Clock, SystemClock
 from web.connections import ConnectionLimits
 from web.logs import configure_logging
@@ -100,7 +86,7 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
                     addresses=addresses_of(url, settings.installation),
                 )
             ) as health,
-            running(url, jobs(settings, clock), metrics, failures, clock),
+            running(url, background_jobs(settings, clock), metrics, failures, clock),
         ):
             app.state.coordinator = Coordinator(settings, clock, database, hub, metrics, health)
             yield
@@ -126,54 +112,6 @@ def create_app(settings: CoordinatorSettings, clock: Clock | None = None, hub: S
         registry=metrics.registry,
     )
     return app
-
-
-def jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
-    """Return the background jobs; each is run by one coordinator at a time."""
-    addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
-    grace, documents = timedelta(milliseconds=settings.close_grace_ms), Documents()
-    hold_wait = timedelta(milliseconds=settings.close_hold_wait_ms)
-    return [
-        Job(
-            "expire",
-            settings.expire_every_ms / 1000,
-            lambda db: db.run(lambda c: expire_leases(c, clock.now())),
-            has_work=LEASES_EXPIRED,
-        ),
-        Job(
-            "close",
-            5,
-            lambda database: go_on_closing(database, clock, grace, hold_wait),
-            at_most_s=600,
-            has_work=PERIODS_CLOSING,
-        ),
-        Job(
-            "rebalance", 1, lambda database: follow_rebalances(database, documents, clock), has_work=REBALANCES_RUNNING
-        ),
-        Job("recall", 30, lambda database: database.run(lambda c: recall_suspense(c, clock.now()))),
-        Job("seal", 60, lambda database: database.run(lambda c: seal(c, clock.now())), at_most_s=600),
-        Job("forget_rates", 60, lambda database: database.run(lambda c: forget_quiet_rates(c, clock.now()))),
-        Job("forget", 60, lambda database: database.run(lambda c: delete_expired(c, clock.now()))),
-        Job("export", 1, lambda database: do_exports(database, clock), at_most_s=3600, has_work=EXPORTS_WAITING),
-        Job("forget_exports", 600, lambda database: database.run(lambda c: forget_exports(c, clock.now()))),
-        Job(
-            "tell",
-            1,
-            lambda database: tell_webhooks(database, clock, addresses),
-            at_most_s=120,
-            has_work=DELIVERIES_DUE,
-        ),
-        Job("measure", 30, lambda database: database.run(lambda c: measure(c, clock.now()))),
-        Job("drift", 300, lambda database: database.run(lambda c: find_drift(c, clock.now()))),
-        Job("forget_events", 600, lambda database: database.run(lambda c: forget_events(c, clock.now()))),
-        Job(
-            "verify",
-            1,
-            lambda database: do_verifications(database, clock),
-            at_most_s=3600,
-            has_work=VERIFICATIONS_WAITING,
-        ),
-    ]
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:

@@ -24,7 +24,7 @@ ROW_GROUP = 100_000  # lines; each row group of a Parquet file is stored as a pa
 KEPT_FOR = timedelta(days=7)
 
 
-async def do_exports(database: Database, clock: Clock) -> None:
+async def make_exports(database: Database, clock: Clock) -> None:
     """Make all exports that wait and that this coordinator can write. Those that were begun before come last."""
     written = [each.value for each in ExportFormat if can_be_written(each)]
     while (export_id := await database.read(lambda c: c.fetchval(_NEXT, written))) is not None:
@@ -137,7 +137,7 @@ async def file_of(database: Database, export: Export) -> AsyncIterator[Chunk]:
     yield Chunk(await asyncio.to_thread(file.end), 0, last_transfer)
 
 
-async def forget_exports(connection: Connection, now: datetime) -> None:
+async def delete_expired_exports(connection: Connection, now: datetime) -> None:
     """Delete the bytes of expired files. Their manifests stay."""
     await connection.execute(_FORGET, now)
 

@@ -172,7 +172,11 @@ async def close_period(
     return await _progress(connection, period, missing, leaves, over, is_dry_run)
 
 
-async def go_on_closing(database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT) -> None:
+async def continue_closing(
+    database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT
+) -> None:
+    database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT
+) -> None:
     """Continue every close that was requested, each in its own transaction, unless it still waits for regions."""
     rows = await database.read(lambda c: c.fetch(_CLOSING))
     for period, close_requested_at, leaves_holds in rows:

@@ -38,7 +38,7 @@ async def read_verification(connection: Connection, verification_id: UUID) -> As
     return _verification_of(row) if row else None
 
 
-async def do_verifications(database: Database, clock: Clock) -> None:
+async def run_verifications(database: Database, clock: Clock) -> None:
     """Run the verifications that wait, one after the other: a later request may be about what was booked since."""
     while await _do_next(database, clock):
         pass

@@ -132,5 +132,5 @@ def _told_of_slots(quota: str, grant: Grant, terms: Terms | GrantRefusal) -> Slo
     )
 
 
-async def forget_quiet_rates(connection: Connection, now: datetime) -> int:
+async def delete_idle_shares(connection: Connection, now: datetime) -> int:
     return await forget_shares(connection, now - FORGOTTEN_AFTER)

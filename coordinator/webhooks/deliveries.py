@@ -94,7 +94,7 @@ async def replay(connection: Connection, webhook: UUID, events: Sequence[UUID], 
     return len(rows)
 
 
-async def forget_events(connection: Connection, now: datetime) -> None:
+async def delete_old_events(connection: Connection, now: datetime) -> None:
     """With their deliveries, whatever became of them."""
     await connection.execute(_FORGET, now - KEPT_FOR, FORGOTTEN_AT_ONCE)
 

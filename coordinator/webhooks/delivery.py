@@ -21,7 +21,7 @@ AT_ONCE = 20
 TIMEOUT_S = 10.0
 
 
-async def tell_webhooks(
+async def deliver_webhooks(
     database: Database, clock: Clock, addresses: frozenset[str], timeout_s: float = TIMEOUT_S
 ) -> int:
     """Send all events that are due, some at a time, and return how many attempts were made.

@@ -144,7 +144,7 @@ def close(world: "World", event: Event) -> None:
             _close(world, period, carries=event.number > 0)
 
 
-def go_on_closing(world: "World") -> None:
+def continue_closing(world: "World") -> None:
     """What coordinators do of what was asked for before: nothing is looked at as long as something ends by itself."""
     now = world.clock.now()
     for period, row in list(world.ledger.rows["period"].items()):

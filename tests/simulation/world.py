@@ -381,7 +381,7 @@ class World:
                 self.coordinators.expire()
                 try:
                     people.rebase(self)
-                    people.go_on_closing(self)
+                    people.continue_closing(self)
                     people.follow_moves(self)
                     if second % RECALLED_EVERY_S == 0:
                         self.commit(self.ledger.recall_suspense(self.clock.now()))

@@ -57,6 +57,6 @@ async def ask_again(database: str) -> None:
     """As a coordinator does every half a minute."""
     connection = await asyncpg.connect(database)
     try:
-        await connection.execute("UPDATE job SET due_at = now() WHERE name = 'recall'")
+        await connection.execute("UPDATE job SET due_at = now() WHERE name = 'recall_suspense'")
     finally:
         await connection.close()

@@ -12,7 +12,7 @@ import pytest
 from coordinator.access.rules.audit import Actor
 from coordinator.exchange.expire_leases import expire_leases
 from coordinator.exchange.recall import recall_suspense
-from coordinator.periods.close import CloseRequest, PeriodClose, close_period, go_on_closing
+from coordinator.periods.close import CloseRequest, PeriodClose, close_period, continue_closing
 from coordinator.proof.seal import seal
 from coordinator.proof.verify import verify
 from coordinator.usage.reconcile import read_settled
@@ -276,10 +276,10 @@ async def test_it_goes_on_by_itself(stand: Stand, agent: Agent) -> None:
     await in_december(stand, in_suspense=True)
     assert (await closed(stand, carry_suspense=True)).status_code == 202
     database = stand.app.state.coordinator.database
-    await go_on_closing(database, stand.clock, GRACE)
+    await continue_closing(database, stand.clock, GRACE)
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closing"
     stand.clock.move(minutes=16)
-    await go_on_closing(database, stand.clock, GRACE)
+    await continue_closing(database, stand.clock, GRACE)
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
     closer = await stand.one("SELECT close_requested_by FROM period WHERE id = $1", PERIOD)
     assert await stand.one("SELECT actor FROM audit WHERE action = 'period.closed'") == closer
@@ -298,13 +298,13 @@ async def test_what_is_outstanding_is_recalled_again_and_again(stand: Stand, age
     with stand.hub.subscribe("us-east") as heard, stand.hub.subscribe("eu-west") as other:
         assert (await closed(stand)).status_code == 202
         for _ in range(2):
-            await go_on_closing(database, stand.clock, GRACE)
+            await continue_closing(database, stand.clock, GRACE)
             assert set(await heard.take(10) or ()) == expected
         held = await stand.one("SELECT outstanding FROM lease WHERE period = $1", PERIOD)
         await agent.say(4, lease(granted=7 + held, consumed=7, returned=held, units=0))
-        await go_on_closing(database, stand.clock, GRACE)
+        await continue_closing(database, stand.clock, GRACE)
         stand.clock.move(minutes=16)
-        await go_on_closing(database, stand.clock, GRACE)
+        await continue_closing(database, stand.clock, GRACE)
         assert await other.take(0.01) == []
     assert await stand.one("SELECT state FROM period WHERE id = $1", PERIOD) == "closed"
 
@@ -347,7 +347,7 @@ async def test_what_was_looked_at_before_and_what_came_since_are_closed_together
     stand: Stand, agent: Agent, is_sealed: bool
 ) -> None:
     """What is below a seal is read before the period is held, and not again."""
-    await put_off(stand.owner, "seal", "close")
+    await put_off(stand.owner, "seal", "close_periods")
     await agent.say(1, wants=[want(waiting=10)])
     await agent.say(2, lease(granted=10, consumed=7, returned=3))
     await in_december(stand, in_suspense=False)
@@ -913,7 +913,7 @@ async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_
     stand.clock.move(minutes=74)
     assert [each["what"] for each in (await closed(stand)).json()["missing"]] == ["held"]
     stand.clock.move(minutes=1)
-    await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
+    await continue_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     body = (await closed(stand)).json()
     assert (body["period"]["state"], [each["units"] for each in body["suspense_carried"]]) == ("closed", [3])
     await is_proven(stand)
@@ -927,7 +927,7 @@ async def test_people_let_a_close_go_on_without_what_services_hold(stand: Stand,
     again = await closed(stand, holds="leave")
     assert [each["what"] for each in again.json()["missing"]] == ["grace"]
     stand.clock.move(minutes=16)
-    await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
+    await continue_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     body = (await closed(stand)).json()
     assert (body["period"]["state"], [each["units"] for each in body["suspense_carried"]]) == ("closed", [3])
     audit = await (await stand.client("audit:read")).get(f"/v1/audit?object={PERIOD}")

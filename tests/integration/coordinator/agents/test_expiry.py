@@ -92,7 +92,7 @@ async def test_a_coordinator_does_it_by_itself(stand: Stand, agent: Agent) -> No
     await agent.say(1, wants=[want(waiting=10)])
     stand.clock.move(seconds=70)
     settings = CoordinatorSettings(database_url=SecretStr(stand.url), expire_every_ms=20, clock_limit_ms=0)
-    await stand.owner.execute("DELETE FROM job WHERE name = 'expire'")
+    await stand.owner.execute("DELETE FROM job WHERE name = 'expire_leases'")
     app = create_app(settings, stand.clock)
     async with app.router.lifespan_context(app), asyncio.timeout(20):
         while (await stand.lease(agent))["state"] != "expired":  # noqa: ASYNC110 - another process would do it, too

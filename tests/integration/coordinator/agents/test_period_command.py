@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
 
 from coordinator.access.issue_token import issue_token
-from coordinator.periods.close import go_on_closing
+from coordinator.periods.close import continue_closing
 from leasehold.cli.app import app
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand
 from tests.integration.coordinator.agents.test_closing import GRACE, NEXT, in_december, pool, use
@@ -57,7 +57,7 @@ async def test_a_month_is_seen_asked_about_and_closed(stand: Stand, agent: Agent
     assert (begun.exit_code, f"{PERIOD} is closing; it closes by itself" in begun.stdout) == (0, True)
     waiting = asyncio.create_task(typed("close", PERIOD, "--carry-suspense", "--wait", "-y"))
     stand.clock.move(minutes=16)
-    await go_on_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
+    await continue_closing(stand.app.state.coordinator.database, stand.clock, GRACE)
     closed = await asyncio.wait_for(waiting, 30)
     assert (closed.exit_code, f"{PERIOD} is closed: " in closed.stdout) == (0, True), closed.output
     assert await pool(stand, NEXT) == {"suspense_carried_in": 3, "suspense_carried": 3}

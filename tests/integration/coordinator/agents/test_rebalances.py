@@ -91,7 +91,7 @@ class Ops:
 @pytest.fixture
 async def ops(stand: Stand) -> Ops:
     """What coordinators do by themselves is done here when the test says so."""
-    await put_off(stand.owner, "rebalance")
+    await put_off(stand.owner, "follow_rebalances")
     return Ops(stand, await stand.client("alloc:write", "quota:read"))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.limits.in_force import Documents
 from coordinator.shared_limits.rules import KEPT_MS, REFRESHES
-from coordinator.shared_limits.share_rates import SharedOut, forget_quiet_rates, share_rates
+from coordinator.shared_limits.share_rates import SharedOut, delete_idle_shares, share_rates
 from protocol.messages import RateReport, RateShare, SharesRequest, SharesResponse, SlotShare
 from protocol.outcomes import GrantRefusal
 from tests.integration.coordinator.agents.conftest import API, EXPORTS, Agent, Stand
@@ -122,9 +122,9 @@ async def test_what_was_lost_lets_nobody_grow_until_all_have_spoken(stand: Stand
 
 async def test_what_nobody_speaks_of_is_forgotten(stand: Stand, agents: list[Agent]) -> None:
     await say(agents[0], 90)
-    assert await forget_quiet_rates(stand.owner, stand.clock.now()) == 0
+    assert await delete_idle_shares(stand.owner, stand.clock.now()) == 0
     stand.clock.move(seconds=3 * KEPT_MS // 1000 + 1)
-    assert await forget_quiet_rates(stand.owner, stand.clock.now()) == 1
+    assert await delete_idle_shares(stand.owner, stand.clock.now()) == 1
 
 
 async def test_a_region_that_is_not_active_has_none(stand: Stand, agents: list[Agent]) -> None:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from coordinator.database.engine import Database, open_database
 from coordinator.exports import requests
-from coordinator.exports.job import CHUNKS_TO_A_MARK, do_exports
+from coordinator.exports.job import CHUNKS_TO_A_MARK, make_exports
 from coordinator.exports.requests import Export, ExportRequest, ask_export, read_from, walk
 from coordinator.exports.rules import ExportFormat
 from tests.conftest import restricted
@@ -131,7 +131,7 @@ async def test_what_cannot_be_exported_is_refused(stand: Stand, finance: httpx.A
     for unknown in (uuid4(), "x"):
         assert problem(await finance.get(f"/v1/exports/{unknown}")) == (404, [])
         assert problem(await finance.get(f"/v1/exports/{unknown}/data")) == (404, [])
-    await stand.owner.execute("UPDATE job SET due_at = now() + interval '1 day' WHERE name = 'export'")
+    await stand.owner.execute("UPDATE job SET due_at = now() + interval '1 day' WHERE name = 'make_exports'")
     async with stand.owner.transaction():
         request = ExportRequest(DAY, None, ExportFormat.CSV)
         waiting = await ask_export(stand.owner, uuid4(), request, uuid4(), NOON)
@@ -172,7 +172,7 @@ async def large(database: str) -> AsyncIterator[tuple[Database, Export]]:
             asked = await ask_export(owner, uuid4(), ExportRequest(MONTH, None, ExportFormat.CSV), uuid4(), NOON)
     assert isinstance(asked, Export)
     async with open_database(restricted(database), 2) as one:
-        await do_exports(one, StandingClock())
+        await make_exports(one, StandingClock())
         found = await one.read(lambda c: requests.read_export(c, asked.id))
         assert found is not None
         yield one, found

@@ -18,7 +18,7 @@ from coordinator.installation.rules import addresses_of
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.webhooks.deliveries import take_due
-from coordinator.webhooks.delivery import tell_webhooks
+from coordinator.webhooks.delivery import deliver_webhooks
 from coordinator.webhooks.outbox import tell
 from coordinator.webhooks.rules import EventKind, event
 from leasehold.cli.app import app as cli
@@ -43,7 +43,7 @@ async def register(url: str) -> UUID:
             NOON,
         )
         await tell(owner, [event(EventKind.PERIOD_CLOSED, {"period": "2026-10"})], NOON)
-        await put_off(owner, "tell")
+        await put_off(owner, "deliver_webhooks")
         return found.id
 
 
@@ -67,7 +67,7 @@ async def stand(copy: str) -> AsyncIterator[Stand]:
 
 async def attempts(url: str, name: str = "") -> int:
     async with open_database(restricted(url), 3) as database:
-        return await tell_webhooks(database, StandingClock(), addresses_of(url, name))
+        return await deliver_webhooks(database, StandingClock(), addresses_of(url, name))
 
 
 async def test_events_are_sent_where_the_installation_was_registered(original: tuple[str, UUID]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from coordinator.database.connection import Connection
 from coordinator.database.engine import Database, open_database
 from coordinator.exports import job as exports_job
-from coordinator.exports.job import do_exports, forget_exports
+from coordinator.exports.job import delete_expired_exports, make_exports
 from coordinator.exports.requests import (
     Export,
     ExportRequest,
@@ -143,7 +143,7 @@ async def test_one_that_died_in_the_middle_is_begun_anew_by_another_and_they_nev
         assert second is not None
         assert not await one.run(lambda c: exports_job._keep(c, first, some, 5, b"wrong"))
         assert await parts(other) == 0
-        await do_exports(another, StandingClock())
+        await make_exports(another, StandingClock())
         assert not await another.run(lambda c: exports_job._keep(c, second, some, 5, b"wrong"))
         finished, body = await content(another, export.id)
     assert (await content(one, export.id))[1] == body  # whichever coordinator is asked
@@ -201,23 +201,23 @@ async def test_what_is_cancelled_is_not_made(large: tuple[Database, Export], oth
     async with other.transaction():
         await cancel_export(other, export.id, token, NOON)
     assert not await one.run(lambda c: exports_job._keep(c, attempt, exports_job._Made(1, 1, 1), 0, b"x"))
-    await do_exports(one, StandingClock())
+    await make_exports(one, StandingClock())
     assert await parts(other) == 0
 
 
 async def test_it_is_kept_for_a_week(large: tuple[Database, Export], other: Connection) -> None:
     one, _ = large
     export, clock = await asked(other), StandingClock()
-    await do_exports(one, clock)
+    await make_exports(one, clock)
     finished, _ = await content(one, export.id)
     assert finished.expires_at == clock.now() + exports_job.KEPT_FOR
     reading = read_from(one, finished, 0)
     await anext(reading)
     async with other.transaction():
-        await forget_exports(other, clock.now())
+        await delete_expired_exports(other, clock.now())
     assert await parts(other) == 5
     async with other.transaction():
-        await forget_exports(other, finished.expires_at)
+        await delete_expired_exports(other, finished.expires_at)
     assert await parts(other) == 0
     with pytest.raises(PartMissing):
         await anext(reading)

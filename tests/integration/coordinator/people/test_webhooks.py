@@ -19,7 +19,7 @@ from coordinator.exchange.expire_leases import expire_leases
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.usage.find_drift import DRIFTING, find_drift
-from coordinator.webhooks.delivery import tell_webhooks
+from coordinator.webhooks.delivery import deliver_webhooks
 from coordinator.webhooks.rules import AT_MOST_ATTEMPTS
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
@@ -92,7 +92,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 @pytest.fixture
 async def outbox(stand: Stand, database: str) -> AsyncIterator[Database]:
     """The coordinator's own loop rests: tests tell when they say so."""
-    await put_off(stand.owner, "tell")
+    await put_off(stand.owner, "deliver_webhooks")
     async with open_database(restricted(database), 4) as opened:
         yield opened
 
@@ -114,7 +114,7 @@ async def told(stand: Stand, outbox: Database, timeout_s: float = 5) -> int:
     addresses = await outbox.read(
         lambda c: c.fetchval("SELECT addresses FROM installation")
     )  # if it is registered by now
-    return await tell_webhooks(outbox, stand.clock, frozenset(addresses or ["here"]), timeout_s)
+    return await deliver_webhooks(outbox, stand.clock, frozenset(addresses or ["here"]), timeout_s)
 
 
 async def state(admin: httpx.AsyncClient, made: dict[str, Any]) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class History:
 
 
 async def write_history(stand: Stand) -> None:
-    await put_off(stand.owner, "seal", "expire", "close", "recall")
+    await put_off(stand.owner, "seal", "expire_leases", "close_periods", "recall_suspense")
     scopes = {"admin": "admin", "proposer": "adjust:propose", "approver": "adjust:approve", "closer": "period:close"}
     history = History(stand, {who: await stand.caller(scope) for who, scope in scopes.items()})
     await _change_limits(history)

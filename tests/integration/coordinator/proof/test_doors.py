@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.database.engine import open_database
 from coordinator.proof.seal import seal
-from coordinator.proof.verifications import do_verifications
+from coordinator.proof.verifications import run_verifications
 from leasehold.cli.app import app
 from leasehold.local_stack.plan import URL_VARIABLE
 from tests.conftest import PostgresServer, copied
@@ -109,7 +109,7 @@ async def test_a_verification_is_asked_for_done_and_kept(stand: Stand, written: 
     asked = await auditor.post("/v1/verifications")
     assert (asked.status_code, asked.json()["result"]) == (202, None)
     async with open_database(written, 3) as database:
-        await do_verifications(database, StandingClock())
+        await run_verifications(database, StandingClock())
     found = (await auditor.get(asked.headers["Location"])).json()
     assert (found["result"]["intact"], found["result"]["seals"], found["result"]["fault"]) == (True, 6, None)
     for unknown in (UUID(int=1), "x", "%00"):
@@ -145,7 +145,7 @@ async def test_a_seal_that_was_kept_is_compared(stand: Stand, written: str) -> N
         asked = await auditor.post("/v1/verifications", json={"kept_seals": kept})
         assert (asked.status_code, asked.json()["kept_seals"]) == (202, kept)
         async with open_database(written, 3) as database:
-            await do_verifications(database, StandingClock())
+            await run_verifications(database, StandingClock())
         fault = (await auditor.get(asked.headers["Location"])).json()["result"]["fault"]
         assert (fault and fault["kind"], fault and fault["seal"]) == (kind, number)
 

@@ -1,0 +1,63 @@
+"""The background jobs of a coordinator: what runs, how often, and for how long at most."""
+
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from coordinator.access.idempotency_records import delete_expired
+from coordinator.database.connection import Connection
+from coordinator.database.engine import Database
+from coordinator.exchange.expire_leases import LEASES_EXPIRED, expire_leases
+from coordinator.exchange.recall import recall_suspense
+from coordinator.exports.job import EXPORTS_WAITING, delete_expired_exports, make_exports
+from coordinator.health.readiness import measure
+from coordinator.installation.rules import addresses_of
+from coordinator.jobs import Job
+from coordinator.limits.in_force import Documents
+from coordinator.periods.close import PERIODS_CLOSING, continue_closing
+from coordinator.proof.seal import seal
+from coordinator.proof.verifications import VERIFICATIONS_WAITING, run_verifications
+from coordinator.rebalancing.follow import REBALANCES_RUNNING, follow_rebalances
+from coordinator.settings import CoordinatorSettings
+from coordinator.shared_limits.share_rates import delete_idle_shares
+from coordinator.usage.find_drift import find_drift
+from coordinator.webhooks.deliveries import DELIVERIES_DUE, delete_old_events
+from coordinator.webhooks.delivery import deliver_webhooks
+from protocol.clock import Clock
+
+HOUR_S = 3600
+
+
+def background_jobs(settings: CoordinatorSettings, clock: Clock) -> list[Job]:
+    grace, hold_wait = (timedelta(milliseconds=ms) for ms in (settings.close_grace_ms, settings.close_hold_wait_ms))
+    addresses = addresses_of(settings.database_url.get_secret_value(), settings.installation)
+    documents = Documents()
+
+    def once(operation: Callable[[Connection, datetime], Awaitable[object]]) -> Callable[[Database], Awaitable[object]]:
+        """Run the operation in one transaction."""
+        return lambda database: database.run(lambda connection: operation(connection, clock.now()))
+
+    def close_periods(database: Database) -> Awaitable[None]:
+        return continue_closing(database, clock, grace, hold_wait)
+
+    def follow(database: Database) -> Awaitable[None]:
+        return follow_rebalances(database, documents, clock)
+
+    def deliver(database: Database) -> Awaitable[int]:
+        return deliver_webhooks(database, clock, addresses)
+
+    return [
+        Job("expire_leases", settings.expire_every_ms / 1000, once(expire_leases), has_work=LEASES_EXPIRED),
+        Job("recall_suspense", 30, once(recall_suspense)),
+        Job("close_periods", 5, close_periods, at_most_s=600, has_work=PERIODS_CLOSING),
+        Job("follow_rebalances", 1, follow, has_work=REBALANCES_RUNNING),
+        Job("deliver_webhooks", 1, deliver, at_most_s=120, has_work=DELIVERIES_DUE),
+        Job("make_exports", 1, lambda db: make_exports(db, clock), at_most_s=HOUR_S, has_work=EXPORTS_WAITING),
+        Job("run_verifications", 1, lambda db: run_verifications(db, clock), HOUR_S, VERIFICATIONS_WAITING),
+        Job("seal", 60, once(seal), at_most_s=600),
+        Job("find_drift", 300, once(find_drift)),
+        Job("measure", 30, once(measure)),
+        Job("delete_idle_shares", 60, once(delete_idle_shares)),
+        Job("delete_idempotency_records", 60, once(delete_expired)),
+        Job("delete_expired_exports", 600, once(delete_expired_exports)),
+        Job("delete_old_events", 600, once(delete_old_events)),
+    ]
