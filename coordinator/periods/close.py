@@ -175,8 +175,6 @@ async def close_period(
 async def continue_closing(
     database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT
 ) -> None:
-    database: Database, clock: Clock, grace: timedelta, hold_wait: timedelta = HOLD_WAIT
-) -> None:
     """Continue every close that was requested, each in its own transaction, unless it still waits for regions."""
     rows = await database.read(lambda c: c.fetch(_CLOSING))
     for period, close_requested_at, leaves_holds in rows:
