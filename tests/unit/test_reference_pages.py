@@ -56,18 +56,15 @@ def test_every_command_has_a_section(written: dict[str, str]) -> None:
 
 def test_every_command_and_option_that_the_documentation_names_exists(written: dict[str, str]) -> None:
     help_of = dict(re.findall(r"^#{2,3} `leasehold ([\w -]+)`\n(.*?)(?=^#{2,3} `|\Z)", written["cli"], re.M | re.S))
+    groups = {name.split()[0] for name in help_of if " " in name}
     for page in DOCUMENTS:
-        for words, rest in re.findall(r"(?<=[`$ (])leasehold ((?:[a-z-]+ ?){1,3})([^\n`|]*)", page.read_text("utf-8")):
-            first, *others = words.split()
-            command = next(
-                (name for name in (f"{first} {others[0]}" if others else "", first) if name in help_of), None
-            )
-            if command is not None:
-                assert not {each for each in re.findall(r"(?<!\w)--[a-z-]+", rest) if each not in help_of[command]}, (
-                    page
-                )
-            else:
-                assert first not in {name.split()[0] for name in help_of}, f"{page}: leasehold {words}"
+        text = page.read_text("utf-8")
+        for first, second, rest in re.findall(r"(?<=[`$ (])leasehold ([a-z-]+)(?: ([a-z][a-z-]*))?([^\n`|]*)", text):
+            if first in {name.split()[0] for name in help_of}:  # else it is a sentence about Leasehold
+                name = f"{first} {second}" if first in groups and second else first
+                assert name in help_of, f"{page}: leasehold {name}"
+                unknown = {option for option in re.findall(r"(?<!\w)--[a-z-]+", rest) if option not in help_of[name]}
+                assert not unknown, f"{page}: leasehold {name}"
 
 
 def test_every_path_of_the_api_that_the_documentation_names_exists() -> None:
