@@ -54,7 +54,7 @@ async def test_one_failing_exchange_leaves_the_others_of_its_call(
     assert [reply.outcome.value for reply in replies] == ["applied", "refused", "applied"]
     assert fault_rules(replies) == [None, rule, None]
     assert [reply.leases[0].granted for reply in (replies[0], replies[2])] == [2, 2]
-    counted = f'refused_items_total{{kind="exchange",reason="{rule}",region="us-east"}} 1.0'
+    counted = f'exchange_items_refused_total{{kind="exchange",reason="{rule}",region="us-east"}} 1.0'
     assert counted in (await agent.client.get("/metrics")).text
     await stand.owner.execute("DROP TRIGGER fails ON pool")
     assert (await agent.say(1, wants=[want(BAD, waiting=2)], quota=BAD)).outcome is ExchangeOutcome.APPLIED

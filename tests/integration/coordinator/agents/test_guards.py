@@ -67,12 +67,12 @@ async def test_metrics_count_what_was_booked(stand: Stand, agent: Agent) -> None
     for line in (
         'exchanges_total{outcome="applied"} 2.0',
         'exchanges_total{outcome="replayed"} 1.0',
-        "lines_booked_total 1.0",
-        "units_consumed_total 7.0",
+        "usage_lines_booked_total 1.0",
+        "consumed_units_total 7.0",
         "grants_total 1.0",
-        "units_granted_total 10.0",
+        "granted_units_total 10.0",
         'units{account="outstanding",quota="exports"} 3.0',
-        "exchange_seconds_count 3.0",
+        "exchange_duration_seconds_count 3.0",
     ):
         assert prefix + line in shown
     assert not any("acme" in line for line in shown)

@@ -142,7 +142,7 @@ async def test_a_malformed_want_is_refused_alone(agent: Agent, bad: Any, named: 
     (refused,) = reply.refused
     assert (refused.quota, refused.refusal) == (named, GrantRefusal.INVALID)
     assert reason in (refused.reason or "")
-    counted = f'refused_items_total{{kind="want",reason="{refused.rule}",region="us-east"}} 1.0'
+    counted = f'exchange_items_refused_total{{kind="want",reason="{refused.rule}",region="us-east"}} 1.0'
     assert counted in (await agent.client.get("/metrics")).text
 
 
