@@ -13,6 +13,7 @@ from coordinator.blocks import routes as blocks_routes
 from coordinator.clock import ComparedClock
 from coordinator.database.engine import open_database
 from coordinator.database.notify import listen
+from coordinator.epochs import routes as epochs_routes
 from coordinator.exchange import routes as exchange_routes
 from coordinator.exports import routes as exports_routes
 from coordinator.health import routes as health_routes
@@ -47,6 +48,7 @@ from web.settings import load_settings
 
 ROUTERS = (
     health_routes.router,
+    epochs_routes.router,
     exchange_routes.router,
     limits_routes.router,
     overrides_routes.router,

@@ -1,8 +1,8 @@
-"""Let an epoch go on in another incarnation of its store: a single one that fsyncs every write, and so forgets nothing.
+"""Let an epoch continue in another incarnation of its store: a single one that fsyncs every write, so it loses nothing.
 
-The agent has found the conditions in the store. Here is what only the ledger can tell: that the epoch is still the
-region's, that it belonged to the incarnation before, and that the store remembers every number that was heard of it; a
-backup that somebody put in its place does not. In any doubt the answer is no, and a new epoch is opened.
+The agent has checked the conditions in the store. Here is what only the ledger can tell: that the epoch is still the
+region's, that it belonged to the incarnation before, and that the store remembers every number that was booked of it,
+which a backup in its place does not. If in doubt the answer is no, and a new epoch is opened.
 """
 
 from datetime import datetime
@@ -20,11 +20,11 @@ from protocol.outcomes import EpochRefusal
 async def rebind_epoch(
     connection: Connection, region: str, epoch: int, request: RebindEpoch, by: Actor, now: datetime
 ) -> EpochOpened | EpochRefusal:
-    """Asked again, nothing changes."""
+    """Bind the epoch to the new fingerprint. Repeating it changes nothing."""
     status = await connection.fetchval("SELECT status FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if status == "down":
         return EpochRefusal.REGION_DOWN
-    # Waits for the exchanges that are under way: each holds a share of it until its numbers are committed.
+    # This waits for the exchanges under way: each holds a share of the row until its numbers are committed.
     row = await connection.fetchrow(_EPOCH, epoch, region, request.nonce)
     if row is None:
         return EpochRefusal.NOT_ISSUED
@@ -39,7 +39,7 @@ async def rebind_epoch(
 
 
 def _refusal(row: asyncpg.Record, lanes: list[asyncpg.Record], request: RebindEpoch) -> EpochRefusal | None:
-    """What speaks against the store's data comes first: where only the epoch is over, they are taken for whole."""
+    """Return a refusal. Evidence against the store's data comes first: if only the epoch is over, the data is whole."""
     known = dict(enumerate(request.seqs))
     if any(known.get(lane["lane"], 0) < lane["last_seq"] for lane in lanes):
         return EpochRefusal.STORE_BEHIND

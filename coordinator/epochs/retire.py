@@ -1,8 +1,8 @@
-"""End an epoch for good: people decide that no more evidence counts.
+"""Retire an epoch: people decide that no more evidence of it counts.
 
-What it left unaccounted goes to suspense with the next tick and is resolved there. What is still sent in its name is
-acknowledged and kept for people to judge; nothing of it is booked, and nothing is dropped. A quarantine does not end by
-it: what the region had said by then is told by its totals, and is booked by the resolution that it waits for.
+What it left unaccounted goes to suspense with the next tick and is resolved there. Reports that still come in its name
+are acknowledged and kept for people to judge; nothing of them is booked, and nothing is dropped. A quarantine does not
+end by it: the resolution that it waits for books what the region had reported by then.
 """
 
 from datetime import datetime
@@ -24,13 +24,13 @@ class RetiredEpoch(msgspec.Struct, frozen=True):
 async def retire_epoch(
     connection: Connection, epoch: int, reason: str, by: Actor, now: datetime
 ) -> RetiredEpoch | None:
-    """None if it was never issued. Retiring it again changes nothing and tells how it was."""
+    """Return None if it was never issued. Retiring it again changes nothing and returns how it was retired."""
     region = await connection.fetchval("SELECT region FROM region_epoch WHERE epoch = $1", epoch)
     if region is None:
         return None
     await connection.execute("SELECT FROM region WHERE name = $1 FOR NO KEY UPDATE", region)
     if await connection.fetchval(_RETIRE_EPOCH, epoch, now, by.name, reason) is not None:
-        await connection.execute(_RETIRE_LEASES, epoch, now)
+        await connection.execute(RETIRE_LEASES, epoch, now)
         await record(connection, by, Action.EPOCH_RETIRED, str(epoch), {"region": region, "reason": reason}, now)
     row = await connection.fetchrow(_RETIRED, epoch)
     assert row is not None
@@ -42,7 +42,7 @@ UPDATE region_epoch SET state = 'retired', fenced_at = coalesce(fenced_at, $2), 
     retired_because = $4
 WHERE epoch = $1 AND state <> 'retired' RETURNING epoch
 """
-_RETIRE_LEASES = """
+RETIRE_LEASES = """
 UPDATE lease SET state = 'retired', expires_at = least(expires_at, $2)
 WHERE epoch = $1 AND state NOT IN ('quarantined', 'closed')
 """

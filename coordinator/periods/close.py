@@ -236,7 +236,7 @@ async def _close(
     await lock_pools(connection, keys | there, there)  # all at once, in their order
     carried = await _carry_out(connection, parts, now)
     await _carry_over(connection, left, now)
-    await connection.execute(_CLOSE_LEASES, period)
+    await connection.execute(CLOSE_LEASES, period)
     position, new = await connection.fetchrow(_POSITION, period, settled.sealed) or (0, 0)
     transfers = settled.transfers + new
     root = await period_root(connection, period)
@@ -424,7 +424,7 @@ _HELD = "SELECT * FROM lease WHERE period = $1 AND outstanding > 0 ORDER BY epoc
 _SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota"
 _LOCK_SUSPENDED = "SELECT * FROM lease WHERE period = $1 AND suspense > 0 ORDER BY epoch, quota FOR UPDATE"
 _CARRIED = "SELECT * FROM correction WHERE period = $1 AND suspense_carried > 0 ORDER BY epoch, quota, charge_period"
-_CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state <> 'closed'"
+CLOSE_LEASES = "UPDATE lease SET state = 'closed' WHERE period = $1 AND state NOT IN ('quarantined', 'closed')"
 _POSITION = """
 SELECT (SELECT coalesce(max(position), 0) FROM report), (SELECT count(*) FROM transfer WHERE period = $1 AND id > $2)
 """

@@ -8,7 +8,7 @@ import asyncpg
 from msgspec import Struct
 
 from coordinator.database.connection import Connection
-from coordinator.epochs.rules.split_brain import LATELY, contenders
+from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 
 
 class Region(Struct, frozen=True):
@@ -23,13 +23,13 @@ class Region(Struct, frozen=True):
 
 
 async def read_region(connection: Connection, name: str, now: datetime) -> Region | None:
-    row = await connection.fetchrow(f"{_REGIONS} WHERE name = $2", now - LATELY, name)
+    row = await connection.fetchrow(f"{_REGIONS} WHERE name = $2", now - WINDOW, name)
     return _region(row) if row else None
 
 
 async def read_regions(connection: Connection, after: str, count: int, now: datetime) -> list[Region]:
     """At most so many, by name, that come after the given one."""
-    rows = await connection.fetch(f"{_REGIONS} WHERE name > $2 ORDER BY name LIMIT $3", now - LATELY, after, count)
+    rows = await connection.fetch(f"{_REGIONS} WHERE name > $2 ORDER BY name LIMIT $3", now - WINDOW, after, count)
     return [_region(row) for row in rows]
 
 
@@ -43,7 +43,7 @@ def _is_contested(openings: Iterable[str]) -> bool:
     by_cell: dict[str, list[str]] = defaultdict(list)
     for cell, _, fingerprint in (opening.partition(" ") for opening in openings):
         by_cell[cell].append(fingerprint)
-    return any(contenders(fingerprints) for fingerprints in by_cell.values())
+    return any(conflicting_stores(fingerprints) for fingerprints in by_cell.values())
 
 
 _REGIONS = """

@@ -39,7 +39,7 @@ from coordinator.epochs.rules.lost_ledger import (
     state_of_forgotten,
     told,
 )
-from coordinator.epochs.rules.split_brain import LATELY, contenders
+from coordinator.epochs.rules.split_brain import WINDOW, conflicting_stores
 from coordinator.exchange.rules import decision, replies, submissions
 from coordinator.exchange.rules import locked as locking
 from coordinator.exchange.rules.allocation import fund
@@ -448,8 +448,8 @@ class LedgerModel:
             if epoch.nonce == request.nonce:
                 return self.again(number, epoch, region, request), transaction
         in_place = [epoch for epoch in self.epochs.values() if epoch.is_in_place_of(region, request)]
-        lately = (epoch.fingerprint for epoch in in_place if epoch.opened_at > now - LATELY)
-        if request.fingerprint in contenders(lately):
+        lately = (epoch.fingerprint for epoch in in_place if epoch.opened_at > now - WINDOW)
+        if request.fingerprint in conflicting_stores(lately):
             return EpochRefusal.TWO_STORES, transaction
         if not request.journal:
             self._fence(region, request, transaction)

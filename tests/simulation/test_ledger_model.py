@@ -27,8 +27,9 @@ from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.database.connection import Connection
 from coordinator.database.notify import CHANNEL
+from coordinator.epochs.fence import fence_lost
 from coordinator.epochs.lost_ledger import rebase_lane
-from coordinator.epochs.open import fence_lost, open_epoch
+from coordinator.epochs.open import open_epoch
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.epochs.rules.split_brain import MOST_OPENINGS

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from coordinator.epochs.rules.split_brain import LATELY, MOST_OPENINGS
+from coordinator.epochs.rules.split_brain import MOST_OPENINGS, WINDOW
 from coordinator.proof.rules import genesis_head
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agents.conftest import Agent, Stand, lease, leased, want
@@ -108,7 +108,7 @@ async def test_two_stores_under_one_name_are_refused_until_they_have_rested(stan
     assert (region["contested"], region["epoch"]) == (True, rival.epoch), "whose turn it was keeps it"
     metrics = await stand.metrics()
     assert 'leasehold_coordinator_region_split_brain{region="us-east"} 1.0' in metrics
-    stand.clock.time += LATELY
+    stand.clock.time += WINDOW
     assert (await reader.get("/v1/regions/us-east")).json()["contested"] is False
     assert (await agent.open()).status_code == 200
 
@@ -145,7 +145,7 @@ async def test_failing_over_again_and_again_is_no_contest(stand: Stand, agent: A
     await alternates(agent, eu, MOST_OPENINGS)
     stores = Agent(agent.client, agent.region, "an incarnation of another moment"), agent
     for _ in range(MOST_OPENINGS):
-        stand.clock.time += LATELY / 2
+        stand.clock.time += WINDOW / 2
         for each in stores:
             assert (await each.open()).status_code == 200
 

@@ -15,7 +15,7 @@ from coordinator.access.idempotency_records import Attempt, claim, delete_expire
 from coordinator.adjustments.adjust import ProposedAdjustment, approve_adjustment, propose_adjustment
 from coordinator.adjustments.rules import AdjustmentKind, AdjustmentRefusal, Terms
 from coordinator.blocks.operations import BlockRequest, put_block
-from coordinator.epochs.open import fence_lost
+from coordinator.epochs.fence import fence_lost
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.exchange.expire_leases import Expired, expire_leases
 from coordinator.exchange.rules.balances import Key

@@ -183,7 +183,8 @@ async def test_a_malformed_rate_is_refused_alone(
     (refused,) = response.refused
     assert (refused.quota, refused.refusal, refused.rule) == (quota, GrantRefusal.INVALID, rule)
     assert (refused.reason or "").startswith(reason)
-    assert f'exchange_items_refused_total{{kind="rate",reason="{rule}",region="us-east"}} 1.0' in await metrics(agents[0])
+    counted = f'exchange_items_refused_total{{kind="rate",reason="{rule}",region="us-east"}} 1.0'
+    assert counted in await metrics(agents[0])
 
 
 async def metrics(agent: Agent) -> str:

@@ -34,7 +34,8 @@ from coordinator.adjustments.read_adjustments import Adjustment
 from coordinator.adjustments.rules import AdjustmentKind
 from coordinator.adjustments.rules import Terms as Adjusting
 from coordinator.database.connection import Connection
-from coordinator.epochs.open import fence_lost, open_epoch
+from coordinator.epochs.fence import fence_lost
+from coordinator.epochs.open import open_epoch
 from coordinator.epochs.rebind import rebind_epoch
 from coordinator.epochs.retire import retire_epoch
 from coordinator.exchange.expire_leases import expire_leases
