@@ -94,7 +94,7 @@ CREATE TABLE period (
     position           bigint,  -- of the last report at the close
     transfers          bigint,  -- the number of the period's transfers
     root               bytea,  -- a hash over the period's pools, leases and corrections
-    CONSTRAINT period_check CHECK (ends_at > starts_at),
+    CONSTRAINT period_has_a_length CHECK (ends_at > starts_at),
     CONSTRAINT period_close_is_requested CHECK (
         state = 'open' OR (close_requested_at IS NOT NULL AND close_requested_by IS NOT NULL)),
     CONSTRAINT period_is_closed_whole CHECK (
@@ -139,9 +139,9 @@ CREATE TABLE pool (
         funded + soft_cap_extension + carried_over_in + adjustment + overage + suspense_carried_in + correction
         = unallocated + outstanding + suspense + suspense_carried + suspense_carried_out + carried_over_out + estimated
             + consumed + written_off),
-    CONSTRAINT pool_carries_over_units CHECK (carried_over_in >= 0 AND carried_over_out >= 0),
-    CONSTRAINT pool_is_credited_by_adjustments CHECK (adjustment >= credited),
-    CONSTRAINT pool_is_debited_of_what_it_has CHECK (funded + credited >= 0),
+    CONSTRAINT pool_carry_over_is_not_negative CHECK (carried_over_in >= 0 AND carried_over_out >= 0),
+    CONSTRAINT pool_credits_are_adjustments CHECK (adjustment >= credited),
+    CONSTRAINT pool_entitlement_is_not_negative CHECK (funded + credited >= 0),
     CONSTRAINT pool_overage_was_consumed CHECK (overage_used >= 0 AND overage_used <= greatest(consumed, 0))
 );
 -- A tenant that changes its plan has its pools funded anew at once.
@@ -188,7 +188,7 @@ CREATE TABLE lease (
     CONSTRAINT lease_balances CHECK (
         granted + overage
         = consumed + returned + outstanding + suspense + suspense_carried_out + estimated + written_off),
-    CONSTRAINT lease_is_overdrawn_by_units CHECK (overdraft >= 0 AND overdrawn >= 0)
+    CONSTRAINT lease_overdraft_is_not_negative CHECK (overdraft >= 0 AND overdrawn >= 0)
 );
 CREATE INDEX lease_by_pool ON lease (quota, period);
 -- Leases that jobs look for again and again are few among all that there are.
@@ -248,7 +248,7 @@ CREATE TABLE transfer (
         'funding', 'unallocated', 'outstanding', 'consumed', 'suspense', 'estimated', 'written_off', 'overage',
         'suspense_carried', 'suspense_carried_in', 'suspense_carried_out', 'correction', 'adjustment',
         'soft_cap_extension', 'carried_over_in', 'carried_over_out')),
-    units         bigint NOT NULL CONSTRAINT transfer_moves_something CHECK (units > 0),
+    units         bigint NOT NULL CONSTRAINT transfer_units_are_positive CHECK (units > 0),
     cause         text NOT NULL,
     region        text,
     epoch         bigint,
@@ -290,7 +290,7 @@ CREATE TRIGGER transfer_is_never_truncated BEFORE TRUNCATE ON transfer
 
 -- A period has a partition of the transfers: "transfer_2026-11". It is created as a table of its own and attached then,
 -- because attaching waits for no reader and no writer of the other partitions.
-CREATE FUNCTION make_partition(home text, period text) RETURNS void LANGUAGE plpgsql
+CREATE FUNCTION create_partition(home text, period text) RETURNS void LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -304,14 +304,14 @@ BEGIN
         FOR EACH STATEMENT EXECUTE FUNCTION %I.refuse_change()', partition, home);
 END $$;
 
-CREATE FUNCTION open_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION create_partition_of_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    EXECUTE format('SELECT %I.make_partition($1, $2)', TG_TABLE_SCHEMA) USING TG_TABLE_SCHEMA, NEW.id;
+    EXECUTE format('SELECT %I.create_partition($1, $2)', TG_TABLE_SCHEMA) USING TG_TABLE_SCHEMA, NEW.id;
     RETURN NULL;
 END $$;
-CREATE TRIGGER period_has_a_partition AFTER INSERT ON period FOR EACH ROW EXECUTE FUNCTION open_period();
+CREATE TRIGGER period_has_a_partition AFTER INSERT ON period FOR EACH ROW EXECUTE FUNCTION create_partition_of_period();
 
 -- What a foreign key to `pool` would check for each row is checked once for a statement: that is a third of the cost of
 -- a transfer (docs/adr/0011). Whatever inserts a transfer has locked its pool.
@@ -330,7 +330,7 @@ END $$;
 CREATE TRIGGER transfer_has_a_pool AFTER INSERT ON transfer REFERENCING NEW TABLE AS added
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_transfers_of_no_pool();
 
-CREATE FUNCTION keep_pool_of_transfers() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION refuse_change_of_used_pool() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT FROM transfer WHERE transfer.quota = OLD.quota AND transfer.period = OLD.period) THEN
         RAISE foreign_key_violation
@@ -339,7 +339,7 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER pool_of_transfers_stays AFTER UPDATE OF quota, period OR DELETE ON pool
-    FOR EACH ROW EXECUTE FUNCTION keep_pool_of_transfers();
+    FOR EACH ROW EXECUTE FUNCTION refuse_change_of_used_pool();
 CREATE TRIGGER pool_is_never_truncated BEFORE TRUNCATE ON pool
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
 
@@ -361,8 +361,8 @@ CREATE TABLE usage_hour (
     api_key       text,                             -- a hash of the key
     degraded      text,                             -- how it was admitted while the store was away
     counted_as    text,                             -- `overage`: beyond the limit
-    units         bigint NOT NULL CONSTRAINT usage_hour_is_of_something CHECK (units > 0),
-    CONSTRAINT usage_hour_is_one_row UNIQUE NULLS NOT DISTINCT
+    units         bigint NOT NULL CONSTRAINT usage_hour_units_are_positive CHECK (units > 0),
+    CONSTRAINT usage_hour_row_is_unique UNIQUE NULLS NOT DISTINCT
         (tenant, begins_at, quota, period, region, policy, charge_period, route_class, api_key, degraded, counted_as)
 ) WITH (fillfactor = 80);
 CREATE INDEX usage_hour_by_time ON usage_hour (begins_at);
@@ -381,8 +381,8 @@ CREATE TABLE usage_day (
     api_key       text,
     degraded      text,
     counted_as    text,
-    units         bigint NOT NULL CONSTRAINT usage_day_is_of_something CHECK (units > 0),
-    CONSTRAINT usage_day_is_one_row UNIQUE NULLS NOT DISTINCT
+    units         bigint NOT NULL CONSTRAINT usage_day_units_are_positive CHECK (units > 0),
+    CONSTRAINT usage_day_row_is_unique UNIQUE NULLS NOT DISTINCT
         (tenant, begins_at, quota, period, region, policy, charge_period, route_class, api_key, degraded, counted_as)
 ) WITH (fillfactor = 80);
 CREATE INDEX usage_day_by_time ON usage_day (begins_at);
@@ -412,14 +412,14 @@ BEGIN
             route_class, api_key, degraded, counted_as, units)
         SELECT begins_at, period, charge_period, quota, name, tenant, region, policy,
             route_class, api_key, degraded, counted_as, units FROM hours
-        ON CONFLICT ON CONSTRAINT usage_hour_is_one_row DO UPDATE SET units = kept.units + excluded.units
+        ON CONFLICT ON CONSTRAINT usage_hour_row_is_unique DO UPDATE SET units = kept.units + excluded.units
     )
     INSERT INTO usage_day AS kept (begins_at, period, charge_period, quota, name, tenant, region, policy,
         route_class, api_key, degraded, counted_as, units)
     SELECT date_bin('1 day', begins_at, '2000-01-01 00:00Z'), period, charge_period, quota, name, tenant, region,
         policy, route_class, api_key, degraded, counted_as, sum(units)::bigint
     FROM hours GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
-    ON CONFLICT ON CONSTRAINT usage_day_is_one_row DO UPDATE SET units = kept.units + excluded.units;
+    ON CONFLICT ON CONSTRAINT usage_day_row_is_unique DO UPDATE SET units = kept.units + excluded.units;
     RETURN NULL;
 END $$;
 -- Whatever schema this runs in.
@@ -458,7 +458,7 @@ CREATE TABLE correction (
     quarantined          boolean NOT NULL DEFAULT false,  -- nothing more is booked until people have decided
     PRIMARY KEY (epoch, quota, charge_period, period),
     FOREIGN KEY (quota, period) REFERENCES pool,
-    CONSTRAINT correction_is_later CHECK (charge_period <> period),
+    CONSTRAINT correction_is_of_another_period CHECK (charge_period <> period),
     CONSTRAINT correction_balances CHECK (
         suspense_carried_in + correction
         = suspense_carried + suspense_carried_out + estimated + consumed + written_off),
@@ -487,8 +487,8 @@ CREATE TABLE resolution (
     proposed_at timestamptz NOT NULL,
     approved_by uuid,
     approved_at timestamptz,
-    CONSTRAINT resolution_check CHECK (charged >= 0 AND charged <= suspense),
-    CONSTRAINT resolution_check1 CHECK ((approved_by IS NULL) = (approved_at IS NULL)),
+    CONSTRAINT resolution_charge_is_suspense CHECK (charged >= 0 AND charged <= suspense),
+    CONSTRAINT resolution_is_approved_whole CHECK ((approved_by IS NULL) = (approved_at IS NULL)),
     CONSTRAINT resolution_has_two_people CHECK (approved_by <> proposed_by),
     CONSTRAINT resolution_is_of_a_lease_or_a_lane CHECK (
         CASE kind WHEN 'rebase' THEN quota IS NULL AND period IS NULL AND lane IS NOT NULL AND seq IS NOT NULL
@@ -496,17 +496,16 @@ CREATE TABLE resolution (
     CONSTRAINT resolution_of_a_lane FOREIGN KEY (epoch, lane) REFERENCES lane
 );
 -- One open proposal for each lease and for each lane: two could both be right for the same units.
-CREATE UNIQUE INDEX resolution_open_of_either ON resolution (epoch, quota, period, lane) NULLS NOT DISTINCT
+CREATE UNIQUE INDEX resolution_open ON resolution (epoch, quota, period, lane) NULLS NOT DISTINCT
     WHERE approved_at IS NULL;
-CREATE UNIQUE INDEX resolution_open ON resolution (epoch, quota, period) WHERE approved_at IS NULL;
 
--- What was approved has moved units, so it stands as the ledger does.
-CREATE FUNCTION keep_approved() RETURNS trigger LANGUAGE plpgsql AS $$
+-- What was approved has moved units, so it can no more be changed than the ledger.
+CREATE FUNCTION refuse_change_of_approved() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'what was approved stands: % of resolution % is refused', TG_OP, OLD.id;
+    RAISE EXCEPTION 'resolution % is approved: % is refused', OLD.id, TG_OP;
 END $$;
 CREATE TRIGGER resolution_stands_once_approved BEFORE UPDATE OR DELETE ON resolution
-    FOR EACH ROW WHEN (OLD.approved_at IS NOT NULL) EXECUTE FUNCTION keep_approved();
+    FOR EACH ROW WHEN (OLD.approved_at IS NOT NULL) EXECUTE FUNCTION refuse_change_of_approved();
 CREATE TRIGGER resolution_is_never_truncated BEFORE TRUNCATE ON resolution
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
 
@@ -539,12 +538,13 @@ CREATE INDEX adjustment_of_books ON adjustment (booked_in) WHERE booked_in IS NO
 CREATE INDEX adjustment_of_pool ON adjustment (quota, period);
 CREATE INDEX adjustment_by_time ON adjustment (proposed_at, id);
 
-CREATE FUNCTION keep_adjustment() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION refuse_change_of_ended() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'what has ended stands: % of adjustment % is refused', TG_OP, OLD.id;
+    RAISE EXCEPTION 'adjustment % has ended: % is refused', OLD.id, TG_OP;
 END $$;
 CREATE TRIGGER adjustment_stands_once_ended BEFORE UPDATE OR DELETE ON adjustment
-    FOR EACH ROW WHEN (OLD.approved_at IS NOT NULL OR OLD.withdrawn_at IS NOT NULL) EXECUTE FUNCTION keep_adjustment();
+    FOR EACH ROW WHEN (OLD.approved_at IS NOT NULL OR OLD.withdrawn_at IS NOT NULL)
+    EXECUTE FUNCTION refuse_change_of_ended();
 CREATE TRIGGER adjustment_is_never_truncated BEFORE TRUNCATE ON adjustment
     FOR EACH STATEMENT EXECUTE FUNCTION refuse_change();
 
@@ -598,7 +598,7 @@ CREATE FUNCTION refuse_transfer() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     RAISE EXCEPTION 'period % is closed: % on transfer is refused', NEW.period, TG_OP;
 END $$;
-CREATE FUNCTION close_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION refuse_transfers_of_closed_period() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
@@ -607,7 +607,8 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER period_closes_its_partition AFTER UPDATE ON period
-    FOR EACH ROW WHEN (OLD.state <> 'closed' AND NEW.state = 'closed') EXECUTE FUNCTION close_period();
+    FOR EACH ROW WHEN (OLD.state <> 'closed' AND NEW.state = 'closed')
+    EXECUTE FUNCTION refuse_transfers_of_closed_period();
 
 CREATE FUNCTION refuse_reopening() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -658,7 +659,7 @@ CREATE TABLE limit_override (
     reason      text NOT NULL CHECK (reason <> ''),
     created_at  timestamptz NOT NULL,
     created_by  text NOT NULL,
-    CONSTRAINT limit_override_lasts CHECK (valid_until > valid_from)
+    CONSTRAINT limit_override_has_a_length CHECK (valid_until > valid_from)
 );
 CREATE INDEX limit_override_by_key ON limit_override (key, id);
 
@@ -694,7 +695,7 @@ CREATE TABLE region_setting (
     changed_at timestamptz NOT NULL,
     changed_by text NOT NULL,
     PRIMARY KEY (key, region),
-    CONSTRAINT region_setting_says_something CHECK (num_nonnulls(weight, floor, ceiling) > 0)
+    CONSTRAINT region_setting_is_not_empty CHECK (num_nonnulls(weight, floor, ceiling) > 0)
 );
 
 -- An order of people to move units between regions, or to drain a region.
@@ -713,7 +714,7 @@ CREATE TABLE rebalance (
     created_at timestamptz NOT NULL,
     created_by text NOT NULL,
     ended_at   timestamptz,
-    CONSTRAINT rebalance_runs_or_has_ended CHECK ((state = 'running') = (ended_at IS NULL))
+    CONSTRAINT rebalance_has_an_end CHECK ((state = 'running') = (ended_at IS NULL))
 );
 -- A region is drained or restored by one rebalance at a time.
 CREATE UNIQUE INDEX rebalance_of_region ON rebalance (region) WHERE state = 'running';
@@ -733,9 +734,9 @@ CREATE TABLE rebalance_move (
     ended_at  timestamptz,
     PRIMARY KEY (rebalance, number),
     FOREIGN KEY (quota, period) REFERENCES pool,
-    CONSTRAINT rebalance_move_leads_elsewhere CHECK (target <> source),
-    CONSTRAINT rebalance_move_of_so_many CHECK (returned <= units),
-    CONSTRAINT rebalance_move_of_what_is_back CHECK (regranted <= returned)
+    CONSTRAINT rebalance_move_has_another_target CHECK (target <> source),
+    CONSTRAINT rebalance_move_returns_its_units CHECK (returned <= units),
+    CONSTRAINT rebalance_move_regrants_returns CHECK (regranted <= returned)
 );
 CREATE INDEX rebalance_move_open ON rebalance_move (quota, period) WHERE ended_at IS NULL;
 
@@ -800,7 +801,7 @@ CREATE TABLE verification (
     kept_seals   jsonb NOT NULL DEFAULT '[]',   -- seals that the auditor kept elsewhere, to be compared
     finished_at  timestamptz,
     result       jsonb,
-    CHECK ((finished_at IS NULL) = (result IS NULL))
+    CONSTRAINT verification_is_finished_whole CHECK ((finished_at IS NULL) = (result IS NULL))
 );
 CREATE INDEX verification_to_do ON verification (requested_at) WHERE result IS NULL;
 
@@ -838,7 +839,8 @@ CREATE INDEX export_to_do ON export (requested_at) WHERE finished_at IS NULL;
 -- The bytes of a Parquet export, which cannot be made again from any place in the ledger.
 CREATE TABLE export_part (
     export    uuid NOT NULL REFERENCES export,
-    starts_at bigint NOT NULL CONSTRAINT export_part_starts_within CHECK (starts_at >= 0),  -- the offset in bytes
+    -- The offset in bytes.
+    starts_at bigint NOT NULL CONSTRAINT export_part_offset_is_not_negative CHECK (starts_at >= 0),
     body      bytea NOT NULL CONSTRAINT export_part_has_bytes CHECK (octet_length(body) > 0),
     PRIMARY KEY (export, starts_at)
 );

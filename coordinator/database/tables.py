@@ -59,7 +59,7 @@ def usage(name: str) -> Table:
         Column("degraded", Text),
         Column("counted_as", Text),
         required("units", BigInteger),
-        UniqueConstraint(*by.split(), name=f"{name}_is_one_row", postgresql_nulls_not_distinct=True),
+        UniqueConstraint(*by.split(), name=f"{name}_row_is_unique", postgresql_nulls_not_distinct=True),
     )
 
 

@@ -909,7 +909,7 @@ async def test_a_close_names_what_services_hold_and_goes_on_without_it_after_an_
     until = "2026-12-01T07:15:00Z"
     where = {"quota": EXPORTS, "region": "us-east", "epoch": agent.epoch}
     assert about == {"what": "held", **where, "units": 3, "until": until}
-    assert "services hold these units" in held["reason"]
+    assert "these units are in open holds" in held["reason"]
     stand.clock.move(minutes=74)
     assert [each["what"] for each in (await closed(stand)).json()["missing"]] == ["held"]
     stand.clock.move(minutes=1)

@@ -51,8 +51,8 @@ REMOVED = {
     "foreign_key_dropped": ("ALTER TABLE pool DROP CONSTRAINT pool_period_fkey", "constraint pool.pool_period_fkey"),
     "not_null_dropped": ("ALTER TABLE seal ALTER hash DROP NOT NULL", "column seal.hash"),
     "unique_index_dropped": (
-        "DROP INDEX resolution_open_of_either",
-        "index resolution.resolution_open_of_either",
+        "DROP INDEX resolution_open",
+        "index resolution.resolution_open",
     ),
     "coordinator_may_delete": (
         "GRANT DELETE ON transfer TO leasehold_coordinator",
