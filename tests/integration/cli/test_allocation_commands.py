@@ -13,10 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.integration.cli.test_limits_commands import Shell
-from tests.integration.regional_agent.conftest import Agent, World, running, world
+from tests.integration.regional_agent.world import Agent, World, running
 
 pytestmark = pytest.mark.anyio
-__all__ = ["world"]  # a fixture: pytest finds it here
 
 EXPORTS = "exports:tenant=acme"
 MOVE = ("rebalance", "move", EXPORTS, "--from", "us-east", "--to", "ap-south")

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from coordinator.access.issue_token import issue_token
 from tests.integration.cli.test_limits_commands import DOCUMENT, Shell
-from tests.integration.regional_agent.conftest import another_coordinator
+from tests.integration.regional_agent.world import another_coordinator
 
 pytestmark = pytest.mark.anyio
 

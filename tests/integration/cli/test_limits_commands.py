@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from coordinator.access.issue_token import issue_token
 from leasehold.cli.app import app
-from tests.integration.regional_agent.conftest import another_coordinator
+from tests.integration.regional_agent.world import another_coordinator
 
 pytestmark = pytest.mark.anyio
 

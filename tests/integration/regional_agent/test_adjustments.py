@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World
+from tests.integration.regional_agent.world import EXPORT, Agent, World
 
 pytestmark = pytest.mark.anyio
 

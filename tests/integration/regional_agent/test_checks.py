@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running
+from tests.integration.regional_agent.world import EXPORT, Agent, World, running
 
 pytestmark = pytest.mark.anyio
 

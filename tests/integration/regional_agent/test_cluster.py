@@ -12,7 +12,7 @@ from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import slot_of
 from regional_agent.store.topology import Cluster
 from tests.integration.regional_agent.clusters import PASSWORD, Nodes, a_cluster
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World, running, until
+from tests.integration.regional_agent.world import EXPORT, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio
 

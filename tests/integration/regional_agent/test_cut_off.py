@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.integration.regional_agent.conftest import Agent, World
+from tests.integration.regional_agent.world import Agent, World
 
 pytestmark = pytest.mark.anyio
 log = structlog.get_logger()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.regional_agent.conftest import World
+from tests.integration.regional_agent.world import World
 
 pytestmark = pytest.mark.anyio
 

@@ -18,7 +18,7 @@ from regional_agent.store import keys
 from regional_agent.store.connection import Argument
 from regional_agent.store.types import StoreIncarnation
 from tests.conftest import free_port
-from tests.integration.regional_agent.conftest import (
+from tests.integration.regional_agent.world import (
     DOCUMENT,
     EXPORT,
     REGIONS,

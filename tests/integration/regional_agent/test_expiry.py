@@ -5,7 +5,7 @@ import asyncio
 import asyncpg
 import pytest
 
-from tests.integration.regional_agent.conftest import World, another_coordinator, running
+from tests.integration.regional_agent.world import World, another_coordinator, running
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from regional_agent.http.fast_path import fast_protocol
 from regional_agent.main import create_app
-from tests.integration.regional_agent.conftest import World, until
+from tests.integration.regional_agent.world import World, until
 from tests.integration.web.conftest import serving
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.integration.coordinator.standing import connected
-from tests.integration.regional_agent.conftest import EXPORT, REGIONS, Agent, World, running, until
+from tests.integration.regional_agent.world import EXPORT, REGIONS, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.regional_agent.conftest import Agent, World, until
+from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from regional_agent.admission.rules.hold_ids import HoldSeal
 from regional_agent.store import keys
-from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
+from tests.integration.regional_agent.world import REGIONS, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

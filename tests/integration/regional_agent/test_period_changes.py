@@ -14,8 +14,8 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
 from tests.conftest import restricted
-from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, Agent, World, serving
 from tests.integration.regional_agent.test_exchange_loop import eventually
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, serving
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from protocol.limits.rates import WINDOWS, RateAlgorithm
-from tests.integration.regional_agent.conftest import World, until
+from tests.integration.regional_agent.world import World, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, another_coordinator, running, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World, another_coordinator, running, until
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 from leasehold import AsyncClient, RequestRejected
 from tests.integration.client.test_clients import served_agent
 from tests.integration.client.test_middleware import engine_of
-from tests.integration.regional_agent.conftest import EXPORT, World
 from tests.integration.regional_agent.test_checks import problem
 from tests.integration.regional_agent.test_fast_door import Doors, opened
+from tests.integration.regional_agent.world import EXPORT, World
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, Versions
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.store.types import StoreIncarnation
-from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
 from tests.integration.regional_agent.test_exchange_loop import QUOTA, eventually
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

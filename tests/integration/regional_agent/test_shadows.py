@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.integration.regional_agent.conftest import EXPORT, Agent, World, until
 from tests.integration.regional_agent.test_failures import metric
 from tests.integration.regional_agent.test_holds import hold, say
+from tests.integration.regional_agent.world import EXPORT, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

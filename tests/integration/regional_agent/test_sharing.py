@@ -9,7 +9,7 @@ import pytest
 
 from protocol.limits.rates import Rate
 from regional_agent.store.types import AgentRateDemand
-from tests.integration.regional_agent.conftest import REGIONS, Agent, World, until
+from tests.integration.regional_agent.world import REGIONS, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.regional_agent.conftest import DOCUMENT, Agent, World, until
+from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
 
 pytestmark = pytest.mark.anyio
 

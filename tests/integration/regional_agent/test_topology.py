@@ -12,7 +12,7 @@ from leasehold.local_stack import embedded
 from leasehold.local_stack.processes import stop, wait_until
 from regional_agent.store import keys
 from tests.conftest import free_port
-from tests.integration.regional_agent.conftest import Agent, World, running, until
+from tests.integration.regional_agent.world import Agent, World, running, until
 
 pytestmark = pytest.mark.anyio
 

@@ -21,11 +21,11 @@ from leasehold.local_stack.processes import identity
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.settings import AgentSettings
 from tests.integration.regional_agent.clusters import a_cluster
-from tests.integration.regional_agent.conftest import DOCUMENT, EXPORT, World
 from tests.integration.regional_agent.test_cluster import export, tenant_in
 from tests.integration.regional_agent.test_failures import Store
 from tests.integration.regional_agent.test_journal import DOCUMENT as UNBOUND
 from tests.integration.regional_agent.test_journal import OPEN, its_store, settings
+from tests.integration.regional_agent.world import DOCUMENT, EXPORT, World
 
 __all__ = ["its_store"]  # a fixture
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.integration.regional_agent.conftest import (
+from tests.integration.regional_agent.world import (
     DOCUMENT,
     EXPORT,
     Agent,
@@ -13,11 +13,9 @@ from tests.integration.regional_agent.conftest import (
     another_coordinator,
     running,
     until,
-    world,
 )
 
 pytestmark = pytest.mark.anyio
-__all__ = ["world"]  # a fixture: pytest finds it here
 
 
 async def booked(world: World, units: int) -> None:
@@ -29,9 +27,9 @@ async def booked(world: World, units: int) -> None:
 
 
 @pytest.fixture
-async def apart(world: World, database: str) -> AsyncIterator[tuple[Agent, Agent]]:
+async def apart(world: World) -> AsyncIterator[tuple[Agent, Agent]]:
     """Two regions, each with a coordinator of its own."""
-    async with another_coordinator(database) as url:
+    async with another_coordinator(world.database) as url:
         settings = world.settings("eu-west", coordinator_url=url)
         async with running(world.settings("us-east")) as one, running(settings) as other:
             await one.ready()
@@ -67,9 +65,9 @@ async def test_limits_that_one_was_given_are_in_force_at_the_other(world: World,
     assert (await other.check(EXPORT, cost=150)).status_code == 200
 
 
-async def test_when_one_is_gone_its_region_goes_on_with_the_other(world: World, database: str) -> None:
+async def test_when_one_is_gone_its_region_goes_on_with_the_other(world: World) -> None:
     """Behind one address, as a load balancer has it: the batch that one had booked is a replay for the other."""
-    async with another_coordinator(database) as url:
+    async with another_coordinator(world.database) as url:
         async with running(world.settings("us-east", coordinator_url=url)) as agent:
             await agent.ready()
             await agent.lease(50)
