@@ -1,7 +1,7 @@
-"""What a run can reach, and which of it was not: answers that have a name, and cells of the transition table.
+"""What a run can reach and did not: named outcomes and cells of the transition table.
 
-A cell that nobody can ever ask for is named here, with the reason. A run that reaches one shows the reason to be wrong.
-So is an answer that comes only where a run cannot lead.
+Cells that cannot be reached are listed here with the reason. A run that reaches one shows that the reason is wrong. The
+same holds for outcomes.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ CELLS = [cell for state in LeaseState for event in LeaseEvent if (cell := _cell(
 
 
 def unreached(reached: Counter[str]) -> dict[str, list[str]]:
-    """Refusals that nobody met, and cells of the transition table that nothing asked for."""
+    """Return refusals and cells of the transition table that no run has reached."""
     return {
         "outcomes": [name for name in OUTCOMES if not reached[name]],
         "cells": [name for name in CELLS if not reached[name]],

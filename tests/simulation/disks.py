@@ -1,6 +1,6 @@
-"""The disk of a region's agents: what was flushed outlives a kill; what was not is there, or in part, or not at all.
+"""The disk of a region's agents. Flushed data survives a kill; other data survives whole, in part or not at all.
 
-Here is also the ground truth of journals: what is on disk was admitted, and is to be booked once, whoever comes after.
+It also records the ground truth of journals: what is on disk was admitted, and must be booked exactly once.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ FLUSH_S = 0.003
 class VirtualDisk:
     random: random.Random
     files: dict[str, bytes] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)  # the agent that has it locked
-    everything: dict[str, bytes] = field(default_factory=dict)  # those that are removed by now, too
+    owners: dict[str, str] = field(default_factory=dict)  # the agent that holds its lock
+    everything: dict[str, bytes] = field(default_factory=dict)  # removed ones included
 
     def kept(self) -> dict[tuple[str, str], int]:
-        """Units by quota and period, of all that was ever durable."""
+        """Return units by quota and period, of all that was ever durable."""
         units: dict[tuple[str, str], int] = defaultdict(int)
         for content in self.everything.values():
             for entry in read(content).entries:
@@ -43,13 +43,13 @@ class VirtualSegment:
         self._may_act = may_act
 
     async def append(self, data: bytes) -> None:
-        """Its agent may be killed while the disk is at work."""
+        """Append data. The agent may be killed while the disk works."""
         await asyncio.sleep(FLUSH_S)
         if self._may_act():
             self._disk.write(self.name, data)
             return
         self._disk.write(self.name, data[: self._disk.random.choice([0, len(data) // 2, len(data)])])
-        await asyncio.get_running_loop().create_future()  # the dead hear nothing
+        await asyncio.get_running_loop().create_future()  # a killed agent never continues
 
     async def content(self) -> Read:
         return self.read()
@@ -63,7 +63,7 @@ class VirtualSegment:
             del self._disk.files[self.name]
 
     def release(self) -> None:
-        """Its agent is gone by then, which is what others look at."""
+        """Release the lock of a journal, as the death of its agent does."""
 
 
 class VirtualDirectory:

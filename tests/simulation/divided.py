@@ -1,7 +1,7 @@
-"""What people said of who gets how much, held against every transaction as it is committed.
+"""Check every committed transaction: what people set for regions (floors, ceilings, moves, modes).
 
-Looked at from outside, by what was booked and by what stands in the rows before and after: the formulas that decided
-are not asked. A transaction that also books work done beyond what was granted, or a limit that fell, proves nothing.
+The checks compare rows before and after a transaction, not the product's own rules. A transaction that also books usage
+beyond its grants, or a lower limit, proves nothing.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ class Before(NamedTuple):
 
 
 class Divided:
-    """What was seen to be wrong, under the name of the invariant that was broken."""
+    """Violations that were found, by the name of the invariant."""
 
     def __init__(self, ledger: LedgerModel, clock: Clock) -> None:
         self.broken: defaultdict[str, list[str]] = defaultdict(list)
@@ -47,7 +47,7 @@ class Divided:
                 self.broken["a_floor_is_kept"] += self._not_kept_from(key, region)
 
     def _moves(self, transaction: Transaction, before: Mapping[Name, Any]) -> list[Before]:
-        """Those that are open, and how far they were."""
+        """Return the open moves with their progress."""
         found = []
         for name, move in self._ledger.rows["move"].items():
             row = Name("move", name)
@@ -59,7 +59,7 @@ class Divided:
     def _look_at_modes(
         self, transaction: Transaction, granted: ToRegion, booked: list[tuple[str | None, Transfer]]
     ) -> None:
-        """What each mode says of every grant, by the document and overrides that are in force."""
+        """Check every grant against the mode of its quota, by the document and overrides in force."""
         harmless = _only_harmless(granted, booked)
         reported = [entry for entry in transaction.entries if not isinstance(entry, Movement)]
         by_report = _units(
@@ -80,13 +80,13 @@ class Divided:
                 )
 
     def _came(self, key: Key, region: str) -> int:
-        """On its way there because people moved it, when it was still leased."""
+        """Return the units that are on their way to a region by a move, if the quota was leased then."""
         moves = (move for move in self._ledger.rows["move"].values() if move is not None and move.key == key)
         return sum(move.regranted for move in moves if move.target == region)
 
     def _not_its_own(self, catalogue: Catalogue, key: Key, region: str, limit: int) -> Iterator[str]:
-        """Neither more than its own, nor anything that the others have yet to ask for. But what was credited, or left
-        of the period before, is for whoever asks, and what was debited may have been anybody's.
+        """Find grants of more than the region's own limit, or of units that other regions may still need. Credits and
+        carry-over are for every region, and a debit may have taken from any.
         """
         settings, weights = catalogue.settings_of(key.quota), catalogue.weights_of(key.quota)
         own = {
@@ -100,7 +100,7 @@ class Divided:
             yield f"{region} was granted of {key}: {self._ledger.pools[key].unallocated} are left, others lack {lacks}"
 
     def _adjusted(self, key: Key) -> tuple[int, int]:
-        """What was credited of it in all or came into it, and what was debited."""
+        """Return what was credited or carried over into the pool, and what was debited."""
         units = Counter[AdjustmentKind]()
         for each in self._ledger.adjustments.values():
             if (each.terms.key.quota, each.booked_in) == key:
@@ -116,13 +116,13 @@ class Divided:
             yield f"{region} was granted of {key} up to {self._taken(key, region)}, above {ceiling}"
 
     def _not_kept_from(self, key: Key, region: str) -> Iterator[str]:
-        """Others' floors, and what is on its way to them, are still there after the grant."""
+        """Find grants after which other regions' floors, or moves to them, are no longer covered."""
         catalogue, pool = self._ledger.catalogue([key.quota], self._clock.now()), self._ledger.pools[key]
         settings = {} if catalogue.mode_of(key.quota) is Mode.REGIONAL else catalogue.settings_of(key.quota)
         floors = {name: settings.get(name, NOTHING_SET).floor for name in catalogue.weights_of(key.quota)}
         whole = {name: floor for name, floor in floors.items() if isinstance(floor, int)}
         if sum(whole.values()) > pool.funded:
-            whole = {}  # all give way alike
+            whole = {}  # reduced in proportion
         travelling = self._travelling(key)
         others = (whole.keys() | travelling.keys()) - {region}
         lacks = {name: max(0, whole.get(name, 0) - self._taken(key, name), travelling[name]) for name in others}
@@ -159,7 +159,7 @@ def _only_harmless(granted: ToRegion, booked: list[tuple[str | None, Transfer]])
 
 
 def _not_of_units(moves: list[Before], granted: ToRegion, returned: ToRegion) -> Iterator[str]:
-    """What came back is a return of its source, what arrived a grant to its target; and such a grant is of the move."""
+    """Find moves whose progress is no return of the source or no grant to the target."""
     back, arrived, travelled = ToRegion(), ToRegion(), ToRegion()
     for move, was_returned, was_regranted in moves:
         if not 0 <= move.regranted <= move.returned <= move.units and move.target:

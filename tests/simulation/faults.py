@@ -1,6 +1,6 @@
-"""What goes wrong in a run, drawn from the seed before the run begins.
+"""Faults of a run, drawn from the seed before the run begins.
 
-So a history is a list of events: a failing one is made shorter by leaving events out and running it again.
+A history is a list of events, so that a failing one can be shortened by leaving events out and running it again.
 """
 
 import random
@@ -160,7 +160,7 @@ def _of_modes(seed: int, steps: int) -> list[Event]:
 
 
 def _of_surroundings(seed: int, steps: int) -> list[Event]:
-    """Some kinds of them, in two runs of three."""
+    """Draw kinds of surrounding changes, in two runs of three."""
     chance = random.Random(f"surroundings {seed}")
     weights = {kind: weight for kind, (weight, _) in OF_SURROUNDINGS.items() if weight and chance.random() < 2 / 3}
     if chance.random() < 1 / 3 or not weights:

@@ -1,6 +1,7 @@
-"""What must be true after every step, and what must be true when all is healed and quiet.
+"""Invariants: what must hold after every step, and what must hold once all faults are healed.
 
-Each invariant is a function that yields what is wrong. Its name is what a run, and the table of mutants, is told by.
+Each invariant is a function that yields its violations. Reports of runs and the table of mutants name it by its
+function.
 """
 
 from collections import Counter, defaultdict
@@ -26,20 +27,20 @@ from tests.simulation.world import LANES, OVERDRAFT, World, is_current
 
 @dataclass
 class Watch:
-    """What has to be remembered from step to step to see that something went back."""
+    """What is remembered from step to step, to notice when something goes back."""
 
-    funded: dict[Key, int] = field(default_factory=dict)  # the most that ever was
+    funded: dict[Key, int] = field(default_factory=dict)  # the largest value so far
     totals: dict[tuple[int, Key], tuple[int, ...]] = field(default_factory=dict)
     seqs: dict[Any, int] = field(default_factory=dict)
     lost: dict[tuple[int, Key], int] = field(default_factory=dict)  # what lost leases had returned
     kept: dict[Any, tuple[int, ...]] = field(default_factory=dict)  # in the stores
     waiting: dict[Any, tuple[str, int]] = field(default_factory=dict)  # leases ahead: their period, and when it starts
-    closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their books as they stay
+    closed: dict[str, list[Any]] = field(default_factory=dict)  # periods, with their final balances
     looked_at: datetime | None = None
-    quiet: dict[str, tuple[Any, datetime]] = field(default_factory=dict)  # since when nothing goes wrong in a region
-    calm: dict[str, tuple[Any, float]] = field(default_factory=dict)  # since when no fault is in a region's way
+    quiet: dict[str, tuple[Any, datetime]] = field(default_factory=dict)  # since when a region has no faults
+    calm: dict[str, tuple[Any, float]] = field(default_factory=dict)  # since when no fault affects a region
     looked_s: float = 0.0
-    scarce_s: dict[str, float] = field(default_factory=dict)  # when too little of a quota was unallocated last
+    scarce_s: dict[str, float] = field(default_factory=dict)  # when too few units of a quota were unallocated last
     ledger_lost: int = 0  # a close may be lost with the rest, and done again in the same step
 
 
@@ -47,10 +48,10 @@ Invariant = Callable[[World, Watch], Iterator[str]]
 WRITTEN_EVERY_US = 1_000
 ADMITTED_WITHIN_S = 2.0
 LOOKED_EVERY_S = 0.5
-MOST_AT_ONCE = 10  # units, more than any request asks for
+MOST_AT_ONCE = 10  # units, more than any request costs
 ASKED_AHEAD = timedelta(seconds=5)  # a lease is given ahead for four of them, and asked for twice meanwhile
 _NEVER_NEGATIVE = tuple(name for name in POOL if name != "adjustment")  # more may be debited than credited
-_SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # what a pool has of its leases and corrections
+_SHARED = tuple(dict.fromkeys((*SHARED, *CORRECTION)))  # accounts of pools that are sums over leases and corrections
 
 
 def nobody_raised(world: World, _: Watch) -> Iterator[str]:
@@ -58,7 +59,7 @@ def nobody_raised(world: World, _: Watch) -> Iterator[str]:
 
 
 def books_balance(world: World, watch: Watch) -> Iterator[str]:
-    """All identities, nothing negative, and a pool is what its leases and corrections add up to."""
+    """All identities hold, no account is negative, and a pool is the sum of its leases and corrections."""
     parts: list[tuple[Any, tuple[str, ...]]] = [(lease, LEASE) for lease in world.ledger.leases.values()]
     parts += [(each, CORRECTION) for each in world.ledger.corrections.values()]
     sums: dict[Key, dict[str, int]] = {key: dict.fromkeys(_SHARED, 0) for key in world.ledger.pools}
@@ -80,7 +81,7 @@ def books_balance(world: World, watch: Watch) -> Iterator[str]:
 
 
 def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
-    """Nothing is added to, changed in or removed from the books of a closed period."""
+    """Nothing of a closed period is added, changed or removed."""
     if world.ledger_lost != watch.ledger_lost:
         watch.ledger_lost = world.ledger_lost
         watch.closed.clear()
@@ -103,7 +104,7 @@ def closed_means_closed(world: World, watch: Watch) -> Iterator[str]:
 
 
 def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
-    """Of a lease whose period is closed, one book is open: there, and nowhere else, is what comes late."""
+    """A lease of a closed period has one open correction, where all late evidence is booked."""
     books: dict[Any, list[Correction]] = defaultdict(list)
     for (epoch, quota, charge_period, _period), each in world.ledger.corrections.items():
         if not world.ledger.is_closed(each.key):
@@ -114,8 +115,8 @@ def late_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def never_oversold(world: World, watch: Watch) -> Iterator[str]:
-    """What was admitted by leases is at most what was ever funded and credited, with what was left of the period
-    before, what a soft cap was extended by and what regions may overdraw, less what went over into the period after.
+    """Units admitted by leases are covered: by what was funded, credited and carried over into the period, the soft
+    cap's extension and the overdraft, less what was carried over out of the period.
     """
     overdrafts = _overdrafts(world)
     for key, pool in world.ledger.pools.items():
@@ -136,17 +137,17 @@ def never_oversold(world: World, watch: Watch) -> Iterator[str]:
 
 
 def nothing_is_funded_that_nobody_promised(world: World, _: Watch) -> Iterator[str]:
-    """No limit and no override ever said more, nor did the cap of a soft one."""
+    """A pool is funded by no more than the largest limit, override or soft cap that was ever in force."""
     yield from world.limits.promised
 
 
 def what_is_included_is_the_limit(world: World, _: Watch) -> Iterator[str]:
-    """Over all regions, to the unit: nothing beyond it is told to be within, and nothing within it to be beyond."""
+    """Over all regions, usage within the limit and overage are told apart to the unit."""
     yield from world.limits.included
 
 
 def an_adjustment_is_booked_once(world: World, _: Watch) -> Iterator[str]:
-    """And as it was approved: by what people were answered, and where a ledger lost that, by what it has of it."""
+    """An approved adjustment is booked once, by the reply of its approval or, after a loss of the ledger, by its row."""
     if not world.ledger_lost and world.approved != {
         id_: each for id_, each in world.ledger.adjustments.items() if each.booked_in
     }:
@@ -159,7 +160,7 @@ def an_adjustment_is_booked_once(world: World, _: Watch) -> Iterator[str]:
 
 
 def a_debit_takes_what_is_free(world: World, _: Watch) -> Iterator[str]:
-    """Nothing that a region holds or has used, and nothing that is not the tenant's."""
+    """A debit takes nothing that a region holds or has used."""
     yield from world.limits.debited
 
 
@@ -168,7 +169,7 @@ def what_goes_over_was_left(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_goes_over_arrives_once(world: World, _: Watch) -> Iterator[str]:
-    """Of a period that is closed, and of no other: what it gives is what another period gets, in the books of both."""
+    """What a closed period carries over is exactly what the next period gets."""
     gone, came = Counter[tuple[str, str]](), Counter[Key]()
     for (key, _epoch, charge_period, src, dst, _cause), units in world.ledger.rows["moved"].items():
         if Account.CARRIED_OVER_IN in (src, dst):
@@ -189,7 +190,7 @@ def _overdrafts(world: World) -> Counter[Key]:
 
 
 def an_overdraft_is_there_once(world: World, _: Watch) -> Iterator[str]:
-    """Of a quota, in a period, whatever regions and epochs there are and were: that is the worst case, as published."""
+    """All regions and epochs together overdraw a quota at most by its overdraft, which is the published bound."""
     for key, units in _overdrafts(world).items():
         if units > OVERDRAFT:
             yield f"{units} of {key}"
@@ -200,7 +201,7 @@ def who_is_heard_overdraws_nothing(world: World, _: Watch) -> Iterator[str]:
 
 
 def within_its_lease(world: World, _: Watch) -> Iterator[str]:
-    """What an epoch admitted is at most what it was given and did not give back, or may have beyond it."""
+    """An epoch admits at most what it was granted and did not return, plus its overdraft."""
     if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
@@ -216,7 +217,7 @@ def _of_a_journal(world: World, epoch: int) -> bool:
 
 
 def a_journal_is_booked_once(world: World, _: Watch) -> Iterator[str]:
-    """Of what was on disk, and by whichever epochs it is told."""
+    """The entries of a journal on disk are booked once, whichever epochs report them."""
     for (quota, period), (booked, kept) in _journals(world).items():
         if booked > kept:
             yield f"{quota} in {period}: {kept} in journals, {booked} booked"
@@ -274,8 +275,8 @@ def totals_only_grow(world: World, watch: Watch) -> Iterator[str]:
 
 
 def what_is_lost_returns_nothing(world: World, watch: Watch) -> Iterator[str]:
-    """Of an epoch whose store lost data: what it says it gave back may have been spent as well."""
-    for name in world.ledger.proved:  # between two looks it may have returned, and have been lost again
+    """Returns of an epoch whose store lost data are not booked, because the units may have been spent as well."""
+    for name in world.ledger.proved:  # it may have returned and been lost again between two checks
         watch.lost.pop(name, None)
     for name, lease in world.ledger.leases.items():
         if lease.state is LeaseState.LOST:
@@ -286,7 +287,7 @@ def what_is_lost_returns_nothing(world: World, watch: Watch) -> Iterator[str]:
 
 
 def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
-    """As long as it lives with its data, no total in it goes back."""
+    """No total in a store goes back within one incarnation."""
     for name, machine in world.machines.items():
         for key in machine.store.data:
             if ":lease:" in key:
@@ -299,7 +300,7 @@ def a_store_only_moves_forward(world: World, watch: Watch) -> Iterator[str]:
 
 
 def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
-    """A lease ahead waits until its store's clock says so, or the coordinator does.
+    """A lease of the next period is not spent before the store's clock, or the coordinator, says that the period began.
 
     The fence may be a moment behind that clock: it is written when a millisecond has passed.
     """
@@ -318,7 +319,7 @@ def no_period_begins_early(world: World, watch: Watch) -> Iterator[str]:
 
 
 def the_next_lease_comes_in_time(world: World, watch: Watch) -> Iterator[str]:
-    """Where nothing goes wrong in the last seconds of a period, a region has a lease of the next one as it begins."""
+    """Without faults in the last seconds of a period, a region has a lease of the next period when that begins."""
     now, before = world.clock.now(), watch.looked_at
     watch.looked_at = now
     begins_at = now.replace(minute=0, second=0, microsecond=0)
@@ -332,7 +333,7 @@ def the_next_lease_comes_in_time(world: World, watch: Watch) -> Iterator[str]:
 
 
 def _what_could_go_wrong(world: World, region: str) -> Any:
-    """None while something does; else what is another thing as soon as something has."""
+    """Return None during a fault, else a value that changes whenever a fault has come and gone."""
     machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.epochs.current.epoch if cell.epochs.current else None for cell in cells}
@@ -352,9 +353,9 @@ def _what_could_go_wrong(world: World, region: str) -> Any:
         or (not epochs or epochs != current or world.ledger.rows["limits"][0].default_plan is not None)
         or any(agent.stopping.is_set() for agent in agents)
         or any(cell.exchange_loop.stopped_lanes for cell in cells)
-        or any(cell.exchange_loop.is_pausing for cell in cells)  # for what went wrong before
+        or any(cell.exchange_loop.is_pausing for cell in cells)  # because of an earlier fault
         or not world.ledger.rows["region"][region].is_active
-        or bool(world.ledger.overridden(world.clock.now()))  # by an override nothing is given ahead
+        or bool(world.ledger.overridden(world.clock.now()))  # with an override no next lease is granted ahead
         or Mode.CENTRAL in modes  # likewise
     )
     changes = (machine.restarts, machine.hang_ups, machine.offset_us, weather.troubles, world.clock.slept)
@@ -376,22 +377,22 @@ def _without_the_next(world: World, region: str, begins_at: datetime) -> Iterato
     for (number, key), lease in world.ledger.leases.items():
         is_held = lease.state is LeaseState.ACTIVE and lease.expires_at > begins_at
         period = period_of(key.period)
-        is_kept = any(_renews(cell, key.quota) for cell in _cells(world, region))  # or who did is gone
+        is_kept = any(_renews(cell, key.quota) for cell in _cells(world, region))  # or the agent that did is gone
         found = entitlement(world.ledger.catalogue([key.quota], begins_at), key.quota)
         is_held = is_held and isinstance(found, Entitlement) and found.calendar == period.calendar
         if is_held and is_kept and period.ends_at == begins_at and is_current(world.ledger.epochs[number], region):
             name = f"lh:{{{lane_of(key.quota, LANES)}}}:lease:{number}:{key.quota}"
             kept = store.hash(name)
             ahead = next_period(period).id
-            # One that was given ahead, and went back when the quota's period changed, is given when it is current.
+            # A lease that was granted ahead and returned when the quota's period changed is granted once it is current.
             if ahead not in (kept.get("period"), kept.get("next:period")) and f"ended:{ahead}" not in kept:
                 yield f"{name} of {region} at {begins_at}: {kept}"
 
 
 def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str]:
-    """With units unallocated, everything up and nobody cut off, requests are not denied for longer than two seconds."""
+    """Without faults and with units unallocated, requests are denied for no longer than two seconds."""
     now_s = world.loop.time()
-    if now_s - watch.looked_s > LOOKED_EVERY_S:  # nobody knows what happened in between
+    if now_s - watch.looked_s > LOOKED_EVERY_S:  # what happened in between is unknown
         watch.calm = {region: (what, max(since_s, now_s)) for region, (what, since_s) in watch.calm.items()}
         watch.scarce_s.clear()
     watch.looked_s = now_s
@@ -401,7 +402,7 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
     for region in world.machines:
         what = _what_could_stop(world, region)
         before, _ = watch.calm.setdefault(region, (what, now_s))
-        if what is None or before != what:  # an answer that was lost is waited for so long
+        if what is None or before != what:  # how long a lost reply is waited for
             watch.calm[region] = (what, now_s + CALL_TIMEOUT_S)
     for (region, quota), denials in world.denials.items():
         since_s = max(denials.first_asked_s, watch.calm[region][1], watch.scarce_s[quota])
@@ -411,7 +412,7 @@ def whoever_asks_is_admitted_in_time(world: World, watch: Watch) -> Iterator[str
 
 
 def _is_free(world: World, quota: str) -> bool:
-    """Units of the period that runs are unallocated, and enough for any request."""
+    """Whether the current period has enough unallocated units for any request."""
     now = world.clock.now()
     found = entitlement(world.ledger.catalogue([quota], now), quota)
     if not isinstance(found, Entitlement):
@@ -423,7 +424,7 @@ def _is_free(world: World, quota: str) -> bool:
 
 
 def _what_could_stop(world: World, region: str) -> Any:
-    """None while a fault does; else what is another thing as soon as a fault came and went."""
+    """Return None during a fault, else a value that changes whenever a fault has come and gone."""
     machine, weather, coordinators = world.machines[region], world.weather[region], world.coordinators
     agents, cells = [agent for agent in world.alive(region) if agent.real is not None], _cells(world, region)
     epochs = {cell.epochs.current.epoch if cell.epochs.current else None for cell in cells}
@@ -442,7 +443,7 @@ def _what_could_stop(world: World, region: str) -> Any:
 
 
 def _may_deny(world: World, region: str, quota: str) -> bool:
-    """People bound what the region may have, or one of its leases waits for them."""
+    """Whether people limit what the region may have, or reserve units for one of its leases."""
     catalogue = world.ledger.catalogue([quota], world.clock.now())
     if any(world.ledger.rows["setting"].values()) or catalogue.mode_of(quota) is Mode.REGIONAL:
         return True
@@ -455,7 +456,7 @@ def _may_deny(world: World, region: str, quota: str) -> bool:
 
 
 def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
-    """In a region's store, none that is older than one that has admitted."""
+    """In a region's store no epoch admits after a newer one has admitted."""
     while world.admissions:
         admission = world.admissions.popleft()
         machine = world.machines[admission.region]
@@ -465,13 +466,13 @@ def one_epoch_admits(world: World, _: Watch) -> Iterator[str]:
 
 
 def nothing_after_expiry(world: World, _: Watch) -> Iterator[str]:
-    """No region spends longer than the ledger believes that it does."""
+    """No region spends a lease for longer than the ledger believes."""
     if not world.ledger_lost:
         yield from world.late_admissions
 
 
 def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
-    """Unless a store or the ledger lost data: then a lane that stops is how it shows."""
+    """No lane stops, unless a store or the ledger lost data: then a stopped lane shows it."""
     if world.ledger_lost:
         return
     for agent in world.agents:
@@ -481,7 +482,7 @@ def no_lane_stops(world: World, _: Watch) -> Iterator[str]:
 
 
 def no_quarantine(world: World, _: Watch) -> Iterator[str]:
-    """Unless a store lost data that nobody could see, or the region lies."""
+    """Nothing goes into quarantine, unless a store lost data unnoticed or the region lies."""
     if world.ledger_lost:
         return
     for lease in world.ledger.leases.values():
@@ -495,51 +496,51 @@ def no_quarantine(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_a_region_invents_is_not_booked(world: World, _: Watch) -> Iterator[str]:
-    """It waits in quarantine until people approve how that ends."""
+    """Invented reports wait in quarantine until people approve a resolution."""
     for lease in world.ledger.leases.values():
         if lease.region == LIAR and lease.consumed and (lease.epoch, lease.key) not in world.resolved:
             yield f"{lease}"
 
 
 def told_what_is_true(world: World, _: Watch) -> Iterator[str]:
-    """A service is never told of more than its store admitted."""
+    """A service is never told of more units than its store admitted."""
     for quota, units in world.truth.heard.items():
         if units > world.truth.executed[quota]:
             yield f"{quota}: {units} told, {world.truth.executed[quota]} admitted"
 
 
 def no_hold_is_forgotten(world: World, _: Watch) -> Iterator[str]:
-    """What a service says of its work is booked, though the period or the epoch of its hold is over."""
+    """The outcome of a hold is booked even after its period or epoch has ended."""
     yield from world.forgotten_holds
 
 
 def last_words_are_heard(world: World, _: Watch) -> Iterator[str]:
-    """The last agent of a region that stops in peace leaves nothing unreported."""
+    """The last agent of a region that stops without faults leaves nothing unreported."""
     yield from world.unreported_after_stop
 
 
 def a_ceiling_is_kept(world: World, _: Watch) -> Iterator[str]:
-    """Whatever demand says: nobody is granted more of a period than people let it have."""
+    """No region is granted more of a period than its ceiling."""
     yield from world.divided.broken["a_ceiling_is_kept"]
 
 
 def a_floor_is_kept(world: World, _: Watch) -> Iterator[str]:
-    """After a grant there is still what is kept for others, by a floor or because it was brought there for them."""
+    """After a grant there is still enough for other regions' floors and moves."""
     yield from world.divided.broken["a_floor_is_kept"]
 
 
 def a_move_is_of_units_that_came_back(world: World, _: Watch) -> Iterator[str]:
-    """It makes no units and is done once: what is returned counts for it once, and so does what is granted."""
+    """A move makes no units and is done once: each return and each grant counts for it once."""
     yield from world.divided.broken["a_move_is_of_units_that_came_back"]
 
 
 def each_region_has_its_own_limit(world: World, _: Watch) -> Iterator[str]:
-    """Of what is regional: it is granted no more, and nothing of another's."""
+    """In regional mode a region is granted no more than its own limit."""
     yield from world.divided.broken["each_region_has_its_own_limit"]
 
 
 def nothing_is_granted_ahead_of_a_request(world: World, _: Watch) -> Iterator[str]:
-    """Of what is central."""
+    """In central mode nothing is granted ahead of a request."""
     yield from world.divided.broken["nothing_is_granted_ahead_of_a_request"]
 
 
@@ -587,8 +588,8 @@ ALWAYS: tuple[Invariant, ...] = (
 
 
 def every_journal_is_booked(world: World, _: Watch) -> Iterator[str]:
-    """But for those of a region that is lost for ever, and what people gave up or are to judge: usage in a calendar
-    that the quota had only for a while, and of which nothing was ever granted, waits in quarantine.
+    """Every journal is booked, but those of a lost region and what waits in quarantine: usage by a calendar that the
+    quota had only for a while, of which nothing was ever granted.
     """
     if world.ledger_lost:
         return
@@ -606,7 +607,9 @@ def every_journal_is_booked(world: World, _: Watch) -> Iterator[str]:
 
 
 def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
-    """Exactly, where no store lost data; else what is missing is within what is not accounted for."""
+    """Booked usage is exactly what was admitted. If a store lost data, the difference is within what is unaccounted
+    for.
+    """
     if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.admitted.items():
@@ -615,13 +618,13 @@ def booked_is_admitted(world: World, _: Watch) -> Iterator[str]:
         late = world.ledger.late_books(epoch, Key(quota, period))
         booked = (lease.consumed if lease else 0) + sum(each.consumed for each in late)
         if is_retired or any(each.quarantined for each in late):
-            continue  # people decided, or are to decide, what the rest of the evidence counts
+            continue  # people decide what the rest of the evidence counts
         if region not in world.lossy_regions and region not in world.lost_regions and booked != units:
             yield f"{quota} in {period}, epoch {epoch} of {region}: {units} admitted, {booked} booked, {lease}"
 
 
 def what_is_missing_is_bounded(world: World, _: Watch) -> Iterator[str]:
-    """Admitted and not booked is at most what is outstanding or in suspense, of every epoch."""
+    """Units admitted but not booked are at most those outstanding or in suspense, for every epoch."""
     if world.ledger_lost:
         return
     for (epoch, quota, period), units in world.truth.enforced.items():
@@ -639,12 +642,12 @@ def _bound(lease: Lease) -> int:
 
 
 def _bound_late(late: Correction) -> int:
-    """What it replaces of the closed books is in them, too."""
+    """Return the bound for late usage, including what it replaces in closed periods."""
     return late.consumed + late.suspense_carried + late.estimated + late.written_off - late.replaced - late.recovered
 
 
 def both_sides_agree(world: World, _: Watch) -> Iterator[str]:
-    """A lost grant strands nothing once a later message arrived: the store has the ledger's totals."""
+    """After a later message the store has the ledger's totals, so that a lost grant strands no units."""
     if world.ledger_lost:
         return
     for name, machine in world.machines.items():
@@ -676,9 +679,9 @@ def _differs(machine: Any, key: Key, lease: Lease) -> Iterator[str]:
 
 
 def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
-    """Of a period that is over nothing is left with a region that is there: it has returned what it did not spend.
+    """Regions that are up hold nothing of an ended period: they have returned what they did not spend.
 
-    But for what it has never heard of: a first grant whose reply was lost, with nothing said before the period ended.
+    The exception is a first grant whose reply was lost, if the region reported nothing before the period ended.
     """
     if world.ledger_lost:
         return
@@ -699,7 +702,7 @@ def an_ended_period_is_settled(world: World, _: Watch) -> Iterator[str]:
 
 
 def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str]:
-    """When no request waits any more, no region that is there has any of it."""
+    """In central mode no region that is up holds units when no request waits any more."""
     if world.ledger_lost:
         return
     for name, machine in world.machines.items():
@@ -715,7 +718,7 @@ def nothing_of_what_is_central_lies_idle(world: World, _: Watch) -> Iterator[str
 
 
 def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
-    """Transfers, projections and the regions' own totals, as finance lays them side by side."""
+    """Transfers, projections and the regions' totals agree in the reconciliation."""
     for period in sorted({key.period for key in world.ledger.pools}):
         if world.is_unseen(None, None, period):
             continue
@@ -724,7 +727,7 @@ def three_ways_agree(world: World, _: Watch) -> Iterator[str]:
 
 
 def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
-    """Once people have seen to it, nothing keeps a period open, but for what a region keeps until a stated time."""
+    """Nothing keeps an ended period open, except for holds with a stated end."""
     now = world.clock.now()
     for period in sorted({key.period for key in world.ledger.pools}):
         if is_over(period, now) and world.ledger.period(period).state != "closed":
@@ -734,17 +737,16 @@ def what_is_over_is_closed(world: World, _: Watch) -> Iterator[str]:
 
 
 def an_epoch_everywhere(world: World, _: Watch) -> Iterator[str]:
-    """Every region that is there has an incarnation and an epoch again."""
+    """Every region that is up has an incarnation and an epoch again."""
     for agent in world.agents:
         if agent.is_alive and agent.real is not None and agent.real.cells[0].epochs.current is None:
             yield f"{agent.name} has no epoch"
 
 
 def a_ledger_that_lost_data_is_noticed(world: World, _: Watch) -> Iterator[str]:
-    """Where a region had been told of what the ledger forgot, and goes on in that epoch, the ledger is shown it.
+    """A region that knows more than a ledger that lost data shows it, as soon as it reports anything in that epoch.
 
-    As soon as it says anything: the last seconds see to it that it does. But where a late copy of all that was
-    forgotten came first, and was booked again, nothing is missing any more.
+    If a late copy of all that was lost arrived first and was booked again, nothing is missing any more.
     """
     repaired = {world.ledger.epochs[number].region for number, _, _ in world.rebased}
     excused = world.coordinators.alarmed | repaired | world.lossy_regions | world.lost_regions
@@ -756,7 +758,7 @@ def a_ledger_that_lost_data_is_noticed(world: World, _: Watch) -> Iterator[str]:
 
 
 def lanes_go_on(world: World, _: Watch) -> Iterator[str]:
-    """Once people have approved it, a lane that showed the ledger to have lost data is spoken in again."""
+    """Once people have approved it, a lane that showed a loss of the ledger continues."""
     for epoch, lane, seq in world.ledger.regressed():
         region = world.ledger.epochs[epoch].region
         is_current = world.machines[region].store.hash("lh:fence").get("epoch") == str(epoch)

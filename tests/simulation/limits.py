@@ -1,7 +1,6 @@
-"""What is within a limit and what is beyond it, held against every transaction as it is committed.
+"""Check every committed transaction: what counts as within a limit, and what as beyond it.
 
-By what was booked, of all regions together, and by what people had promised: who decided, by which formula and in which
-order, is not asked.
+The checks use what was booked in all regions together and the limits that were in force, not the product's own rules.
 """
 
 from collections import Counter
@@ -29,7 +28,7 @@ _HELD = (
 
 
 class Limits:
-    """What was seen to be wrong, and the most that was ever promised of each quota."""
+    """Violations that were found, and the largest limit of each quota so far."""
 
     def __init__(self, ledger: LedgerModel, clock: VirtualClock) -> None:
         self._clock = clock
@@ -38,7 +37,7 @@ class Limits:
         self.debited: list[str] = []
         self.carried_over: list[str] = []
         self._limits, self._extensions = Counter[str](), Counter[str]()
-        self._each: set[str] = set()  # quotas of which each region has had the limit
+        self._each: set[str] = set()  # quotas in regional mode
         self._ledger = ledger
 
     def look(self, transaction: Transaction, before: Mapping[Name, Any]) -> None:
@@ -62,7 +61,7 @@ class Limits:
             was = before.get(Name("pool", key), pool)
             if (
                 pool and was and (was.funded or was.credited or was.soft_cap_extension)
-            ):  # before that nobody knows the limit
+            ):  # before that the limit is unknown
                 self.included += self._not_its_limit(was, pool, units)
 
     def _hear(self, document: LimitsDocument) -> None:
@@ -74,7 +73,7 @@ class Limits:
                 self._each |= {spec.name} if spec.mode == Mode.REGIONAL else set()
 
     def _not_promised(self, pool: Pool) -> Iterator[str]:
-        """But what regions had been given by a ledger that forgot it."""
+        """Find pools that are funded beyond every limit, except by a rebase of what a ledger had lost."""
         name = parse_quota_key(pool.key.quota)[0]
         promised = self._limits[name] * (len({*REGIONS, *self._ledger.rows["region"]}) if name in self._each else 1)
         if pool.funded > promised and pool.funded > promised + self._rebased(pool.key):
@@ -101,7 +100,7 @@ class Limits:
         )
 
     def _not_free(self, transaction: Transaction, before: Mapping[Name, Any]) -> Iterator[str]:
-        """What is debited lay there: it was neither leased nor used, nor lent by a soft cap, nor owed for overage."""
+        """Find debits of units that were leased, used, lent by a soft cap or owed for overage."""
         debits = (each for entry in transaction.entries for each in entry.transfers if each.cause is Cause.DEBITED)
         for each in debits:
             pool, was = self._ledger.pools[each.key], before.get(Name("pool", each.key)) or Pool(each.key)
@@ -110,9 +109,7 @@ class Limits:
                 yield f"{each.units} were debited of {was}, and it is {pool}"
 
     def _not_left(self, transaction: Transaction, before: Mapping[Name, Any]) -> Iterator[str]:
-        """What goes over was left, and no more of it than the document says: of the limit and credits of the period,
-        and never of what came into it, of what a soft cap lends, or of what anybody holds or waits for.
-        """
+        """Find carry-over of more than was left of the period's limit and credits, as far as the document allows it."""
         specs = {spec.name: spec for spec in self._ledger.rows["limits"][0].quotas}
         for entry in transaction.entries:
             for each in entry.transfers:
@@ -125,7 +122,9 @@ class Limits:
                         yield f"{each.units} go over of {was}, and {said} may"
 
     def _not_its_limit(self, was: Pool, pool: Pool, told: Counter[bool]) -> Iterator[str]:
-        """Whoever reports, and in whatever order; and the limit may have changed with the same transaction."""
+        """Find usage on the wrong side of the limit, in any order of reports; the limit may change in the same
+        transaction.
+        """
         limits = sorted(
             each.funded + each.credited + each.carried_over_in - each.carried_over_out for each in (was, pool)
         )
@@ -136,6 +135,6 @@ class Limits:
             yield f"of {pool.key} there is overage, and only {included} of {limits[0]} are used"
 
     def _of(self, table: str, key: Key) -> int:
-        """In whichever period it was booked."""
+        """Return the usage of a period, in whichever period it was booked."""
         rows: dict[tuple[Key, str], int] = self._ledger.rows[table]
         return sum(units for (at, period), units in rows.items() if (at.quota, period) == key)

@@ -1,4 +1,4 @@
-"""What people do while all this runs, and what callers do who are none of our agents."""
+"""What people do during a run, and what callers do who are none of the region's agents."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 CHANGED_FOR = 8  # steps
 GIVEN_UP_AFTER = 60  # likewise
-GRACE = timedelta(seconds=1)  # between asking for a close and the close
+GRACE = timedelta(seconds=1)  # between the request of a close and the close
 LATER_THAN_LATE = timedelta(days=36)
-APPROVED_AFTER = 12  # steps: evidence may come between what was proposed and what is approved
-ADJUSTED_AFTER = 5  # steps: of what was free when it was proposed, something may be leased by then
+APPROVED_AFTER = 12  # steps; evidence may arrive between proposal and approval
+ADJUSTED_AFTER = 5  # steps; units that were free at the proposal may be leased by then
 KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMATE)
 
 
@@ -63,7 +63,7 @@ def _books(world: "World") -> list[Lease | Correction]:
 
 
 def propose(world: "World", name: tuple[int, Key], kind: ResolutionKind, id_: str) -> bool:
-    """Of a quarantine only what the totals say can be proposed."""
+    """Propose a resolution. A quarantine can only end by the region's totals."""
     for each in (kind, ResolutionKind.UNATTRIBUTED):
         refusal, transaction = world.ledger.propose(name, each, 1, id_, world.clock.now())
         world.commit(transaction)
@@ -79,7 +79,7 @@ def _approve(world: "World", name: tuple[int, Key], id_: str) -> None:
 
 
 def rebase(world: "World") -> None:
-    """People hear the alarm of a ledger that lost data, and let each lane go on that has shown it."""
+    """Approve that each lane which showed a loss of the ledger continues."""
     for name in world.ledger.regressed():
         if name not in world.rebased:
             world.rebased.add(name)
@@ -93,7 +93,7 @@ def rebase(world: "World") -> None:
 
 
 def adjust(world: "World", event: Event) -> None:
-    """One person proposes to credit, to debit or to write off, of the hour, of the one before or of the day."""
+    """Propose a credit, a debit or a write-off, of the current hour, of the hour before or of the day."""
     kind = _ADJUSTS[event.kind]
     now = world.clock.now()
     quota, calendar = (_MAILS, PeriodKind.DAY) if event.number % 4 == 0 else (_QUOTA, PeriodKind.HOUR)
@@ -107,7 +107,7 @@ def adjust(world: "World", event: Event) -> None:
 
 
 def _approve_adjustment(world: "World", id_: UUID) -> None:
-    """Another decides. What was answered is noted: by that the books are judged."""
+    """Approve as another person, and note the reply, by which the ledger is judged."""
     own = _heard(world, lambda: world.ledger.approve_adjustment(id_, _PROPOSER, world.clock.now()))
     told = _heard(world, lambda: world.ledger.approve_adjustment(id_, _APPROVER, world.clock.now()))
     if not isinstance(own, AdjustmentRefusal):
@@ -123,7 +123,7 @@ def _withdraw(world: "World", id_: UUID) -> None:
 def _heard(
     world: "World", ask: Callable[[], tuple[Adjustment | AdjustmentRefusal, Transaction]]
 ) -> Adjustment | AdjustmentRefusal:
-    """Who hears nothing asks again: the coordinator died before its commit or after it, or the answer was lost."""
+    """Whether a person gets the reply; otherwise they repeat the request."""
     while True:
         told, transaction = ask()
         if world.coordinators.conclude(transaction) and world.answers.random() < _ANSWERED:
@@ -137,7 +137,7 @@ def _heard(
 
 
 def close(world: "World", event: Event) -> None:
-    """Somebody asks to close whatever is over, and now and then what is not."""
+    """Request the close of an ended period, and now and then of one that has not ended."""
     now = world.clock.now()
     for period in _periods(world):
         if is_over(period, now) or event.number == 1:
@@ -145,7 +145,7 @@ def close(world: "World", event: Event) -> None:
 
 
 def continue_closing(world: "World") -> None:
-    """What coordinators do of what was asked for before: nothing is looked at as long as something ends by itself."""
+    """Continue requested closes as coordinators do, unless something still ends by itself."""
     now = world.clock.now()
     for period, row in list(world.ledger.rows["period"].items()):
         if row.state == "closing":
@@ -156,7 +156,7 @@ def continue_closing(world: "World") -> None:
 
 
 def close_at_last(world: "World") -> None:
-    """What is in the way of a close is seen to, and it is asked for."""
+    """Remove what is in the way of a close, and request it."""
     for name, proposal in list(world.ledger.proposals.items()):
         if proposal is not None:
             _approve(world, name, proposal.id)
@@ -181,12 +181,12 @@ def _close(world: "World", period: str, *, carries: bool | None) -> None:
     missing, transaction = world.ledger.close_period(period, carries, GRACE, world.clock.now())
     world.coordinators.outcomes.update(f"Obstacle.{each.what.name}" for each in missing or ())
     over = [each for entry in transaction.entries for each in entry.transfers if each.cause is Cause.CARRIED_OVER]
-    if world.coordinators.conclude(transaction):  # else it died over it, and it is asked for again
+    if world.coordinators.conclude(transaction):  # otherwise the coordinator died, and the close is requested again
         world.coordinators.outcomes["carried over"] += len(over) // 2
 
 
 def let_hours_pass(world: "World", event: Event) -> None:
-    """For everybody alike: stores and coordinators find another time on their clocks."""
+    """Advance all clocks: stores and coordinators see another time."""
     world.clock.slept += timedelta(hours=event.number % 3 + 1) if event.number else LATER_THAN_LATE
     world.days_passed |= not event.number
 
@@ -195,7 +195,7 @@ def let_hours_pass(world: "World", event: Event) -> None:
 
 
 def move(world: "World", event: Event) -> None:
-    """Somebody brings idle units of the hour from one region to the next; a while later they give it up."""
+    """Move idle units of the hour from one region to the next, and cancel the move a while later."""
     target = REGIONS[(REGIONS.index(event.region) + 1) % len(REGIONS)]
     _begin_moves(world, event, lambda table, now: plan_move(table, event.region, target, event.number, now))
 
@@ -216,13 +216,13 @@ def _begin_moves(world: "World", event: Event, planner: Planner) -> None:
 
 
 def follow_moves(world: "World") -> None:
-    """What coordinators do of what people began."""
+    """Follow rebalances as coordinators do."""
     for id_ in list(world.ledger.rows["rebalance"]):
         world.commit(world.ledger.follow_moves(id_, world.clock.now()))
 
 
 def divide(world: "World", event: Event) -> None:
-    """Somebody sets a region's weight, floor and ceiling, and takes it all back a while later."""
+    """Set a region's weight, floor and ceiling, and reset them a while later."""
     number = event.number
     setting = Setting(number % 4, number if number % 3 else None, 2 * number if number % 2 else None)
     world.commit(world.ledger.set("exports:", {event.region: setting}))
@@ -234,7 +234,7 @@ def divide(world: "World", event: Event) -> None:
 
 
 def override(world: "World", event: Event) -> None:
-    """It comes and goes below running agents, and may be over before the lease that it was granted for."""
+    """Add an override, which may end before the lease that was granted by it."""
     subject = {"tenant": "acme"} if event.number % 2 else {}
     now = world.clock.now()
     until = now + timedelta(seconds=1 + event.number % 5)
@@ -243,16 +243,16 @@ def override(world: "World", event: Event) -> None:
 
 
 def change_document(world: "World", event: Event) -> None:
-    """Below running agents: a quota that is gone, one of another kind, one of which their plan gives nothing."""
+    """Change the document under running agents: a quota is gone, of another kind, or without a limit for the plan."""
     before = world.ledger.rows["limits"][0]
-    if before.default_plan is None:  # else it is changed already
+    if before.default_plan is None:  # otherwise it is changed already
         quotas = [quota for quota in before.quotas if quota.name != "exports"] + _VARIANTS[event.number]
         names = {quota.name for quota in quotas}
         policies = [policy for policy in before.policies if policy.quota in names]
         plans = {"free": Part(), "pro": Part()}
         changed = LimitsDocument(quotas=quotas, policies=policies, plans=plans, default_plan="free")
         if faults_of_change(changed, world.ledger.overridden(world.clock.now())):
-            return  # as the coordinator refuses it
+            return  # the coordinator refuses it
         world.commit(world.ledger.put_limits(changed))
         world.until[event.step + CHANGED_FOR].append(lambda: world.commit(world.ledger.put_limits(before)))
 
@@ -279,17 +279,17 @@ def change_zone(world: "World", event: Event) -> None:
 
 
 def _change_calendars(world: "World") -> None:
-    if world.ledger.rows["limits"][0].default_plan is None:  # else another document is in force for some steps
+    if world.ledger.rows["limits"][0].default_plan is None:  # otherwise another document is in force for some steps
         world.put_limits(world.limit, world.modes)
 
 
-# --- a region that lies -----------------------------------------------------------------------------------------------
+# --- a lying region -----------------------------------------------------------------------------------------------
 
 LIAR = "mallory"
 
 
 def lie(world: "World", event: Event) -> None:
-    """A region with a token that is good reports what it never did: absurd totals, invented periods and quotas."""
+    """Report as a region with a valid token what never happened: absurd totals, invented periods and quotas."""
     world.commit(world.ledger.put_region(LIAR, "active"))
     epochs = [number for number, epoch in world.ledger.epochs.items() if epoch.region == LIAR]
     if not epochs:
@@ -319,7 +319,7 @@ def lie(world: "World", event: Event) -> None:
 
 
 def strange_call(world: "World", event: Event) -> None:
-    """Somebody with the region's token who is none of its agents. What is refused changes nothing."""
+    """Call as a stranger with the region's token. Refused calls must change nothing."""
     calls = list(_strange_calls(world, event.region))
     kind, body = calls[event.number % len(calls)]
     transaction = world.coordinators.decide(kind, event.region, body)
@@ -328,7 +328,7 @@ def strange_call(world: "World", event: Event) -> None:
 
 
 def _changes(world: "World", name: Name, row: object) -> bool:
-    """What is kept for people changes nothing, nor does a missing pool: it is locked by being made, and is empty."""
+    """Return what a call changed. Kept evidence and an empty pool, which its lock creates, are no changes."""
     is_made = name.table == "pool" and name.key not in world.ledger.pools
     return name.table != "regressed" and not (is_made and row == Pool(name.key))
 
@@ -353,7 +353,7 @@ def _strange_calls(world: "World", region: str) -> Iterator[tuple[str, bytes]]:
 
 _QUOTA, _MAILS = "exports:tenant=acme", "mails:tenant=acme"
 _PROPOSER, _APPROVER, _ADJUSTMENTS = UUID(int=1), UUID(int=2), 1 << 64
-_ANSWERED = 0.8  # so often
+_ANSWERED = 0.8  # the share of replies that arrive
 _ADJUSTS = {
     "credited": AdjustmentKind.CREDIT,
     "debited": AdjustmentKind.DEBIT,

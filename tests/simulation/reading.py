@@ -1,4 +1,4 @@
-"""What is read of the simulated books before a period is closed: as `operations` read it with SQL."""
+"""Read the simulated ledger before a period is closed, as the product does with SQL."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ def read_books(ledger: "LedgerModel", period: str) -> Books:
 
 
 def adjusted(ledger: "LedgerModel") -> dict[Key, Adjusted]:
-    """What approved adjustments come to, in each pool in which they are booked."""
+    """Return the sums of approved adjustments, by the pool in which they are booked."""
     made: dict[Key, Adjusted] = {}
     for each in ledger.adjustments.values():
         if each.booked_in is not None:
@@ -120,7 +120,7 @@ def _lanes(ledger: "LedgerModel", epochs: set[int]) -> Iterator[LaneRow]:
 
 
 def _correction(ledger: "LedgerModel", each: Correction) -> CorrectionRow:
-    """A region has one total for all the periods in which its lease is booked: the newest of them tells it."""
+    """Return a correction. A region has one total for all periods in which its lease is booked; the newest has it."""
     about = Key(each.key.quota, each.charge_period)
     every, lease = ledger.late_books(each.epoch, about), ledger.leases.get((each.epoch, about))
     is_newest = max(other.key.period for other in every) == each.key.period

@@ -1,6 +1,6 @@
-"""One run: a seed, a list of events, steps; then healing, quiet, and the last look.
+"""One run: a seed, a list of events and steps; then healing, a quiet time and the final checks.
 
-A run is a function of its seed and its events. What it did is hashed as it goes, so that two runs can be compared.
+A run is a function of its seed and its events. Its history is hashed, so that two runs can be compared.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Violated(Exception):
 
 
 def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: Any = None) -> Result:
-    """`mutant`: a context manager that takes the world and removes a guard."""
+    """Run a seed. `mutant` is a context manager that takes the world and removes a guard."""
     chosen = draw(seed, steps) if events is None else list(events)
     loop = VirtualLoop()
     asyncio.set_event_loop(None)
@@ -69,7 +69,7 @@ def run(seed: int, steps: int, events: Sequence[Event] | None = None, mutant: An
 
 
 def _end(world: World) -> None:
-    """Nobody acts any more, and nothing is left behind."""
+    """Stop every task, and leave nothing behind."""
     for agent in world.agents:
         world.kill(agent)
     loop = world.loop
@@ -82,7 +82,7 @@ def _end(world: World) -> None:
 
 @contextmanager
 def reached(world: World) -> Iterator[Counter[str]]:
-    """Which cells of the transition table were asked for."""
+    """Return the cells of the transition table that were reached."""
     cells: Counter[str] = Counter()
 
     class Table(dict[Any, Any]):
@@ -97,7 +97,7 @@ def reached(world: World) -> Iterator[Counter[str]]:
 class _Run:
     def __init__(self, world: World, steps: int, events: list[Event], is_as_it_should_be: bool) -> None:
         self.world, self.steps, self.events = world, steps, events
-        self.is_as_it_should_be = is_as_it_should_be  # no mutant: one may do what is impossible
+        self.is_as_it_should_be = is_as_it_should_be  # not for mutants, which may do impossible things
         self.watch = Watch()
         self.hash = hashlib.sha256()
         self.pace = world.chance("pace")
@@ -113,7 +113,7 @@ class _Run:
             await self._live()
         except Violated as violated:
             violation = violated.violation
-        except Exception as error:  # one seed that breaks down is no reason not to try the others
+        except Exception as error:  # the other seeds run in any case
             violation = Violation(world.seed, world.step, type(error).__name__, traceback.format_exc())
         if violation is None and self.is_as_it_should_be:
             wrong = "; ".join(wrongly_impossible(cells))
@@ -172,7 +172,7 @@ class _Run:
         world.ledger.proved.clear()
 
     async def _heal(self) -> None:
-        """Everything works again, nobody asks any more, and there is time enough for what is under way."""
+        """Repair everything, stop all requests, and give time for what is under way."""
         world = self.world
         world.demand = dict.fromkeys(REGIONS, 0)
         for ends in world.until.values():
@@ -199,12 +199,12 @@ class _Run:
                 return
 
     def _is_in_order(self) -> bool:
-        """Nothing is left to be waited for."""
+        """Return whether nothing is left to wait for."""
         return not any(what for invariant in AT_THE_END for what in invariant(self.world, self.watch))
 
 
 def shrink(seed: int, steps: int, violation: Violation, mutant: Any = None, tries: int = 400) -> list[Event]:
-    """The events that are needed: leave out larger and then smaller parts, as long as the same invariant fails."""
+    """Return the events that are needed: leave out larger and then smaller parts while the same invariant fails."""
     events = [event for event in draw(seed, steps) if event.step <= violation.step]
     size = max(1, len(events) // 2)
     while size:

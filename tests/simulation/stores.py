@@ -1,7 +1,7 @@
-"""The machine that a region's store runs on: the store itself, a clock that is not to be trusted, a network.
+"""The machine of a region's store: the store itself, an unreliable clock and a network.
 
-Connections are the real `StoreConnection`, with a virtual wire below it. Here is also the ground truth: what a store's
-script admitted is noted the moment it does, outside of the store, so that no loss of the store's data loses it.
+Connections are the real `StoreConnection` above a virtual wire. It also records the ground truth: each admission is
+noted outside of the store when the script admits it, so that no loss of the store's data loses it.
 """
 
 import asyncio
@@ -26,18 +26,18 @@ from tests.simulation.virtual_time import VirtualClock
 
 
 class Admission(NamedTuple):
-    """So many units of a lease, admitted by a script."""
+    """Units of a lease that a script admitted."""
 
     region: str
     epoch: int
     quota: str
     period: str
     units: int
-    enforced: bool  # False: an adjustment, which asks nobody
+    enforced: bool  # False for an adjustment, which is not limited
 
 
 class Left(NamedTuple):
-    """A machine to which the address does not lead any more."""
+    """A machine that the address does not point to any more."""
 
     data: dict[str, Any]
     forgets_at_us: dict[str, int]
@@ -66,7 +66,7 @@ class Machine:
     jumped_back: bool = False
     left: Left | None = None
     note_work: Callable[[Admission], None] = lambda _: None
-    works: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of holds that ended, by lease, period, part
+    works: dict[tuple[str, str, str], int] = field(default_factory=dict)  # of ended holds, by lease, period and part
     denials: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -84,13 +84,13 @@ class Machine:
         return self.store.execute(*arguments)
 
     def _admitted(self, lease: str, period: str, units: int, is_enforced: bool) -> None:
-        """An admission, as the script tells it the moment it happens."""
+        """Note an admission as the script makes it."""
         self.note(self._admission(lease, period, units, is_enforced))
 
     def _worked(self, lease: str, period: str, part: str, units: int, covered: int) -> None:
-        """What a hold came to at its end, by a commit, a charge, or nothing. What it had set aside is free by then.
+        """Note the outcome of a hold: committed, charged or released. Its reserved units are free by then.
 
-        A store that forgot it may be told again: it is the same work, and nothing covers what there is beyond it.
+        A store that forgot the hold may end it again: it is the same work, and nothing covers what exceeds it.
         """
         before = self.works.get((lease, period, part))
         covered = covered if before is None else 0
@@ -113,7 +113,7 @@ class Machine:
         return self.store.snapshot()
 
     def restart(self, snapshot: Any | None, *, is_another_incarnation: bool) -> None:
-        """Restart with all data, or with a snapshot. A restart is another incarnation, unless it cannot be seen."""
+        """Restart with all data or with a snapshot. A restart is another incarnation, unless it is invisible."""
         self.restarts += 1
         if snapshot is not None:
             self.store.restore(snapshot)
@@ -123,13 +123,13 @@ class Machine:
         self.hang_up()
 
     def fail_over(self, snapshot: Any) -> None:
-        """The address leads to a replica, which may be behind. The machine that was left stands as it was."""
+        """Point the address to a replica, which may lag. The former machine stays as it was."""
         data, forgets_at_us = self.snapshot()
         self.left = Left(data, forgets_at_us, self.store.run_id, self.store.replid)
         self.restart(snapshot, is_another_incarnation=True)
 
     def fail_back(self) -> None:
-        """To the machine that was left, before it heard of anything: it is in the life that it was in."""
+        """Point the address back to the former machine, in the incarnation that it was in."""
         if self.left is not None:
             self.restart((self.left.data, self.left.forgets_at_us), is_another_incarnation=False)
             self.store.restart(self.left.run_id, self.left.replid)
@@ -152,21 +152,21 @@ _NO_ANSWER: Any = object()
 
 
 class Wire:
-    """What stands below a StoreConnection: commands arrive in order, after a while; replies likewise."""
+    """The network below a StoreConnection: commands and replies arrive in order, with a delay."""
 
     def __init__(self, machine: Machine, is_alive: Callable[[], bool], on_lost: Callable[[], None]) -> None:
         self._machine = machine
         self._is_alive = is_alive
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[_Call, None] = {}  # in the order in which they were asked
+        self._waiting: dict[_Call, None] = {}  # in the order in which they were sent
         self._is_open = True
         self._arrives_at = 0.0
         machine.wires.append(self)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply, patience_s: float, *, at_once: bool) -> None:
         if not self._is_alive():
-            return  # the dead ask nothing, and wait for ever
+            return  # a killed agent sends nothing and waits forever
         if not self._is_open:
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
@@ -182,7 +182,7 @@ class Wire:
         return self._machine.random.uniform(0.05, 0.6) if self._machine.is_slow else 0.0002
 
     def _arrive(self, call: _Call, arguments: tuple[Argument, ...], deadline: float) -> None:
-        """One timer more, and none for each time-out: what comes late is known by now."""
+        """Deliver with one timer: what arrives late is known by now, so no timer per time-out is needed."""
         if not self._is_open:
             return
         replies_at, reply = deadline, _NO_ANSWER

@@ -1,7 +1,7 @@
-"""A loop on which nothing ever waits: when all that can run has run, the clock jumps to the next timer.
+"""An event loop on virtual time: when everything that can run has run, the clock jumps to the next timer.
 
-One thread, no sockets, no signals, timers in the order of their moments and then of their making: the same code with
-the same seed does the same things in the same order.
+It has one thread, no sockets and no signals. Timers run in the order of their times and then of their creation, so the
+same code with the same seed does the same things in the same order.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from typing import Any, TypeVarTuple, Unpack
 Ts = TypeVarTuple("Ts")
 
 LONGEST_S = 100_000.0
-MOST_TURNS = 20_000  # of the loop at one moment
+MOST_TURNS = 20_000  # of the loop without a jump of the clock
 
 
 class NothingLeftToDo(RuntimeError):
-    """Everybody waits for somebody else: in life this would hang for ever."""
+    """Every task waits for another one: in production this would hang forever."""
 
 
 class Spinning(RuntimeError):
-    """Something is done again and again without a pause: in life this would eat a processor."""
+    """Something repeats without a pause: in production this would use up a processor."""
 
 
 class _Soon(asyncio.Handle):
-    """Made a hundred thousand times a run: without asking each time whether somebody looks for bugs in the loop."""
+    """A handle. A hundred thousand are made in a run, so it leaves out asyncio's debug checks."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class _Soon(asyncio.Handle):
 
 
 class VirtualLoop(base_events.BaseEventLoop):
-    """Its turns are its own: asyncio's ask a selector each time, and compare handles where a tuple will do."""
+    """A loop with its own turns: asyncio's would ask a selector each time, and compare handles instead of tuples."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._turns = 0  # at this moment
-        self._made = 0  # timers, so far
+        self._turns = 0  # since the last jump
+        self._made = 0  # number of timers so far
         self._due: deque[asyncio.Handle] = deque()
-        self._ready = self._due  # where asyncio itself puts what comes from a finalizer
+        self._ready = self._due  # where asyncio itself puts callbacks of finalizers
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
 
     def time(self) -> float:
@@ -78,16 +78,16 @@ class VirtualLoop(base_events.BaseEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its moment comes."""
+        """Do nothing: a cancelled timer is skipped when its time comes."""
 
     def _run_once(self) -> None:
-        """All turns until somebody stops the loop: then whoever runs it looks, once."""
+        """Run all turns until the loop is stopped."""
         self._turn()
         while not self._is_stopping:
             self._turn()
 
     def _turn(self) -> None:
-        """All that can run runs once; when nothing can, the clock jumps to the next timer exactly."""
+        """Run what can run once. If nothing can, jump to the next timer exactly."""
         timers, due = self._timers, self._due
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -104,7 +104,7 @@ class VirtualLoop(base_events.BaseEventLoop):
             raise Spinning
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who would have to be woken."""
+        """Do nothing: the loop never sleeps, so it need not be woken."""
 
     @property
     def _is_stopping(self) -> bool:
@@ -121,25 +121,25 @@ class VirtualLoop(base_events.BaseEventLoop):
 
 
 class VirtualClock:
-    """What everybody but the stores goes by; `start` is where on the calendar a run begins."""
+    """The clock of everything but the stores; `start` is the date at which a run begins."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, start: datetime) -> None:
         self._loop = loop
         self.start = start.astimezone(UTC)
         self.start_us = int(start.timestamp()) * 1_000_000
-        self.slept = timedelta()  # so much went by while everything stood still
+        self.slept = timedelta()  # time that passed while everything was suspended
 
     def now(self) -> datetime:
         return self.start + self.slept + timedelta(seconds=self._loop.time())
 
     def monotonic_ms(self) -> int:
-        """As a system clock that counts on while the machine sleeps; the timers of the loop stand still meanwhile."""
+        """Return the time of a system clock that counts on while the machine sleeps, unlike the loop's timers."""
         return round(self._loop.time() * 1000) + self.slept // timedelta(milliseconds=1)
 
     def run_us(self) -> int:
-        """Microseconds in which something could happen."""
+        """Return the microseconds in which something could happen."""
         return round(self._loop.time() * 1_000_000)
 
     def us(self) -> int:
-        """Microseconds since 1970."""
+        """Return microseconds since 1970."""
         return self.start_us + self.slept // timedelta(microseconds=1) + self.run_us()

@@ -1,6 +1,6 @@
-"""All that a run consists of, put together: coordinators, regions, agents, services that ask, and what happens to them.
+"""The whole simulated system: coordinators, regions, agents, services that send requests, and the faults.
 
-The agents are real ones (`regional_agent.agent.Region`, with its loops and its last words), on virtual wires.
+The agents are real (`regional_agent.agent.Region` with its loops and its shutdown) on virtual wires.
 """
 
 import asyncio
@@ -63,14 +63,14 @@ OVERDRAFT = 11  # of the exports, where there is one
 
 
 class Modes(NamedTuple):
-    """Of the allowances of a run."""
+    """The modes of a run's allowances."""
 
     exports: Mode = Mode.LEASED
     mails: Mode = Mode.LEASED
 
     @classmethod
     def of(cls, number: int) -> "Modes":
-        """Of six: what has a soft cap has one limit."""
+        """Return one of six mixes of modes. A quota with a soft cap has one limit for all regions."""
         return cls(tuple(Mode)[number % 3], (Mode.LEASED, Mode.CENTRAL)[number // 3 % 2])
 
 
@@ -79,7 +79,7 @@ def _on_store_failure(mode: Mode, unless_central: str) -> str:
 
 
 class Calendars(NamedTuple):
-    """In which periods the allowances of a run count."""
+    """The calendars of a run's allowances."""
 
     exports: str = "hour"
     mails_zone: str = "UTC"
@@ -128,7 +128,7 @@ def document(limit: int, modes: Modes = ALL_LEASED, calendars: Calendars = USUAL
 
 @dataclass
 class Truth:
-    """What really happened, noted outside of the system by those who saw it."""
+    """What really happened, recorded outside of the system."""
 
     admitted: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
     enforced: dict[tuple[int, str, str], int] = field(default_factory=lambda: defaultdict(int))
@@ -140,7 +140,7 @@ class Truth:
 
 @dataclass
 class Denials:
-    """Requests of one quota that were denied in one region, one after another. Seconds of the run."""
+    """Consecutive denials of one quota in one region, in seconds of the run."""
 
     first_asked_s: float
     last_asked_s: float
@@ -206,7 +206,7 @@ class World:
         self.forgotten_holds: list[str] = []  # of which a service told something, and the store had not lost data
 
     def chance(self, what: str) -> random.Random:
-        """A stream of its own for each use, so that one more draw here moves nothing there."""
+        """Return a random stream for one use, so that another draw here changes nothing elsewhere."""
         return random.Random(f"{self.seed} {what}")
 
     def _machine(self, name: str) -> Machine:
@@ -225,7 +225,7 @@ class World:
         self.bugs.append(f"{what}: {type(error).__name__}: {error}")
 
     def note_unhandled(self, about: dict[str, Any]) -> None:
-        """Note what the loop could only report: above all an error of the simulation itself."""
+        """Note what the loop could only report, above all errors of the simulation itself."""
         if error := about.get("exception"):
             self._bug(str(about.get("message")), error)
 
@@ -235,7 +235,7 @@ class World:
         self._is_in_time(admission)
 
     def _overdrew(self, machine: Machine, lease: str, units: int) -> None:
-        """Whoever was answered within the last five seconds is not cut off; a clock that jumps makes them shorter."""
+        """Note an overdraft. An agent with a reply within the last five seconds is not disconnected."""
         heard_at_us, now_us = machine.store.heard_at_us, machine.store.now_us
         self.coordinators.outcomes["overdrawn"] += units
         if self.is_unseen(machine.region):
@@ -244,14 +244,14 @@ class World:
             self.overdrawn_while_heard.append(f"{units} of {lease}, {now_us - heard_at_us} us after an answer")
 
     def is_unseen(self, region: str | None, quota: str | None = None, period: str | None = None) -> bool:
-        """Say whether a store forgot something of these, though nobody can see that. None: whichever."""
+        """Return whether a store lost something of these keys unnoticed; of any key for None."""
         about = region, quota, period
         return any(
             all(told is None or told == name for told, name in zip(about, each, strict=True)) for each in self.unseen
         )
 
     def note_unseen(self, region: str, *kept: tuple[str, Any], kinds: Sequence[str] = (":lease:", ":usage:")) -> None:
-        """Note that a store forgets these keys, with what they hold: all periods that are told of there."""
+        """Note that a store loses these keys with their contents: all periods that they name."""
         self.unseen |= {
             (region, key.split(":", 4)[4], period)
             for key, value in kept
@@ -260,7 +260,7 @@ class World:
         }
 
     def _worked(self, admission: Admission) -> None:
-        """What was set aside before may be used later: after its lease, its period and its epoch."""
+        """Note the outcome of a hold, which may come after its lease, its period and its epoch."""
         _, epoch, quota, period, units, enforced = admission
         self.truth.admitted[epoch, quota, period] += units
         self.truth.executed[quota] += units
@@ -269,7 +269,7 @@ class World:
             self.truth.total[quota, period] += units
 
     def _is_in_time(self, admission: Admission) -> None:
-        """An epoch whose place another took spends until it hears of it: that is in suspense, whatever the time."""
+        """Check the time of an admission. A replaced epoch spends until it learns of it; that usage is in suspense."""
         machine = self.machines[admission.region]
         lease = self.ledger.leases.get((admission.epoch, Key(admission.quota, admission.period)))
         if lease is None or not admission.enforced or machine.jumped_back:
@@ -319,7 +319,7 @@ class World:
             await agent.stopping.wait()
 
     def kill(self, agent: Agent) -> None:
-        """From one moment to the next: it sends and hears nothing more, and none of its clean-up has any effect."""
+        """Kill an agent: it sends and receives nothing more, and its clean-up has no effect."""
         if not agent.is_alive:
             return
         agent.is_alive = False
@@ -332,7 +332,7 @@ class World:
                 task.cancel()
 
     async def stop(self, agent: Agent, *, return_unspent: bool) -> None:
-        """SIGTERM: the last words are said."""
+        """Stop an agent as SIGTERM does, with its final report."""
         if not agent.is_alive or agent.real is None:
             return
         agent.real.settings = agent.real.settings.model_copy(update={"return_on_stop": return_unspent})
@@ -360,7 +360,7 @@ class World:
     # --- services -----------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Services in every region ask, as often as its demand says."""
+        """Send requests of services in every region, as often as its demand says."""
         chance, holding = self.chance("services"), self.chance("holds")
         due = dict.fromkeys(REGIONS, 0.0)
         while True:
@@ -374,7 +374,7 @@ class World:
                         self.hold(region, holding)
 
     async def keep_books(self) -> None:
-        """What coordinators do by themselves."""
+        """Run the background jobs of coordinators."""
         for second in itertools.count():
             await asyncio.sleep(1)
             if self.coordinators.is_up:
@@ -403,25 +403,25 @@ class World:
         task.add_done_callback(self._services.discard)
 
     def ask_for_many(self, region: str, tenants: int) -> None:
-        """Each of so many tenants asks once: none of them is known to anybody."""
+        """Send one request for each of many unknown tenants."""
         if agents := self._listening(region):
             for number in range(tenants):
                 agent, route = agents[number % len(agents)], ROUTES[number % 2]
                 self._serve(agent, self._ask(agent, route, 1, "enforce", f"tenant-{region}-{self.step}-{number}"))
 
     def ask_with_long_name(self, region: str, number: int) -> None:
-        """Ask with a tenant whose quota key would be too long; it is refused, and nothing else happens."""
+        """Send a request with a tenant whose quota key would be too long; it is refused and has no effect."""
         if agents := self._listening(region):
             tenant = ("/" * 170, "é" * 100, "x" * 600, "a\tb")[number]
             self._serve(agents[0], self._ask(agents[0], ROUTES[0], 1, "enforce", tenant))
 
     def change_limit_late(self, limit: int) -> None:
-        """Raise the limit, and lower it once the next exchange has read that, before it has locked anything."""
+        """Raise the limit, and lower it after the next exchange has read it but before that has locked anything."""
         self.put_limits(limit + 100, self.modes)
         self.ledger.between_reads.append(lambda: self.put_limits(limit, self.modes))
 
     def hold(self, region: str, chance: random.Random) -> None:
-        """A service sets units aside, and later says what it used: to any agent, too late, twice, or never."""
+        """Reserve units, and report the outcome later: to any agent, too late, twice or never."""
         agents = self._listening(region)
         if agents:
             agent = chance.choice(agents)
@@ -494,7 +494,7 @@ class World:
                     heard[subject_key(policy.quota, {"tenant": tenant})] += cost
 
     def _note_denials(self, agent: Agent, asked_s: float, cost: int, answer: CheckAnswer) -> None:
-        """Note since when all that ask in a region are denied by an allowance."""
+        """Note since when every request in a region is denied by an allowance."""
         for policy in answer.policies:
             if policy.kind == "allowance":
                 about = (agent.region, f"{policy.quota}:tenant=acme")
@@ -508,7 +508,7 @@ class World:
 
     @contextlib.contextmanager
     def composed(self) -> Iterator[None]:
-        """`Region` puts the agent together; here its two ways out of the process lead into this world."""
+        """Put the agent together as `Region` does; its two connections lead into this world."""
         tokens = self.chance("nonces")
 
         class Tokens:
@@ -550,7 +550,7 @@ class World:
         return client
 
     def _may_act(self, agent: Agent) -> bool:
-        """Asked before each answer that reaches an agent. Here it may die: between any two of its steps."""
+        """Decide before each reply that reaches an agent whether it dies there."""
         if agent.is_alive and agent.calls_left is not None:
             agent.calls_left -= 1
             if agent.calls_left < 0:
@@ -562,7 +562,7 @@ class World:
             self.bugs.append(f"{event.get('event')}: {event['exc_info']!r}")
 
     def in_journals(self) -> int:
-        """Units that were admitted without the store."""
+        """Return the units that were admitted without the store."""
         return sum(sum(disk.kept().values()) for disk in self.disks.values())
 
     def commit(self, transaction: Transaction) -> None:
@@ -575,7 +575,7 @@ class World:
 
 @contextlib.contextmanager
 def heard_by(listener: Any) -> Iterator[None]:
-    """What the agents log goes to the listener, and nowhere else."""
+    """Send what the agents log to the listener only."""
     before = structlog.get_config()
 
     def process(_: Any, level: str, event: Any) -> Any:
@@ -601,7 +601,7 @@ def _kill(world: World, event: Event) -> None:
 
 
 def _periods_in(key: str, value: dict[str, str]) -> set[str]:
-    """Give the periods that a lease, or its usage lines, tell of."""
+    """Return the periods that a lease or its usage lines name."""
     if ":usage:" in key:
         return {line.split("|", 1)[0] for line in value}
     ended = {name.removeprefix("ended:") for name in value if name.startswith("ended:")}
@@ -647,8 +647,9 @@ def _fail_over(world: World, event: Event) -> None:
 
 
 def _fail_back(world: World, event: Event) -> None:
-    """An agent that knows nothing of it goes on in the epoch that it finds, until the coordinator tells it. What it
-    spends there is its lease's: all of that is in suspense."""
+    """Fail back to the former machine. An agent that does not notice continues in the epoch that it finds there, until
+    the coordinator tells it. What it spends there is of that epoch's lease: all of it is in suspense.
+    """
     machine = world.machines[event.region]
     if machine.left is not None and event.region not in world.lost_regions:
         machine.fail_back()
@@ -656,7 +657,7 @@ def _fail_back(world: World, event: Event) -> None:
 
 
 def _is_told(world: World, data: dict[str, Any]) -> bool:
-    """Does a store with this data remember less of its epoch than the ledger has heard of it?"""
+    """Return whether a store with this data knows less of its epoch than the ledger has booked."""
     epoch = data.get("lh:fence", {}).get("epoch")
     if epoch is None:
         return True
@@ -668,9 +669,9 @@ def _is_told(world: World, data: dict[str, Any]) -> bool:
 
 
 def _usurp(world: World, event: Event) -> None:
-    """An address that led elsewhere for a moment. The region's own store lives on, and has all that it ever had.
+    """Point the address to another store for a moment. The region's own store keeps its incarnation and its data.
 
-    2: somebody moved the address on purpose, and says so: that store has certainly kept its data.
+    2: a person moved the address on purpose and declares that the store has kept its data.
     """
     nonce, region = f"{world.random.getrandbits(128):032x}", event.region
     current = (number for number, epoch in world.ledger.epochs.items() if is_current(epoch, region))
@@ -722,7 +723,7 @@ def _calm(world: World, event: Event) -> None:
 
 
 def _forget(part: str) -> Any:
-    """A key is gone, in a store that goes on living: nobody can tell by looking."""
+    """Remove a key of a store that goes on running, which nothing can notice."""
 
     def forget(world: World, event: Event) -> None:
         machine = world.machines[event.region]
@@ -744,7 +745,7 @@ def _jump(world: World, event: Event) -> None:
 
 
 def _ledger_fails_over(world: World, event: Event) -> None:
-    """Connections are lost: what was under way is rolled back. What was committed is there: it replicates first."""
+    """Fail the ledger over: connections are lost and open transactions rolled back. Commits are replicated first."""
     world.coordinators.dies_before_commit += 1
     if event.kind in LEDGER_LOSSES:
         world.ledger_lost += 1
@@ -759,7 +760,7 @@ def _ledger_fails_over(world: World, event: Event) -> None:
 
 
 def _told_and_lost(world: World, region: str) -> set[ReportName]:
-    """What the region's store has receipts for, in its epoch, and the ledger is behind."""
+    """Return the reports that the region's store has receipts for, but the ledger has lost."""
     store = world.machines[region].store
     epoch = int(store.hash("lh:fence").get("epoch", 0))
     booked = {lane: row.last_seq for (number, lane), row in world.ledger.lane_rows.items() if number == epoch}
@@ -801,7 +802,7 @@ def _set_demand(world: World, event: Event) -> None:
 
 
 def _skew(world: World, event: Event) -> None:
-    """The region's calls go to a coordinator whose clock is hours ahead."""
+    """Send the region's calls to a coordinator whose clock is hours ahead."""
     skews, ahead = world.coordinators.skews, timedelta(hours=event.number)
     skews[event.region] = ahead
     world.until[event.step + 4].append(lambda: skews.pop(event.region, None) and None)
