@@ -147,7 +147,7 @@ def what_is_included_is_the_limit(world: World, _: Watch) -> Iterator[str]:
 
 
 def an_adjustment_is_booked_once(world: World, _: Watch) -> Iterator[str]:
-    """An approved adjustment is booked once, by the reply of its approval or, after a loss of the ledger, by its row."""
+    """An approved adjustment is booked once, by the approval's reply or, after a loss of the ledger, by its row."""
     if not world.ledger_lost and world.approved != {
         id_: each for id_, each in world.ledger.adjustments.items() if each.booked_in
     }:
