@@ -20,7 +20,7 @@ _SECRET_NAME = re.compile(r"token|authorization|password|passwd|secret|cookie|ap
 _SECRET_LOOKS = (
     (re.compile(r"://[^\s\"'<>]*@"), f"://{_BLANK}@"),
     (re.compile(r"\blh_[A-Za-z0-9_-]{8,}"), f"lh_{_BLANK}"),
-    (re.compile(r"\bwhsec_[A-Za-z0-9_-]{8,}"), f"whsec_{_BLANK}"),
+    (re.compile(r"\bwhsec_[A-Za-z0-9+/=_-]{8,}"), f"whsec_{_BLANK}"),
     # Postgres quotes the whole row that broke a constraint.
     (re.compile(r"Failing row contains \(.*\)"), f"Failing row contains ({_BLANK})"),
     (re.compile(r"\b(bearer|basic)\s+[^\s\"',;]+", re.I), rf"\1 {_BLANK}"),

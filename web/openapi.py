@@ -4,11 +4,12 @@ FastAPI describes what it reads: parameters and bodies that are pydantic's. Resp
 and are described here, in the arguments of a route: `@router.get(path, **described(answers={200: Region, 404: None}))`.
 """
 
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+import msgspec.inspect
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.responses import Response
@@ -182,8 +183,37 @@ def _problem_schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
 
 def _schema(type_: Any, carried: dict[str, Any]) -> dict[str, Any]:
     (schema,), components = msgspec.json.schema_components([type_], ref_template=_REF)
+    for struct in _structs_of(msgspec.inspect.type_info(type_), set()):
+        _name_times(struct, components)
     _merge(carried, components)
     return schema
+
+
+def _structs_of(found: Any, seen: set[type]) -> Iterator[msgspec.inspect.StructType]:
+    """Return all structs that a type is made of."""
+    if isinstance(found, msgspec.inspect.StructType):
+        if found.cls in seen:
+            return
+        seen.add(found.cls)
+        yield found
+        found = [field.type for field in found.fields]
+    if isinstance(found, Sequence):
+        for each in found:
+            yield from _structs_of(each, seen)
+    elif isinstance(found, msgspec.inspect.Type):
+        parts = (getattr(found, name, ()) for name in ("types", "item_types", "item_type", "key_type", "value_type"))
+        yield from _structs_of([part for part in parts if part], seen)
+
+
+def _name_times(struct: msgspec.inspect.StructType, components: Mapping[str, Any]) -> None:
+    """Say of each time that it is one: msgspec says so only where a time without a zone would be refused."""
+    for field in struct.fields:
+        types = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+        if any(isinstance(each, msgspec.inspect.DateTimeType) for each in types):
+            schema = components[struct.cls.__name__]["properties"][field.encode_name]
+            for each in schema.get("anyOf", [schema]):
+                if each.get("type") == "string":
+                    each["format"] = "date-time"
 
 
 def _merge(into: dict[str, Any], components: Mapping[str, Any]) -> None:
@@ -225,7 +255,7 @@ def install_openapi(app: FastAPI, *, token_is_optional: bool = False) -> None:
         components["headers"] = HEADERS
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         components["schemas"] = dict(sorted(schemas.items()))
-        _widen_integers(document)
+        _spell_out(document)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -236,13 +266,15 @@ def _operations(document: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, An
         yield from ((path, operation) for operation in operations.values() if isinstance(operation, dict))
 
 
-def _widen_integers(value: object) -> None:
-    """Say of each integer that may pass 32 bits that it has 64: generators take 32 bits for the default."""
+def _spell_out(value: object) -> None:
+    """Add what generators of clients ask for: integers that may pass 32 bits have 64, and each array has items."""
     if isinstance(value, dict):
+        if value.get("type") == "array" and not value.keys() & {"items", "prefixItems"}:
+            value["items"] = {}
         if value.get("type") == "integer" and value.get("maximum", INT32_MAX + 1) > INT32_MAX:
             value["format"] = "int64"
         for each in value.values():
-            _widen_integers(each)
+            _spell_out(each)
     elif isinstance(value, list):
         for each in value:
-            _widen_integers(each)
+            _spell_out(each)

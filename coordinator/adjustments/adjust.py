@@ -39,7 +39,7 @@ from coordinator.limits.read_catalogue import read_catalogue
 from coordinator.limits.rules.entitlement import Entitlement, entitlement
 from coordinator.notice import Notice
 from coordinator.rebalancing.rules.division import by_weight, debitable, division_of, funded_for
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 from protocol.messages import Signal
 from protocol.periods import period_at, period_of
@@ -84,7 +84,7 @@ async def approve_adjustment(
         return booked
     row = await connection.fetchrow(_APPROVE, id_, UUID(by.name), now, booked.period)
     approved = await _recorded(connection, by, Action.ADJUSTMENT_APPROVED, row, now)
-    await tell(connection, [event(EventKind.ADJUSTMENT_APPROVED, msgspec.to_builtins(approved), id_)], now)
+    await enqueue(connection, [event(EventKind.ADJUSTMENT_APPROVED, msgspec.to_builtins(approved), id_)], now)
     return approved
 
 

@@ -117,7 +117,7 @@ async def post_shares(request: Request, region: PathRegion, coordinator: Coordin
 
 
 _SIGNALS = described(answers={200: None})
-_SIGNALS["responses"][200] = {"description": "Hints, as they come", "content": {"text/event-stream": {}}}
+_SIGNALS["responses"][200] |= {"description": "Hints, as they come", "content": {"text/event-stream": {}}}
 
 
 @router.get("/v1/regions/{region}/signals", **_SIGNALS)

@@ -69,7 +69,7 @@ from coordinator.limits.read_catalogue import confirm_catalogue, read_catalogue
 from coordinator.limits.rules.entitlement import Catalogue
 from coordinator.notice import Notice
 from coordinator.rebalancing.moves import read_moves, write_moves
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from protocol.messages import ExchangeResponse
 
 
@@ -217,7 +217,7 @@ async def _write(context: _Context, decided: Decided) -> Receipts:
             connection, decided.booked, decided.pools, decided.leases, decided.states, decided.entries, now
         )
         await insert_quarantine(connection, list(_kept_evidence(context, decided)), now)
-        await tell(connection, decided.events, now)
+        await enqueue(connection, decided.events, now)
         await notify(connection, decided.notices)
     return {**receipts, **await read_receipts(connection, replayed_reports(decided.exchanges))}
 

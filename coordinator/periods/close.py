@@ -65,7 +65,7 @@ from coordinator.periods.rules.closing import (
 from coordinator.proof.rules import Digest
 from coordinator.usage.reconcile import Settled, read_books, read_settled
 from coordinator.usage.rules.reconciliation import reconcile
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 from protocol.clock import Clock
 from protocol.messages import Signal
@@ -246,7 +246,7 @@ async def _close(
     details = {"position": position, "transfers": transfers, "root": root.hex(), "suspense_carried_units": carried}
     details |= {"carried_over_units": over} if over else {}
     await record(connection, Actor(by), Action.PERIOD_CLOSED, period, details, now)
-    await tell(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
+    await enqueue(connection, [event(EventKind.PERIOD_CLOSED, {"period": period, **details}, period)], now)
 
 
 async def _leave_holds(connection: Connection, period: str, now: datetime) -> int:

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from coordinator.database.connection import Connection
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 
 AT_MOST = 100  # in one run
@@ -12,7 +12,7 @@ AT_MOST = 100  # in one run
 async def find_drift(connection: Connection, now: datetime) -> None:
     rows = await connection.fetch(DRIFTING, AT_MOST)
     told = [event(EventKind.DRIFT_FOUND, dict(row), *row.values()) for row in rows]
-    await tell(connection, told, now)
+    await enqueue(connection, told, now)
 
 
 # Leases in quarantine are known to differ and left out. The index `lease_drifting` has exactly these rows.

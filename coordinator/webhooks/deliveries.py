@@ -1,7 +1,8 @@
-"""Deliveries: which are due, what became of them, and once more from the start.
+"""Deliveries of events: take those that are due, record the results, and redeliver dead letters.
 
-Whoever takes some moves them out of the others' sight for longer than an attempt lasts, and commits before it tells
-anybody. If it dies before it has noted the answer they are due again: told twice, and never not at all.
+A coordinator takes deliveries by moving their next attempt into the future, further than an attempt lasts, and commits
+before it sends anything. If it dies before it has recorded a result, the delivery is due again: an event may be
+delivered twice, and is never lost.
 """
 
 from collections.abc import Sequence
@@ -15,14 +16,14 @@ import msgspec
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
-from coordinator.webhooks.rules import EventKind, is_dead, rests_for
+from coordinator.webhooks.rules import EventKind, is_dead, retry_delay
 
 TAKEN_FOR = timedelta(seconds=60)
-KEPT_FOR = timedelta(days=40)  # longer than any period, of which a threshold is told once
-FORGOTTEN_AT_ONCE = 1000
+KEPT_FOR = timedelta(days=40)  # longer than any period, in which a threshold has one event
+DELETED_AT_ONCE = 1000
 
 
-class Due(NamedTuple):
+class DueDelivery(NamedTuple):
     event: UUID
     webhook: UUID
     url: str
@@ -31,8 +32,8 @@ class Due(NamedTuple):
     attempts: int  # this one included
 
 
-class Answer(NamedTuple):
-    """Of a receiver: a status, or why there is none."""
+class DeliveryResult(NamedTuple):
+    """The status of a receiver's response, or why there was none."""
 
     status: int | None
     error: str | None = None
@@ -54,14 +55,15 @@ class Delivery(msgspec.Struct, frozen=True):
     error: str | None
 
 
-async def take_due(connection: Connection, now: datetime, at_most: int) -> list[Due]:
+async def take_due_deliveries(connection: Connection, now: datetime, at_most: int) -> list[DueDelivery]:
+    """Take up to `at_most` due deliveries of webhooks that are not paused, each for TAKEN_FOR."""
     rows = await connection.fetch(_TAKE, now, now + TAKEN_FOR, at_most)
     return [_due(row, now) for row in rows]
 
 
-def _due(row: asyncpg.Record, now: datetime) -> Due:
+def _due(row: asyncpg.Record, now: datetime) -> DueDelivery:
     previous = row["previous_secret"] if row["previous_until"] and now < row["previous_until"] else None
-    said = {
+    body = {
         "id": row["event"],
         "kind": row["kind"],
         "installation": row["installation"],
@@ -69,25 +71,27 @@ def _due(row: asyncpg.Record, now: datetime) -> Due:
         "data": msgspec.json.decode(row["data"]),
     }
     secrets = [row["secret"], *([previous] if previous else [])]
-    return Due(row["event"], row["webhook"], row["url"], secrets, msgspec.json.encode(said), row["attempts"])
+    return DueDelivery(row["event"], row["webhook"], row["url"], secrets, msgspec.json.encode(body), row["attempts"])
 
 
-async def note_answer(connection: Connection, due: Due, answer: Answer, jitter: float, now: datetime) -> None:
-    """Unless somebody else has taken it since: then theirs counts."""
-    dead = not answer.is_success and is_dead(due.attempts, answer.status)
-    next_attempt_at = now + rests_for(due.attempts, jitter)
-    ended = now if answer.is_success else None, now if dead else None
-    await connection.execute(_NOTE, due.event, due.webhook, due.attempts, next_attempt_at, *ended, *answer)
+async def record_result(
+    connection: Connection, due: DueDelivery, result: DeliveryResult, jitter: float, now: datetime
+) -> None:
+    """Record the result of an attempt, unless another coordinator has taken the delivery since."""
+    dead = not result.is_success and is_dead(due.attempts, result.status)
+    next_attempt_at = now + retry_delay(due.attempts, jitter)
+    ended = now if result.is_success else None, now if dead else None
+    await connection.execute(_RECORD, due.event, due.webhook, due.attempts, next_attempt_at, *ended, *result)
 
 
 async def read_deliveries(connection: Connection, webhook: UUID, dead: bool, after: UUID, count: int) -> list[Delivery]:
-    """By the events' ids."""
+    """Return up to `count` deliveries of a webhook by the ids of their events, from the one after `after`."""
     rows = await connection.fetch(_LIST, webhook, dead, after, count)
     return [msgspec.convert(dict(row), Delivery) for row in rows]
 
 
 async def replay(connection: Connection, webhook: UUID, events: Sequence[UUID], by: Actor, now: datetime) -> int:
-    """Dead letters are due once more; of no events in particular: all. How many."""
+    """Make dead letters due again, those of the given events or all, and return how many there were."""
     rows = await connection.fetch(_REPLAY, webhook, list(events), now)
     if rows:
         await record(connection, by, Action.WEBHOOK_REPLAYED, str(webhook), {"deliveries": len(rows)}, now)
@@ -95,8 +99,8 @@ async def replay(connection: Connection, webhook: UUID, events: Sequence[UUID], 
 
 
 async def delete_old_events(connection: Connection, now: datetime) -> None:
-    """With their deliveries, whatever became of them."""
-    await connection.execute(_FORGET, now - KEPT_FOR, FORGOTTEN_AT_ONCE)
+    """Delete a batch of old events, with their deliveries."""
+    await connection.execute(_DELETE_OLD, now - KEPT_FOR, DELETED_AT_ONCE)
 
 
 # The condition under which the delivery job has work.
@@ -116,7 +120,7 @@ SELECT taken.event, taken.webhook, taken.attempts, url, secret, previous_secret,
     data::text AS data, occurred_at, (SELECT id FROM installation) AS installation
 FROM taken JOIN webhook ON webhook.id = taken.webhook JOIN outbox ON outbox.id = taken.event
 """
-_NOTE = """
+_RECORD = """
 UPDATE delivery SET next_attempt_at = $4, delivered_at = $5, dead_at = $6, status = $7, error = $8
 WHERE (event, webhook, attempts) = ($1, $2, $3) AND delivered_at IS NULL AND dead_at IS NULL
 """
@@ -129,6 +133,6 @@ _REPLAY = """
 UPDATE delivery SET attempts = 0, next_attempt_at = $3, dead_at = NULL
 WHERE webhook = $1 AND dead_at IS NOT NULL AND ($2::uuid[] = '{}' OR event = ANY ($2)) RETURNING event
 """
-_FORGET = """
+_DELETE_OLD = """
 DELETE FROM outbox WHERE id IN (SELECT id FROM outbox WHERE occurred_at < $1 ORDER BY occurred_at LIMIT $2)
 """

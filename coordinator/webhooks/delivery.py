@@ -1,7 +1,7 @@
-"""Events on their way to whoever registered for them, over HTTP.
+"""Deliver events to webhooks over HTTP.
 
-Each attempt has a bounded time, follows no redirect, uses no proxy of the environment and reads of the answer only its
-status. A slow receiver holds up no other for longer than that.
+Each attempt has a bounded time, follows no redirect, uses no proxy of the environment, and reads only the status of the
+response. A slow receiver delays the others by no more than one attempt.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import httpx
 
 from coordinator.database.engine import Database
 from coordinator.installation.operations import look_at_installation
-from coordinator.webhooks.deliveries import Answer, Due, note_answer, take_due
-from coordinator.webhooks.rules import SIGNATURE, signature
+from coordinator.webhooks.deliveries import DeliveryResult, DueDelivery, record_result, take_due_deliveries
+from coordinator.webhooks.rules import signature_headers
 from protocol.clock import Clock
 
 AT_ONCE = 20
@@ -24,15 +24,15 @@ TIMEOUT_S = 10.0
 async def deliver_webhooks(
     database: Database, clock: Clock, addresses: frozenset[str], timeout_s: float = TIMEOUT_S
 ) -> int:
-    """Send all events that are due, some at a time, and return how many attempts were made.
+    """Deliver all events that are due, and return the number of attempts.
 
-    On a copy of an installation's database nothing is sent: production's receivers would take it for theirs.
+    On a copy of an installation's database nothing is sent: receivers would take it for the installation.
     """
     installation = await database.run(lambda c: look_at_installation(c, addresses, clock.now()))
     if not installation.is_confirmed:
         return 0
     attempts = 0
-    while due := await database.run(lambda c: take_due(c, clock.now(), AT_ONCE)):
+    while due := await database.run(lambda c: take_due_deliveries(c, clock.now(), AT_ONCE)):
         async with httpx.AsyncClient(
             verify=_trusted(), timeout=timeout_s, trust_env=False, follow_redirects=False
         ) as client:
@@ -43,23 +43,28 @@ async def deliver_webhooks(
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """Reading all the authorities takes tens of milliseconds, in which nobody is answered: once for a process."""
+    """Read the certificate authorities once for each process: it blocks the loop for tens of milliseconds."""
     return httpx.create_ssl_context(trust_env=False)
 
 
-async def _attempt(database: Database, clock: Clock, client: httpx.AsyncClient, due: Due, timeout_s: float) -> None:
-    answer = await _post(client, due, signature(due.secrets, clock.now(), due.body), timeout_s)
-    jitter = random.random()  # noqa: S311 - no secret
-    await database.run(lambda c: note_answer(c, due, answer, jitter, clock.now()))
+async def _attempt(
+    database: Database, clock: Clock, client: httpx.AsyncClient, due: DueDelivery, timeout_s: float
+) -> None:
+    headers = signature_headers(due.event, due.secrets, clock.now(), due.body)
+    result = await _post(client, due, headers, timeout_s)
+    jitter = random.random()  # noqa: S311 - not for cryptography
+    await database.run(lambda c: record_result(c, due, result, jitter, clock.now()))
 
 
-async def _post(client: httpx.AsyncClient, due: Due, signed: str, timeout_s: float) -> Answer:
-    headers = {"Content-Type": "application/json", "Leasehold-Event-Id": str(due.event), SIGNATURE: signed}
+async def _post(
+    client: httpx.AsyncClient, due: DueDelivery, headers: dict[str, str], timeout_s: float
+) -> DeliveryResult:
+    headers = {"Content-Type": "application/json", **headers}
     try:
         async with (
             asyncio.timeout(timeout_s),
             client.stream("POST", due.url, content=due.body, headers=headers) as response,
         ):
-            return Answer(response.status_code)
+            return DeliveryResult(response.status_code)
     except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
-        return Answer(None, type(error).__name__)
+        return DeliveryResult(None, type(error).__name__)

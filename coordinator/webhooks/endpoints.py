@@ -1,8 +1,7 @@
-"""Whom people let the coordinator tell of what happens."""
+"""Register webhooks, and rotate, pause and delete them."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from secrets import token_urlsafe
 from uuid import UUID
 
 import asyncpg
@@ -11,7 +10,7 @@ import msgspec
 from coordinator.access.audit import record
 from coordinator.access.rules.audit import Action, Actor
 from coordinator.database.connection import Connection
-from coordinator.webhooks.rules import ROTATES_FOR, EventKind
+from coordinator.webhooks.rules import ROTATES_FOR, EventKind, new_secret
 
 MAX_WEBHOOKS = 100
 
@@ -23,22 +22,22 @@ class Webhook(msgspec.Struct, frozen=True):
     paused: bool
     created_at: datetime
     created_by: str
-    waiting: int = 0  # deliveries that are due, or rest
-    dead: int = 0  # that are not tried again, unless they are replayed
+    waiting: int = 0  # deliveries that are due, or will be tried again
+    dead: int = 0  # deliveries that are tried again only if they are replayed
 
 
 class WebhookWithSecret(Webhook, frozen=True, kw_only=True):
-    secret: str | None  # null where an answer is repeated: it is shown once
+    secret: str | None  # null in a repeated response: it is shown once
 
 
 async def add_webhook(
     connection: Connection, id_: UUID, url: str, events: Sequence[EventKind], by: Actor, now: datetime
 ) -> WebhookWithSecret | None:
-    """None if there are as many as there can be. The same id again finds the first one."""
+    """Register a webhook, or return the one of this id. Return None if the maximum number is reached."""
     if await connection.fetchval("SELECT count(*) FROM webhook WHERE id <> $1", id_) >= MAX_WEBHOOKS:
         return None
     kinds = [each.value for each in dict.fromkeys(events)]
-    row = await connection.fetchrow(_ADD, id_, url, kinds, _new_secret(), now, by.name)
+    row = await connection.fetchrow(_ADD, id_, url, kinds, new_secret(), now, by.name)
     if row is not None:
         await record(connection, by, Action.WEBHOOK_ADDED, str(id_), {"url": url, "events": kinds}, now)
     return _with_secret(row or await connection.fetchrow("SELECT * FROM webhook WHERE id = $1", id_))
@@ -54,8 +53,8 @@ async def read_webhook(connection: Connection, id_: UUID) -> Webhook | None:
 
 
 async def rotate_secret(connection: Connection, id_: UUID, by: Actor, now: datetime) -> WebhookWithSecret | None:
-    """Both secrets sign for a day."""
-    row = await connection.fetchrow(_ROTATE, id_, _new_secret(), now + ROTATES_FOR)
+    """Make a new secret. For ROTATES_FOR both secrets sign."""
+    row = await connection.fetchrow(_ROTATE, id_, new_secret(), now + ROTATES_FOR)
     if row is None:
         return None
     await record(connection, by, Action.WEBHOOK_ROTATED, str(id_), {}, now)
@@ -63,22 +62,18 @@ async def rotate_secret(connection: Connection, id_: UUID, by: Actor, now: datet
 
 
 async def pause_webhook(connection: Connection, id_: UUID, paused: bool, by: Actor, now: datetime) -> Webhook | None:
-    """What happens meanwhile waits."""
+    """Pause or resume deliveries. Events of the time between wait."""
     if await connection.fetchval(_PAUSE, id_, paused):
         await record(connection, by, Action.WEBHOOK_PAUSED, str(id_), {"paused": paused}, now)
     return await read_webhook(connection, id_)
 
 
 async def delete_webhook(connection: Connection, id_: UUID, by: Actor, now: datetime) -> bool:
-    """With all that waits for it."""
+    """Delete a webhook with its deliveries, and return whether there was one."""
     url = await connection.fetchval("DELETE FROM webhook WHERE id = $1 RETURNING url", id_)
     if url is not None:
         await record(connection, by, Action.WEBHOOK_DELETED, str(id_), {"url": url}, now)
     return url is not None
-
-
-def _new_secret() -> str:
-    return f"whsec_{token_urlsafe(32)}"
 
 
 def _webhook(row: asyncpg.Record) -> Webhook:

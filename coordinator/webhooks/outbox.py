@@ -1,4 +1,4 @@
-"""Events, written in the transaction of what they tell. Where nobody listens nothing is written."""
+"""Enqueue events in the transaction of the change that they are about. Without a webhook nothing is written."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,11 +9,11 @@ from coordinator.database.connection import Connection
 from coordinator.webhooks.rules import Event
 
 
-async def tell(connection: Connection, events: Sequence[Event], now: datetime) -> None:
-    """What was told before, by its id, is not told again."""
+async def enqueue(connection: Connection, events: Sequence[Event], now: datetime) -> None:
+    """Enqueue events for the webhooks that are registered for them. An event whose id is known is skipped."""
     if events:
         await connection.execute(
-            _TELL,
+            _ENQUEUE,
             [each.id for each in events],
             [each.kind.value for each in events],
             [msgspec.json.encode(each.data).decode() for each in events],
@@ -21,14 +21,14 @@ async def tell(connection: Connection, events: Sequence[Event], now: datetime) -
         )
 
 
-_TELL = """
-WITH heard AS (
-    SELECT told.*, webhook.id AS webhook
-    FROM unnest($1::uuid[], $2::text[], $3::jsonb[]) AS told (id, kind, data)
-    JOIN webhook ON told.kind = ANY (webhook.events)
+_ENQUEUE = """
+WITH wanted AS (
+    SELECT new.*, webhook.id AS webhook
+    FROM unnest($1::uuid[], $2::text[], $3::jsonb[]) AS new (id, kind, data)
+    JOIN webhook ON new.kind = ANY (webhook.events)
 ), written AS (
-    INSERT INTO outbox (id, kind, data, occurred_at) SELECT DISTINCT id, kind, data, $4::timestamptz FROM heard
+    INSERT INTO outbox (id, kind, data, occurred_at) SELECT DISTINCT id, kind, data, $4::timestamptz FROM wanted
     ON CONFLICT DO NOTHING RETURNING id
 )
-INSERT INTO delivery (event, webhook, next_attempt_at) SELECT id, heard.webhook, $4 FROM heard JOIN written USING (id)
+INSERT INTO delivery (event, webhook, next_attempt_at) SELECT id, wanted.webhook, $4 FROM wanted JOIN written USING (id)
 """

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 
 from protocol.check import (
     BatchAnswer,
@@ -48,6 +48,9 @@ async def the_workers(request: Request) -> Workers:
 
 TheRegion = Annotated[Region, Depends(the_region)]
 TheWorkers = Annotated[Workers, Depends(the_workers)]
+HoldId = Annotated[
+    str, Path(description="The id of a hold, from the response that made it.", examples=["hold_Q0ZzTk9x"])
+]
 
 
 async def require_caller(request: Request) -> None:
@@ -110,7 +113,7 @@ async def create_hold(request: Request, region: TheRegion) -> Response:
 
 
 @services.get("/v1/holds/{hold_id}", **described(answers={200: HoldStatus, 503: None}))
-async def get_hold(hold_id: str, region: TheRegion) -> Response:
+async def get_hold(hold_id: HoldId, region: TheRegion) -> Response:
     """Return a hold as it is now."""
     return reply(await region.holds.update(hold_id, "look"))
 
@@ -118,7 +121,7 @@ async def get_hold(hold_id: str, region: TheRegion) -> Response:
 @services.post(
     "/v1/holds/{hold_id}:commit", **described(body=HoldCommit, answers={200: HoldStatus, 409: None, 503: None})
 )
-async def commit_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+async def commit_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Consume the units that were used, also beyond the hold, and release the rest. Another number later is refused."""
     units = (await read_body(request, HoldCommit)).units
     may_exceed = rules_of(request).request_may_adjust(request)
@@ -128,7 +131,7 @@ async def commit_hold(hold_id: str, request: Request, region: TheRegion) -> Resp
 @services.post(
     "/v1/holds/{hold_id}:extend", **described(body=HoldExtension, answers={200: HoldStatus, 409: None, 503: None})
 )
-async def extend_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+async def extend_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Extend a hold: it lasts at least so long from now on."""
     return reply(await region.holds.update(hold_id, "extend", (await read_body(request, HoldExtension)).ttl_ms))
 
@@ -136,7 +139,7 @@ async def extend_hold(hold_id: str, request: Request, region: TheRegion) -> Resp
 @services.post(
     "/v1/holds/{hold_id}:release", **described(body=HoldRelease, answers={200: HoldStatus, 409: None, 503: None})
 )
-async def release_hold(hold_id: str, request: Request, region: TheRegion) -> Response:
+async def release_hold(hold_id: HoldId, request: Request, region: TheRegion) -> Response:
     """Release a hold: no units were used."""
     if await request.body():
         await read_body(request, HoldRelease)
@@ -165,6 +168,7 @@ async def get_readiness(workers: TheWorkers) -> Response:
 
 @health.get("/metrics", dependencies=[Depends(require_caller)])
 async def get_metrics(workers: TheWorkers) -> Response:
+    """Return metrics in the format of Prometheus."""
     return shown(await workers.metrics())
 
 

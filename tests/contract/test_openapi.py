@@ -1,6 +1,7 @@
 """The OpenAPI documents that are checked in are the ones that the code makes, and have every door of the contract."""
 
 import json
+import re
 from types import ModuleType
 from typing import Any
 
@@ -130,3 +131,21 @@ def test_every_reference_leads_somewhere(service: ModuleType) -> None:
     schemas = json.loads(text)["components"]["schemas"]
     parts = text.split('"#/components/schemas/')[1:]
     assert {part.partition('"')[0] for part in parts} <= schemas.keys()
+
+
+@each_service
+def test_every_operation_is_fit_for_a_generated_client(service: ModuleType) -> None:
+    """Names, texts and examples that generators of clients, and people, read."""
+    found = operations(service)
+    ids = [each["operationId"] for each in found.values()]
+    assert len(set(ids)) == len(ids)
+    for name, operation in found.items():
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*", operation["operationId"]), name
+        assert re.fullmatch(r"[A-Z][a-z ]*[a-z]", operation["summary"]), name
+        assert operation["description"].endswith("."), name
+        for each in operation.get("parameters", ()):
+            assert each["description"].endswith("."), (name, each["name"])
+            assert "examples" in each or "example" in each or "examples" in each["schema"], (name, each["name"])
+        for status, answer in operation["responses"].items():
+            if " /v1/" in name:
+                assert "X-Request-Id" in answer["headers"], (name, status)

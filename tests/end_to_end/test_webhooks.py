@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.access.issue_token import issue_token
 from coordinator.database.connection import Connection
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 from tests.conftest import free_port, restricted
 from tests.integration.coordinator.people.test_webhooks import Receiver, receiver
@@ -62,7 +62,7 @@ async def until(is_so: Callable[[], Awaitable[object]]) -> None:
 
 async def happened(owner: Connection, number: int) -> None:
     async with owner.transaction():
-        await tell(owner, [event(EventKind.DRIFT_FOUND, {"epoch": number}, number)], datetime.now(UTC))
+        await enqueue(owner, [event(EventKind.DRIFT_FOUND, {"epoch": number}, number)], datetime.now(UTC))
 
 
 async def test_what_a_killed_coordinator_told_is_told_again_and_a_dead_letter_is_replayed(

@@ -18,7 +18,7 @@ from coordinator.exchange.rules.submissions import Matched
 from coordinator.limits.rules.entitlement import Catalogue, Entitlement, entitlement
 from coordinator.periods.rules.closing import Late, late_of, open_key
 from coordinator.rebalancing.rules.division import Division, Move, by_weight, division_of
-from coordinator.webhooks.rules import Used, used_of
+from coordinator.webhooks.rules import PoolUsage, usage_of
 from protocol.identifiers import parse_quota_key
 from protocol.lease import LeaseState
 from protocol.limits.document import Quota, overdraft_of
@@ -47,7 +47,7 @@ class AsRead(NamedTuple):
 
     states: Mapping[LeaseName, LeaseState]
     grantable: Mapping[Key, int]
-    used: Mapping[Key, Used]
+    used: Mapping[Key, PoolUsage]
     overdrawn: Mapping[LeaseName, int]  # of leases that may be overdrawn
 
 
@@ -199,7 +199,7 @@ def lock(
         AsRead(
             states={name: lease.state for name, lease in leases.items()},
             grantable={key: locked.pool.grantable for key, locked in pools.items()},
-            used={key: used_of(locked.pool) for key, locked in pools.items()},
+            used={key: usage_of(locked.pool) for key, locked in pools.items()},
             overdrawn={name: lease.overdrawn for name, lease in leases.items() if lease.overdraft},
         ),
     )

@@ -75,6 +75,7 @@ def test_a_traceback_is_one_line_without_secrets(capsysbinary: Captured) -> None
         {"event": 'sent {"token": "hunter2"}'},
         {"raw": b"redis://:hunter2@store"},
         {"event": "signed with whsec_hunter2hunter2"},
+        {"event": "signed with whsec_abcdefgh+/hunter2=="},
         {"error": ValueError("DETAIL:  Failing row contains (7, HTTP://x/, {period.closed}, hunter2, null).")},
     ],
 )

@@ -17,9 +17,9 @@ from coordinator.installation.operations import look_at_installation
 from coordinator.installation.rules import addresses_of
 from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
-from coordinator.webhooks.deliveries import take_due
+from coordinator.webhooks.deliveries import take_due_deliveries
 from coordinator.webhooks.delivery import deliver_webhooks
-from coordinator.webhooks.outbox import tell
+from coordinator.webhooks.outbox import enqueue
 from coordinator.webhooks.rules import EventKind, event
 from leasehold.cli.app import app as cli
 from tests.conftest import PostgresServer, copied, restricted
@@ -38,11 +38,11 @@ async def register(url: str) -> UUID:
         assert found.is_confirmed
         await owner.execute(
             """INSERT INTO webhook (id, url, events, secret, created_at, created_by)
-            VALUES (gen_random_uuid(), $1, '{period.closed}', 's', $2, gen_random_uuid())""",
+            VALUES (gen_random_uuid(), $1, '{period.closed}', 'whsec_c2VjcmV0', $2, gen_random_uuid())""",
             NOWHERE,
             NOON,
         )
-        await tell(owner, [event(EventKind.PERIOD_CLOSED, {"period": "2026-10"})], NOON)
+        await enqueue(owner, [event(EventKind.PERIOD_CLOSED, {"period": "2026-10"})], NOON)
         await put_off(owner, "deliver_webhooks")
         return found.id
 
@@ -74,7 +74,7 @@ async def test_events_are_sent_where_the_installation_was_registered(original: t
     url, _ = original
     assert await attempts(url) == 1
     async with connected(url) as owner, connected(restricted(url)) as coordinator:
-        due = await take_due(owner, NOON + timedelta(days=1), 1)
+        due = await take_due_deliveries(owner, NOON + timedelta(days=1), 1)
         identifier = await coordinator.fetchval("SELECT system_identifier FROM pg_control_system()")
         assert await owner.fetchval("SELECT system_identifier FROM installation") == str(identifier)
     assert json.loads(due[0].body)["installation"] == str(original[1])

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 import pytest
+import standardwebhooks
 from pydantic import SecretStr
 
 from coordinator.database.engine import Database, open_database
@@ -20,7 +22,7 @@ from coordinator.main import create_app
 from coordinator.settings import CoordinatorSettings
 from coordinator.usage.find_drift import DRIFTING, find_drift
 from coordinator.webhooks.delivery import deliver_webhooks
-from coordinator.webhooks.rules import AT_MOST_ATTEMPTS
+from coordinator.webhooks.rules import MAX_ATTEMPTS, signature_headers
 from tests.conftest import restricted
 from tests.integration.coordinator.people.conftest import DOCUMENT, Region, Stand, Used, open_region, problem
 from tests.integration.coordinator.people.test_adjustments import People
@@ -51,7 +53,7 @@ class Receiver:
 
     @property
     def ids(self) -> list[str]:
-        return [headers["leasehold-event-id"] for headers, _ in self.heard]
+        return [headers["webhook-id"] for headers, _ in self.heard]
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -134,7 +136,8 @@ async def test_what_happened_is_told_signed_and_once(
     assert "secret" not in (await admin.get(f"/v1/webhooks/{made['id']}")).json()
     assert is_genuine(made["secret"], *receiver.heard[0], stand.clock.time)
     assert not is_genuine(made["secret"], receiver.heard[0][0], receiver.heard[0][1] + b" ", stand.clock.time)
-    assert not is_genuine("whsec_other", *receiver.heard[0], stand.clock.time)
+    assert not is_genuine("whsec_b3RoZXI=", *receiver.heard[0], stand.clock.time)
+    verify(made["secret"], *receiver.heard[0])
     stand.clock.move(minutes=6)
     assert not is_genuine(made["secret"], *receiver.heard[0], stand.clock.time)
 
@@ -142,9 +145,20 @@ async def test_what_happened_is_told_signed_and_once(
 def is_genuine(secret: str, headers: dict[str, str], body: bytes, now: datetime) -> bool:
     """By the guide's own script, which knows nothing of ours."""
     (script,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    words = [secret, headers["leasehold-signature"], str(int(now.timestamp()))]
+    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    words = [secret, *(headers[name] for name in names), str(int(now.timestamp()))]
     done = subprocess.run([sys.executable, "-c", script, *words], input=body, check=False, timeout=60)
     return done.returncode == 0
+
+
+def verify(secret: str, headers: dict[str, str], body: bytes) -> None:
+    """Verify a delivery with the package of Standard Webhooks, in which the age of the signature is the real one."""
+    second = str(int(datetime.now(UTC).timestamp()))
+    resigned = signature_headers(UUID(headers["webhook-id"]), [secret], datetime.fromtimestamp(int(second), UTC), body)
+    standardwebhooks.Webhook(secret).verify(body, resigned)
+    at = datetime.fromtimestamp(int(headers["webhook-timestamp"]), UTC)
+    signature = standardwebhooks.Webhook(secret).sign(headers["webhook-id"], at, body.decode())
+    assert signature in headers["webhook-signature"].split()
 
 
 async def test_a_new_secret_signs_beside_the_old_one_for_a_day(
@@ -191,12 +205,12 @@ async def test_what_is_never_taken_is_a_dead_letter_that_people_replay(
     made = await registered(admin, receiver.url)
     await people.adjusted()
     receiver.status = 503
-    for _ in range(AT_MOST_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         assert await told(stand, outbox) == 1
         stand.clock.move(hours=6)
     assert await told(stand, outbox) == 0
     (dead,) = (await admin.get(f"/v1/webhooks/{made['id']}/deliveries?dead=true")).json()["data"]
-    assert (dead["attempts"], dead["status"], dead["kind"]) == (AT_MOST_ATTEMPTS, 503, "adjustment.approved")
+    assert (dead["attempts"], dead["status"], dead["kind"]) == (MAX_ATTEMPTS, 503, "adjustment.approved")
     receiver.status = 200
     replayed = await admin.post(f"/v1/webhooks/{made['id']}:replay", json={"events": [dead["event"]]})
     assert replayed.json() == {"deliveries": 1}
