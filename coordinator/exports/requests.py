@@ -72,7 +72,7 @@ class Export(Struct, frozen=True, kw_only=True):
 
 
 class NoExport(StrEnum):
-    NO_PERIOD = "the books have no such period"
+    NO_PERIOD = "Unknown period."
     NOT_SEALED = "nothing is sealed yet: ask again in a minute"
 
 

@@ -78,8 +78,8 @@ async def test_periods_are_listed(stand: Stand, agent: Agent, typed: Typed) -> N
     ("words", "said"),
     [
         (("close", PERIOD, "-y"), "not_over: it ends at 2026-12-01"),
-        (("close", "soon", "-y"), "the books have no such period"),
-        (("show", "2027-01"), "the books have no such period"),
+        (("close", "soon", "-y"), "Unknown period."),
+        (("show", "2027-01"), "Unknown period."),
     ],
 )
 async def test_what_cannot_be_done_is_said(
