@@ -41,6 +41,7 @@ async def _declare_key(
     idempotency_key: Annotated[
         str | None,
         Header(
+            alias="Idempotency-Key",
             description="A text of your choice. A request is served once for each key, and answered alike for a day.",
             examples=["5f6c1f0e-close-2026-11"],
         ),

@@ -12,13 +12,18 @@ _TAGS = re.compile(r'(W/)?"([^"]*)"')
 IfMatch = Annotated[
     str | None,
     Header(
+        alias="If-Match",
         description="The ETag of the version that you have read. If another one is current, the answer is 412.",
         examples=['"7"'],
     ),
 ]
 IfNoneMatch = Annotated[
     str | None,
-    Header(description="The ETag of the version that you have. If it is current, the answer is 304.", examples=['"7"']),
+    Header(
+        alias="If-None-Match",
+        description="The ETag of the version that you have. If it is current, the answer is 304.",
+        examples=['"7"'],
+    ),
 ]
 
 

@@ -83,3 +83,13 @@ def test_every_path_of_the_api_that_the_documentation_names_exists() -> None:
 def test_every_operation_of_the_api_has_a_section(written: dict[str, str]) -> None:
     assert "## `POST /v1/check`" in written["agent-api"]
     assert "## `GET /v1/usage`" in written["coordinator-api"]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_headers_have_their_own_names(service: str) -> None:
+    paths = json.loads((OPENAPI / f"{service}.json").read_text("utf-8"))["paths"]
+    parameters = [
+        each for methods in paths.values() for method in methods.values() for each in method.get("parameters", [])
+    ]
+    named = {each["name"] for each in parameters if each["in"] == "header"}
+    assert named <= {"If-Match", "If-None-Match", "Idempotency-Key", "Range"}
