@@ -9,11 +9,11 @@ Usage is read from the rollups. Estimates and replacements are read from leases 
 since the seal. Each adjustment is read from its own row, if its movement is sealed.
 """
 
-import uuid
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import asyncpg
 from msgspec import Struct
@@ -24,7 +24,6 @@ from sqlalchemy import (
     Text,
     and_,
     case,
-    cast,
     false,
     func,
     null,
@@ -32,7 +31,7 @@ from sqlalchemy import (
     tuple_,
     union_all,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, UUID
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from coordinator.adjustments.rules import AdjustmentKind
 from coordinator.database import compiled as query
@@ -210,7 +209,7 @@ class Source(Struct, frozen=True, kw_only=True):
     position: int | None
     body_hash: str | None
     head: str | None  # of the lane's chain, including this report
-    movement_id: uuid.UUID | None  # of a movement without a report; for an adjustment its id
+    movement_id: UUID | None  # of a movement without a report; for an adjustment its id
     units: int  # of this line
     transfers: int  # number of transfers
     recorded_at: datetime
@@ -355,7 +354,7 @@ def _sources_of(kind: LineKind) -> query.Statement:
     of_reports = (
         select(
             *(constant(0).label("part"), report.c.position.label("number"), transfer.c.region, *named),
-            *(cast(null(), UUID).label("movement_id"), func.sum(units).label("units")),
+            *(null().label("movement_id"), func.sum(units).label("units")),
             *(func.count().label("transfers"), report.c.recorded_at),
         )
         .select_from(its.join(report, in_lane).join(transfer, _IN_REPORT).join(pool, _IN_POOL))

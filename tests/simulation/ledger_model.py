@@ -838,7 +838,7 @@ class LedgerModel:
             for key, pool in self.pools.items()
             if pool.funded and parse_quota_key(key.quota)[0] in names and self.period(key.period).state != "closed"
         }
-        reason = "close it first: what is left of it is carried over into this one"
+        reason = "close it first: its unused units are carried over into this period"
         return [
             Missing(what=Obstacle.EARLIER, reason=f"{each}: {reason}")
             for each in sorted(funded)
