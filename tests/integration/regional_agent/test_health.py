@@ -14,9 +14,9 @@ from structlog.typing import EventDict
 from protocol.circuit_breaker import BreakerState
 from protocol.clock import SystemClock
 from protocol.outcomes import ExchangeOutcome
-from tests.integration.regional_agent.test_failures import Store, its_store, quiet_agent
-from tests.integration.regional_agent.test_workers import all_up
-from tests.integration.regional_agent.test_workers import running as workers_running
+from tests.integration.regional_agent.http.test_workers import all_up
+from tests.integration.regional_agent.http.test_workers import running as workers_running
+from tests.integration.regional_agent.store_outage.test_failures import Store, its_store, quiet_agent
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running, until
 
 __all__ = ["its_store"]  # a fixture

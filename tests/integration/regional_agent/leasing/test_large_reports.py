@@ -10,8 +10,8 @@ from protocol.identifiers import lane_of
 from regional_agent.store import keys
 from regional_agent.store.scripts import MAX_LINES, Scripts
 from regional_agent.store.types import FrozenBytes
-from tests.integration.regional_agent.test_exchange_loop import eventually
-from tests.integration.regional_agent.test_refused_items import LANES, tenants_of_lane
+from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
+from tests.integration.regional_agent.leasing.test_refused_items import LANES, tenants_of_lane
 from tests.integration.regional_agent.world import EXPORT, Agent, World
 
 pytestmark = pytest.mark.anyio

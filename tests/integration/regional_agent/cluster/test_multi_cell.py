@@ -14,7 +14,7 @@ from regional_agent.cluster.cell import Cell
 from regional_agent.cluster.rules.cells import cell_of
 from regional_agent.store.connection import StoreUnavailable
 from regional_agent.store.types import HoldState
-from tests.integration.regional_agent.clusters import Nodes, a_cluster
+from tests.integration.regional_agent.cluster.clusters import Nodes, a_cluster
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.engine import Engine
 from tests.integration.client.test_middleware import engine_of, service
-from tests.integration.regional_agent.test_fast_door import Doors, opened
+from tests.integration.regional_agent.http.test_fast_path import Doors, opened
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

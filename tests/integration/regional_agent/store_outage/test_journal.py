@@ -22,8 +22,8 @@ from regional_agent.store.types import AllowanceCharge
 from regional_agent.store_outage.journal import JournalDirectory
 from regional_agent.store_outage.rules.records import read
 from tests.conftest import free_port
-from tests.integration.regional_agent.test_failures import FAILURES, Store, a_small_disk, a_store, fill
-from tests.integration.regional_agent.test_topology import PASSWORD
+from tests.integration.regional_agent.store.test_topology import PASSWORD
+from tests.integration.regional_agent.store_outage.test_failures import FAILURES, Store, a_small_disk, a_store, fill
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

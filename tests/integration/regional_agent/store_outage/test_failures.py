@@ -25,7 +25,7 @@ from regional_agent.agent import Region
 from regional_agent.store import keys
 from regional_agent.store.connection import OnReply, Reply
 from tests.conftest import free_port
-from tests.integration.regional_agent.test_topology import PASSWORD, a_switch
+from tests.integration.regional_agent.store.test_topology import PASSWORD, a_switch
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,8 @@ import pytest
 from leasehold import AsyncClient, RequestRejected
 from tests.integration.client.test_clients import served_agent
 from tests.integration.client.test_middleware import engine_of
-from tests.integration.regional_agent.test_checks import problem
-from tests.integration.regional_agent.test_fast_door import Doors, opened
+from tests.integration.regional_agent.admission.test_checks import problem
+from tests.integration.regional_agent.http.test_fast_path import Doors, opened
 from tests.integration.regional_agent.world import EXPORT, World
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from leasehold.client._sync.limiter import OpenHold
 from leasehold.client.agent_protocol import HeldUnits
 from tests.integration.client.test_clients import served_agent
 from tests.integration.client.test_middleware import engine_of
-from tests.integration.regional_agent.test_holds import hold, pass_ms, say
+from tests.integration.regional_agent.admission.test_holds import hold, pass_ms, say
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World
 
 pytestmark = pytest.mark.anyio

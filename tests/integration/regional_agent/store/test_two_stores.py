@@ -9,7 +9,7 @@ from leasehold.local_stack import embedded
 from protocol.messages import OpenEpoch
 from protocol.outcomes import EpochRefusal
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
-from tests.integration.regional_agent.test_topology import PASSWORD, spends, stores
+from tests.integration.regional_agent.store.test_topology import PASSWORD, spends, stores
 from tests.integration.regional_agent.world import Agent, World
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from regional_agent.openapi import document
 from tests.integration.openapi_calls import call_in_any_shape, operations_of
-from tests.integration.regional_agent.test_fast_door import opened
+from tests.integration.regional_agent.http.test_fast_path import opened
 from tests.integration.regional_agent.world import World
 
 pytestmark = [

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.regional_agent.test_failures import metric
-from tests.integration.regional_agent.test_holds import hold, say
+from tests.integration.regional_agent.admission.test_holds import hold, say
+from tests.integration.regional_agent.store_outage.test_failures import metric
 from tests.integration.regional_agent.world import EXPORT, Agent, World, until
 
 pytestmark = pytest.mark.anyio

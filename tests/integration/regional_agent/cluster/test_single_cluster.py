@@ -11,7 +11,7 @@ from leasehold.local_stack.processes import wait_until
 from regional_agent.cluster.rules.cells import CELLS, cell_of
 from regional_agent.cluster.rules.slot_map import slot_of
 from regional_agent.store.topology import Cluster
-from tests.integration.regional_agent.clusters import PASSWORD, Nodes, a_cluster
+from tests.integration.regional_agent.cluster.clusters import PASSWORD, Nodes, a_cluster
 from tests.integration.regional_agent.world import EXPORT, Agent, World, running, until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.identifiers import lane_of
 from regional_agent.store import keys
-from tests.integration.regional_agent.test_exchange_loop import eventually
+from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, until
 
 pytestmark = pytest.mark.anyio

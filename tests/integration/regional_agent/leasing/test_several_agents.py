@@ -9,7 +9,7 @@ from protocol.identifiers import lane_of
 from protocol.messages import Exchange, ExchangeRequest, Versions
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.store.types import StoreIncarnation
-from tests.integration.regional_agent.test_exchange_loop import QUOTA, eventually
+from tests.integration.regional_agent.leasing.test_exchange_loop import QUOTA, eventually
 from tests.integration.regional_agent.world import DOCUMENT, Agent, World, until
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from protocol.check import Check, Subject
-from tests.integration.regional_agent.test_failures import Store, its_store, quiet_agent
+from tests.integration.regional_agent.store_outage.test_failures import Store, its_store, quiet_agent
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, World, until
 
 __all__ = ["its_store"]  # a fixture

@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from protocol.circuit_breaker import BreakerState
-from tests.integration.regional_agent.test_failures import FAILURES, Store
-from tests.integration.regional_agent.test_journal import DOCUMENT, OPEN, all_is_booked, its_store, settings
+from tests.integration.regional_agent.store_outage.test_failures import FAILURES, Store
+from tests.integration.regional_agent.store_outage.test_journal import (
+    DOCUMENT,
+    OPEN,
+    all_is_booked,
+    its_store,
+    settings,
+)
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

@@ -20,11 +20,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from leasehold.local_stack.processes import identity
 from regional_agent.cluster.rules.cells import CELLS
 from regional_agent.settings import AgentSettings
-from tests.integration.regional_agent.clusters import a_cluster
-from tests.integration.regional_agent.test_cluster import export, tenant_in
-from tests.integration.regional_agent.test_failures import Store
-from tests.integration.regional_agent.test_journal import DOCUMENT as UNBOUND
-from tests.integration.regional_agent.test_journal import OPEN, its_store, settings
+from tests.integration.regional_agent.cluster.clusters import a_cluster
+from tests.integration.regional_agent.cluster.test_single_cluster import export, tenant_in
+from tests.integration.regional_agent.store_outage.test_failures import Store
+from tests.integration.regional_agent.store_outage.test_journal import DOCUMENT as UNBOUND
+from tests.integration.regional_agent.store_outage.test_journal import OPEN, its_store, settings
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, World
 
 __all__ = ["its_store"]  # a fixture

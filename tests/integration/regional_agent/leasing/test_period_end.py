@@ -14,7 +14,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.signals import SignalHub
 from protocol.clock import SystemClock
 from tests.conftest import restricted
-from tests.integration.regional_agent.test_exchange_loop import eventually
+from tests.integration.regional_agent.leasing.test_exchange_loop import eventually
 from tests.integration.regional_agent.world import DOCUMENT, EXPORT, Agent, Weather, World, serving
 
 pytestmark = pytest.mark.anyio

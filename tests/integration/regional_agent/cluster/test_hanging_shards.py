@@ -15,9 +15,15 @@ import pytest
 
 from protocol.circuit_breaker import BreakerState
 from regional_agent.cluster.rules.cells import CELLS
-from tests.integration.regional_agent.clusters import Node, a_cluster
-from tests.integration.regional_agent.test_cluster import epochs_of, export, tenant_in, until_booked, until_it_answers
-from tests.integration.regional_agent.test_failures import FOR_EVER_MS
+from tests.integration.regional_agent.cluster.clusters import Node, a_cluster
+from tests.integration.regional_agent.cluster.test_single_cluster import (
+    epochs_of,
+    export,
+    tenant_in,
+    until_booked,
+    until_it_answers,
+)
+from tests.integration.regional_agent.store_outage.test_failures import FOR_EVER_MS
 from tests.integration.regional_agent.world import Agent, World, until
 
 pytestmark = pytest.mark.anyio

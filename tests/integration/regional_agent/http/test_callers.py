@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from regional_agent.main import create_app
-from tests.integration.regional_agent.test_fast_door import Doors, opened, request
+from tests.integration.regional_agent.http.test_fast_path import Doors, opened, request
 from tests.integration.regional_agent.world import World
 from tests.integration.web.conftest import connected, serving
 
