@@ -55,7 +55,7 @@ from migrations.run import upgrade
 from protocol.clock import SystemClock
 from protocol.identifiers import lane_of
 from protocol.limits.document import LimitsDocument, PeriodKind
-from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseWant, LiveState, OpenEpoch, Versions
+from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LeaseWant, LiveState, OpenEpoch
 from protocol.outcomes import ExchangeOutcome
 from protocol.periods import Calendar, minute_of, period_at
 from web.serving import collect_garbage_rarely
@@ -99,7 +99,7 @@ class Region:
     def request(self, lines: int, exchanges: int = 1) -> ExchangeRequest:
         """Of so many quotas in a row, which must be of different lanes."""
         said = [self._exchange(lines) for _ in range(exchanges)]
-        return ExchangeRequest(fingerprint="an incarnation", versions=Versions(), exchanges=said)
+        return ExchangeRequest(fingerprint="an incarnation", exchanges=said)
 
     def hear(self, response: ExchangeResponse) -> None:
         for reply in response.replies:

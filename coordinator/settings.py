@@ -45,9 +45,6 @@ class CoordinatorSettings(Settings):
         examples=[120_000],
         description="How long a region may spend a lease after its last renewal.",
     )
-    refresh_ms: int = Field(
-        default=5_000, ge=100, le=3_600_000, examples=[5_000], description="Sent to agents, which do not use it."
-    )
     expire_every_ms: int = Field(
         default=1_000, ge=10, le=86_400_000, examples=[1_000], description="How often expired leases are looked for."
     )

@@ -53,7 +53,7 @@ class Coordinator:
     async def _apply(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
         settings, now = self.settings, self.clock.now()
         claims = ClaimBounds(settings.implausible_limit_factor, settings.implausible_floor_units)
-        terms = LeaseTerms(settings.lease_ms, settings.refresh_ms, settings.late_usage_days, claims)
+        terms = LeaseTerms(settings.lease_ms, settings.late_usage_days, claims)
         with self.metrics.exchange_seconds.time():
             return await self.database.run(
                 lambda c: apply_exchanges(c, self.documents, calls, terms, now, self.budgets),

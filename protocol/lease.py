@@ -14,8 +14,6 @@ The table below says which event a lease may see in which state. An absent cell 
 
 from enum import StrEnum
 
-from msgspec import Struct
-
 
 class LeaseState(StrEnum):
     ACTIVE = "active"  # may be granted to
@@ -90,26 +88,3 @@ RETURNS_COUNT = frozenset({LeaseState.ACTIVE, LeaseState.EXPIRED, LeaseState.FEN
 def after(state: LeaseState, event: LeaseEvent) -> LeaseState | None:
     """The state that follows, or None where the law refuses the event."""
     return TRANSITIONS.get((state, event))
-
-
-class Totals(Struct, frozen=True):
-    """The four totals of a lease. Each only grows."""
-
-    granted: int = 0
-    overage: int = 0
-    consumed: int = 0
-    returned: int = 0
-
-    @property
-    def unaccounted(self) -> int:
-        """What was given and neither spent nor given back, as far as these totals tell."""
-        return self.granted + self.overage - self.consumed - self.returned
-
-    def is_behind(self, other: "Totals") -> bool:
-        """True if any total is lower than the other's: somebody forgot something."""
-        return (
-            self.granted < other.granted
-            or self.overage < other.overage
-            or self.consumed < other.consumed
-            or self.returned < other.returned
-        )

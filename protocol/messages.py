@@ -15,7 +15,6 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from protocol.identifiers import PeriodId, QuotaKey
-from protocol.lease import Totals
 from protocol.outcomes import ExchangeOutcome, GrantRefusal
 from protocol.units import MicroUnitsPerSecond, Milliseconds, MilliUnitsPerSecond, PositiveUnits, Units
 
@@ -98,10 +97,6 @@ class FrozenLease(ServiceMessage, frozen=True):
     overdrawn: Units = 0  # of what was consumed or is held: admitted beyond the lease while the region was cut off
     lines: Annotated[list[UsageLine], Meta(max_length=MAX_LINES_PER_LEASE)] = []
 
-    @property
-    def totals(self) -> Totals:
-        return Totals(self.granted, self.overage, self.consumed, self.returned)
-
 
 class FrozenBatch(ServiceMessage, frozen=True):
     """The part of an exchange that is booked. One script makes its bytes, once."""
@@ -139,7 +134,6 @@ class Versions(ServiceMessage, frozen=True):
 
 class ExchangeRequest(ServiceMessage, frozen=True):
     fingerprint: Fingerprint
-    versions: Versions
     exchanges: Annotated[list[Exchange], Meta(min_length=1, max_length=MAX_EXCHANGES)]
 
 
@@ -153,12 +147,10 @@ class LeaseReply(ServiceMessage, frozen=True):
     period: PeriodId
     granted: Units
     overage: Units
-    limit: Units  # what is funded in the whole period, for the answers that services get
-    unallocated: Units  # what no region holds yet, likewise
+    unallocated: Units  # what no region holds yet, for the answers that services get
     starts_in_ms: Milliseconds
     expires_in_ms: Milliseconds  # never past the period's end
     ends_in_ms: Milliseconds  # the period's end
-    refresh_in_ms: Milliseconds
     first_minute: Units  # the period's minutes, to clamp the windows of usage lines
     last_minute: Units
     final: bool = False  # nothing will be granted in this period any more
@@ -289,7 +281,6 @@ class Signal(ServiceMessage, frozen=True):
     kind: str
     quota: QuotaKey | None = None
     keep: Units = 0
-    version: Units = 0
 
 
 def body_hash(frozen: str) -> bytes:

@@ -144,21 +144,11 @@ class Region:
             cell.slices.return_all()
             cell.quotas.set_central(policies.central)
             cell.quotas.retry_all()  # a limit may have been raised
-        self._note_versions()
 
     def _put_blocks_in_force(self, listed: BlockList, age_ms: int) -> None:
         blocks = Blocks(listed, self._clock.monotonic_ms() - age_ms)
         for cell in self.cells:
             cell.admission.blocks = blocks
-        self._note_versions()
-
-    def _note_versions(self) -> None:
-        policies, blocks = self.admission.policies, self.admission.blocks
-        versions = Versions(
-            policies=policies.version if policies else 0, blocks=blocks.version if blocks is not None else 0
-        )
-        for cell in self.cells:
-            cell.exchange.delivery.versions = versions
 
     def _hear_of(self, versions: Versions) -> None:
         self._policies.heard_of(versions.policies)

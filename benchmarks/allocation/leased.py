@@ -53,7 +53,7 @@ from regional_agent.store.types import PolicyDecision
 QUOTA = "units:tenant=acme"
 REPORT_EVERY_MS = 500  # as agents are set unless somebody says otherwise
 EXPIRY_EVERY_MS = 1_000
-TERMS = LeaseTerms(CoordinatorSettings.model_fields["lease_ms"].default, refresh_ms=5_000)
+TERMS = LeaseTerms(CoordinatorSettings.model_fields["lease_ms"].default)
 
 
 class Coordinator:

@@ -13,8 +13,8 @@ async def lock_blocks(connection: Connection) -> None:
 
 async def advance_blocks(connection: Connection) -> None:
     """Advance the version, and notify all agents when this transaction commits."""
-    version: int = await connection.fetchval(_ADVANCE)
-    await notify(connection, [Notice(Signal(kind="blocks", version=version))])
+    await connection.execute(_ADVANCE)
+    await notify(connection, [Notice(Signal(kind="blocks"))])
 
 
 async def blocks_tag(connection: Connection) -> str:
@@ -23,4 +23,4 @@ async def blocks_tag(connection: Connection) -> str:
     return f"{version}-{stamp}"
 
 
-_ADVANCE = "UPDATE block_version SET version = version + 1, stamp = gen_random_uuid() RETURNING version"
+_ADVANCE = "UPDATE block_version SET version = version + 1, stamp = gen_random_uuid()"

@@ -34,7 +34,6 @@ from protocol.messages import (
     RateReport,
     SharesRequest,
     SlotReport,
-    Versions,
     WantRefused,
     body_hash,
 )
@@ -59,7 +58,6 @@ Item = TypeVar("Item", LeaseWant, RateReport, SlotReport)
 
 class _Envelope(Message, frozen=True):
     fingerprint: Fingerprint
-    versions: Versions
     exchanges: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_EXCHANGES)]
 
 

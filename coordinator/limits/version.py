@@ -19,7 +19,7 @@ async def lock_catalogue(connection: Connection) -> int:
 async def advance_catalogue(connection: Connection) -> int:
     """The next version, of which every agent hears when this transaction commits."""
     version: int = await connection.fetchval(_ADVANCE)
-    await notify(connection, [Notice(Signal(kind="policies", version=version))])
+    await notify(connection, [Notice(Signal(kind="policies"))])
     return version
 
 

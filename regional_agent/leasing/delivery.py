@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from protocol.clock import Clock
-from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LiveState, Versions
+from protocol.messages import Exchange, ExchangeRequest, ExchangeResponse, LiveState
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.coordinator_client import (
     CoordinatorClient,
@@ -57,7 +57,6 @@ class Delivery:
         self._metrics = metrics
         self._clock = clock
         self._failures = 0  # answers of 500 in a row
-        self.versions = Versions()
 
     async def deliver(self, incarnation: StoreIncarnation, frozen_lanes: list[FrozenLane]) -> None:
         """Deliver one call and settle its replies. Set aside what it is refused for."""
@@ -115,7 +114,7 @@ class Delivery:
             )
             for frozen in frozen_lanes
         ]
-        request = ExchangeRequest(fingerprint=incarnation.fingerprint, versions=self.versions, exchanges=exchanges)
+        request = ExchangeRequest(fingerprint=incarnation.fingerprint, exchanges=exchanges)
         sent_ms = self._clock.monotonic_ms()
         response = await self._reply_in_time(request)
         self._quotas.round_trip_ms = self._clock.monotonic_ms() - sent_ms

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from protocol.clock import Clock
-from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch, Versions
+from protocol.messages import Exchange, ExchangeRequest, FrozenBatch, OpenEpoch
 from protocol.outcomes import ExchangeOutcome
 from regional_agent.leasing.coordinator_client import CoordinatorClient, CoordinatorRefused
 from regional_agent.store.circuit_breaker import StoreCircuitBreaker
@@ -142,7 +142,7 @@ class JournalBooking:
     async def _tell(self, batch: FrozenBatch, fingerprint: str) -> str | None:
         """Return why a batch was not booked; None if it was."""
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
-        request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
+        request = ExchangeRequest(fingerprint=fingerprint, exchanges=[exchange])
         try:
             [reply] = (await self._coordinator.exchange(request)).replies
         except CoordinatorRefused as refused:

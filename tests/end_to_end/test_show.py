@@ -122,7 +122,7 @@ def _bad_calls(stack: dict[str, Any]) -> list[tuple[int, str, str, dict[str, Any
     def body(content: bytes) -> dict[str, Any]:
         return {"content": content, "headers": {"Content-Type": "application/json"}}
 
-    exchange = {"fingerprint": "f", "versions": {}, "exchanges": [{"frozen": '{"epoch":1,"lane":0,"seq":1}'}]}
+    exchange = {"fingerprint": "f", "exchanges": [{"frozen": '{"epoch":1,"lane":0,"seq":1}'}]}
     return [
         (401, "GET", usage, {}),
         (401, "GET", usage, {"headers": {"Authorization": "Bearer lh_wrong"}}),

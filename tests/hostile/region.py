@@ -133,7 +133,7 @@ class HostileRegion:
         await self._send([{"frozen": msgspec.json.encode(batch).decode(), "live": {"wants": wants}}])
 
     async def _send(self, exchanges: Sequence[Any]) -> None:
-        body = {"fingerprint": FINGERPRINT, "versions": {}, "exchanges": exchanges}
+        body = {"fingerprint": FINGERPRINT, "exchanges": exchanges}
         answer = await self._post("exchanges", body)
         if answer.status_code == httpx.codes.OK:
             self.outcomes.update(reply["outcome"] for reply in answer.json()["replies"])

@@ -41,12 +41,10 @@ def lease_reply(quota: str = QUOTA, **changed: Any) -> LeaseReply:
         "period": "2026-11",
         "granted": 100,
         "overage": 0,
-        "limit": 1000,
         "unallocated": 900,
         "starts_in_ms": 0,
         "expires_in_ms": 60_000,
         "ends_in_ms": 3_600_000,
-        "refresh_in_ms": 5_000,
         "first_minute": 0,
         "last_minute": 2**40,
     }

@@ -338,14 +338,14 @@ class LedgerModel:
         if document == self.rows["limits"][0]:
             return Transaction()
         version = self.rows["policy_version"][0] + 1
-        signal = Notice(Signal(kind="policies", version=version))
+        signal = Notice(Signal(kind="policies"))
         return Transaction({Name("limits", 0): document, Name("policy_version", 0): version}, [signal])
 
     def put_region(self, name: str, status: str, weight: int = 1) -> Transaction:
         if self.rows["region"].get(name) == RegionShare(status, weight):
             return Transaction()
         version = self.rows["policy_version"][0] + 1
-        notices = [Notice(Signal(kind="policies", version=version))]
+        notices = [Notice(Signal(kind="policies"))]
         if status != "active":
             notices.append(Notice(Signal(kind="drain"), region=name))
         writes = {Name("region", name): RegionShare(status, weight), Name("policy_version", 0): version}
@@ -362,7 +362,7 @@ class LedgerModel:
 
     def add_override(self, override: Override) -> Transaction:
         version = self.rows["policy_version"][0] + 1
-        signal = Notice(Signal(kind="policies", version=version))
+        signal = Notice(Signal(kind="policies"))
         writes = {Name("override", len(self.rows["override"])): override, Name("policy_version", 0): version}
         return Transaction(writes, [signal])
 
@@ -371,7 +371,7 @@ class LedgerModel:
     def set(self, key: str, settings: Mapping[str, Setting]) -> Transaction:
         version = self.rows["policy_version"][0] + 1
         writes: dict[Name, Any] = {Name("setting", (key, region)): each for region, each in settings.items()}
-        signal = Notice(Signal(kind="policies", version=version))
+        signal = Notice(Signal(kind="policies"))
         return Transaction(writes | {Name("policy_version", 0): version}, [signal])
 
     def begin_moves(self, key: Key, planner: Planner, id_: UUID, now: datetime) -> tuple[Plan | None, Transaction]:

@@ -27,7 +27,6 @@ from protocol.messages import (
     OpenEpoch,
     RebindEpoch,
     UsageLine,
-    Versions,
 )
 from protocol.periods import Calendar, is_over, period_at
 from tests.simulation.faults import REGIONS, Event
@@ -369,4 +368,4 @@ _NEVER_GRANTED = FrozenLease(
 def _exchange(epoch: int, lane: int, seq: int, fingerprint: str, *leases: FrozenLease) -> bytes:
     frozen = msgspec.json.encode({"epoch": epoch, "lane": lane, "seq": seq, "leases": leases}).decode()
     exchanges = [Exchange(frozen=frozen, live=LiveState(wants=[]))]
-    return msgspec.json.encode(ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges))
+    return msgspec.json.encode(ExchangeRequest(fingerprint=fingerprint, exchanges=exchanges))

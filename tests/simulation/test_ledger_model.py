@@ -72,7 +72,7 @@ from coordinator.usage.reconcile import read_settled
 from protocol.identifiers import lane_of, subject_key
 from protocol.lease import LeaseState
 from protocol.limits.document import PeriodKind
-from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch, Versions
+from protocol.messages import EpochOpened, Exchange, ExchangeRequest, LiveState, OpenEpoch, RebindEpoch
 from protocol.outcomes import EpochRefusal
 from protocol.periods import Calendar, moment_of, period_at
 from regional_agent.store_outage.rules.records import Entry, batches
@@ -82,7 +82,7 @@ from tests.simulation.world import ALL_LEASED, Modes, document
 
 pytestmark = pytest.mark.anyio
 LANES = 2
-TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000)
 REGIONS = ("us-east", "eu-west")
 QUOTAS = ("exports:tenant=acme", "mails:tenant=acme")
 GRACE, HOUR = timedelta(seconds=1), timedelta(hours=1)
@@ -195,7 +195,7 @@ class Both:
         ]
         for batch in [*batches(entries, epoch, LANES)] * 2:
             exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
-            told = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=[exchange])
+            told = ExchangeRequest(fingerprint=fingerprint, exchanges=[exchange])
             await self._apply(parse_call(region, msgspec.json.encode(told)))
         consumed = {key.quota: lease.consumed for (number, key), lease in self.model.leases.items() if number == epoch}
         assert consumed == {entry.quota: entry.units for entry in entries}
@@ -334,9 +334,7 @@ class Both:
         if frozen is None or live is None:
             frozen, live = self._batch(epoch, lane), self._live(lane)
             self.said[epoch, lane] = (frozen, live)
-        request = ExchangeRequest(
-            fingerprint=fingerprint, versions=Versions(), exchanges=[Exchange(frozen=frozen, live=live)]
-        )
+        request = ExchangeRequest(fingerprint=fingerprint, exchanges=[Exchange(frozen=frozen, live=live)])
         await self._apply(parse_call(region, msgspec.json.encode(request)))
 
     async def _apply(self, call: ExchangeCall) -> None:

@@ -48,7 +48,7 @@ from tests.simulation.stores import Admission, Machine, VirtualConnection
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop
 from web.problems import Problem
 
-TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000)
 LANES = 2
 LINES_OF_A_BATCH = 3  # so few that reports are made in pieces
 ROUTES = ("/exports", "/mails", "/both")

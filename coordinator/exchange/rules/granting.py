@@ -59,7 +59,6 @@ class LeaseTerms(NamedTuple):
     """How long a region may spend its leases, and how late it may report what it spent."""
 
     lease_ms: int
-    refresh_ms: int
     late_days: int = 35  # after its period was closed; what comes later waits for people
     claims: ClaimBounds = ClaimBounds()
 

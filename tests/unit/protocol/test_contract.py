@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.limits.rules.validation import faults_of
 from protocol.identifiers import lane_of, parse_quota_key, quota_key
-from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, Totals, after
+from protocol.lease import TRANSITIONS, LeaseEvent, LeaseState, after
 from protocol.limits.document import LimitsDocument
 from protocol.limits.rates import (
     MAX_LOG,
@@ -48,11 +48,6 @@ def test_what_no_quota_key_looks_like_is_refused(text: str) -> None:
 def test_lanes_are_the_same_everywhere_and_always() -> None:
     assert [lane_of(f"exports:tenant={tenant}", 4) for tenant in ("acme", "globex", "initech")] == LANES
     assert {lane_of(f"exports:tenant=t{i}", 4) for i in range(100)} == {0, 1, 2, 3}
-
-
-@given(st.builds(Totals, *[st.integers(0, 100)] * 4), st.builds(Totals, *[st.integers(0, 100)] * 4))
-def test_one_of_two_totals_is_behind_unless_they_are_equal(one: Totals, other: Totals) -> None:
-    assert one.is_behind(other) or other.is_behind(one) or one == other
 
 
 def test_the_law_refuses_grants_to_all_but_active_leases() -> None:

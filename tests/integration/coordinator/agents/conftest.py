@@ -86,7 +86,7 @@ class Agent:
         return msgspec.json.encode(batch | dict(other)).decode()
 
     async def post(self, *exchanges: Any) -> httpx.Response:
-        body = {"fingerprint": self.fingerprint, "versions": {}, "exchanges": exchanges}
+        body = {"fingerprint": self.fingerprint, "exchanges": exchanges}
         return await self.client.post(f"/v1/regions/{self.region}/exchanges", json=body)
 
     async def call(self, *exchanges: Any) -> ExchangeResponse:

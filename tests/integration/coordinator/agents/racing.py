@@ -19,7 +19,7 @@ from coordinator.exchange.transaction import apply_exchange
 from coordinator.limits.in_force import Documents
 from coordinator.periods.close import CloseRequest, close_period
 from coordinator.usage.reconcile import read_settled
-from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, OpenEpoch, Versions
+from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, OpenEpoch
 from tests.conftest import restricted
 from tests.integration.coordinator.agents.conftest import EXPORTS, PERIOD, Agent, Stand
 from tests.integration.coordinator.standing import connected
@@ -41,7 +41,7 @@ def says(
 
 
 def says_all(stand: Stand, agent: Agent, exchanges: Sequence[Exchange]) -> Step[ExchangeReply]:
-    request = ExchangeRequest(fingerprint=agent.fingerprint, versions=Versions(), exchanges=list(exchanges))
+    request = ExchangeRequest(fingerprint=agent.fingerprint, exchanges=list(exchanges))
 
     async def step(connection: Connection) -> ExchangeReply:
         call, terms = parse_call(agent.region, msgspec.json.encode(request)), LeaseTerms(60_000, 5_000)

@@ -34,7 +34,7 @@ from coordinator.shared_limits import statements as shared_limits_statements
 from coordinator.shared_limits.share_rates import share_rates
 from protocol.identifiers import lane_of
 from protocol.limits.document import LimitsDocument
-from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, RateReport, SharesRequest, Versions
+from protocol.messages import Exchange, ExchangeReply, ExchangeRequest, LiveState, RateReport, SharesRequest
 from tests.conftest import restricted
 from tests.integration.coordinator.agents.conftest import DOCUMENT, PERIOD, Agent, Stand, want
 from tests.integration.coordinator.agents.racing import Recorded, Step, committed, somebody
@@ -159,7 +159,6 @@ class Race:
         frozen = self.scene.agent.frozen(self.seq, quota=self.scene.quota)
         request = ExchangeRequest(
             fingerprint=self.scene.agent.fingerprint,
-            versions=Versions(),
             exchanges=[Exchange(frozen=frozen, live=live)],
         )
         call = parse_call(self.scene.agent.region, msgspec.json.encode(request))

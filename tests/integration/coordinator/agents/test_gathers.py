@@ -11,7 +11,7 @@ from coordinator.exchange.rules.granting import LeaseTerms
 from coordinator.exchange.transaction import Applied, apply_exchanges
 from coordinator.limits.in_force import Documents
 from protocol.identifiers import lane_of
-from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState, Versions
+from protocol.messages import Exchange, ExchangeRequest, LeaseWant, LiveState
 from protocol.outcomes import ExchangeOutcome
 from tests.integration.coordinator.agents.conftest import EXPORTS, Agent, Stand, exchange, lease, leased, want
 from tests.integration.coordinator.standing import connected
@@ -36,7 +36,6 @@ async def applied_together(stand: Stand, agents: Sequence[Agent], wants: LeaseWa
             msgspec.json.encode(
                 ExchangeRequest(
                     fingerprint=agent.fingerprint,
-                    versions=Versions(),
                     exchanges=[Exchange(frozen=agent.frozen(1), live=LiveState(wants=[wants]))],
                 )
             ),

@@ -32,8 +32,8 @@ def allowance(limit: int, name: str = "exports", period: str = "month") -> dict[
 
 async def test_a_lease_says_for_how_long_and_of_what(agent: Agent) -> None:
     given = leased(await agent.say(1, wants=[want(demand_milli=100_000)]))
-    assert (given.granted, given.limit, given.unallocated) == (100, 1000, 900)
-    assert (given.starts_in_ms, given.expires_in_ms, given.refresh_in_ms) == (0, 60_000, 5_000)
+    assert (given.granted, given.unallocated) == (100, 900)
+    assert (given.starts_in_ms, given.expires_in_ms) == (0, 60_000)
     assert (given.first_minute, given.last_minute, given.final) == (29_891_520, 29_934_719, False)
     assert given.ends_in_ms == (datetime(2026, 12, 1, tzinfo=UTC) - NOON).total_seconds() * 1000
 
@@ -70,16 +70,16 @@ async def test_a_changed_limit_is_followed(stand: Stand, agent: Agent) -> None:
     await agent.say(1, wants=[want(waiting=40)])
     await stand.limit([allowance(60)])
     lowered = leased(await agent.say(2, wants=[want()]))
-    assert (lowered.limit, lowered.granted, lowered.unallocated) == (60, 40, 20)
+    assert ((await stand.pool())["funded"], lowered.granted, lowered.unallocated) == (60, 40, 20)
     await stand.limit([allowance(10)])
     below = leased(await agent.say(3, wants=[want(waiting=1)]))
     # What a region holds cannot be taken; what nobody holds goes at once.
-    assert (below.limit, below.unallocated, below.refusal) == (40, 0, GrantRefusal.EXHAUSTED)
-    returned = leased(await agent.say(4, lease(granted=40, consumed=1, returned=25), wants=[want()]))
-    assert returned.limit == 15
+    assert ((await stand.pool())["funded"], below.unallocated, below.refusal) == (40, 0, GrantRefusal.EXHAUSTED)
+    await agent.say(4, lease(granted=40, consumed=1, returned=25), wants=[want()])
+    assert (await stand.pool())["funded"] == 15
     await stand.limit([allowance(100)])
     raised = leased(await agent.say(5, lease(granted=40, consumed=1, returned=25, units=0), wants=[want()]))
-    assert (raised.limit, raised.unallocated) == (100, 85)
+    assert ((await stand.pool())["funded"], raised.unallocated) == (100, 85)
 
 
 async def test_nothing_is_left_and_nobody_holds_any(stand: Stand, agent: Agent) -> None:
@@ -107,7 +107,8 @@ async def test_overage_is_paid_back_before_anything_is_granted(stand: Stand, age
     await stand.limit([allowance(5)])
     await agent.say(1, lease(consumed=8))
     reply = leased(await agent.say(2, lease(overage=8, consumed=8, units=0), wants=[want(waiting=1)]))
-    assert (reply.granted, reply.limit, reply.unallocated, reply.refusal) == (0, 5, 0, GrantRefusal.EXHAUSTED)
+    assert (reply.granted, reply.unallocated, reply.refusal) == (0, 0, GrantRefusal.EXHAUSTED)
+    assert (await stand.pool())["funded"] == 5
 
 
 async def test_regions_that_race_for_the_last_units_get_exactly_these(stand: Stand) -> None:
@@ -160,7 +161,7 @@ async def test_a_new_period_has_its_own_lease_and_old_usage_stays_in_the_old_one
     reply = await agent.say(3, lease(granted=11, consumed=4, units=3), wants=[want(waiting=10)])
     old, new = sorted(reply.leases, key=lambda each: each.period)
     assert (old.period, old.granted, old.expires_in_ms, old.final) == ("2026-11", 11, 0, True)
-    assert (new.period, new.granted, new.limit, new.final) == ("2026-12", 11, 1000, False)
+    assert (new.period, new.granted, new.unallocated, new.final) == ("2026-12", 11, 989, False)
     assert (await stand.pool())["consumed"] == 4
     assert await stand.one("SELECT consumed FROM pool WHERE period = '2026-12'") == 0
 

@@ -14,7 +14,7 @@ from tests.integration.coordinator.agents.conftest import EXPORTS, MAILS, Agent,
 
 pytestmark = pytest.mark.anyio
 
-BODY: dict[str, Any] = {"fingerprint": "f", "versions": {}, "exchanges": []}
+BODY: dict[str, Any] = {"fingerprint": "f", "exchanges": []}
 
 
 @pytest.mark.parametrize("path", ["epochs", "exchanges", "signals"])
@@ -186,8 +186,7 @@ async def test_a_call_of_which_all_is_refused_still_hears_of_versions_and_drain(
 async def test_repeated_names_within_one_exchange_refuse_only_that_one(agent: Agent) -> None:
     frozen, other = (json.dumps(agent.frozen(1, quota=quota)) for quota in (EXPORTS, MAILS))
     body = (
-        '{"fingerprint":"one life","versions":{},"exchanges":['
-        + f'{{"frozen":{frozen},"frozen":{frozen}}},{{"frozen":{other}}}]}}'
+        '{"fingerprint":"one life","exchanges":[' + f'{{"frozen":{frozen},"frozen":{frozen}}},{{"frozen":{other}}}]}}'
     )
     headers = {"Content-Type": "application/json"}
     answer = await agent.client.post("/v1/regions/us-east/exchanges", content=body, headers=headers)
@@ -204,9 +203,9 @@ async def test_what_is_ahead_of_the_framework_says_what_the_framework_says(stand
     assert isinstance(ahead.cls, type)
     assert issubclass(ahead.cls, ExchangesAhead)
     path = f"/v1/regions/{agent.region}/exchanges"
-    good = {"fingerprint": agent.fingerprint, "versions": {}, "exchanges": [exchange(agent.frozen(1))]}
+    good = {"fingerprint": agent.fingerprint, "exchanges": [exchange(agent.frozen(1))]}
     wrong_lane = {**good, "exchanges": [exchange(agent.frozen(2, lease(MAILS)))]}
-    twice = b'{"fingerprint":"f","fingerprint":"g","versions":{},"exchanges":[{"frozen":"{}"}]}'
+    twice = b'{"fingerprint":"f","fingerprint":"g","exchanges":[{"frozen":"{}"}]}'
     assert (await agent.client.post(path, json=good)).status_code == 200  # from here on it is a replay, both times
     questions: list[dict[str, Any]] = [
         {"json": good},

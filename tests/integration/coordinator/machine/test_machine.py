@@ -67,7 +67,6 @@ from protocol.messages import (
     LiveState,
     OpenEpoch,
     RebindEpoch,
-    Versions,
 )
 from protocol.outcomes import EpochRefusal, ExchangeOutcome, GrantRefusal
 from protocol.periods import Calendar, period_at, period_of
@@ -91,7 +90,7 @@ from tests.simulation.world import document
 EXAMPLES = int(os.environ.get("LEASEHOLD_EXAMPLES", "15"))
 STEPS = 50
 LANES = 2
-TERMS = LeaseTerms(lease_ms=4_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=4_000)
 REGIONS = ("us-east", "eu-west")
 BEYOND = {"exports:tenant=acme": 0, "mails:tenant=acme": 100}  # the limit, by the cap
 QUOTAS = {"exports:tenant=acme": PeriodKind.HOUR, "mails:tenant=acme": PeriodKind.DAY}
@@ -707,7 +706,7 @@ class Ledger(RuleBasedStateMachine):
         )
 
     def request(self, region: str, fingerprint: str, exchanges: list[Exchange]) -> ExchangeCall:
-        request = ExchangeRequest(fingerprint=fingerprint, versions=Versions(), exchanges=exchanges)
+        request = ExchangeRequest(fingerprint=fingerprint, exchanges=exchanges)
         return parse_call(region, msgspec.json.encode(request))
 
     def batch(self, incarnation: StoreIncarnation, lane: int) -> FrozenBatch:

@@ -137,7 +137,7 @@ class Region:
         seq = self.seqs[lane] = self.seqs.get(lane, 0) + 1
         batch = {"epoch": self.epoch, "lane": lane, "seq": seq, "leases": frozen}
         exchange = {"frozen": msgspec.json.encode(batch).decode(), "live": {"wants": wants}}
-        body = {"fingerprint": FINGERPRINT, "versions": {}, "exchanges": [exchange]}
+        body = {"fingerprint": FINGERPRINT, "exchanges": [exchange]}
         answer = await self.client.post(f"/v1/regions/{self.name}/exchanges", json=body)
         assert answer.status_code == 200, answer.text
         (reply,) = answer.json()["replies"]

@@ -105,7 +105,7 @@ async def test_an_agent_waits_for_the_next_version_and_every_reply_names_it(
     body = {"nonce": "0" * 32, "fingerprint": "one life"}
     epoch = (await region.client.post("/v1/regions/eu-west/epochs", json=body)).json()["epoch"]
     frozen = f'{{"epoch": {epoch}, "lane": 0, "seq": 1, "leases": []}}'
-    call = {"fingerprint": "one life", "versions": {}, "exchanges": [{"frozen": frozen}]}
+    call = {"fingerprint": "one life", "exchanges": [{"frozen": frozen}]}
     answer = (await region.client.post("/v1/regions/eu-west/exchanges", json=call)).json()
     assert answer["versions"]["blocks"] == 1
     tag = (await admin.get("/v1/blocks")).headers["ETag"]

@@ -57,7 +57,7 @@ async def region(stand: Stand, admin: httpx.AsyncClient) -> Region:
         {"frozen": msgspec.json.encode({"epoch": region.epoch, "lane": lane, "seq": 1, "leases": leases}).decode()}
         for lane, leases in lanes.items()
     ]
-    body = {"fingerprint": FINGERPRINT, "versions": {}, "exchanges": exchanges}
+    body = {"fingerprint": FINGERPRINT, "exchanges": exchanges}
     answer = await region.client.post(f"/v1/regions/{region.name}/exchanges", json=body)
     assert answer.status_code == 200, answer.text
     assert {reply["outcome"] for reply in answer.json()["replies"]} == {"applied"}

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from protocol.identifiers import lane_of
-from protocol.messages import Exchange, ExchangeRequest, Versions
+from protocol.messages import Exchange, ExchangeRequest
 from regional_agent.leasing.coordinator_client import CoordinatorClient
 from regional_agent.store.types import StoreIncarnation
 from tests.integration.regional_agent.leasing.test_exchange_loop import QUOTA, eventually
@@ -33,9 +33,7 @@ async def test_an_agent_that_dies_in_the_middle_of_an_exchange_leaves_it_to_the_
     if dies == "after it sent":
         client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
-        await client.exchange(
-            ExchangeRequest(fingerprint=incarnation.fingerprint, versions=Versions(), exchanges=exchanges)
-        )
+        await client.exchange(ExchangeRequest(fingerprint=incarnation.fingerprint, exchanges=exchanges))
         await client.close()
     assert await agent.region.scripts.dirty_quotas(incarnation, lane, 10) == []
 
@@ -66,7 +64,7 @@ async def test_two_that_look_back_at_once_forget_an_older_epoch_only_when_all_of
         frozen = await scripts.freeze(older, lane, [])
         client = CoordinatorClient(world.url, world.tokens["us-east"], "us-east")
         exchanges = [Exchange(frozen=frozen.bytes)]
-        request = ExchangeRequest(fingerprint=older.fingerprint, versions=Versions(), exchanges=exchanges)
+        request = ExchangeRequest(fingerprint=older.fingerprint, exchanges=exchanges)
         [reply] = (await client.exchange(request)).replies
         await client.close()
         await scripts.settle(older, lane, frozen.mono_us, reply)

@@ -37,7 +37,7 @@ from protocol.messages import LeaseWant
 from protocol.outcomes import GrantRefusal
 from tests.unit.coordinator.rebalancing.test_division import KEY, NOW, REGIONS, Table, steps
 
-TERMS = LeaseTerms(lease_ms=30_000, refresh_ms=1_000)
+TERMS = LeaseTerms(lease_ms=30_000)
 PARTS = dict.fromkeys(REGIONS, Part())
 own_limits = st.integers(0, 300)
 taking_part = st.lists(st.tuples(st.sampled_from(REGIONS), own_limits, steps), max_size=6)
@@ -183,7 +183,7 @@ def test_nobody_is_asked_to_give_back_for_another_and_nothing_is_pushed_to_one()
     lease.waiting = 5
     assert push_to_waiting(table.shelf("us-east"), 300, {lease.epoch}, ["a return"], NOW) == []
     reply = lease_reply(table.lease("us-east"), table.shelf("us-east"), TERMS, None, NOW)
-    assert (reply.limit, reply.unallocated, reply.recall_keep) == (100, 10, None)
+    assert (shelf.division.own_of("eu-west"), reply.unallocated, reply.recall_keep) == (100, 10, None)
 
 
 def test_what_comes_back_is_pushed_to_nobody_while_more_is_funded_than_the_limit() -> None:

@@ -82,7 +82,7 @@ def test_nothing_changes_but_at_an_edge(terms: list[OverrideTerm], tenant: str, 
 
 def test_nothing_is_given_ahead_by_an_override() -> None:
     """Of the next period: the override may be over when that begins."""
-    key, terms = "exports:user=a,tenant=b", LeaseTerms(lease_ms=60_000, refresh_ms=5_000)
+    key, terms = "exports:user=a,tenant=b", LeaseTerms(lease_ms=60_000)
     almost = datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC)
     periods = []
     for overrides in ({}, {"exports:tenant=b": 5000}, {"exports:tenant=c": 5000}):

@@ -10,8 +10,8 @@ from protocol.messages import Signal
 pytestmark = pytest.mark.anyio
 
 
-def payload(kind: str, region: str | None = None, version: int = 0) -> str:
-    return msgspec.json.encode(Notice(Signal(kind=kind, version=version), region)).decode()
+def payload(kind: str, region: str | None = None, keep: int = 0) -> str:
+    return msgspec.json.encode(Notice(Signal(kind=kind, keep=keep), region)).decode()
 
 
 async def test_a_region_hears_its_own_and_what_is_for_all() -> None:
@@ -32,10 +32,10 @@ async def test_silence_is_an_empty_list() -> None:
 async def test_of_a_slow_reader_the_oldest_are_dropped() -> None:
     hub = SignalHub()
     with hub.subscribe("us-east") as slow:
-        for version in range(MAX_WAITING_SIGNALS + 10):
-            hub.deliver(payload("policies", version=version))
+        for number in range(MAX_WAITING_SIGNALS + 10):
+            hub.deliver(payload("recall", keep=number))
         taken = await slow.take(1) or []
-        assert [signal.version for signal in taken] == list(range(10, MAX_WAITING_SIGNALS + 10))
+        assert [signal.keep for signal in taken] == list(range(10, MAX_WAITING_SIGNALS + 10))
 
 
 async def test_closing_ends_those_who_wait_and_those_who_come_later() -> None:

@@ -13,7 +13,7 @@ HOUR_MS = 3_600_000
 
 def told(*, expires: int, ends: int = HOUR_MS, **more: Any) -> LeaseReply:
     reply: dict[str, Any] = {"quota": "exports:tenant=acme", "period": "2026-11-18T12", "starts_in_ms": 0}
-    reply |= {"granted": 10, "overage": 0, "limit": 100, "unallocated": 90, "refresh_in_ms": 1}
+    reply |= {"granted": 10, "overage": 0, "unallocated": 90}
     reply |= {"first_minute": 0, "last_minute": 59, "expires_in_ms": expires, "ends_in_ms": ends}
     return LeaseReply(**reply | more)
 
