@@ -162,7 +162,7 @@ class _Bench:
         return facts(samples)
 
     async def _bytes_a_key(self, algorithm: RateAlgorithm) -> float:
-        """Of many callers that have asked once, by what the store says it uses."""
+        """Return the store's memory per caller, for many callers with one request each."""
         before = await self._connection.number_of("memory", "used_memory")
         async with httpx.AsyncClient(base_url=self._agent_url) as client:
             for first in range(0, KEYS, 1_000):
@@ -172,7 +172,7 @@ class _Bench:
         return (await self._connection.number_of("memory", "used_memory") - before) / KEYS
 
     def _reference(self, connections: int, pipeline: int = 1) -> dict[str, Turn]:
-        """Nothing, where the machine has no such generator: then our own is the reference."""
+        """Return redis-benchmark's figures, or None if it is not installed: then our own generator is the reference."""
         if found() is None:
             return {}
         name = "redis-benchmark EVALSHA check.lua" + (f" -P {pipeline}" if pipeline > 1 else "")
@@ -188,7 +188,7 @@ class _Bench:
         return await self._counted(partial(asked, self._agent, request, accepted=accepted))
 
     async def _counted(self, turn: Turn) -> Load:
-        """With the number of scripts that the store ran for each decision."""
+        """Run the load, and return the figures with the number of scripts per decision."""
         before = await self._connection.scripts_run()
         begun = time.perf_counter()
         done = await turn()
@@ -239,7 +239,7 @@ async def the_store(url: str) -> AsyncIterator[Recorder]:
 
 
 async def the_same_call(recorder: Recorder) -> list[str]:
-    """What the agent sends to its store for the check, when nobody else waits."""
+    """Return what the agent sends to its store for a check, without other requests."""
     scripts = Scripts(recorder)
     fence = await scripts.read_fence()
     assert fence.fingerprint is not None

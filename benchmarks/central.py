@@ -80,7 +80,7 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
 
 
 async def _taken(turns: Mapping[str, Callable[[], Awaitable[Turn]]], repeats: int) -> dict[str, list[Turn]]:
-    """One round more than is counted: it warms everything up."""
+    """Run one round more than is counted, to warm up."""
     taken: dict[str, list[Turn]] = {name: [] for name in turns}
     for round_ in range(repeats + 1):
         for name, turn in turns.items():
@@ -101,6 +101,6 @@ async def _turn(
 
 
 async def _counted(client: httpx.AsyncClient, stack: Stack) -> list[float]:
-    """What the coordinator ever answered and booked, of all regions."""
+    """Return what the coordinator granted and booked, for all regions."""
     said = (await client.get(f"{stack['coordinator']}/metrics")).text
     return [sum(map(float, counter.findall(said))) for counter in _COUNTERS]

@@ -97,7 +97,7 @@ class Region:
     overage: Counter[str] = field(default_factory=Counter)
 
     def request(self, lines: int, exchanges: int = 1) -> ExchangeRequest:
-        """Of so many quotas in a row, which must be of different lanes."""
+        """Return exchanges of consecutive quotas, all in different lanes."""
         said = [self._exchange(lines) for _ in range(exchanges)]
         return ExchangeRequest(fingerprint="an incarnation", exchanges=said)
 
@@ -108,7 +108,9 @@ class Region:
                 self.granted[lease.quota], self.overage[lease.quota] = lease.granted, lease.overage
 
     def _exchange(self, lines: int) -> Exchange:
-        """With usage lines of one unit each, or none; asking for as many units as it reports, or for one."""
+        """Return an exchange with usage lines of one unit each, or none; it requests as many units as it reports, or
+        one.
+        """
         quota = self.quotas[self.turns % len(self.quotas)]
         lane = lane_of(quota, self.lanes)
         self.turns += 1
@@ -154,7 +156,7 @@ class Bench:
     regions: list[Region] = field(default_factory=list)  # the same few in all that is measured
 
     async def talking(self, how_many: int, quotas: Sequence[str], policies: int = POLICIES) -> list[Region]:
-        """So many regions. Of many quotas each has a part, as long as two regions have each."""
+        """Open regions. The quotas are divided over them, with two regions for each."""
         while len(self.regions) < how_many:
             self.regions.append(await new_region(self.owner))
         chosen, part = self.regions[:how_many], -(-len(quotas) // how_many)
@@ -172,7 +174,7 @@ async def measured(
     quotas: Sequence[str],
     policies: int = POLICIES,
 ) -> Load:
-    """So many regions, the same in every turn, each with one call under way."""
+    """Run many regions, the same in every turn, with one call under way each."""
     regions = await bench.talking(how_many, quotas, policies)
     latencies_us: list[float] = []
     ends = time.perf_counter() + bench.seconds
@@ -440,7 +442,7 @@ LANES = 16  # as many exchanges a call: so a million take minutes
 
 
 async def memory(bench: Bench) -> list[Row]:
-    """What stays of many exchanges: in memory nothing may, and the last are answered like the first."""
+    """Measure memory over many exchanges: it must not grow, and the last exchanges are as quick as the first."""
     regions = [await new_region(bench.owner, LANES) for _ in range(REGIONS)]
     for region in regions:
         region.quotas = _one_of_each_lane(region.lanes)

@@ -78,7 +78,7 @@ async def run(repeats: int, seconds: float, port: int) -> dict[str, Lines]:
 
 
 def in_time_of_10_000(samples: Sequence[Sample]) -> float:
-    """But for what the load generator itself was late with."""
+    """Return the latency without the delay of the load generator itself."""
     return 10_000 * sum(each.latency_us - each.own_us <= 1000 * GOAL_MS for each in samples) / len(samples)
 
 
@@ -155,7 +155,7 @@ def latencies(samples: Sequence[Sample]) -> Mapping[str, Points]:
 
 
 def decisions(samples: Sequence[Sample]) -> Mapping[str, Points]:
-    """What each request was told, at the time when it was due."""
+    """Return the reply of each request, by the time when it was due."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for begun_s, each in _buckets(samples):
         told = Counter(ANSWERS.get(sample.beginning, "other") for sample in each)

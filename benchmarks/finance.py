@@ -116,7 +116,7 @@ async def _statement(bench: Bench) -> Statement:
 
 
 async def _agree(bench: Bench) -> None:
-    """Both sides say the same, or there is nothing to compare."""
+    """Check that both sides return the same, or there is nothing to compare."""
     raw = await bench.owner.fetch(RAW_USAGE, FROM, TO)
     assert await _usage(bench) == {(row["day"], row["tenant"]): row["units"] for row in raw}
     lines = {(line.quota, line.charge_period, line.region): line.units for line in (await _statement(bench)).lines}
@@ -153,7 +153,7 @@ def _of_lines(started: float) -> Load:
 
 
 async def _memory(bench: Bench, written: Written) -> dict[str, list[float]]:
-    """Of this process, while it exports: after a tenth of the lines, and after all of them."""
+    """Return this process's memory during the export: after a tenth of the lines, and after all."""
     seen: dict[str, list[float]] = {"after a tenth": [], "after all": []}
     rows = 0
     async for chunk in written(bench.database, bench.export):
@@ -168,7 +168,7 @@ async def _memory(bench: Bench, written: Written) -> dict[str, list[float]]:
 
 
 async def _book(owner: "asyncpg.Connection[asyncpg.Record]") -> None:
-    """As rows: what is read does not depend on how it was booked."""
+    """Insert rows directly: reading does not depend on how they were booked."""
     await owner.execute(PERIODS)
     await owner.execute(POOLS, TENANTS)
     for first in range(0, LINES, AT_ONCE):

@@ -127,7 +127,7 @@ def write(name: str, tables: Mapping[str, Lines], how: Mapping[str, object]) -> 
 
 
 def plain(line: Row | Fact | Case) -> dict[str, object]:
-    """With the names of the figures' parts, which a JSON of tuples would lose."""
+    """Return the figures with the names of their parts, which JSON of tuples would lose."""
     parts = {"name": line.name, **line.columns} if isinstance(line, Case) else asdict(line)
     return {name: value._asdict() if isinstance(value, Figure) else value for name, value in parts.items()}
 
@@ -154,7 +154,7 @@ def _conditions_in_words(how: Mapping[str, object]) -> str:
 
 
 def drawn_by(name: str, results: Path = RESULTS) -> Sequence[Path]:
-    """Its pictures, and no other's whose name begins as its own does."""
+    """Return the benchmark's pictures, and not those of one whose name begins the same."""
     others = tuple(f"{path.stem}-" for path in results.glob(f"{name}-*.json"))
     return [path for path in sorted(results.glob(f"{name}-*.svg")) if not path.stem.startswith(others)]
 
@@ -182,7 +182,7 @@ def show(about: str, lines: Lines) -> None:
 
 
 def cells(lines: Lines) -> tuple[list[str], list[list[str]]]:
-    """What stands above the columns, and a name with its figures for each line."""
+    """Return a heading and a line of figures for each name."""
     if isinstance(lines[0], Fact):
         return ["median", "between", "ratio"], [_of_fact(each) for each in lines if isinstance(each, Fact)]
     if isinstance(lines[0], Case):

@@ -76,7 +76,7 @@ async def _seen(connection: StoreConnection, client: httpx.AsyncClient, seconds:
 
 
 async def ask(post: Post, keys: int, seconds: float) -> None:
-    """So many new callers, evenly in the time."""
+    """Send requests of new callers, evenly over the time."""
     begun = time.monotonic()
     for done in range(0, keys, BATCH):
         await asyncio.sleep(max(0, begun + seconds * done / keys - time.monotonic()))
@@ -111,7 +111,7 @@ async def survey(connection: StoreConnection) -> Survey:
 
 
 async def age(connection: StoreConnection, ms: int) -> None:
-    """So much time passes for all that is to be forgotten."""
+    """Let time pass until everything has expired."""
     step = "local left = redis.call('PTTL', key) if left >= 0 then redis.call('PEXPIRE', key, left - %d) end"
     await _each(connection, step % ms)
 

@@ -38,7 +38,7 @@ NOT_ASKED = Due(0.0, 0.0)
 
 
 class Asks(Protocol):
-    """Whoever has something to ask over connections, one thing at a time over each."""
+    """A client with one request at a time on each connection."""
 
     def is_free(self, connection: "Connection", /) -> None: ...
     def answered(self, due: Due, beginning: bytes, /) -> None: ...

@@ -28,7 +28,7 @@ def picture(title: str, across: str, up: str, lines: Mapping[str, Points]) -> st
 
 
 def save(name: str, svg: str) -> Path:
-    """Beside the results; the page shows what begins with its benchmark's name."""
+    """Write the picture beside the results; the page shows those that begin with the benchmark's name."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.svg"
     path.write_text(svg)

@@ -45,7 +45,7 @@ class RedisBenchmark:
 
 
 def read(output: str) -> Load:
-    """Its CSV: a line of names, a line of figures; latencies in milliseconds."""
+    """Parse its CSV: a line of names and a line of figures, latencies in milliseconds."""
     lines = output.splitlines()
     if errors := [line for line in lines if line.startswith("Error")]:
         raise RefusedError(f"redis-benchmark was told {errors[0]!r}")

@@ -29,7 +29,7 @@ Stack = Mapping[str, Any]
 
 @asynccontextmanager
 async def local_stack(port: int, *options: str) -> AsyncIterator[Stack]:
-    """What `leasehold up` says when it is ready."""
+    """Parse what `leasehold up` prints when it is ready."""
     with TemporaryDirectory() as data:
         command = (*_LEASEHOLD, "up", "--json", "--port", str(port), "--data", f"{data}/stack", *options)
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)

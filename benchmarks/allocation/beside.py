@@ -162,7 +162,7 @@ def _within(columns: Mapping[str, Column[R]], runs: Mapping[str, Both[R]]) -> It
 
 
 def _goal(name: str, found: Mapping[str, float], most: float) -> Case:
-    """Of all traces, the one where it went worst."""
+    """Return the trace with the worst result."""
     where = max(found, key=lambda about: abs(found[about]))
     columns = {
         "goal": f"≤ {most:g}",

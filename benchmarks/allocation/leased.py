@@ -79,7 +79,7 @@ class Coordinator:
         network.later(EXPIRY_EVERY_MS, self._expire)
 
     def exchange(self, call: ExchangeCall) -> ExchangeResponse:
-        """As `apply_exchange` does it."""
+        """Decide exchanges as the product's transaction does."""
         now = self._network.now()
         matched = match_wants(classify([call], self._lanes), self._catalogue, TERMS, now)
         for key in needed_pools(matched):
@@ -204,7 +204,7 @@ class Region:
                 self._score.deny(self.number, units - taken, tick)
 
     def _heed_news(self) -> None:
-        """Whoever waits asks the store again, and then waits on if there is hope."""
+        """Let a waiting request ask the store again, and wait on if there is hope."""
         if self._news is None or not self._news.is_set():
             return
         waiting = self._queue.units

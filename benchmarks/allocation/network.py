@@ -17,7 +17,7 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Network:
-    """Also the clock of all who are on it."""
+    """The network, and the clock of everything that is connected to it."""
 
     def __init__(self, trace: Trace, name: str) -> None:
         self.now_ms = 0
@@ -48,7 +48,7 @@ class Network:
         self.now_ms = end_ms
 
     def send(self, region: int, arrives: Callable[[], None]) -> None:
-        """One way, from the region or to it."""
+        """Deliver one message, from the region or to it."""
         self.messages += 1
         if self.is_cut(region) or self._chance.random() < self._lost:
             return

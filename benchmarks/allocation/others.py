@@ -25,7 +25,7 @@ class Holder:
 
 
 class Limiter:
-    """Who has units admits; who waits for an answer waits for at most 0.4 s."""
+    """A region admits while it has units; a request waits for an answer for at most 0.4 s."""
 
     def __init__(self, trace: Trace, score: Score, first: int) -> None:
         self.network, self.score = Network(trace, type(self).__name__), score
@@ -100,7 +100,7 @@ class StaticSplit(Limiter):
 
 
 class Chunks(Limiter):
-    """Whoever has less than half a chunk asks for one. Nothing ever comes back."""
+    """A region that has less than half a chunk requests a chunk. Nothing is ever returned."""
 
     def __init__(self, trace: Trace, score: Score) -> None:
         super().__init__(trace, score, 0)
@@ -145,7 +145,7 @@ class Loans(Limiter):
         self.ask(holder, give)
 
     def heard(self, holder: Holder, units: int) -> None:
-        """One that has nothing sends it on to the next; when none has, it is over."""
+        """A region without units forwards the request to the next one; when no region has any, it is denied."""
         self._refused[holder.number] = 0 if units else self._refused[holder.number] + 1
         if self._refused[holder.number] >= len(self.holders) - 1:
             super().heard(holder, 0)

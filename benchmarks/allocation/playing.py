@@ -101,7 +101,7 @@ class _Player:
 
 
 class _Door:
-    """Of one region's agent."""
+    """The connections to one region's agent."""
 
     def __init__(self, agent: Server, request: bytes, answered: Callable[[Due, bytes], None]) -> None:
         self._agent, self._request, self._tell = agent, request, answered
@@ -146,7 +146,7 @@ class _Door:
                 self._tell(self._waiting.pop(0), NO_ANSWER)
 
     def _close_idle(self) -> None:
-        """If the one that was needed last is idle for too long, all are."""
+        """Return whether the connection that was needed last has been idle for too long: then all have."""
         if self._free and time.perf_counter() - self._free[-1][0] > IDLE_S:
             idle, self._free = self._free, []
             for _, connection in idle:
@@ -172,7 +172,7 @@ class _Door:
             self._tell(due, NO_ANSWER)
 
     async def close(self) -> None:
-        """Whoever was not answered by now will not be."""
+        """Close the connections. Requests without a reply by now get none."""
         await asyncio.gather(*self._opening)
         everybody = list(self._all)
         for connection in everybody:

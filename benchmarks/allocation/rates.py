@@ -98,7 +98,7 @@ class Static:
         return self._rate
 
     def asked(self, _region: int, _units: int, _bucket: Bucket) -> None:
-        """It is all the same to it."""
+        """The demand of a fixed limiter has no effect."""
 
     def spent(self, _region: int, _units: int) -> None:
         """Likewise."""
@@ -130,7 +130,7 @@ class Doorman:
         self._wanted[region] += units
 
     def spent(self, _region: int, _units: int) -> None:
-        """It goes by what is wanted."""
+        """Follow the demand."""
 
     def turn(self, _buckets: Sequence[Bucket]) -> None:
         for region, at_ms in enumerate(self._at_ms):
@@ -305,7 +305,7 @@ def play_on(made: Trace, makes: Callable[[Trace], Shares], jump: "Jump | None" =
 
 
 class Passed:
-    """Told by a limiter as it decides: what it admitted, of which region, in which tick."""
+    """Note what a limiter admitted, by region and tick."""
 
     def __init__(self, made: Trace) -> None:
         self.trace = made

@@ -1,8 +1,4 @@
-"""Who gets how much, when: the rules that ship under the demand of many regions, on virtual time, beside others.
-
-Every figure is beside that of a limiter that knows everything at once. Nothing here is measured by a clock on the wall,
-so a seed gives the same figures everywhere; what is shown are medians over the seeds, with the lowest and the highest.
-"""
+"""The allocation benchmark: the product's rules under the demand of many regions, on virtual time, beside others."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -163,7 +159,7 @@ RATE_GOALS: Sequence[Goal[rates.Measured]] = [
 
 
 def goals(results: Mapping[str, Mapping[str, Sequence[R]]], wanted: Sequence[Goal[R]]) -> Sequence[Case]:
-    """Of the traces that it is about, the one where it went worst."""
+    """Return the trace with the worst result among those that the figure is about."""
     return [_goal(goal, goal.found(results)) for goal in wanted]
 
 
@@ -177,7 +173,7 @@ def _goal(goal: Goal[R], found: float) -> Case:
 
 
 def horizons(seeds: Sequence[int]) -> Sequence[Case]:
-    """What a lease that lasts longer costs, and what it is good for: the region is cut off for a minute."""
+    """Compare horizons: what a longer lease costs, and what it gives a region that is disconnected for a minute."""
     cases = []
     for name, shape in HORIZON_SHAPES.items():
         made = [trace(name, shape, seed) for seed in seeds]
@@ -214,7 +210,7 @@ def _cut_off(made: Trace, period: str) -> PartitionState:
 
 
 def _draw(name: str, file: str, run: Measured) -> None:
-    """What was admitted so far, in each region and in all, against the limit."""
+    """Plot the units admitted in each region and in all, against the limit."""
     so_far = [list(accumulate(each)) for each in run.by_second]
     busiest = sorted(range(len(so_far)), key=lambda region: -so_far[region][-1])
     seconds = range(len(so_far[0]))

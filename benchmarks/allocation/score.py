@@ -11,7 +11,7 @@ from benchmarks.allocation.traces import TICK_MS, Trace
 
 
 class Score:
-    """Told by a limiter as it decides: of which region, so many units, which came in that tick."""
+    """Note units that a limiter decided on, by region and by the tick in which they were requested."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -86,7 +86,7 @@ def jain(parts: Sequence[float]) -> float:
 
 
 def last_tick(trace: Trace) -> int:
-    """In which the omniscient limiter admits its last unit."""
+    """Return the tick in which the omniscient limiter admits its last unit."""
     asked = 0
     for tick, arrivals in enumerate(trace.ticks):
         asked += sum(units for _, units in arrivals)

@@ -1,7 +1,4 @@
-"""Who asks for how much, where and when. A seed makes the same requests for every limiter that is compared.
-
-Demand comes in ticks: for each, the regions that ask and for how many units, by Poisson's law.
-"""
+"""Traces: the requests of each region over time. A seed makes the same requests for every limiter."""
 
 import math
 import random
@@ -44,7 +41,7 @@ class Trace:
 
 
 class Shape(NamedTuple):
-    """Of a trace, before chance."""
+    """The expected demand of a trace, before chance."""
 
     regions: int
     demand: Makes
@@ -91,7 +88,7 @@ def _poisson(mean: float, chance: random.Random) -> int:
 
 
 def without(demand: Demand, lost: int, from_s: float) -> Demand:
-    """From then on the others have its customers."""
+    """A region fails; from then on the others have its customers."""
 
     def left(second: float) -> Sequence[float]:
         rates = demand(second)
@@ -151,7 +148,7 @@ def surge(from_s: float, to_s: float) -> Makes:
 
 
 def on_off(chance: random.Random, regions: int) -> Demand:
-    """Each region by itself, ten seconds of each on average."""
+    """Each region has bursts of its own, ten seconds each on average."""
     switches = [_switches(chance) for _ in range(regions)]
 
     def rates(second: float) -> Sequence[float]:
@@ -172,7 +169,7 @@ def _is_on(switches: Sequence[float], second: float) -> bool:
 
 
 def rotating(every_s: float) -> Makes:
-    """All that is asked for is asked for in one place, and then in the next."""
+    """All demand is in one region, and then in the next one."""
 
     def shape(chance: random.Random, regions: int) -> Demand:
         order = chance.sample(range(regions), regions)

@@ -28,7 +28,7 @@ class Queue:
         self.cohorts.append(Cohort(units, tick, now_ms + WAIT_MS))
 
     def take(self, available: int) -> int:
-        """So many get theirs. Gives how many did."""
+        """Admit as many waiting requests as units allow. Return how many were admitted."""
         taken = 0
         while self.cohorts and taken < available:
             first = self.cohorts[0]

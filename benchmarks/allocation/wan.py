@@ -61,7 +61,7 @@ Slow = partial(Shape, len(REGIONS), speed=SPEED, round_trips_ms=ROUND_TRIPS_MS, 
 
 
 def allowances(part: float) -> Mapping[str, Shape]:
-    """As they are in virtual time over more regions; how fast demand rotates or switches is not scaled."""
+    """Return the traces, scaled to three regions; the speed at which demand rotates or switches is not scaled."""
     limit, length_s = round(SPEED * LIMIT * part), LENGTH_S * part
     usual = partial(Slow, limit=limit, length_s=length_s)
     return {
@@ -177,13 +177,13 @@ async def _play(stack: Stack, made: Trace, subject: Subject, decided: Decided) -
 
 
 class Exchanges(NamedTuple):
-    """As an agent counts its own."""
+    """Return the exchanges as an agent counts them."""
 
     calls: float
     seconds: float
 
     def beyond_ms(self, then: "Exchanges", round_trip_ms: int) -> float:
-        """On average, of those since then."""
+        """Return the average of the exchanges since then."""
         calls = self.calls - then.calls
         return max(0.0, 1000 * (self.seconds - then.seconds) / calls - round_trip_ms) if calls else 0.0
 
@@ -194,7 +194,7 @@ async def _exchanges(stack: Stack) -> list[Exchanges]:
 
 
 async def _counted(stack: Stack, name: str) -> list[float]:
-    """By the agent of each region, in its metrics."""
+    """Return the wrong denials by the metrics of each region's agent."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         texts = [(await client.get(f"{stack['agents'][region]}/metrics")).text for region in REGIONS]
     lines = ((line for line in text.splitlines() if line.startswith(f"{name} ")) for text in texts)
@@ -219,7 +219,7 @@ async def _relays_go_on(stack: Stack) -> AsyncIterator[None]:
 
 
 async def _settled(stack: Stack, limit: int, played: Played, subject: Subject) -> Books:
-    """Once all that was admitted is reported, or after a while in which it was not."""
+    """Wait until everything admitted is reported, or until nothing changes for a while."""
     authorisation = {"Authorization": f"Bearer {stack['tokens']['usage:read']}"}
     async with httpx.AsyncClient(
         timeout=PATIENCE_S, base_url=stack["coordinator"], headers=authorisation
@@ -233,7 +233,7 @@ async def _settled(stack: Stack, limit: int, played: Played, subject: Subject) -
 
 
 async def _books(coordinator: httpx.AsyncClient, limit: int, played: Played, subject: Subject) -> Books:
-    """Of all its periods: near the end of a month there are two."""
+    """Return usage of all periods: near the end of a month there are two."""
     periods = (await _read(coordinator, "/v1/periods"))["data"]
     found = [await _read(coordinator, f"/v1/periods/{period['id']}/reconciliation") for period in periods]
     its = [each for one in found for each in one["quotas"] if each["quota_key"] == subject.key]
@@ -299,7 +299,7 @@ def _seeds(name: str, turns: int) -> Sequence[int]:
 
 
 def _winds(made: Sequence[Trace], turns: int) -> list[Trace]:
-    """The same requests, with messages that are a little quicker or slower each time."""
+    """Play the same requests, with a little jitter in the delay of messages each time."""
     if len(made) > 1:
         return list(made)
     return [replace(made[0], name=f"{made[0].name}, {turn}") for turn in range(turns)]
@@ -332,7 +332,7 @@ class _Progress:
 
 
 def _draw(name: str, file: str, shape: Shape, both: Both[Measured]) -> None:
-    """What was admitted so far in all regions and in the one that may be cut off, simulated and real."""
+    """Plot units admitted in all regions and in the disconnected one, simulated and real."""
     lines: dict[str, list[float]] = {}
     for what, run in (("simulated", both.simulated[0]), ("real", both.real[0])):
         lines[f"all, {what}"] = [*accumulate(sum(each) for each in zip(*run.by_second, strict=True))]

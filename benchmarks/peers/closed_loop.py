@@ -1,7 +1,4 @@
-"""So many callers at once, each asking again when it has its answer; what that gave goes to standard output as JSON.
-
-It imports nothing but Python's own, for it runs in the environment of whoever is measured.
-"""
+"""A closed loop of callers, each of which sends a request when it has its reply; prints the figures."""
 
 import asyncio
 import gc

@@ -130,7 +130,7 @@ async def _asked(command: Sequence[str | Path], environ: Mapping[str, str]) -> L
 
 
 def _settings(stack: Stack) -> dict[str, str]:
-    """Those of one agent more of the region."""
+    """Return the figures with one more agent in the region."""
     settings = {
         "REGION": REGION,
         "COORDINATOR_URL": stack["coordinator"],
@@ -158,7 +158,7 @@ def _slowapi(stack: Stack, python: Path) -> Service:
 
 @asynccontextmanager
 async def _service(service: Service, port: int, measure: Callable[[int], None]) -> AsyncIterator[Server]:
-    """It has the measured core, as an agent would; the load has the other."""
+    """Run the library on the measured core, as an agent would; the load has the other."""
     command, environ = service
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -176,7 +176,7 @@ async def _service(service: Service, port: int, measure: Callable[[int], None]) 
 
 
 async def _answers(url: str) -> None:
-    """And is limited: what admits without a policy would be no comparison."""
+    """Check that it limits: admitting without a policy would be no comparison."""
     async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as client:
         while True:
             try:

@@ -102,7 +102,7 @@ def _chunk(task: tuple[list[int], int]) -> list[Result]:
 
 
 def _results(seeds: list[int], steps: int, jobs: int) -> Iterator[Result]:
-    """In the order of the seeds."""
+    """Return the results in the order of the seeds."""
     if len(seeds) == 1:
         yield run(seeds[0], steps)
         return
@@ -113,7 +113,7 @@ def _results(seeds: list[int], steps: int, jobs: int) -> Iterator[Result]:
 
 
 def _start_lean() -> None:
-    """What is imported by now stays: nobody has to look through it again for rubbish."""
+    """Freeze what is imported, so that the garbage collector skips it."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -135,7 +135,7 @@ _VALUES = {kind: attrgetter(*(each.name for each in fields(kind))) for kind in (
 
 
 def copy(row: Row) -> Row:
-    """As `copy.copy`, which asks each time what a row consists of."""
+    """Copy a row, without copy.copy's look-up of its fields."""
     return type(row)(*_VALUES[type(row)](row))
 
 
@@ -235,7 +235,7 @@ class LedgerModel:
 
     @property
     def corrections(self) -> dict[tuple[int, str, str, str], Correction]:
-        """By epoch, quota, the period that it belongs to and the one it is booked in."""
+        """Corrections by epoch, quota, the period of the lease and the period of booking."""
         return self.rows["correction"]
 
     def period(self, period: str) -> PeriodRow:
@@ -246,13 +246,13 @@ class LedgerModel:
         return self.period(key.period).closed_at is not None
 
     def late_books(self, epoch: int, key: Key) -> list[Correction]:
-        """What became of a lease since its period was closed."""
+        """The corrections of a lease since its period was closed."""
         about = (epoch, key.quota, key.period)
         return [each for name, each in self.corrections.items() if name[:3] == about]
 
     @property
     def proposals(self) -> dict[tuple[int, Key], Proposal | None]:
-        """By lease; None where it was approved."""
+        """Resolutions by lease; None once approved."""
         return self.rows["proposal"]
 
     @property
@@ -283,7 +283,7 @@ class LedgerModel:
         self.on_commit(transaction)
 
     def _refuse_closed(self, transaction: Transaction) -> None:
-        """As the triggers do. A close writes its period last, so what stood before it decides."""
+        """Refuse what the triggers refuse. A close writes its period last, so the earlier state decides."""
         for name, row in transaction.writes.items():
             is_in_a_period = name.table in ("pool", "lease", "correction")
             if is_in_a_period and self.is_closed(row.key) and row != self.rows[name.table].get(name.key):
@@ -293,7 +293,7 @@ class LedgerModel:
                 raise UnexpectedRows(f"{closed} are of a closed period")
 
     def _move(self, entries: Iterable[Entry], undo: dict[Name, Any]) -> None:
-        """Of the transfers only what they come to: people lay it beside the projections."""
+        """Return the sums of transfers, to compare with the projections."""
         moved = self.rows["moved"]
         for entry in entries:
             for each in entry.transfers:
@@ -326,7 +326,7 @@ class LedgerModel:
         return lost
 
     def since_approval(self) -> int:
-        """So many commits are to be lost for the last approval to be lost with them; 0: there is none to lose."""
+        """Return how many commits must be lost to lose the last approval; 0 if there is none."""
         for commits, undo in enumerate(reversed(self._undo), 1):
             if any(isinstance(row, Proposal) for row in undo.values()):
                 return commits
@@ -352,7 +352,7 @@ class LedgerModel:
         return Transaction(writes, notices)
 
     def overridden(self, now: datetime) -> dict[str, dict[str, LimitValue]]:
-        """By quota and key, what is not over yet."""
+        """Return the settings in force, by quota and key."""
         made: dict[int, Override] = self.rows["override"]
         found: dict[str, dict[str, LimitValue]] = {}
         for each in made.values():
@@ -375,7 +375,7 @@ class LedgerModel:
         return Transaction(writes | {Name("policy_version", 0): version}, [signal])
 
     def begin_moves(self, key: Key, planner: Planner, id_: UUID, now: datetime) -> tuple[Plan | None, Transaction]:
-        """None if there is no such pool, another moves units of it, or nothing of it can be moved."""
+        """Move units; None if there is no such pool, another rebalance moves it, or nothing can be moved."""
         transaction = Transaction()
         pools = self._lock_pools([key], [], transaction)
         if not any(locked.period_is_open for locked in pools.values()) or self._open_moves([key]):
@@ -392,7 +392,7 @@ class LedgerModel:
         return plan, transaction
 
     def follow_moves(self, id_: UUID, now: datetime) -> Transaction:
-        """What any coordinator does of one rebalance every second."""
+        """Follow one rebalance, as coordinators do every second."""
         transaction = Transaction()
         moves = [move for move in self._open_moves() if move.rebalance == id_]
         pools = self._lock_pools({move.key for move in moves}, [], transaction)
@@ -564,7 +564,7 @@ class LedgerModel:
     def propose(
         self, name: tuple[int, Key], kind: ResolutionKind, units: int, id_: str, now: datetime
     ) -> tuple[ResolutionRefusal | None, Transaction]:
-        """It takes the place of the one before."""
+        """Replace the open proposal."""
         transaction = Transaction()
         book = self._book_of(name, now, transaction)
         terms = propose(book, kind, units) if book else ResolutionRefusal.NO_SUCH_LEASE
@@ -583,7 +583,7 @@ class LedgerModel:
         return refusal, transaction
 
     def _book_of(self, name: tuple[int, Key], now: datetime, transaction: Transaction) -> Lease | Correction | None:
-        """Where units of a lease wait: in itself, or if its period is closed, in what is open for it since."""
+        """Return the lease, or its open correction if its period is closed."""
         if not self.is_closed(name[1]):
             return self.leases.get(name)
         late = self._late_of(name, now, transaction)
@@ -716,7 +716,7 @@ class LedgerModel:
     # --- rebase_lane --------------------------------------------------------------------------------------------------
 
     def regressed(self) -> list[tuple[int, int, int]]:
-        """Kept batches that their lanes have not come to yet: epoch, lane, seq."""
+        """Return kept batches that are ahead of their lanes: epoch, lane, seq."""
         return [name for name in self.rows["regressed"] if name[2] > self.lane_rows[name[:2]].last_seq]
 
     def rebase(

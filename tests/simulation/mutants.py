@@ -1,7 +1,7 @@
-"""Each guard has a mutant that removes it. The simulation must catch every one: else the guard is not needed, or not
-looked at.
+"""Mutants: each removes one guard, and the simulation must catch it. If it does not, the guard is not needed or not
+tested.
 
-A mutant is a function that takes the world and gives patches of the real modules, or of the model of the scripts.
+A mutant is a function that takes the world and yields patches of real modules or edits of the Lua scripts.
 """
 
 import contextlib
@@ -60,7 +60,7 @@ from tests.simulation.world import World
 Mutant = Callable[[World], contextlib.AbstractContextManager[None]]
 Patches = Callable[[World], Iterator[Any]]
 MUTANTS: dict[str, Mutant] = {}
-DRAWN_FROM: dict[str, tuple[str, ...]] = {}  # the kinds of events of its runs; of all, where there is none
+DRAWN_FROM: dict[str, tuple[str, ...]] = {}  # the kinds of events of a mutant's runs; all kinds by default
 
 
 def mutant(patches: Patches) -> Patches:
@@ -78,7 +78,7 @@ def mutant(patches: Patches) -> Patches:
 
 
 def drawn_from(*kinds: str) -> Callable[[Patches], Patches]:
-    """Where the guard is needed only in rare histories, its mutant's runs are drawn from what leads there."""
+    """Draw the runs of a mutant from these kinds of events, where its guard matters only in rare histories."""
 
     def named(patches: Patches) -> Patches:
         DRAWN_FROM[patches.__name__] = kinds
@@ -87,12 +87,12 @@ def drawn_from(*kinds: str) -> Callable[[Patches], Patches]:
     return named
 
 
-# --- the eight of the design ------------------------------------------------------------------------------------------
+# --- required by the design -------------------------------------------------------------------------------------------
 
 
 @mutant
 def grants_as_deltas(world: World) -> Iterator[Any]:
-    """A reply says what was granted now, and the region adds it to what it had said it has."""
+    """A reply says what was granted now, and the region adds it to its total."""
     real = lease_reply
 
     def only_now(lease: Any, *rest: Any, **named: Any) -> Any:
@@ -111,7 +111,7 @@ def grants_as_deltas(world: World) -> Iterator[Any]:
 
 @mutant
 def returns_as_deltas(world: World) -> Iterator[Any]:
-    """What a region says it returned is taken for new each time."""
+    """Each reported return is booked as a new one."""
     real = settlement._settle_lease
 
     def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, *_: Any, **own: Any) -> Any:
@@ -123,7 +123,7 @@ def returns_as_deltas(world: World) -> Iterator[Any]:
 
 @mutant
 def tell_before_stop(world: World) -> Iterator[Any]:
-    """What is given back may still be spent until the coordinator's receipt is in."""
+    """Returned units may still be spent until the receipt arrives."""
     yield edit_lua(
         world,
         (
@@ -174,7 +174,7 @@ def same_epoch_after_a_store_loss(world: World) -> Iterator[Any]:
 
 @mutant
 def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
-    """What an epoch that is over used, and gives back, is as of its last report, which was before its end."""
+    """An ended epoch is settled by its last report before the end."""
     yield edit_lua(
         world,
         (
@@ -196,7 +196,7 @@ def final_total_read_before_the_fence(world: World) -> Iterator[Any]:
 
 @mutant
 def uncommitted_state_across_a_fail_over(world: World) -> Iterator[Any]:
-    """A commit does not wait for the replica: what was replied may be lost with the primary."""
+    """A commit does not wait for the replica: a reply may be lost with the primary."""
     yield patch.object(Coordinators, "fail_over", lambda self, commits: self.ledger.lose(commits))
 
 
@@ -214,12 +214,12 @@ def period_missing_from_a_message(world: World) -> Iterator[Any]:
     )
 
 
-# --- those of the issue -----------------------------------------------------------------------------------------------
+# --- epochs, sequence numbers and receipts ---------------------------------------------------------------------------
 
 
 @mutant
 def fingerprint_not_checked(world: World) -> Iterator[Any]:
-    """A store that has an epoch keeps it, whichever life it lives; the coordinator does not compare either."""
+    """A store keeps its epoch in every incarnation, and the coordinator does not compare fingerprints either."""
     real = judge_number
     yield edit_lua(
         world,
@@ -250,13 +250,13 @@ def old_nonce_brings_back_the_epoch(world: World) -> Iterator[Any]:
 
 @mutant
 def seq_not_checked(world: World) -> Iterator[Any]:
-    """Whatever number a batch has, it is applied."""
+    """A batch is applied whatever its sequence number."""
     yield patch.object(settlement, "_judge_seq", lambda lane, seq, body: Verdict(ExchangeOutcome.APPLIED))
 
 
 @mutant
 def live_fields_in_the_hash(world: World) -> Iterator[Any]:
-    """What identifies an exchange changes with the demand."""
+    """The hash of an exchange includes its demand, which changes."""
     real = frozen_module._parse_exchange
 
     def parse(raw: bytes, lanes: Any) -> Any:
@@ -284,7 +284,7 @@ def two_batches_in_flight(world: World) -> Iterator[Any]:
 
 @mutant
 def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
-    """An epoch that is over is not heard any more."""
+    """Reports of an ended epoch are refused."""
     real = judge_number
 
     def deaf(lane: Any, *rest: Any) -> Verdict:
@@ -296,13 +296,13 @@ def evidence_fenced_with_the_grants(world: World) -> Iterator[Any]:
 
 @mutant
 def returns_of_lost_data_accepted(world: World) -> Iterator[Any]:
-    """What a store that lost data gave back is granted to others, though it may have been spent as well."""
+    """Returns of a store that lost data are granted to others, though the units may have been spent."""
     yield patch.object(settlement, "RETURNS_COUNT", frozenset(LeaseState))
 
 
 @mutant
 def suspense_put_back_into_the_pool(world: World) -> Iterator[Any]:
-    """What a lost epoch had not accounted for is granted to others."""
+    """Unaccounted units of a lost epoch are granted to others."""
     real = LedgerModel.open_epoch
 
     def open_epoch(self: LedgerModel, region: str, request: Any, now: Any) -> Any:
@@ -319,7 +319,7 @@ def suspense_put_back_into_the_pool(world: World) -> Iterator[Any]:
 
 @mutant
 def estimated_booked_as_consumed(world: World) -> Iterator[Any]:
-    """What people estimate counts as used, and is booked once more when evidence comes."""
+    """An estimate counts as consumed, and is booked again when evidence arrives."""
     real = post
 
     def booked(entry: Any, pool: Any, lease: Any, src: Any, dst: Any, *rest: Any) -> None:
@@ -330,7 +330,7 @@ def estimated_booked_as_consumed(world: World) -> Iterator[Any]:
 
 @mutant
 def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
-    """A lease that ran out is good again, with what nobody accounted for, as soon as its region is back."""
+    """An expired lease is valid again, with its unaccounted units, as soon as its region is back."""
     real = settlement._settle_lease
 
     def settle_lease(report: Any, frozen: Any, pool: Any, lease: Any, *_: Any, **own: Any) -> Any:
@@ -345,13 +345,13 @@ def expired_lease_granted_before_it_returned(world: World) -> Iterator[Any]:
 
 @mutant
 def expiry_counted_from_the_reply(world: World) -> Iterator[Any]:
-    """The region counts from when it heard, not from when it asked."""
+    """The region counts a lease's time from the reply, not from the request."""
     yield edit_lua(world, ("settle", "partition.forget()", "partition.forget()\nsent = mono"))
 
 
 @mutant
 def commit_after_the_reply(world: World) -> Iterator[Any]:
-    """The reply leaves first: a coordinator that dies in between has promised what nobody knows of."""
+    """The reply is sent before the commit: a coordinator that dies in between has promised what is not booked."""
 
     def conclude(self: Coordinators, transaction: Transaction) -> bool:
         if self.dies_before_commit:
@@ -365,7 +365,7 @@ def commit_after_the_reply(world: World) -> Iterator[Any]:
 
 @mutant
 def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
-    """What a region has consumed is forgotten when nobody asked for a while."""
+    """A region's counts expire when they are not used for a while."""
     yield edit_lua(
         world,
         (
@@ -378,7 +378,7 @@ def accounting_keys_with_a_ttl(world: World) -> Iterator[Any]:
 
 @mutant
 def no_report_on_sigterm(world: World) -> Iterator[Any]:
-    """An agent leaves without a word."""
+    """An agent stops without a final report."""
 
     async def silent(self: Shutdown, *, return_unspent: bool) -> None:
         return
@@ -386,12 +386,12 @@ def no_report_on_sigterm(world: World) -> Iterator[Any]:
     yield patch.object(Shutdown, "finish", silent)
 
 
-# --- and some of our own ----------------------------------------------------------------------------------------------
+# --- stores, grants and periods ---------------------------------------------------------------------------------------
 
 
 @mutant
 def every_store_is_exempt(world: World) -> Iterator[Any]:
-    """A store that may have lost a moment goes on in its epoch."""
+    """A store that may have lost its last writes continues in its epoch."""
 
     async def is_exempt(self: StoreConnection) -> bool:
         return True
@@ -401,7 +401,7 @@ def every_store_is_exempt(world: World) -> Iterator[Any]:
 
 @mutant
 def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
-    """A backup that somebody put in a store's place goes on in its epoch."""
+    """A backup that replaces a store continues in its epoch."""
     real = LedgerModel.rebind_epoch
 
     def rebind(self: LedgerModel, region: str, number: int, request: Any) -> Any:
@@ -413,7 +413,7 @@ def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("store_loses_a_moment", "store_rolls_back", "burst", "stop_agent", "start_agent")
 def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
-    """Every store says that it has kept all of its older epoch."""
+    """Every store claims to have all data of its older epoch."""
     real = EpochManager._kept
 
     async def kept(self: EpochManager, fence: Any, fingerprint: str) -> Any:
@@ -435,7 +435,7 @@ def totals_follow_the_last_reply(world: World) -> Iterator[Any]:
 
 @mutant
 def a_duplicate_grants(world: World) -> Iterator[Any]:
-    """A message that was booked before is granted for once more."""
+    """A message that was booked before gets a grant again."""
     real = decision._grant
 
     def grant(settled: Any, *rest: Any) -> Any:
@@ -456,7 +456,7 @@ def more_granted_than_there_is(world: World) -> Iterator[Any]:
 
 @mutant
 def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
-    """The total is believed, and booked as one line, whatever the lines say."""
+    """The total is booked as one line, whatever the usage lines say."""
     real = frozen_module._parse_exchange
 
     def parse(raw: bytes, lanes: Any) -> Any:
@@ -472,7 +472,7 @@ def lines_do_not_have_to_add_up(world: World) -> Iterator[Any]:
 
 @mutant
 def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
-    """A lease ahead is spent a little before its period begins."""
+    """A lease of the next period is spent a little before that begins."""
     yield edit_lua(
         world,
         ("parts/period_change", "mono < tonumber(starts)", "mono + 1000000 < tonumber(starts)"),
@@ -483,13 +483,13 @@ def taken_over_before_the_period_ends(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("fair_weather", "later")
 def next_period_is_not_given_ahead(world: World) -> Iterator[Any]:
-    """A lease of the next period is granted once that has begun."""
+    """A lease of the next period is granted only once that has begun."""
     yield patch.object(granting.LeaseTerms, "is_near_its_end", lambda *_: False)
 
 
 @mutant
 def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
-    """Whatever batch was booked, the store forgets the periods that are over."""
+    """The store deletes ended periods after any receipt."""
     yield edit_lua(
         world,
         (
@@ -503,10 +503,10 @@ def last_report_of_a_period_dropped_unreported(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("bad_weather", "burst", "later")
 def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
-    """What is granted late to a period that is over in the store does not go back.
+    """A late grant for an ended period is not returned.
 
-    Two guards do it: one while the store knows the period, and one for a period that it has forgotten. Either hides
-    that the other is missing, because the period is forgotten soon and the coordinator says again what it granted.
+    Two guards return it: one while the store knows the period, and one for a period that it has forgotten. Each hides
+    that the other is missing, because the period is forgotten soon and the coordinator repeats what it granted.
     """
     yield edit_lua(
         world,
@@ -522,7 +522,7 @@ def late_grant_of_an_ended_period_kept(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("ledger_loses", "burst", "partition", "kill_agent", "start_agent")
 def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
-    """A region that knows more than the ledger is believed, number and totals, and nobody is told."""
+    """A region that knows more than the ledger is believed, and nothing is reported."""
     judge_seq, judge_lease = settlement._judge_seq, settlement._judge_lease
 
     def believed(outcome: ExchangeOutcome, alarm: ExchangeOutcome) -> ExchangeOutcome:
@@ -542,7 +542,7 @@ def a_lost_ledger_goes_unnoticed(world: World) -> Iterator[Any]:
 
 @mutant
 def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
-    """A period is closed while a region still has units of it, and was not asked for them."""
+    """A period is closed while a region holds units of it that were not recalled."""
     real = closing.missing_for_close
 
     def missing(*about: Any, **more: Any) -> list[Any]:
@@ -558,14 +558,14 @@ def close_does_not_wait_for_outstanding(world: World) -> Iterator[Any]:
 
 @mutant
 def late_usage_booked_in_the_closed_period(world: World) -> Iterator[Any]:
-    """What comes after the close is booked as if there had been none."""
+    """Late usage is booked as if the period were open."""
     yield patch.object(locked, "_lates", lambda *_: {})
 
 
 @mutant
 @drawn_from("partition", "region_is_mute", "period_closed", "hours_pass", "later")
 def late_usage_booked_beside_what_was_carried(world: World) -> Iterator[Any]:
-    """It goes to the period that runs, wherever what was carried of it waits."""
+    """Late usage goes to the current period, even if the carried suspense is elsewhere."""
     real = closing.late_of
 
     def late_of(lease: Any, closed_at: Any, corrections: Any, open_pools: Any, now: Any, **more: Any) -> Any:
@@ -578,7 +578,7 @@ def late_usage_booked_beside_what_was_carried(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("store_usurped", "store_fails_over", "store_fails_back", "burst")
 def what_a_copy_said_is_remembered(world: World) -> Iterator[Any]:
-    """What was said to be returned in the name of an epoch that was believed lost stands when it is proved."""
+    """Returns reported for an epoch that seemed lost stand when it is proved."""
     real = LedgerModel._prove
 
     def prove(self: LedgerModel, number: int, epoch: Any, transaction: Transaction) -> None:
@@ -591,7 +591,7 @@ def what_a_copy_said_is_remembered(world: World) -> Iterator[Any]:
     yield patch.object(LedgerModel, "_prove", prove)
 
 
-# What the design names and this version has no guard for, so that there is nothing to remove.
+# Named in the design, but without a guard in this version that could be removed.
 WITHOUT_A_GUARD: dict[str, str] = {}
 
 
@@ -603,7 +603,7 @@ STORES_AWAY = ("store_down", "store_slow", "store_hangs_up", "kill_agent", "star
 @mutant
 @drawn_from(*STORES_AWAY)
 def journal_booked_twice(world: World) -> Iterator[Any]:
-    """Each time that a journal is told of, it opens an epoch of its own."""
+    """Each report of a journal opens a new epoch."""
     nonces = world.chance("other nonces")
 
     def open_epoch(nonce: str, **rest: Any) -> Any:
@@ -615,7 +615,7 @@ def journal_booked_twice(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*STORES_AWAY)
 def journal_not_flushed(world: World) -> Iterator[Any]:
-    """Services are answered while the disk is at work: what is not there yet goes with its agent."""
+    """Services get replies before the flush: entries may be lost with the agent."""
     real = VirtualSegment.append
 
     async def append(self: VirtualSegment, data: bytes) -> None:
@@ -627,7 +627,7 @@ def journal_not_flushed(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*STORES_AWAY)
 def journal_dropped_before_its_receipt(world: World) -> Iterator[Any]:
-    """A journal is removed when it is told, whatever is answered."""
+    """A journal is deleted when it is sent, whatever the reply."""
     real = JournalBooking._book
 
     async def book(self: JournalBooking, segment: Any, incarnation: Any) -> None:
@@ -642,7 +642,7 @@ def journal_dropped_before_its_receipt(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*STORES_AWAY)
 def leftover_journals_forgotten(world: World) -> Iterator[Any]:
-    """An agent that starts does not look for what a killed one has left."""
+    """An agent that starts does not look for journals of killed agents."""
     yield patch.object(Journal, "recover", lambda self: None)
 
 
@@ -654,7 +654,7 @@ WORK_IS_HELD = ("burst", "later", "store_restarts", "kill_agent", "start_agent")
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def held_units_are_admitted_as_well(world: World) -> Iterator[Any]:
-    """What a service has set aside is left for others."""
+    """Units of a hold may be admitted to others."""
     yield edit_lua(
         world, ("algorithms/allowance", "- consumed - number(f[5]) - number(f[6])", "- consumed - number(f[5])")
     )
@@ -663,7 +663,7 @@ def held_units_are_admitted_as_well(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def held_units_are_given_back(world: World) -> Iterator[Any]:
-    """A recall, or the end of the period, takes what a service has set aside."""
+    """A recall, or the end of the period, returns units of a hold."""
     yield edit_lua(
         world,
         ("return_units", "- number(f[5]) - keep", "- keep"),
@@ -674,7 +674,7 @@ def held_units_are_given_back(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def a_hold_that_ran_out_is_committed_as_if_it_were_open(world: World) -> Iterator[Any]:
-    """Its units were free again, and come out of what is held once more."""
+    """An expired hold's units were free again, and its commit takes them from held units once more."""
     yield edit_lua(
         world,
         (
@@ -688,7 +688,7 @@ def a_hold_that_ran_out_is_committed_as_if_it_were_open(world: World) -> Iterato
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def a_hold_ends_twice(world: World) -> Iterator[Any]:
-    """Whatever it was told, it can be told once more."""
+    """A hold can be ended a second time."""
     yield edit_lua(
         world,
         (
@@ -703,7 +703,7 @@ def a_hold_ends_twice(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def what_a_commit_says_beyond_its_hold_is_forgotten(world: World) -> Iterator[Any]:
-    """Work that came out larger than it was thought to be is booked as large as it was thought to be."""
+    """A commit of more than was held is booked only up to the hold."""
     yield edit_lua(
         world, ("parts/holds", "math.max(0, units - paid)", "math.max(0, math.min(units, part.units) - paid)")
     )
@@ -712,21 +712,21 @@ def what_a_commit_says_beyond_its_hold_is_forgotten(world: World) -> Iterator[An
 @mutant
 @drawn_from(*WORK_IS_HELD)
 def what_was_charged_is_committed_once_more(world: World) -> Iterator[Any]:
-    """A commit that comes after its hold was charged is booked as a whole."""
+    """A commit after the hold was charged is booked in full."""
     yield edit_lua(world, ("parts/holds", "local paid = part.state == 'charged' and part.units or 0", "local paid = 0"))
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD, "period_closed")
 def a_hold_never_runs_out(world: World) -> Iterator[Any]:
-    """What a service has set aside, and says nothing more of, stays so."""
+    """A hold without an outcome never expires."""
     yield edit_lua(world, ("parts/holds", "if due and tonumber(due) <= mono then", "if false then"))
 
 
 @mutant
 @drawn_from(*WORK_IS_HELD, "store_usurped")
 def a_period_is_forgotten_with_its_holds(world: World) -> Iterator[Any]:
-    """Once its totals are booked nothing of it is kept, though a commit to a hold of it may come."""
+    """A booked period is deleted, though a commit of one of its holds may come."""
     yield edit_lua(
         world, ("settle", "if is_booked and has_ended and ended.holds == 0 then", "if is_booked and has_ended then")
     )
@@ -740,21 +740,21 @@ PEOPLE_DIVIDE = ("set", "moved", "evened_out", "burst", "later")
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def a_floor_is_not_kept(world: World) -> Iterator[Any]:
-    """What is kept for one region is granted to whoever asks first."""
+    """Units of one region's floor are granted to others."""
     yield patch.object(division.Division, "floors", lambda self, funded: {})
 
 
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def a_ceiling_is_passed_over(world: World) -> Iterator[Any]:
-    """A region is granted what it wants, and so is one that is pinned."""
+    """A region is granted its demand beyond its ceiling or pin."""
     yield patch.object(division, "room_below_ceiling", lambda region, taken, of: 2**63 if of.weight_of(region) else 0)
 
 
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def who_weighs_nothing_is_granted_to(world: World) -> Iterator[Any]:
-    """Without a weight a region's demand counts as that of any other."""
+    """The demand of a region without weight counts like any other."""
     real = division.room_below_ceiling
 
     def room_below_ceiling(region: str, taken: Any, of: Any) -> int:
@@ -767,7 +767,7 @@ def who_weighs_nothing_is_granted_to(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def what_is_on_its_way_is_granted_to_others(world: World) -> Iterator[Any]:
-    """What came back for a region is there for whoever asks first."""
+    """Units that were returned for a region are granted to others."""
     real = division._kept_for_others
 
     def kept_for_others(region: str, taken: Any, of: Any, funded: int) -> int:
@@ -779,7 +779,7 @@ def what_is_on_its_way_is_granted_to_others(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def a_move_makes_units(world: World) -> Iterator[Any]:
-    """What was asked for counts as brought back as soon as its source is heard."""
+    """Recalled units count as returned as soon as their source reports."""
 
     def came_back(_: Any, key: Any, region: str, moves: Any) -> None:
         for move in moves:
@@ -792,7 +792,7 @@ def a_move_makes_units(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*PEOPLE_DIVIDE)
 def a_move_is_done_twice(world: World) -> Iterator[Any]:
-    """What the target was granted for it is not noted, so it is granted when that asks once more."""
+    """A grant to the target is not noted, so the target is granted it again."""
     yield patch.object(granting, "arrived", lambda *_: None)
 
 
@@ -804,7 +804,7 @@ LIMITS_ARE_REACHED = ("burst", "later", "limit", "adjust")
 @mutant
 @drawn_from(*LIMITS_ARE_REACHED)
 def a_limit_is_funded_twice(world: World) -> Iterator[Any]:
-    """What is funded is not looked at when the limit is."""
+    """The limit is funded again although it is funded already."""
     real = allocation.fund
     yield patch.object(granting, "fund", lambda entry, pool, limit: real(entry, pool, 2 * limit))
 
@@ -812,7 +812,7 @@ def a_limit_is_funded_twice(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*LIMITS_ARE_REACHED)
 def a_soft_cap_has_no_end(world: World) -> Iterator[Any]:
-    """Beyond the limit it goes on, whatever the cap says."""
+    """Units beyond the limit are granted whatever the cap."""
     real = allocation.extend
     yield patch.object(granting, "extend", lambda entry, pool, at_most, need: real(entry, pool, 2**40, need))
 
@@ -820,7 +820,7 @@ def a_soft_cap_has_no_end(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*LIMITS_ARE_REACHED)
 def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
-    """A region's usage is within the limit as long as that region's own is."""
+    """Each region's usage is compared with the limit alone."""
 
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
         told, beyond = split(lines, max(0, pool.spendable - lease.consumed))
@@ -833,7 +833,7 @@ def overage_is_told_by_each_lease(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*LIMITS_ARE_REACHED)
 def overage_is_told_once_more(world: World) -> Iterator[Any]:
-    """What is beyond the limit is told so, and not counted: the next that is told of it is beyond by as much again."""
+    """Overage is marked but not counted, so the next report is marked as overage again."""
     real = balances.use
 
     def use(entry: Any, pool: Any, lease: Any, lines: Any) -> None:
@@ -847,7 +847,7 @@ def overage_is_told_once_more(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("partition", "region_is_mute", "period_closed", "hours_pass", "later", "adjust")
 def late_usage_is_within_the_limit_that_runs(world: World) -> Iterator[Any]:
-    """What belongs to a closed period is judged by what the running one has left."""
+    """Late usage is compared with what the current period has left."""
     real = closing.late_of
 
     def late_of(*about: Any, closed: Any, **more: Any) -> Any:
@@ -866,21 +866,21 @@ ADJUSTED = ("credited", "debited", "written_off", "mode", "limit", "burst", "lat
 @mutant
 @drawn_from(*ADJUSTED)
 def an_adjustment_is_approved_once_more(world: World) -> Iterator[Any]:
-    """Whoever was not answered asks again, and it is booked again."""
+    """A repeated approval is booked again."""
     yield patch.object(ledger_model, "state_of", lambda *_: AdjustmentState.PROPOSED)
 
 
 @mutant
 @drawn_from(*ADJUSTED)
 def what_is_credited_is_beyond_the_limit(world: World) -> Iterator[Any]:
-    """What is used of it is told to be overage."""
+    """Usage of credited units is marked as overage."""
     yield patch.object(balances.Pool, "spendable", property(lambda pool: pool.funded + pool.carried_over_in))
 
 
 @mutant
 @drawn_from(*ADJUSTED)
 def what_is_credited_is_funded_as_well(world: World) -> Iterator[Any]:
-    """Where each region has a limit of its own, whoever took it is funded for what it has above that."""
+    """In regional mode, a region that took a credit is funded for it as well."""
     real = division.funded_for
 
     def funded_for(limit: int, pool: Any, leases: Any, divided: Any) -> int:
@@ -893,7 +893,7 @@ def what_is_credited_is_funded_as_well(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("credited", "debited", "mode", "burst")
 def a_credit_that_was_taken_is_debited(world: World) -> Iterator[Any]:
-    """Likewise: others' own is taken for it, and funded again for whoever has more than that."""
+    """In regional mode, another region's own units are debited, and funded again later."""
     yield patch.object(ledger_model, "debitable", lambda pool, *_: min(pool.grantable, pool.entitled))
 
 
@@ -918,7 +918,7 @@ def what_was_left_is_carried_over_twice(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("region_lost", "burst", "later", "period_closed", "hours_pass")
 def what_is_in_suspense_is_carried_over(world: World) -> Iterator[Any]:
-    """A region that was not heard may have spent it."""
+    """Suspense is carried over as unused, though a silent region may have spent it."""
     real = LedgerModel._left
 
     def left(self: LedgerModel, period: str, now: Any) -> Any:
@@ -950,7 +950,7 @@ def what_came_into_a_period_goes_over_again(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*GOES_OVER)
 def what_went_over_is_included_as_well(world: World) -> Iterator[Any]:
-    """What comes late for the closed period is within its limit, of which a part was given to the next one."""
+    """Late usage of the closed period counts as within its limit, though a part of that was carried over."""
     real = balances.Pool.included_left.fget  # type: ignore[attr-defined]  # it is a property
     yield patch.object(balances.Pool, "included_left", property(lambda pool: real(replace(pool, carried_over_out=0))))
 
@@ -963,14 +963,14 @@ CUT_OFF = ("partition", "burst", "limit", "later", "store_loses_a_moment")
 @mutant
 @drawn_from(*CUT_OFF)
 def an_overdraft_has_no_end(world: World) -> Iterator[Any]:
-    """What a region owes is not taken from what it may overdraw."""
+    """A region's debt is not subtracted from its overdraft."""
     yield edit_lua(world, ("algorithms/allowance", "redis.call('HINCRBY', state.lease, 'owed', text)", ""))
 
 
 @mutant
 @drawn_from(*CUT_OFF)
 def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
-    """Cut off or not."""
+    """Every denied request overdraws, connected or not."""
     yield edit_lua(
         world,
         (
@@ -984,7 +984,7 @@ def whoever_is_denied_overdraws(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from(*CUT_OFF)
 def each_epoch_has_an_overdraft_of_its_own(world: World) -> Iterator[Any]:
-    """A new incarnation of the store is given it again, and so is each region whatever others were told."""
+    """Each new epoch, and each region, gets the full overdraft."""
     yield patch.object(granting, "_overdraft_for", lambda lease, shelf: shelf.overdraft)
 
 
@@ -994,14 +994,14 @@ def each_epoch_has_an_overdraft_of_its_own(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("mode", "limit", "region_drains", "region_returns", "burst")
 def a_region_takes_what_is_another_s(world: World) -> Iterator[Any]:
-    """Of limits of their own all regions take from one pool."""
+    """In regional mode all regions take from one pool."""
     yield patch.object(division, "_grantable_of_own", lambda region, pool, leases, division: pool.grantable)
 
 
 @mutant
 @drawn_from("mode", "limit", "region_drains", "region_returns", "burst")
 def what_is_funded_forgets_who_left(world: World) -> Iterator[Any]:
-    """It is the limits of those that take part, and what others have had of the period is theirs to lack."""
+    """The funding ignores what regions that left have used of the period."""
 
     def funded_for(limit: int, pool: Any, leases: Any, divided: Any) -> int:
         return sum(map(divided.own_of, divided.parts)) if divided.is_regional else limit
@@ -1024,7 +1024,7 @@ def what_is_central_is_granted_by_demand(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("mode", "burst", "later", "region_is_deaf", "bad_weather")
 def what_nobody_took_is_not_asked_back(world: World) -> Iterator[Any]:
-    """Of what is central the coordinator does not say that it is to go back."""
+    """The coordinator does not recall idle units of a central quota."""
     real = replies._recall_keep
 
     def recall_keep(lease: Any, shelf: Any, now: Any) -> int | None:
@@ -1036,7 +1036,7 @@ def what_nobody_took_is_not_asked_back(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("mode", "burst", "later", "region_is_deaf", "bad_weather")
 def what_nobody_took_is_not_given_back(world: World) -> Iterator[Any]:
-    """The agent hears that it is, and leaves it where it is."""
+    """The agent ignores the recall of idle units of a central quota."""
 
     async def keep(self: ExchangeLoop, incarnation: Any) -> None:
         self._quotas.take_surplus()
@@ -1071,14 +1071,14 @@ def a_wrong_clock_is_believed(world: World) -> Iterator[Any]:
 @mutant
 @drawn_from("region_lies", "burst", "later")
 def every_claim_is_plausible(world: World) -> Iterator[Any]:
-    """What a region reports beyond its grants is booked, however much it is."""
+    """Usage beyond a region's grants is booked, however much it is."""
     yield patch.object(ClaimBounds, "most_overage", lambda self, limit: 2**53)
 
 
 @mutant
 @drawn_from("catalogue_changes_late", "burst", "later")
 def a_limit_is_not_looked_at_behind_the_locks(world: World) -> Iterator[Any]:
-    """What was read before the pools were locked stands, whatever was committed in between."""
+    """What was read before the pools were locked is used, whatever was committed in between."""
     yield patch.object(Catalogue, "decides_like", lambda self, other: True)
 
 

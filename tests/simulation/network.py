@@ -54,7 +54,7 @@ CLOCK_LIMIT_MS = 5_000  # as coordinators have it unless it is set
 
 @dataclass
 class Weather:
-    """Of one region's way to the coordinators."""
+    """The network between one region and the coordinators."""
 
     random: random.Random
     loss: float = 0.005
@@ -152,7 +152,7 @@ class Coordinators:
         return msgspec.json.encode(response)
 
     async def _apply(self, calls: Sequence[ExchangeCall]) -> list[Applied]:
-        """One transaction. While it lasts others come, and are gathered; at its end it is an instant."""
+        """Run one transaction. Calls that arrive meanwhile are gathered; its effects happen at its end."""
         await asyncio.sleep(self.transaction_s)
         now = self._compared_now(calls)
         try:
@@ -185,7 +185,7 @@ class Coordinators:
             raise
 
     def decide(self, kind: str, region: str, body: bytes) -> Transaction:
-        """What a call would do, without doing it."""
+        """Return what a call would do, without doing it."""
         if kind == "exchange":
             call = parse_call(region, body)
             response, transaction = self.ledger.apply_exchange(call, self.terms, self.clock.now())
@@ -235,7 +235,7 @@ class Coordinators:
         return True
 
     def expire(self) -> None:
-        """In whatever state a lease is: nothing of it is spendable beyond its time."""
+        """Return a lease's spendable units: none after its expiry, whatever its state."""
         now = self.clock.now()
         try:
             if self.conclude(self.ledger.expire_leases(now)):

@@ -48,7 +48,7 @@ KINDS = (ResolutionKind.WRITE_OFF, ResolutionKind.CHARGE, ResolutionKind.ESTIMAT
 
 
 def resolve(world: "World", event: Event) -> None:
-    """One person proposes how the region's suspense, or its quarantine, ends; later another approves."""
+    """Propose a resolution of the region's suspense or quarantine, and approve it later as another person."""
     for book in _books(world):
         name = (book.epoch, Key(book.key.quota, book.charge_period))
         if book.region == event.region and propose(world, name, KINDS[event.number], f"{event.step} {name}"):

@@ -172,7 +172,7 @@ _CODES = {"B": "B", "i8": "q", "I2": "H", "d": "d"}
 
 @cache
 def _layout(layout: str) -> tuple[struct.Struct, tuple[bool, ...]]:
-    """The same layout for Python's struct, and which of its values are integers."""
+    """Return the layout for Python's struct, and which of its values are integers."""
     codes, at = [], 1
     while at < len(layout):
         size = 2 if layout[at : at + 2] in _CODES else 1

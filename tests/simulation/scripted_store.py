@@ -210,7 +210,7 @@ class ScriptedStore:
         return [text for pair in self.hash(key).items() for text in pair]
 
     def _hscan(self, key: str, cursor: str, *options: str) -> list[Any]:
-        """Of a hash that does not change between two pages, which is all that scripts do."""
+        """Scan a hash that does not change between two pages; scripts do nothing else."""
         count = int(options[options.index("COUNT") + 1])
         pairs, first = list(self.hash(key).items()), int(cursor)
         page = [text for pair in pairs[first : first + count] for text in pair]

@@ -117,7 +117,7 @@ class Both:
         self.model.commit(self.model.put_limits(wanted))
 
     async def override(self) -> None:
-        """Of one tenant or of all, now or soon, for a while."""
+        """Override one tenant or all, now or soon, for a while."""
         subject = self.chance.choice([{}, {"tenant": "acme"}])
         limit = self.chance.choice([10, 200, 500])
         starts = self.now + timedelta(seconds=self.chance.choice([0, 0, 3]))
@@ -156,7 +156,7 @@ class Both:
         return real
 
     async def contest(self, region: str) -> None:
-        """Two stores under one name open epochs in turn, until one of them is told so."""
+        """Let two stores under one name open epochs in turn, until one of them is refused."""
         answers: list[EpochOpened | EpochRefusal | None] = []
         while EpochRefusal.TWO_STORES not in answers:
             assert len(answers) <= 2 * MOST_OPENINGS
@@ -168,7 +168,7 @@ class Both:
                 self.nonces[opened.epoch] = request.nonce
 
     async def open_a_cell(self, region: str) -> None:
-        """Of a Cluster, or of a single store that takes its place."""
+        """Open epochs of a Cluster, or of a single store that replaces it."""
         cells = self.chance.choice([1, 2, 3])
         previous = self.chance.choice(list(self.model.epochs))
         request = OpenEpoch(
@@ -182,7 +182,7 @@ class Both:
         await self._open(region, request)
 
     async def tell_journal(self, number: int) -> None:
-        """Of what the region has leases of, and of what it has not; opened and told twice."""
+        """Open journals of quotas with and without leases, twice."""
         region, fingerprint = REGIONS[number % len(REGIONS)], f"journal:{number}"
         request = OpenEpoch(nonce=f"{number:032x}", fingerprint=fingerprint, lost_data=False, journal=True)
         epoch = await self._open(region, request)
@@ -291,7 +291,7 @@ class Both:
         self.model.commit(transaction)
 
     async def recall(self) -> None:
-        """Of all periods, whether they are being closed or not, and of what is in suspense: who hears what."""
+        """Expire and recall leases of all periods, and compare the signals."""
         periods, heard = {key.period for key in self.model.pools}, set[str]()
         transactions = [self.model.recall_outstanding(period, self.now) for period in periods]
         transactions.append(self.model.recall_suspense(self.now))
@@ -309,7 +309,7 @@ class Both:
         self.recalled += len(heard)
 
     async def close_at_last(self, period: str) -> None:
-        """What is in the way is seen to."""
+        """Resolve what is in the way of a close."""
         await self.expire()
         for name, lease in list(self.model.leases.items()):
             if name[1].period == period and lease.state is not LeaseState.CLOSED:
@@ -371,7 +371,7 @@ class Both:
         return msgspec.json.encode(body).decode()
 
     def _lease(self, lease: Lease) -> dict[str, Any]:
-        """Of this period, or of the next one."""
+        """Request units of this period or of the next one."""
         late = self.model.late_books(lease.epoch, lease.key)
         said = max(late, key=lambda each: each.key.period) if late else lease
         left = lease.unaccounted + lease.suspense_carried_out
@@ -439,7 +439,7 @@ class Both:
         )()
 
     async def _move(self) -> None:
-        """From where most lies idle: most of what is leased here is spent or given back at once."""
+        """Move units from the region with the most idle ones; most leased units are spent or returned at once."""
         source = max(REGIONS, key=self._idle)
         target = next(region for region in REGIONS if region != source)
         asked = MoveUnits.model_validate(
@@ -564,7 +564,7 @@ class Both:
 
 
 def _booked(entry: Report | Movement, transfer: Transfer) -> tuple[object, ...]:
-    """Its row, but for the moment at which it was made."""
+    """Return the row without its creation time."""
     if isinstance(entry, Movement):
         origin: tuple[object, ...] = (entry.movement_id, None, None, None)
     else:
@@ -591,7 +591,7 @@ def _columns(row: Any, names: Any) -> dict[str, Any]:
 
 
 def _plain(response: Any) -> Any:
-    """Without positions: a sequence leaves gaps. And in no order, for none is promised."""
+    """Return reports without positions, for a sequence leaves gaps, and in no order."""
     plain = msgspec.to_builtins(response)
     for reply in plain["replies"]:
         if reply["receipt"]:

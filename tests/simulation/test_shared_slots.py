@@ -165,14 +165,14 @@ class World:
         self.replies.append((name, response.slots[0], mono_us, incarnation))
 
     def hear(self, place: int, *, keep: bool = False) -> int:
-        """How many shares were new. Of another incarnation the store says that it is fenced."""
+        """Return the number of new shares. A store of another incarnation answers that it is fenced."""
         name, share, mono_us, incarnation = self.replies[place] if keep else self.replies.pop(place)
         if incarnation != self.regions[name].incarnation:
             return 0
         return at_once(self.regions[name].scripts.share_slots(incarnation, mono_us, [share]))
 
     def talk(self, name: str, waiting: int = 0, there_ms: int = 1) -> None:
-        """As it mostly goes: there and back."""
+        """Run an exchange without faults."""
         self.report(name, waiting)
         self.pass_time(there_ms)
         self.decide(len(self.reports) - 1)
@@ -301,7 +301,7 @@ def test_what_a_silent_borrower_had_in_use_stays_reserved_until_it_ran_out() -> 
 
 
 def test_what_was_forgotten_with_a_store_that_was_lost_as_well_is_not_taken_for_known() -> None:
-    """Of what the lost store had in use nobody remembers that it was more than its part."""
+    """The lost store's slots beyond its share are forgotten."""
     world = World()
     world.talk_all(4, a=6)
     assert world.take_all("a") == LIMIT
@@ -399,7 +399,7 @@ class SharedSlots(RuleBasedStateMachine):
 
     @rule(elapsed_ms=st.sampled_from([8000, 20_000, 59_000]))
     def work_on(self, elapsed_ms: int) -> None:
-        """All extend as often as they can."""
+        """All holders extend as often as possible."""
         for _ in range(elapsed_ms // 4000):
             self.world.pass_time(4000)
             for name in NAMES:

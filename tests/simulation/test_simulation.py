@@ -35,7 +35,7 @@ def test_a_ledger_that_lost_data_is_shown_it_and_goes_on_when_people_have_approv
 
 
 def test_a_quarantine_that_ended_and_comes_back_with_the_ledgers_older_state_expires_what_it_is_given_again() -> None:
-    """Of what was granted after its end the ledger knows nothing; a rebase gives it again, and nobody waits for it."""
+    """The ledger forgets what was granted after the lost position; a rebase grants it again without a request."""
     history = [
         Event(step, kind, region, number)
         for region in REGIONS
@@ -72,7 +72,7 @@ def test_a_doubled_reply_does_not_begin_a_period_again_that_was_settled() -> Non
 
 
 def test_a_region_admits_again_when_it_slept_beyond_the_end_of_a_period_that_was_used_up() -> None:
-    """Its agents pause between two refusals, on a clock that counts on meanwhile: the pause is over as it wakes."""
+    """Agents pause between refusals by a clock that counts on during a suspend, so the pause is over at resume."""
     history = [
         *(Event(0, "demand", region, 10) for region in REGIONS),
         Event(5, "limit", "", 20),
@@ -84,7 +84,7 @@ def test_a_region_admits_again_when_it_slept_beyond_the_end_of_a_period_that_was
 
 @pytest.mark.parametrize("kind", [kind for kind, (weight, _) in OF_SURROUNDINGS.items() if weight])
 def test_what_changes_under_way_stops_nobody(kind: str) -> None:
-    """Each kind by itself, where nothing else goes wrong: whoever asks is admitted in time."""
+    """Each kind of fault alone: requests are admitted in time."""
     results = [run(seed, STEPS, draw(seed, STEPS, (kind, "burst", "later"))) for seed in range(4)]
     assert [result.violation for result in results] == [None] * 4
     assert sum(result.faults[kind] for result in results) > 3
@@ -134,7 +134,7 @@ def test_a_history_that_is_drawn_for_a_mutant_holds_without_it(kinds: tuple[str,
 
 
 def test_what_is_reached_does_not_become_less() -> None:
-    """Of so few seeds a good deal less than of many: what falls under this has lost a whole part of the story."""
+    """A few seeds reach less than many do; a run below this bound has lost a part of the stories."""
     reached = sum((run(seed, STEPS).reached for seed in range(100, 116)), Counter[str]())
     missing = unreached(reached)
     assert len(missing["outcomes"]) <= MOST_OUTCOMES_MISSED

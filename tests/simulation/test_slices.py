@@ -148,7 +148,7 @@ def lived(
     slices: bool = True,
     agents: int = 1,
 ) -> tuple[list[Said], int]:
-    """All that was said, and the calls that the store had for it."""
+    """The replies, and the calls that the store had for them."""
 
     async def live() -> tuple[list[Said], int]:
         region = Region(loop, limit, algorithm, slices=slices)
@@ -180,7 +180,7 @@ crowds = st.lists(
 
 
 def asked_by(crowd: Sequence[tuple[int, int, int, Mode]]) -> list[Asked]:
-    """So many alike, each so long after the one before."""
+    """Requests that are alike, with a pause between them."""
     return [Asked(gap_us, cost, mode) for times, gap_us, cost, mode in crowd for _ in range(times)]
 
 
@@ -217,7 +217,7 @@ def test_in_no_time_is_more_admitted_than_the_rate_allows(algorithm: str, crowd:
 @pytest.mark.parametrize("cost", [1, 7, 20])
 @pytest.mark.parametrize("algorithm", SLICED)
 def test_nobody_is_denied_for_what_lies_here(algorithm: str, cost: int) -> None:
-    """All of a crowd is on its way to the store when it runs out there, and the last units lie in a slice."""
+    """A crowd is on its way to the store when the units run out there, and the last ones are in a slice."""
     said, _ = lived([*[Asked(1_000)] * 60, *[Asked(0, cost)] * 900], "1/hour, burst 800", algorithm)
     assert sum(each.asked.cost for each in said if each.answer.allowed) == 60 + 740 // cost * cost
 
@@ -286,7 +286,7 @@ def test_what_was_asked_by_limits_that_have_changed_takes_no_slice(*, is_asked_l
 
 @pytest.mark.parametrize("algorithm", SLICED)
 def test_what_is_not_used_goes_back_for_the_others(algorithm: str) -> None:
-    """One agent's crowd is gone; another finds all that is left, to the unit, a moment later."""
+    """A crowd at one agent ends; a moment later another agent finds all that is left, to the unit."""
     crowd = [Asked(20)] * 100
     others = [Asked(3 * LIFETIME_MS * 1_000, cost=700, agent=1), Asked(0, agent=1)]
     said, _ = lived([*crowd, *others], "1/hour, burst 800", algorithm, agents=2)
@@ -295,7 +295,7 @@ def test_what_is_not_used_goes_back_for_the_others(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", SLICED)
 def test_several_agents_admit_no_more_and_little_less(algorithm: str) -> None:
-    """Less by what lies with the others when the last is asked."""
+    """Agents admit less than the burst by what lies in slices of other agents."""
     chance = random.Random(7)
     asked = [Asked(chance.choice([0, 10, 100]), agent=chance.randrange(3)) for _ in range(6_000)]
     said, _ = lived(asked, "1/hour, burst 4000", algorithm, agents=3)
