@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 WATCH_S = 0.5
-LOOK_AGAIN_S = 0.01
+REFRESH_INTERVAL_S = 0.01
 REFUSED_FOR_MS = 10_000  # so long refused exchanges only weaken the region: leases that it has go on
 MOST_LEASES = 100  # that are looked at while the region is cut off
 
@@ -242,4 +242,4 @@ async def able_to_enforce(watch: HealthWatch, patience_s: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while worst_of(watch.findings()) is HealthStatus.NOT_READY:  # noqa: ASYNC110 - several parts decide it
-                await asyncio.sleep(LOOK_AGAIN_S)
+                await asyncio.sleep(REFRESH_INTERVAL_S)

@@ -1,17 +1,17 @@
 """One connection to the region's store, shared by every request.
 
-Writes are gathered: all that is asked for in one turn of the event loop leaves in one piece, and replies are matched
-in the order in which they come. That is what makes a store of a hundred thousand scripts a second reachable from
-Python; a call for each request through a pool reaches a tenth of it.
+It pipelines: all commands of one turn of the event loop are written in one piece, and replies are matched to them by
+their order. So Python reaches a store of a hundred thousand scripts a second; a call for each request through a pool
+of connections reaches a tenth of that.
 
-The store's *fingerprint* is read on every new connection, before any other command: it tells one incarnation of the
-store from another, and every script compares it. Nothing is asked twice by itself: a call that was cut off may have
-been executed, and only its caller knows what that means.
+The store's *fingerprint* is read on every new connection, before any other command: it identifies the incarnation of
+the store, and every script compares it. No command is retried: a call that lost its connection may have been executed,
+and only its caller knows what that means.
 
-Time runs out for all calls together: one timer looks at those that wait. A timer for each call would cost as much as
-the call. A store that answers others meanwhile is not silent: calls that wait behind our own have longer. And a timer
-that is late says that this process, or the machine, was busy: then the store is given as much time as well, once, and
-what lies in the socket is always read before anybody is told that there is no answer.
+One timer checks the time-outs of all calls: a timer for each call would cost as much as the call. While a store answers
+other calls it is not silent, so calls that wait behind our own have longer. A timer that fires late shows that this
+process, or the machine, was busy: then the store gets as much extra time, once, and the socket is always read before
+any call times out.
 """
 
 import asyncio
@@ -34,23 +34,21 @@ Argument = bytes | str | int
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
-# Who answers so is not, or no longer, the one that decides: whatever is asked next has to be asked elsewhere.
-# Not so ASK and TRYAGAIN: of a slot whose keys are under way its old place decides until all have left it, and the
-# cells beside it share the connection.
+# A node with such an error does not own the keys (any more): later calls must go elsewhere. ASK and TRYAGAIN are not
+# among them: while the keys of a slot migrate its old node still decides, and other cells share the connection.
 CHANGED_TOPOLOGY = {"MOVED", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "LOADING"}
-LATE_S = 0.001  # a timer that fires later than this after its moment was held up
-BEHIND_OTHERS = 4  # times its own time may a call wait while the store answers
-
+LATE_S = 0.001  # a timer that fires later than this was delayed by a busy process
+BUSY_STORE_FACTOR = 4  # a call may take so many times its time-out while the store answers other calls
 
 OnReply = Callable[[Reply | Exception], None]
 
 
 class StoreUnavailable(Exception):
-    """The store could not be asked, or did not answer in time."""
+    """The store is not connected, or did not reply in time."""
 
 
 class NoAnswer(StoreUnavailable):
-    """It was asked: whether it did what it was asked, nobody knows."""
+    """The command was sent, and no reply came: it may have been executed."""
 
 
 class StoreError(Exception):
@@ -62,41 +60,41 @@ UNREACHABLE = (OSError, TimeoutError, StoreUnavailable, StoreError)
 
 
 def set_result_of(future: asyncio.Future[T]) -> Callable[[T | Exception], None]:
-    """What to call so that whoever awaits the future hears it."""
+    """Return a callback that sets the result of a future, or its exception, unless it was cancelled."""
 
-    def on_answer(answer: T | Exception) -> None:
-        if future.done():  # its caller gave up; the answer is nobody else's
+    def on_result(result: T | Exception) -> None:
+        if future.done():
             return
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
+        if isinstance(result, Exception):
+            future.set_exception(result)
         else:
-            future.set_result(answer)
+            future.set_result(result)
 
-    return on_answer
+    return on_result
 
 
 class _Call:
-    """Who waits for a reply, since when, and for how long."""
+    """A call that waits for its reply: since when, and for how long."""
 
-    __slots__ = ("is_decision", "on_reply", "patience_s", "since")
+    __slots__ = ("is_decision", "on_reply", "since", "timeout_s")
 
-    def __init__(self, since: float, patience_s: float, on_reply: OnReply, *, is_decision: bool) -> None:
+    def __init__(self, since: float, timeout_s: float, on_reply: OnReply, *, is_decision: bool) -> None:
         self.is_decision = is_decision
         self.since = since
-        self.patience_s = patience_s
-        self.on_reply: OnReply | None = on_reply  # None: told already that there is no answer in time
+        self.timeout_s = timeout_s
+        self.on_reply: OnReply | None = on_reply  # None: it has timed out
 
-    def tell(self, reply: Reply | Exception) -> None:
+    def complete(self, reply: Reply | Exception) -> None:
         on_reply, self.on_reply = self.on_reply, None
         if on_reply is not None:
             on_reply(reply)
 
     @property
     def due_at(self) -> float:
-        return self.since + self.patience_s
+        return self.since + self.timeout_s
 
     def is_overdue(self, now: float, silent_since: float) -> bool:
-        is_silent = now >= silent_since + self.patience_s or now >= self.since + BEHIND_OTHERS * self.patience_s
+        is_silent = now >= silent_since + self.timeout_s or now >= self.since + BUSY_STORE_FACTOR * self.timeout_s
         return self.on_reply is not None and now >= self.due_at and is_silent
 
 
@@ -107,35 +105,35 @@ class _Protocol(asyncio.Protocol):
         self._decision_timeout = decision_timeout
         self._reader = hiredis.Reader(replyError=StoreError)
         self._waiting: deque[_Call] = deque()
-        self._gathered: list[bytes] = []
+        self._unsent: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._loop = loop
         self._on_lost = on_lost
-        self._heard_at = 0.0
-        self._look_at: float | None = None  # when those that wait are looked at next
+        self._last_reply_at = 0.0
+        self._check_at: float | None = None  # when time-outs are checked next
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has no such base class
 
-    def send(self, arguments: Sequence[Argument], on_reply: OnReply, patience_s: float, *, at_once: bool) -> None:
+    def send(self, arguments: Sequence[Argument], on_reply: OnReply, timeout_s: float, *, at_once: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             on_reply(StoreUnavailable("the store's connection is closed"))
             return
-        if not self._gathered and not at_once:
+        if not self._unsent and not at_once:
             self._loop.call_soon(self._flush)
         packed = hiredis.pack_command(tuple(arguments))  # type: ignore[arg-type]  # its stub knows one-tuples only
-        self._gathered.append(packed)
+        self._unsent.append(packed)
         now = self._loop.time()
-        self._waiting.append(_Call(now, patience_s, on_reply, is_decision=at_once))
-        if self._look_at is None or now + patience_s < self._look_at:
-            self._look_later(now + patience_s)
+        self._waiting.append(_Call(now, timeout_s, on_reply, is_decision=at_once))
+        if self._check_at is None or now + timeout_s < self._check_at:
+            self._schedule_check(now + timeout_s)
         if at_once:
             self._flush()
 
     def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, []
-        if gathered and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(gathered))
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(unsent))
 
     def data_received(self, data: bytes) -> None:
         now = self._loop.time()
@@ -144,73 +142,73 @@ class _Protocol(asyncio.Protocol):
             call = self._waiting.popleft()
             if call.is_decision:
                 self._decision_timeout.note(now - call.since)
-            if call.on_reply is not None:  # else it comes too late to speak for the store
-                self._heard_at = now
-            call.tell(reply)
+            if call.on_reply is not None:  # a late reply does not show that the store is in time
+                self._last_reply_at = now
+            call.complete(reply)
             if isinstance(reply, StoreError) and str(reply).partition(" ")[0] in CHANGED_TOPOLOGY:
                 self.close()
 
-    def _look_later(self, moment: float, *, is_second: bool = False) -> None:
-        self._look_at = moment
-        self._loop.call_at(moment, self._look, moment, is_second)
+    def _schedule_check(self, moment: float, *, is_extension: bool = False) -> None:
+        self._check_at = moment
+        self._loop.call_at(moment, self._check_timeouts, moment, is_extension)
 
-    def _look(self, moment: float, is_second: bool) -> None:
-        """At those whose time is over. Once two turns have passed, what lay in the socket has been read."""
-        if moment != self._look_at:
-            return  # an earlier look was asked for since
+    def _check_timeouts(self, moment: float, is_extension: bool) -> None:
+        """Check for time-outs. Calls fail two turns of the loop later, when everything in the socket has been read."""
+        if moment != self._check_at:
+            return  # an earlier check was scheduled since
         now = self._loop.time()
         if not any(call.is_overdue(now, self._silent_since()) for call in self._waiting):
-            self._look_again(now)
-        elif now - moment > LATE_S and not is_second:
-            self._look_later(now + min(now - moment, self._shortest_s()), is_second=True)
+            self._schedule_next_check(now)
+        elif now - moment > LATE_S and not is_extension:
+            self._schedule_check(now + min(now - moment, self._shortest_s()), is_extension=True)
         else:
-            self._loop.call_soon(self._loop.call_soon, self._give_up)
+            self._loop.call_soon(self._loop.call_soon, self._fail_overdue)
 
-    def _give_up(self) -> None:
-        """Replies that come later are thrown away: the order is what tells them apart."""
+    def _fail_overdue(self) -> None:
+        """Fail the calls whose time is over. Their replies keep their place in the order, and are dropped."""
         now = self._loop.time()
         silent_since = self._silent_since()
         for call in list(self._waiting):
             if call.is_overdue(now, silent_since):
-                call.tell(NoAnswer("the store did not answer in time"))
-        self._look_again(now)
+                call.complete(NoAnswer("the store did not answer in time"))
+        self._schedule_next_check(now)
 
-    def _look_again(self, now: float) -> None:
-        self._look_at = None
+    def _schedule_next_check(self, now: float) -> None:
+        self._check_at = None
         due_at = min((call.due_at for call in self._waiting if call.on_reply is not None), default=None)
         if due_at is not None:
-            self._look_later(max(due_at, now + self._shortest_s() / 4))
+            self._schedule_check(max(due_at, now + self._shortest_s() / 4))
 
     def _silent_since(self) -> float:
-        """Since when something waits and nothing was heard."""
-        return max(self._heard_at, self._waiting[0].since) if self._waiting else self._heard_at
+        """Return since when calls wait without any reply."""
+        return max(self._last_reply_at, self._waiting[0].since) if self._waiting else self._last_reply_at
 
     def _shortest_s(self) -> float:
-        return min(call.patience_s for call in self._waiting)
+        return min(call.timeout_s for call in self._waiting)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         waiting, self._waiting = self._waiting, deque()
         self._on_lost()
         for call in waiting:
-            call.tell(NoAnswer(f"the store's connection was lost: {exc or 'closed'}"))
+            call.complete(NoAnswer(f"the store's connection was lost: {exc or 'closed'}"))
 
     def close(self) -> None:
         if self._transport is not None:
-            self._transport.abort()  # what was not sent yet must not be: nobody would hear the answer
+            self._transport.abort()  # what was not sent yet must not be: its reply could not be read
 
 
-def is_flushed(told: Reply | Exception) -> bool:
-    """Whether WAITAOF says that the writes of its connection are on the disk of this store."""
-    return isinstance(told, list) and bool(told) and told[0] == 1
+def is_flushed(reply: Reply | Exception) -> bool:
+    """Return whether WAITAOF replied that the connection's writes are on the disk of this store."""
+    return isinstance(reply, list) and bool(reply) and reply[0] == 1
 
 
-def _flushed_within(patience_s: float) -> tuple[Argument, ...]:
-    return ("WAITAOF", 1, 0, max(1, int(patience_s * 1000)))
+def _wait_for_disk(timeout_s: float) -> tuple[Argument, ...]:
+    return ("WAITAOF", 1, 0, max(1, int(timeout_s * 1000)))
 
 
 class _DurabilityProof:
-    """Passes a reply on once the store has said that what was written before it is on disk."""
+    """Passes a reply on once the store has confirmed that the writes before it are on disk."""
 
     __slots__ = ("_on_reply", "_reply")
 
@@ -221,11 +219,11 @@ class _DurabilityProof:
     def on_reply(self, reply: Reply | Exception) -> None:
         self._reply = reply
 
-    def on_flushed(self, told: Reply | Exception) -> None:
-        if isinstance(self._reply, Exception) or is_flushed(told):
+    def on_flushed(self, reply: Reply | Exception) -> None:
+        if isinstance(self._reply, Exception) or is_flushed(reply):
             self._on_reply(self._reply)
         else:
-            self._on_reply(NoAnswer("the store did not say that what it wrote is on its disk"))
+            self._on_reply(NoAnswer("the store did not confirm that its writes are on disk"))
 
 
 class StoreAddress:
@@ -250,7 +248,7 @@ class StoreAddress:
 
 
 class Store(Protocol):
-    """What a script is sent to: a single store, or whoever has one of a Cluster's cells now."""
+    """Where scripts are sent: a single store, or the node that has a cell of a Cluster now."""
 
     @property
     def connected(self) -> bool: ...
@@ -263,11 +261,11 @@ class Store(Protocol):
     def prove_durability(self, *, is_wanted: bool) -> None: ...
     @property
     def node(self) -> str:
-        """Where it is, for people."""
+        """Return the address of the node, for status and logs."""
 
     @property
     def fault(self) -> str:
-        """Why it is not connected, likewise."""
+        """Return why it is not connected, for status and logs."""
 
     async def call(self, *arguments: Argument) -> Reply: ...
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None: ...
@@ -288,7 +286,7 @@ class StoreConnection:
         on_lost: Callable[[], None] = lambda: None,
         is_node: bool = False,
     ) -> None:
-        """`decision_timeout`: of what is sent at once, for a service waits for it. `is_node`: of a Cluster."""
+        """`decision_timeout`: of calls that a service waits for. `is_node`: it is a node of a Cluster."""
         self.address = StoreAddress(url)
         self.fingerprint: str | None = None
         self.eviction_policy: str | None = None
@@ -322,7 +320,7 @@ class StoreConnection:
         return await self._ask(*arguments)
 
     def send(self, arguments: Sequence[Argument], on_reply: OnReply) -> None:
-        """Ask at once, without a wait for the end of the turn; the reply, or why there is none, is told."""
+        """Send a command at once, not at the end of the turn. `on_reply` gets the reply, or why there is none."""
         if self.fingerprint is None or self._protocol is None:
             on_reply(StoreUnavailable(f"the store at {self.address} is not connected"))
             return
@@ -334,19 +332,19 @@ class StoreConnection:
         protocol: _Protocol,
         arguments: Sequence[Argument],
         on_reply: OnReply,
-        patience_s: float,
+        timeout_s: float,
         *,
         at_once: bool,
     ) -> None:
         if not self._proves_durability or arguments[0] not in SCRIPTS:
-            protocol.send(arguments, on_reply, patience_s, at_once=at_once)
+            protocol.send(arguments, on_reply, timeout_s, at_once=at_once)
             return
         proof = _DurabilityProof(on_reply)
-        protocol.send(arguments, proof.on_reply, patience_s, at_once=False)
-        protocol.send(_flushed_within(patience_s), proof.on_flushed, patience_s, at_once=at_once)
+        protocol.send(arguments, proof.on_reply, timeout_s, at_once=False)
+        protocol.send(_wait_for_disk(timeout_s), proof.on_flushed, timeout_s, at_once=at_once)
 
     def prove_durability(self, *, is_wanted: bool) -> None:
-        """Whether replies of scripts count only once the store has said that what they wrote is on its disk."""
+        """Set whether replies of scripts count only once the store has confirmed that their writes are on disk."""
         self._proves_durability = is_wanted
 
     async def _ask(self, *arguments: Argument) -> Reply:
@@ -358,11 +356,11 @@ class StoreConnection:
         return await future
 
     async def read_fingerprint(self) -> str:
-        """Which incarnation of the store this connection leads to, asked anew."""
+        """Read which incarnation of the store this connection leads to."""
         return _fingerprint(await self._ask("INFO", "server"), await self._ask("INFO", "replication"))
 
     async def is_exempt(self) -> bool:
-        """Is it a single store, without replicas in this incarnation, that fsyncs every write before it answers?"""
+        """Return whether it is a single store, without replicas in this incarnation, that fsyncs before it replies."""
         replication, cluster = await self._ask("INFO", "replication"), await self._ask("INFO", "cluster")
         names = ("appendonly", "appendfsync", "no-appendfsync-on-rewrite")
         answer: list[bytes] = await self._ask("CONFIG", "GET", *names)
@@ -377,20 +375,20 @@ class StoreConnection:
         )
 
     async def _can_prove_durability(self) -> bool:
-        """Whether the store can say that a write is on its disk: Redis since 7.2, and Valkey."""
+        """Return whether the store can confirm that a write is on its disk: Redis since 7.2, and Valkey."""
         try:
-            return is_flushed(await self._ask(*_flushed_within(self._timeout_s)))
+            return is_flushed(await self._ask(*_wait_for_disk(self._timeout_s)))
         except StoreError:
             return False
 
     async def read_eviction_policy(self) -> str | None:
-        """Read which keys the store drops when its memory is full. Anybody may change that at any time."""
+        """Read which keys the store drops when its memory is full. It may be changed at any time."""
         policy = await self._ask("CONFIG", "GET", "maxmemory-policy")
         self.eviction_policy = policy[1].decode() if policy else None
         return self.eviction_policy
 
     def reconnect(self) -> None:
-        """Leave this connection: it may have outlived its store's place in the topology."""
+        """Drop this connection: it may have outlived its store's place in the topology."""
         self._drop()
         self._on_lost_to_others()
 
@@ -404,14 +402,14 @@ class StoreConnection:
             await asyncio.gather(self._keeper, return_exceptions=True)
         self._drop()
 
-    def leave(self) -> None:
-        """For good, or until somebody connects it again."""
+    def disconnect(self) -> None:
+        """Disconnect until `connect` is called."""
         self._drop()
 
     async def _keep(self) -> None:
         while True:
             await self._connect_with_retries()
-            log.info("the store is connected", store=str(self.address), fingerprint=self.fingerprint)
+            log.info("store connected", store=str(self.address), fingerprint=self.fingerprint)
             self._on_connected()
             await self._lost.wait()
 
@@ -428,11 +426,11 @@ class StoreConnection:
     def _on_unreachable(self, retry: tenacity.RetryCallState) -> None:
         """Log the first failure of an outage, and leave what was half connected."""
         if retry.attempt_number == 1 and retry.outcome is not None:
-            log.warning("the store cannot be reached", store=str(self.address), reason=str(retry.outcome.exception()))
+            log.warning("store connection failed", store=str(self.address), reason=str(retry.outcome.exception()))
         self._drop()
 
     async def connect(self) -> None:
-        """Raises one of UNREACHABLE. Once connected it stays so until it is lost."""
+        """Connect, or raise one of UNREACHABLE. The connection stays until it is lost."""
         self._lost.clear()
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(2):
@@ -452,7 +450,7 @@ class StoreConnection:
             await self._ask("SELECT", self.address.database)
         cluster = await self._ask("INFO", "cluster")
         if not self._is_node and _field(cluster, b"cluster_enabled") == "1":
-            self._reason = ": it is a node of a Cluster, whose address begins with redis+cluster://"
+            self._reason = ": it is a node of a Cluster; use an address that begins with redis+cluster://"
             raise StoreUnavailable(f"the store at {self.address} is not connected{self._reason}")
         fingerprint = await self.read_fingerprint()
         await self.read_eviction_policy()

@@ -1,13 +1,13 @@
-"""A Cluster as a region's store: a number of *cells*, each of which is what a single store is.
+"""A Cluster as a region's store: a number of *cells*, each of which works like a single store.
 
-All keys of a cell have one hash tag, so they are in one slot, and one script reaches them. Its shard may fail over, and
-its slot may be moved: then it is another incarnation, and no other cell does. One connection to each primary is shared
-by the cells that are there; what is gathered in one turn is one call for each cell.
+All keys of a cell have one hash tag, so they are in one slot, and one script reaches them. When its shard fails over,
+or its slot moves, the cell becomes another incarnation, and no other cell does. The cells on a primary share one
+connection to it; a batch is one call for each cell.
 
-Nothing follows a redirection: a call that was told MOVED was not executed, and where it should be asked is found out
-by asking the nodes. That is done every second, and at once after any sign of a changed topology. When a place has
-changed all connections are left, so that none survives a failover and failback unseen: whoever is connected again
-reads the fingerprint anew.
+Redirections are not followed: a call with reply MOVED was not executed, and the new node is found by asking all nodes.
+That is done every second, and at once after any sign of a changed topology. When a cell's node has changed, all
+connections are dropped, so that none survives a failover and failback unnoticed: each new connection reads the
+fingerprint again.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from regional_agent.store.rules.decision_timeout import DecisionTimeout
 log = structlog.get_logger()
 
 SCHEME = "redis+cluster://"
-LOOK_AGAIN_S = 1.0
+REFRESH_INTERVAL_S = 1.0
 PAUSE_S = 0.1
 CONNECT_S = 2.0
 
 
 class ClusterAddress:
-    """`redis+cluster://:password@host:port,host:port`: some of the nodes; the others are heard of from them."""
+    """`redis+cluster://:password@host:port,host:port`: some of the nodes, which know the others."""
 
     def __init__(self, url: str) -> None:
         if not url.startswith(SCHEME):
@@ -60,7 +60,7 @@ class ClusterAddress:
 
 
 class CellConnection:
-    """Where a cell's scripts are sent: to whichever node has its slot now."""
+    """The connection of a cell: to the node that has its slot now."""
 
     def __init__(self, cell: int, cluster: str) -> None:
         self.cell = cell
@@ -93,7 +93,11 @@ class CellConnection:
 
     @property
     def fault(self) -> str:
-        return f"no node of the Cluster at {self._cluster} says who has it" if self.link is None else self.link.fault
+        return (
+            f"no node of the Cluster at {self._cluster} knows its slot's owner"
+            if self.link is None
+            else self.link.fault
+        )
 
     async def call(self, *arguments: Argument) -> Reply:
         return await self._linked().call(*arguments)
@@ -133,20 +137,20 @@ class Cluster:
         decision_timeout: DecisionTimeout,
         on_connected: Callable[[int], None],
     ) -> None:
-        """`on_connected` is told the number of a cell that can be asked from now on, again each time."""
+        """`on_connected` gets the number of a cell each time that it is connected."""
         self.address = ClusterAddress(url)
         self.cells = [CellConnection(cell, str(self.address)) for cell in range(cells)]
         self._tags = {b"%d" % cell.cell: cell for cell in self.cells}
         self._timeout_ms = timeout_ms
         self._decision_timeout = decision_timeout
         self._on_connected = on_connected
-        self.look_again_s = LOOK_AGAIN_S
+        self.refresh_interval_s = REFRESH_INTERVAL_S
         self._places: dict[bytes, Place] = {}
         self._known = set(self.address.seeds)
         self._links: dict[tuple[str, int], StoreConnection] = {}
-        self._missed: set[str] = set()  # said once for each outage
+        self._unreachable: set[str] = set()  # nodes; logged once for each outage
         self._calls_before = 0
-        self._look_now = asyncio.Event()
+        self._refresh_now = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -160,57 +164,56 @@ class Cluster:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        self._leave_all()
+        self._disconnect_all()
 
     async def _keep(self) -> None:
         while True:
-            self._look_now.clear()
+            self._refresh_now.clear()
             try:
-                is_whole = await self._look()
+                is_whole = await self._refresh()
             except Exception:
-                log.exception("the Cluster cannot be looked at")
+                log.exception("Cluster topology refresh failed")
                 is_whole = False
             if not is_whole:
                 await asyncio.sleep(PAUSE_S)
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(self.look_again_s):
-                    await self._look_now.wait()
+                async with asyncio.timeout(self.refresh_interval_s):
+                    await self._refresh_now.wait()
 
-    async def _look(self) -> bool:
-        """Be connected to whoever has a cell. False while somebody is missing."""
-        told = await self._told()
-        places = places_of(self._tags, told)
+    async def _refresh(self) -> bool:
+        """Connect to the nodes that have cells. Return False while a cell or a node is missing."""
+        views = await self._read_views()
+        places = places_of(self._tags, views)
         if not places:
             return False
-        self._known = nodes_of(told) | set(self.address.seeds)
+        self._known = nodes_of(views) | set(self.address.seeds)
         if places != self._places:
-            log.info("the Cluster's places are read", shards=len({place.node for place in places.values()}))
-            self._leave_all()
+            log.info("Cluster topology changed", shards=len({place.node for place in places.values()}))
+            self._disconnect_all()
             self._places = places
             self._assign()
         await asyncio.gather(*(self._connect(link) for link in self._links.values() if not link.connected))
         return len(places) == len(self._tags) and all(link.connected for link in self._links.values())
 
-    async def _told(self) -> list[tuple[str, str]]:
-        """What the connected nodes say; if none is, whatever nodes are known of."""
+    async def _read_views(self) -> list[tuple[str, str]]:
+        """Read CLUSTER NODES of the connected nodes; if none replies, of all known ones."""
         links = [link for link in self._links.values() if link.connected]
-        told = await asyncio.gather(*map(self._ask, links))
-        if not any(told):
-            strangers = [self._link(*address) for address in sorted(self._known)]
-            told = await asyncio.gather(*map(self._ask, strangers))
-            links = strangers
-            for stranger in strangers:
-                stranger.leave()
-        return [(link.address.host, text) for link, text in zip(links, told, strict=True) if text]
+        views = await asyncio.gather(*map(self._read_view, links))
+        if not any(views):
+            links = [self._link(*address) for address in sorted(self._known)]
+            views = await asyncio.gather(*map(self._read_view, links))
+            for link in links:
+                link.disconnect()
+        return [(link.address.host, view) for link, view in zip(links, views, strict=True) if view]
 
-    async def _ask(self, link: StoreConnection) -> str:
+    async def _read_view(self, link: StoreConnection) -> str:
         try:
             async with asyncio.timeout(CONNECT_S):
                 if not link.connected:
                     await link.connect()
-                answer: bytes = await link.call("CLUSTER", "NODES")
-                return answer.decode()
+                view: bytes = await link.call("CLUSTER", "NODES")
+                return view.decode()
         except UNREACHABLE:
             return ""
 
@@ -227,7 +230,7 @@ class Cluster:
             self.address.url(host, port),
             timeout_ms=self._timeout_ms,
             decision_timeout=self._decision_timeout,
-            on_lost=self._look_now.set,
+            on_lost=self._refresh_now.set,
             is_node=True,
         )
 
@@ -236,19 +239,19 @@ class Cluster:
             async with asyncio.timeout(CONNECT_S):
                 await link.connect()
         except UNREACHABLE as error:
-            link.leave()
-            if str(link.address) not in self._missed:
-                self._missed.add(str(link.address))
-                log.warning("a node of the Cluster cannot be reached", node=str(link.address), reason=str(error))
+            link.disconnect()
+            if str(link.address) not in self._unreachable:
+                self._unreachable.add(str(link.address))
+                log.warning("Cluster node connection failed", node=str(link.address), reason=str(error))
             return
-        self._missed.discard(str(link.address))
-        log.info("a node of the Cluster is connected", node=str(link.address), fingerprint=link.fingerprint)
+        self._unreachable.discard(str(link.address))
+        log.info("Cluster node connected", node=str(link.address), fingerprint=link.fingerprint)
         for cell in self._of(link):
             self._on_connected(cell.cell)
 
     def _of(self, link: StoreConnection) -> Iterable[CellConnection]:
         return [cell for cell in self.cells if cell.link is link]
 
-    def _leave_all(self) -> None:
+    def _disconnect_all(self) -> None:
         for link in self._links.values():
-            link.leave()
+            link.disconnect()

@@ -1,4 +1,4 @@
-"""Asks a store every second whether it can decide, so that a store that hangs is found without any request."""
+"""Probes a store every second, so that a store that hangs is noticed without any request."""
 
 import asyncio
 

@@ -1,11 +1,11 @@
-"""A journal's way into the ledger: through the same exchange as everything else, in an epoch of its own.
+"""Book the outage journal: through the same exchange as other usage, in an epoch of its own.
 
-The segment's name opens the epoch, and its batches are the same each time they are told, so it is booked once, however
-often its agent dies on the way. If the store is there, what was admitted without it is first put out of its reach: else
-its leases would admit the same units again.
+A segment's name opens the epoch, and its batches are the same each time they are sent, so it is booked once, however
+often its agent dies on the way. If the store is available, the units that were admitted without it are first returned
+from its leases: else the leases would admit the same units again.
 
-Operations that name themselves may have been charged by the store all the same, so it is asked before they are booked:
-a segment that has any waits for the store. After as long as the store would have known them, it is booked unasked.
+The store may have charged operations of the journal all the same, so it is asked before they are booked: a segment with
+operations waits for the store. When the store would have forgotten them, the segment is booked without asking.
 """
 
 import msgspec
@@ -24,8 +24,8 @@ from regional_agent.store_outage.rules.records import OperationIdentity, Read, b
 
 log = structlog.get_logger()
 
-OFFER_AGAIN_MS = 30_000
-# Booked now or before; or kept for people to judge, for its epoch was retired.
+RETRY_MS = 30_000
+# Booked now or before; or kept for an operator to resolve, because its epoch was retired.
 BOOKED = {ExchangeOutcome.APPLIED, ExchangeOutcome.REPLAYED, ExchangeOutcome.STALE, ExchangeOutcome.RETIRED}
 
 
@@ -45,25 +45,25 @@ class JournalBooking:
         self._scripts = scripts
         self._breaker = breaker
         self._clock = clock
-        self._look_again_at_ms = clock.monotonic_ms() + OFFER_AGAIN_MS
-        self._stopped: set[str] = set()  # segments whose units the store does not have any more
-        self._again_at_ms: dict[str, int] = {}  # those that were refused: they stay on disk, for people
+        self._recover_at_ms = clock.monotonic_ms() + RETRY_MS
+        self._returned: set[str] = set()  # segments whose units were returned from the store's leases
+        self._retry_at_ms: dict[str, int] = {}  # of refused segments, which stay on disk for an operator
         self._waits_since_ms: dict[str, int] = {}  # segments whose operations the store has not been asked about
 
     async def book(self, incarnation: StoreIncarnation | None) -> None:
-        """All that is sealed; and what is not, once the store decides again."""
-        if self._clock.monotonic_ms() >= self._look_again_at_ms:
-            self._look_again_at_ms = self._clock.monotonic_ms() + OFFER_AGAIN_MS
+        """Book all sealed segments, and seal the current one once the store is available again."""
+        if self._clock.monotonic_ms() >= self._recover_at_ms:
+            self._recover_at_ms = self._clock.monotonic_ms() + RETRY_MS
             self._journal.recover()
         is_back = incarnation is not None and self._breaker.allows_calls()
         if is_back:
             self._journal.seal()
         for segment in list(self._journal.sealed):
-            if self._clock.monotonic_ms() >= self._again_at_ms.get(segment.name, 0):
+            if self._clock.monotonic_ms() >= self._retry_at_ms.get(segment.name, 0):
                 await self._book(segment, incarnation if is_back else None)
 
     async def book_last(self, incarnation: StoreIncarnation | None) -> None:
-        """The agent leaves."""
+        """Book what there is, at shutdown."""
         await self._journal.settle()
         await self.book(incarnation)
 
@@ -72,12 +72,12 @@ class JournalBooking:
         if content is None:
             return
         try:
-            refusal = await self._tell_all(segment, content, incarnation)
+            refusal = await self._send_all(segment, content, incarnation)
         except CoordinatorRefused as refused:
             refusal = str(refused)
         if refusal is not None:
-            self._again_at_ms[segment.name] = self._clock.monotonic_ms() + OFFER_AGAIN_MS
-            log.error("a journal is refused", segment=segment.name, reason=refusal)
+            self._retry_at_ms[segment.name] = self._clock.monotonic_ms() + RETRY_MS
+            log.error("outage journal segment refused", segment=segment.name, reason=refusal)
             return
         self._waits_since_ms.pop(segment.name, None)
         if self._journal.drop(segment, content):
@@ -85,7 +85,7 @@ class JournalBooking:
                 self._allowances.take_back(entry.quota, entry.units)
 
     async def _decided(self, segment: Segment, incarnation: StoreIncarnation | None) -> Read | None:
-        """Return the segment once it is certain, and on disk, what of it is booked. None: the store is to be asked."""
+        """Return a segment once its booked part is certain and on disk; None while the store must be asked."""
         content = await segment.content()
         if not self._journal.is_own(segment, content):
             return None
@@ -100,8 +100,8 @@ class JournalBooking:
         try:
             return await self._journal.decide(segment, charged)
         except OSError as error:
-            self._again_at_ms[segment.name] = now_ms + OFFER_AGAIN_MS
-            log.error("a journal waits for its disk", segment=segment.name, reason=str(error))
+            self._retry_at_ms[segment.name] = now_ms + RETRY_MS
+            log.error("outage journal write failed", segment=segment.name, reason=str(error))
             return None
 
     async def _charged_by_store(
@@ -112,34 +112,38 @@ class JournalBooking:
         claims = await self._scripts.claim_operations(
             incarnation, segment.name, [Operation(each.digest, each.body, each.remembered_ms) for each in operations]
         )
-        told = dict(zip((each.identity for each in operations), claims, strict=True))
-        charged = [identity for identity, claim in told.items() if claim is OperationClaim.CHARGED]
+        by_identity = dict(zip((each.identity for each in operations), claims, strict=True))
+        charged = [identity for identity, claim in by_identity.items() if claim is OperationClaim.CHARGED]
         misused = sum(claim is OperationClaim.ANOTHER_BODY for claim in claims)
         if charged:
-            log.info("operations of a journal were charged before", segment=segment.name, operations=len(charged))
+            log.info(
+                "outage journal operations were charged by the store", segment=segment.name, operations=len(charged)
+            )
         if misused:
-            log.warning("operation ids were used for something else before", segment=segment.name, operations=misused)
+            log.warning(
+                "outage journal operation ids were reused with another body", segment=segment.name, operations=misused
+            )
         return charged
 
-    async def _tell_all(self, segment: Segment, content: Read, incarnation: StoreIncarnation | None) -> str | None:
-        """Gives why it was refused."""
+    async def _send_all(self, segment: Segment, content: Read, incarnation: StoreIncarnation | None) -> str | None:
+        """Send all batches of a segment. Return why it was refused; None if it was booked."""
         if not any(content.entries):
-            return None  # the disk took nothing after it was begun, or the store has charged all of it
+            return None  # nothing was written after it was begun, or the store has charged all of it
         opening = OpenEpoch(nonce=segment.name, fingerprint=f"journal:{segment.name}", lost_data=False, journal=True)
         opened = await self._coordinator.open_epoch(opening)
         if incarnation is not None:
-            await self._stop(segment, content, incarnation)
-        refusals: dict[int, str] = {}  # by lane: those behind a batch that is refused wait, and other lanes go on
+            await self._return_units(segment, content, incarnation)
+        refusals: dict[int, str] = {}  # by lane: batches behind a refused one wait, and other lanes go on
         for batch in batches(content.entries, opened.epoch, opened.lanes):
             if batch.lane not in refusals:
-                refusal = await self._tell(batch, opening.fingerprint)
+                refusal = await self._send(batch, opening.fingerprint)
                 refusals |= {} if refusal is None else {batch.lane: refusal}
         if refusals:
             return "; ".join(f"lane {lane}: {reason}" for lane, reason in refusals.items())
-        log.info("a journal is booked", segment=segment.name, epoch=opened.epoch, units=units_of(content))
+        log.info("outage journal segment booked", segment=segment.name, epoch=opened.epoch, units=units_of(content))
         return None
 
-    async def _tell(self, batch: FrozenBatch, fingerprint: str) -> str | None:
+    async def _send(self, batch: FrozenBatch, fingerprint: str) -> str | None:
         """Return why a batch was not booked; None if it was."""
         exchange = Exchange(frozen=msgspec.json.encode(batch).decode())
         request = ExchangeRequest(fingerprint=fingerprint, exchanges=[exchange])
@@ -153,13 +157,13 @@ class JournalBooking:
             return None
         return f"{reply.outcome.value}: {reply.fault.reason}" if reply.fault is not None else reply.outcome.value
 
-    async def _stop(self, segment: Segment, content: Read, incarnation: StoreIncarnation) -> None:
-        """Give back as much as was admitted, once. The conversation tells of it after this booking."""
-        if segment.name in self._stopped:
+    async def _return_units(self, segment: Segment, content: Read, incarnation: StoreIncarnation) -> None:
+        """Return as many units as were admitted, once. The exchange loop reports it after this booking."""
+        if segment.name in self._returned:
             return
         for (quota, period), units in _by_lease(content).items():
             await self._scripts.return_units(incarnation, quota, 0, period=period, most=units)
-        self._stopped.add(segment.name)
+        self._returned.add(segment.name)
 
 
 def _by_lease(content: Read) -> dict[tuple[str, str], int]:

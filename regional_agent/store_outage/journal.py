@@ -1,8 +1,9 @@
-"""What an agent admits of allowances while it cannot ask its store: on disk before anybody is answered.
+"""The outage journal: units of allowances that an agent admits while its store is unavailable.
 
-What is admitted in one turn, and while the disk is at work, is written together and flushed once. When the store
-decides again the segment is *sealed*: nothing is added to it any more, and it is booked (`booking.py`). What an agent
-that was killed has left is found by whichever agent starts in that directory, or lives there.
+They are on disk before the request is answered. Entries of one turn of the event loop, and those that arrive while the
+disk is busy, are written together and flushed once. When the store is available again the segment is *sealed*: nothing
+is added to it any more, and it is booked (`booking.py`). Segments of an agent that was killed are taken over by any
+agent that runs, or starts, in the same directory.
 """
 
 import asyncio
@@ -33,8 +34,8 @@ from regional_agent.store_outage.rules.records import (
 
 log = structlog.get_logger()
 
-MOST_WAITING = 10_000
-MOST_OPERATIONS = 10_000
+MAX_WAITING = 10_000
+MAX_OPERATIONS = 10_000
 NAME_BYTES = 16
 SUFFIX, DAMAGED, DRAFT = ".journal", ".damaged", ".new"
 
@@ -45,22 +46,22 @@ class Segment(Protocol):
     name: str
 
     async def append(self, data: bytes) -> None:
-        """When it returns the data are durable. Raises OSError; then none of them are."""
+        """Write data durably. Raises OSError; then none of it is written."""
 
     async def content(self) -> Read: ...
 
     def read(self) -> Read:
-        """The same, at once: before there is anybody to wait for."""
+        """Read the content, blocking: for use before the event loop has other work."""
 
     def remove(self, *, keep_a_copy: bool) -> None: ...
 
     def release(self) -> None:
-        """Leave it to the next agent of the directory."""
+        """Unlock it for the next agent of the directory."""
 
 
 class Disk(Protocol):
     def left(self) -> Sequence[Segment]:
-        """Segments that nobody writes to any more."""
+        """Return segments whose agent has ended."""
 
     async def begin(self, owner: str) -> Segment: ...
 
@@ -79,21 +80,21 @@ class Journal:
         self._began_at_ms = 0
         self._waiting: list[tuple[list[Entry], Known | None, OnKept]] = []
         self._writer: asyncio.Task[None] | None = None
-        self._operations: GenerationalCache[str, str] = GenerationalCache(MOST_OPERATIONS)
-        self._left: set[str] = set()  # by another agent, or an earlier life of this one
+        self._operations: GenerationalCache[str, str] = GenerationalCache(MAX_OPERATIONS)
+        self._left: set[str] = set()  # segments of another agent, or of an earlier process of this one
         self.sealed: list[Segment] = []
         self.fault: str | None = None
-        self.owner: str | None = None  # once the coordinator has said which installation it is
-        self.foreign: set[str] = set()  # segments that lie here, of other regions or installations
+        self.owner: str | None = None  # known once the coordinator has sent the installation's id
+        self.foreign: set[str] = set()  # segments of other regions or installations in this directory
 
     def belong_to(self, owner: str) -> None:
-        """Write for this region of this installation from now on, and take over what was left here for it."""
+        """Set the region and installation to write for, and take over the segments that were left here for it."""
         is_first, self.owner = self.owner is None, owner
         if is_first:
             self.recover()
 
     def recover(self) -> None:
-        """Take over the segments that agents of this region have left here, and know their operations again."""
+        """Take over the segments that agents of this region have left here, and remember their operations."""
         if self._disk is None or self.owner is None:
             return
         try:
@@ -106,7 +107,7 @@ class Journal:
             content = segment.read()
             if is_foreign(content.owner, self.owner):
                 foreign.add(segment.name)
-                self._leave_alone(segment, content.owner)
+                self._ignore(segment, content.owner)
                 continue
             found += 1
             self._left.add(segment.name)
@@ -115,27 +116,27 @@ class Journal:
                 self._operations.put(operation.digest, operation.body)
         self.foreign = foreign
         if found:
-            log.warning("a journal was left here, and is booked now", segments=found)
+            log.warning("outage journal segments recovered", segments=found)
 
     def is_own(self, segment: Segment, content: Read) -> bool:
-        """Whether a sealed segment is this region's; if not, it is left alone from now on."""
+        """Return whether a sealed segment is this region's; if not, ignore it from now on."""
         if self.owner is None or not is_foreign(content.owner, self.owner):
             return True
         self.sealed.remove(segment)
-        self._leave_alone(segment, content.owner)
+        self._ignore(segment, content.owner)
         self.foreign.add(segment.name)
         return False
 
-    def _leave_alone(self, segment: Segment, owner: str) -> None:
+    def _ignore(self, segment: Segment, owner: str) -> None:
         if segment.name not in self.foreign:
-            log.error("a journal of another region or installation is left alone", segment=segment.name, owner=owner)
+            log.error("outage journal of another region or installation ignored", segment=segment.name, owner=owner)
         segment.release()
 
     # --- admitting ----------------------------------------------------------------------------------------------------
 
     def keep(self, entries: list[Entry], operation: Known | None, on_kept: OnKept) -> None:
-        """Told True once it is durable. False: it is not there, and never will be."""
-        reason = self._why_not()
+        """Write entries. `on_kept` gets True once they are durable, False if they are not and will never be."""
+        reason = self._refusal()
         if reason is not None:
             self._failed(reason)
             on_kept(False)
@@ -145,16 +146,16 @@ class Journal:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="journal")
 
     def body_of(self, operation: str) -> str | None:
-        """Of an operation that was admitted here; None if it is not known."""
+        """Return the body's digest of an operation that was admitted here; None if it is not known."""
         return self._operations.get(operation)
 
-    def _why_not(self) -> str | None:
+    def _refusal(self) -> str | None:
         if self._disk is None:
             return "this agent has no journal: LEASEHOLD_AGENT_JOURNAL_DIR is not set"
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             return "too many requests wait for the journal's disk"
         if self._segment is not None and self._clock.monotonic_ms() >= self._began_at_ms + self._most_ms:
-            return "the store has been away for longer than the journal is kept"
+            return "the store has been unavailable for longer than the journal is kept"
         return None
 
     async def _write(self) -> None:
@@ -192,7 +193,7 @@ class Journal:
                 self._clock.monotonic_ms(),
             )
         if self._bytes + len(data) > self._most_bytes:
-            raise OSError(f"it is full: more than {self._most_bytes} bytes since the store went away")
+            raise OSError(f"it is full: more than {self._most_bytes} bytes since the store became unavailable")
         await self._segment.append(data)
         self._bytes += len(data)
 
@@ -210,7 +211,7 @@ class Journal:
     # --- booking ------------------------------------------------------------------------------------------------------
 
     def seal(self) -> None:
-        """The store decides: what was admitted until now is booked, and what comes goes into another segment."""
+        """Seal the current segment, which is booked then. Later entries go into another one."""
         self.fault = None
         if self._segment is not None and self._writer is None:
             self.sealed.append(self._segment)
@@ -223,24 +224,24 @@ class Journal:
         return await segment.content()
 
     async def settle(self) -> None:
-        """Wait for what is being written: the agent leaves."""
+        """Wait for the write under way, and seal the segment: the agent shuts down."""
         while self._writer is not None:
             await asyncio.wait([self._writer])
         self.seal()
 
     def drop(self, segment: Segment, content: Read) -> bool:
-        """All of it is booked. True if it was admitted in this incarnation."""
+        """Remove a segment that is booked. Return whether this process has written it."""
         self.sealed.remove(segment)
         self._metrics.booked.inc(sum(entry.units for entry in content.admitted))
         if content.damaged:
-            log.error("records of a journal are damaged", segment=segment.name, records=content.damaged)
+            log.error("outage journal records are damaged", segment=segment.name, records=content.damaged)
         segment.remove(keep_a_copy=content.damaged > 0)
         return segment.name not in self._left
 
     def release(self) -> None:
-        """Leave what is not booked to the next agent: this one has left."""
+        """Unlock the segments that are not booked for the next agent: this one has shut down."""
         for segment in self.sealed:
-            log.warning("a journal stays on disk for the next agent of its directory", segment=segment.name)
+            log.warning("outage journal segment left for the next agent", segment=segment.name)
             segment.release()
         self.sealed.clear()
 
@@ -253,7 +254,7 @@ def units_of(content: Read) -> int:
 
 
 class FileSegment:
-    """Locked as long as its agent lives: who finds it unlocked may have it."""
+    """A file that its agent keeps locked. Another agent that finds it unlocked may take it over."""
 
     def __init__(self, path: Path, file: int, end: int) -> None:
         self.name = path.stem
@@ -265,10 +266,10 @@ class FileSegment:
         await asyncio.to_thread(self._append, data)
 
     def _append(self, data: bytes) -> None:
-        """What was written in part is taken back, so that nothing is found there later that nobody was told of."""
+        """Append data, or truncate what was written of it, so that no entry is found later that was not admitted."""
         try:
             written = 0
-            while written < len(data):  # a disk that takes a part only says at the next try why
+            while written < len(data):  # after a partial write, the next one raises the reason
                 written += os.pwrite(self._file, data[written:], self._end + written)
             os.fdatasync(self._file)
         except OSError:
@@ -306,9 +307,9 @@ class JournalDirectory:
         return await asyncio.to_thread(self._begin, owner)
 
     def _begin(self, owner: str) -> FileSegment:
-        """It gets its name when it is locked: others look for what has one, and take what is not.
+        """Create a segment. It gets its name once it is locked: other agents take over any named one that is not.
 
-        Whose it is stands in its first record, which is flushed with the second one.
+        Its first record has the owner, and is flushed with the second one.
         """
         path = self._path / f"{secrets.token_hex(NAME_BYTES)}{SUFFIX}"
         draft = path.with_suffix(DRAFT)
@@ -326,12 +327,12 @@ class JournalDirectory:
 
 
 def end_of_records(raw: bytes) -> int:
-    """Return where the next record begins: in place of one that was torn when its writer was killed."""
+    """Return the offset of the next record: it replaces one that was torn when its writer was killed."""
     return raw.rfind(b"\n") + 1
 
 
 def _taken_over(path: Path) -> FileSegment | None:
-    """None if another agent lives that writes to it, or has just booked it."""
+    """Take over a segment. None if another agent has it, or has just booked it."""
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -160,7 +160,7 @@ FAULTS = [
     ),
     Fault(
         "store-killed", "the store is killed", kill_store, start_store, (503, "store_unreachable"), NO_STORE,
-        log=(("agent", "the store cannot be reached"), OPENED, NOT_READY), is_quick=True,
+        log=(("agent", "store connection failed"), OPENED, NOT_READY), is_quick=True,
     ),
     Fault(
         "store-hung", "the store hangs (SIGSTOP)", lambda scene: stop_process(scene.store),

@@ -202,7 +202,7 @@ class Wire:
     def _settle(self, call: _Call, reply: Any) -> None:
         self._waiting.pop(call, None)
         if self._is_alive():
-            call.tell(NoAnswer("no answer in time") if reply is _NO_ANSWER else reply)
+            call.complete(NoAnswer("no answer in time") if reply is _NO_ANSWER else reply)
 
     def lost(self) -> None:
         if not self._is_open:

@@ -1,8 +1,8 @@
-"""Who has which slot of a Cluster, as its nodes say (`CLUSTER NODES`).
+"""Which primary of a Cluster owns which slot, by the views of its nodes (`CLUSTER NODES`).
 
-Nodes may differ in what they know. As among themselves, of two that claim a slot the one with the higher config epoch
-has it: a failover raises it, and so does the end of a migration. So whoever has the same slot in the same config epoch
-has had it all the time between.
+Views may differ. As the nodes do among themselves, the claim with the higher config epoch wins: a failover raises it,
+and so does the end of a migration. So a node that has the same slot in the same config epoch has had it all the time
+in between.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ _POLYNOMIAL = 0x1021
 
 
 class Place(NamedTuple):
-    """A primary, since it became one."""
+    """A primary, in one config epoch."""
 
     host: str
     port: int
@@ -22,7 +22,7 @@ class Place(NamedTuple):
 
 
 def slot_of(tag: bytes) -> int:
-    """CRC-16/XMODEM of a hash tag."""
+    """Return the slot of a hash tag, by CRC-16/XMODEM."""
     crc = 0
     for byte in tag:
         crc ^= byte << 8
@@ -31,22 +31,22 @@ def slot_of(tag: bytes) -> int:
     return (crc & 0xFFFF) % SLOTS
 
 
-def places_of(tags: Iterable[bytes], told: Iterable[tuple[str, str]]) -> dict[bytes, Place]:
-    """The primary of each tag that has one. `told`: a host, and what the node there says."""
-    claims = [claim for host, text in told for claim in _claims(host, text)]
+def places_of(tags: Iterable[bytes], views: Iterable[tuple[str, str]]) -> dict[bytes, Place]:
+    """Return the primary of each tag that has one. `views`: pairs of a host and the view of its node."""
+    claims = [claim for host, text in views for claim in _claims(host, text)]
     slots = {tag: slot_of(tag) for tag in tags}
     found = {tag: [place for first, last, place in claims if first <= slot <= last] for tag, slot in slots.items()}
     return {tag: max(places, key=lambda place: place.config_epoch) for tag, places in found.items() if places}
 
 
-def nodes_of(told: Iterable[tuple[str, str]]) -> set[tuple[str, int]]:
-    """Every node's address, for whoever has to ask one."""
-    lines = ((host, line.split()) for host, text in told for line in text.splitlines())
+def nodes_of(views: Iterable[tuple[str, str]]) -> set[tuple[str, int]]:
+    """Return the addresses of all nodes."""
+    lines = ((host, line.split()) for host, text in views for line in text.splitlines())
     return {address for host, fields in lines if (address := _address(host, fields[1]))[1]}
 
 
 def _claims(host: str, text: str) -> Iterator[tuple[int, int, Place]]:
-    """Of slots, each a range. What is on its way from or to another node, in brackets, is where it was."""
+    """Yield the ranges of slots that a view assigns. A migrating slot, in brackets, is still its old node's."""
     for line in text.splitlines():
         node, address, flags, _, _, _, config_epoch, _, *ranges = line.split()
         if "master" in flags.split(","):
@@ -58,6 +58,6 @@ def _claims(host: str, text: str) -> Iterator[tuple[int, int, Place]]:
 
 
 def _address(host: str, text: str) -> tuple[str, int]:
-    """`ip:port@bus,hostname`. A node that was never met by its address does not know it: it is where it was asked."""
-    told, _, port = text.partition("@")[0].rpartition(":")
-    return told or host, int(port)
+    """Parse `ip:port@bus,hostname`. A node that does not know its own address has the host that it was asked at."""
+    known, _, port = text.partition("@")[0].rpartition(":")
+    return known or host, int(port)

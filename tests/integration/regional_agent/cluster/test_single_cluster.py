@@ -109,7 +109,7 @@ async def test_a_sign_is_enough_to_look_who_has_a_slot_now(world: World, agent: 
     assert isinstance(cluster, Cluster)
     target = next(node for node in nodes.primaries if node is not source)
     await until_it_answers(agent, export(tenant_in(5)), 200)
-    cluster.look_again_s = 3_600
+    cluster.refresh_interval_s = 3_600
     node = agent.whole.cells[6].store
     node.reconnect()
     await until(lambda: node.connected)  # by then it looks no more by itself

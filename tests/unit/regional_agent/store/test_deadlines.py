@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from regional_agent.store.connection import BEHIND_OTHERS, NoAnswer, _Protocol
+from regional_agent.store.connection import BUSY_STORE_FACTOR, NoAnswer, _Protocol
 from regional_agent.store.rules.decision_timeout import DecisionTimeout
 
 PATIENCE_S = 0.005
@@ -141,5 +141,5 @@ def test_who_waits_behind_others_has_longer_while_the_store_answers(turns: Turns
     turns.run(IN_TIME_S)
     turns.socket = [b"+PONG\r\n"]
     turns.turn()
-    turns.run(BEHIND_OTHERS * PATIENCE_S - 4 * IN_TIME_S + 0.003)
+    turns.run(BUSY_STORE_FACTOR * PATIENCE_S - 4 * IN_TIME_S + 0.003)
     assert len(last) == 1, "but not for ever"
