@@ -1,19 +1,18 @@
-"""Which incarnation the region's store lives, and the epoch that belongs to it.
+"""The incarnation of the region's store, and the epoch that belongs to it.
 
 A store that restarted, failed over or lost its data is another incarnation, and may have forgotten what it admitted. So
-its fingerprint is compared with the one that it has written down; if they differ, a new epoch is opened before
-anything is admitted again. The same happens to a store that was put back to an older state below its fingerprint, once
-the conversation with the coordinator has shown it.
+its fingerprint is compared with the one written in its fence. If they differ, a new epoch is opened before anything is
+admitted again. The same happens to a store that was put back to an older state below its fingerprint, once an exchange
+has shown it.
 
-One store goes on in its epoch: a single one without replicas that fsyncs every write. It must have been so all through
-the incarnation before, as that life's fence says, and be so now. Settings can be changed at any moment, so they prove
-nothing of the last moment before a crash: in such an epoch each script's reply counts only once the store has said that
-what it wrote is on disk (`WAITAOF`). What a crash may lose was never answered.
+One kind of store keeps its epoch across a restart: a single one without replicas that fsyncs every write (an *exempt*
+store). It must have been so throughout the incarnation before, as its fence says, and be so now. Settings can be
+changed at any moment, so they prove nothing of the last moment before a crash: in such an epoch a script's reply counts
+only once the store has said that the write is on disk (`WAITAOF`). What a crash may lose was never answered.
 
-Of two ends of an epoch it is certain that nothing was forgotten: that of the exempt store where the coordinator ended
-its epoch meanwhile, and that of an epoch which another store's has replaced while this one lives on in the same
-incarnation. Then the coordinator is told so: what the epoch has left is given back and free at once. Of all others the
-worst is assumed.
+Two ends of an epoch certainly forget nothing: the coordinator ended the epoch of an exempt store, or another store's
+epoch replaced one whose incarnation is still there. Then the coordinator is told that no data was lost: what the epoch
+has left is returned and free at once. Of all other ends the worst is assumed.
 """
 
 import asyncio
@@ -37,14 +36,14 @@ REFUSED_PAUSE_S = 2.0
 WATCH_S = 5.0  # how often the store's settings are looked at
 KEEPS_ALL = "noeviction"  # the only eviction policy that loses no lease
 
-# The coordinator's answers after which nobody goes on in an epoch; after the last its data is whole all the same.
-_REFUSED = {
+# Refusals after which the epoch does not go on. After EPOCH_OVER its data is whole all the same.
+_REBIND_REFUSED = {
     EpochRefusal.NOT_ISSUED,
     EpochRefusal.STORE_BEHIND,
     EpochRefusal.ANOTHER_INCARNATION,
     EpochRefusal.EPOCH_OVER,
 }
-_UNHEARD_OF = (404, 405)  # by a coordinator of a release before
+_NOT_FOUND = (404, 405)  # a coordinator of an older release
 
 
 class EpochManager:
@@ -68,28 +67,31 @@ class EpochManager:
         self._nonce = self._ended_nonce = self._lost_nonce = ""
         self._newest_epoch = 0
         self.is_exempt = False
-        self.refused = ""  # why the coordinator opened no epoch, when it was last asked
+        self.refused = ""  # why the coordinator opened no epoch at the last attempt
 
     def invalidate(self) -> None:
-        """The store may live another incarnation: look again. Nothing is admitted until it is known."""
+        """Look at the fence again: the store may be another incarnation. Nothing is admitted until it is known."""
         self.current = None
         self.established.clear()
         self._invalidated.set()
 
     def on_epoch_closed(self, incarnation: StoreIncarnation) -> None:
-        """The epoch is over, though the store lives on: another incarnation begins in the same store."""
+        """Begin another incarnation in the same store: the epoch is closed, though the store has not restarted."""
         if incarnation == self.current:
             self._ended_nonce = self._nonce
             self.invalidate()
 
     def on_data_loss(self, incarnation: StoreIncarnation) -> None:
-        """The same, for the store has forgotten what it told."""
+        """Begin another incarnation, and report lost data: the store has forgotten what it reported."""
         if incarnation == self.current:
             self._lost_nonce = self._nonce
             self.on_epoch_closed(incarnation)
 
     def on_wrong_fingerprint(self, incarnation: StoreIncarnation) -> None:
-        """The coordinator knows the epoch under another incarnation. Of this very one the epoch is over."""
+        """Act on the coordinator's answer that the epoch belongs to another incarnation.
+
+        If the exchange came from this very incarnation, its epoch is closed.
+        """
         if incarnation.fingerprint == self._store.fingerprint:
             self.on_epoch_closed(incarnation)
         elif incarnation == self.current:
@@ -97,23 +99,23 @@ class EpochManager:
 
     async def run(self) -> None:
         while True:
-            if not await self._is_invalidated():
+            if not await self._wait_for_invalidation():
                 await self._watch_settings()
                 continue
             self._invalidated.clear()
             if not self._store.connected:
-                continue  # a new connection is a new doubt
+                continue  # a new connection invalidates again
             try:
                 await self._establish()
             except (StoreUnavailable, StoreError, CoordinatorUnavailable) as error:
                 log.warning("no epoch yet", reason=str(error))
-                await self._again(PAUSE_S)
+                await self._retry_after(PAUSE_S)
             except CoordinatorRefused as error:
-                log.error("the coordinator refuses this region an epoch", reason=str(error))
+                log.error("epoch refused by the coordinator", reason=str(error))
                 self.refused = error.refusal
-                await self._again(error.retry_after_s or REFUSED_PAUSE_S)
+                await self._retry_after(error.retry_after_s or REFUSED_PAUSE_S)
 
-    async def _is_invalidated(self) -> bool:
+    async def _wait_for_invalidation(self) -> bool:
         try:
             async with asyncio.timeout(WATCH_S):
                 return await self._invalidated.wait()
@@ -122,51 +124,51 @@ class EpochManager:
 
     @property
     def may_evict(self) -> bool:
-        """Whether the store may drop leases to make room. No allowance is admitted by such a store."""
+        """Return whether the store may evict leases. Such a store admits no allowance."""
         return self._store.eviction_policy != KEEPS_ALL
 
     async def _watch_settings(self) -> None:
-        """Notice that somebody has changed the settings of the store, or given it a replica."""
+        """Notice changed settings of the store, or a new replica."""
         if self.current is None:
             return
         try:
             await self._watch_eviction()
             await self._watch_exemption()
         except (StoreUnavailable, StoreError) as error:
-            log.warning("the store's settings cannot be read", reason=str(error))
+            log.warning("store settings unreadable", reason=str(error))
 
     async def _watch_eviction(self) -> None:
         before, policy = self._store.eviction_policy, await self._store.read_eviction_policy()
         if policy == before:
             return
         if policy == KEEPS_ALL:
-            log.info("allowances are admitted again", maxmemory_policy=policy)
+            log.info("store eviction policy restored: allowances are admitted", maxmemory_policy=policy)
         else:
-            log.error("allowances are not admitted: the store may evict leases", maxmemory_policy=policy)
+            log.error("store may evict leases: allowances are not admitted", maxmemory_policy=policy)
 
     async def _watch_exemption(self) -> None:
-        """End the epoch of a store that does not flush every write any more.
+        """Close the epoch of a store that does not fsync every write any more.
 
-        The ledger refuses to let an ended epoch go on. The fence alone would not do: that it was changed may be lost
-        in the next crash, with everything else that was not flushed.
+        The ledger refuses to rebind a closed epoch. A mark in the fence would not do: the next crash may lose it, with
+        everything else that was not fsynced.
         """
         incarnation = self.current
         if incarnation is not None and self.is_exempt and not await self._store.is_exempt():
             self.is_exempt = False
-            log.warning("the store is not exempt any more: another epoch begins", epoch=incarnation.epoch)
+            log.warning("store no longer fsyncs every write: opening another epoch", epoch=incarnation.epoch)
             self.on_epoch_closed(incarnation)
 
-    async def _again(self, pause_s: float) -> None:
+    async def _retry_after(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         self._invalidated.set()
 
     async def _establish(self) -> None:
         self._store.prove_durability(is_wanted=False)
-        # Read anew, for a connection may have outlived its store's place in the topology.
+        # Read again: the connection may have outlived its store's place in the topology.
         fingerprint = await self._store.read_fingerprint()
         if fingerprint != self._store.fingerprint:
             self._store.reconnect()
-            raise StoreUnavailable("the store changed its life below an open connection")
+            raise StoreUnavailable("the store restarted below an open connection")
         fence = await self._begin(fingerprint)
         assert fence.nonce is not None
         self._nonce = fence.nonce
@@ -176,10 +178,10 @@ class EpochManager:
             incarnation = StoreIncarnation(fingerprint, fence.epoch, fence.lanes, self._scripts.cell)
             self.is_exempt = fence.is_exempt
         if 0 < self._newest_epoch < incarnation.epoch:
-            log.warning("the store's epoch has ended", epoch=self._newest_epoch, next_epoch=incarnation.epoch)
+            log.warning("epoch closed", epoch=self._newest_epoch, next_epoch=incarnation.epoch)
         self._newest_epoch = incarnation.epoch
         if self._invalidated.is_set():
-            raise StoreUnavailable("the store may have begun another incarnation while this one was looked at")
+            raise StoreUnavailable("the store may have restarted while its fence was read")
         self._store.prove_durability(is_wanted=self.is_exempt)
         self.current = incarnation
         self.refused = ""
@@ -202,23 +204,23 @@ class EpochManager:
             fingerprint, nonce, opened.epoch, opened.lanes, is_exempt=is_exempt, is_whole=opened.is_whole
         )
         if not is_adopted:
-            raise StoreUnavailable("the store began another incarnation while its epoch was opened")
+            raise StoreUnavailable("the store restarted while its epoch was opened")
         log.info("epoch opened", epoch=opened.epoch, lanes=opened.lanes, whole=whole, is_exempt=is_exempt)
         self.is_exempt = is_exempt
         return StoreIncarnation(fingerprint, opened.epoch, opened.lanes, cell)
 
     async def _begin(self, fingerprint: str) -> Fence:
         before = await self._scripts.read_fence()
-        whole = await self._kept(before, fingerprint)
+        whole = await self._whole_epoch(before, fingerprint)
         fence = await self._scripts.begin_incarnation(fingerprint, secrets.token_hex(16), self._ended_nonce, whole)
         if fence.epoch is not None and fence.epoch < self._newest_epoch:
-            # A store to which the address leads again: what it was before it was left does not come back.
+            # The address leads to an older store again: its old epoch does not come back.
             assert fence.nonce is not None
             return await self._scripts.begin_incarnation(fingerprint, secrets.token_hex(16), fence.nonce, fence.epoch)
         return fence
 
-    async def _kept(self, fence: Fence, fingerprint: str) -> int | None:
-        """The epoch of that fence, if all that it ever admitted is certainly here."""
+    async def _whole_epoch(self, fence: Fence, fingerprint: str) -> int | None:
+        """Return the fence's epoch if everything that it ever admitted is certainly in the store."""
         if fence.epoch is None or fence.nonce == self._lost_nonce:
             return None
         if fence.fingerprint == fingerprint:
@@ -226,7 +228,7 @@ class EpochManager:
         return await self._rebind(fence, fingerprint) if fence.is_exempt and await self._store.is_exempt() else None
 
     async def _rebind(self, fence: Fence, fingerprint: str) -> int | None:
-        """Go on in that epoch, if the coordinator lets it. The epoch, if it was kept whole."""
+        """Rebind the fence's epoch, if the coordinator lets it. Return the epoch if its data is whole."""
         assert fence.epoch is not None
         assert fence.lanes is not None
         assert fence.nonce is not None
@@ -236,11 +238,11 @@ class EpochManager:
         try:
             await self._coordinator.rebind_epoch(fence.epoch, request)
         except CoordinatorRefused as refused:
-            if refused.refusal not in _REFUSED and refused.status not in _UNHEARD_OF:
+            if refused.refusal not in _REBIND_REFUSED and refused.status not in _NOT_FOUND:
                 raise
-            log.warning("the store does not go on in its epoch", epoch=fence.epoch, reason=str(refused))
+            log.warning("epoch rebind refused", epoch=fence.epoch, reason=str(refused))
             return fence.epoch if refused.refusal == EpochRefusal.EPOCH_OVER else None
         if not await self._scripts.rebind_epoch(fence, fingerprint):
-            raise StoreUnavailable("the store began another incarnation while its epoch was rebound")
+            raise StoreUnavailable("the store restarted while its epoch was rebound")
         log.info("epoch rebound", epoch=fence.epoch)
         return fence.epoch

@@ -1,6 +1,6 @@
-"""What the agent hears without asking: hints from the coordinator.
+"""The listener on the coordinator's event stream.
 
-A hint never carries truth. One that is lost costs time, for the next exchange says the same.
+A signal is a hint: it never carries state. A lost signal costs time only, for the next exchange says the same.
 """
 
 import asyncio
@@ -27,20 +27,20 @@ class SignalListener:
         self._coordinator = coordinator
         self._cells = cells
         self._cell_of = cell_of
-        self._failed_attempts = 0  # since a signal came
+        self._failed_attempts = 0  # since the last signal
         self._logged_at_s = -LOG_AGAIN_S
 
     async def run(self) -> None:
         while True:
             try:
                 async for signal in self._coordinator.signals():
-                    self._note_heard()
-                    await self._heed(signal)
+                    self._log_recovery()
+                    await self._handle(signal)
             except (CoordinatorUnavailable, CoordinatorRefused) as error:
-                self._note_silent(str(error))
+                self._log_loss(str(error))
             await asyncio.sleep(PAUSE_S)
 
-    def _note_silent(self, reason: str) -> None:
+    def _log_loss(self, reason: str) -> None:
         """Log the first failure, and then one line a minute for all attempts."""
         now_s = asyncio.get_running_loop().time()
         self._failed_attempts += 1
@@ -48,14 +48,14 @@ class SignalListener:
             log.warning("signal stream lost", reason=reason, failed_attempts=self._failed_attempts)
             self._logged_at_s = now_s
 
-    def _note_heard(self) -> None:
+    def _log_recovery(self) -> None:
         if self._failed_attempts:
-            log.info("signal stream open again", failed_attempts=self._failed_attempts)
+            log.info("signal stream reconnected", failed_attempts=self._failed_attempts)
             self._failed_attempts, self._logged_at_s = 0, -LOG_AGAIN_S
 
-    async def _heed(self, signal: Signal) -> None:
+    async def _handle(self, signal: Signal) -> None:
         if signal.kind == "recall" and signal.quota is not None:
-            await self._give_back(self._cell_of(signal.quota), signal.quota, signal.keep)
+            await self._answer_recall(self._cell_of(signal.quota), signal.quota, signal.keep)
         elif signal.kind == "grant" and signal.quota is not None:
             self._cell_of(signal.quota).quotas.retry(signal.quota)
         elif signal.kind == "fetch" and signal.quota is not None:
@@ -69,8 +69,8 @@ class SignalListener:
             for cell in self._cells:
                 cell.quotas.retry_all()  # a limit may have been raised
 
-    async def _give_back(self, cell: Cell, quota: str, keep: int) -> None:
-        """A recall is always answered, even where there is nothing to give: what was spent is booked at once."""
+    async def _answer_recall(self, cell: Cell, quota: str, keep: int) -> None:
+        """Return idle units, and report at once even if there are none: what was spent is booked."""
         incarnation = cell.epochs.current
         if incarnation is None:
             return
@@ -79,5 +79,5 @@ class SignalListener:
         except Fenced:
             cell.epochs.invalidate()
         except (StoreUnavailable, StoreError) as error:
-            log.warning("a recall could not be answered", quota=quota, reason=str(error))
+            log.warning("recall failed", quota=quota, reason=str(error))
         cell.exchange_loop.report_now()

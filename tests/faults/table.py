@@ -176,12 +176,12 @@ FAULTS = [
         "store-evicts", "the store's `maxmemory-policy` is `allkeys-lru`",
         lambda scene: scene.configure_store("maxmemory-policy allkeys-lru"),
         lambda scene: scene.configure_store("maxmemory-policy noeviction"), (503, "store_evicts"), NO_STORE,
-        log=(("agent", "allowances are not admitted"), NOT_READY),
+        log=(("agent", "store may evict leases"), NOT_READY),
     ),
     Fault(
         "store-emptied", "the store lost its data (`FLUSHALL`)",
         Scene.empty_store, nothing, READY, ADMITTED,
-        log=(("agent", "the store's epoch has ended"),), is_quick=True,
+        log=(("agent", "epoch closed"),), is_quick=True,
     ),
     Fault(
         "journal", "the store is killed, and the journal cannot be written", lose_the_journals_directory,

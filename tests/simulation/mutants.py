@@ -414,13 +414,13 @@ def a_store_goes_on_without_its_numbers(world: World) -> Iterator[Any]:
 @drawn_from("store_loses_a_moment", "store_rolls_back", "burst", "stop_agent", "start_agent")
 def an_epoch_is_taken_for_whole(world: World) -> Iterator[Any]:
     """Every store claims to have all data of its older epoch."""
-    real = EpochManager._kept
+    real = EpochManager._whole_epoch
 
     async def kept(self: EpochManager, fence: Any, fingerprint: str) -> Any:
         await real(self, fence, fingerprint)
         return fence.epoch
 
-    yield patch.object(EpochManager, "_kept", kept)
+    yield patch.object(EpochManager, "_whole_epoch", kept)
 
 
 @mutant
